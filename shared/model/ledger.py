@@ -1,7 +1,7 @@
 """Requests to the ledger and its replies: reservations, totals, changes, waiting pods; pure."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import msgspec
@@ -331,6 +331,15 @@ class FeedTruncatedError(ConflictError):
     def __init__(self, position: str, reason: str) -> None:
         super().__init__(f"the ledger's feed cannot continue from {position}: {reason}")
         self.position = position
+
+
+def with_changes(
+    node: LedgerNode, change: Mapping[str, int], uses: Mapping[DeviceUuid, DeviceUse]
+) -> LedgerNode:
+    """Return a node of which so much more of resources is used, with other uses of some devices."""
+    used = {name: node.used.get(name, 0) + change.get(name, 0) for name in {**node.used, **change}}
+    devices = tuple((device, uses.get(device.uuid, use)) for device, use in node.devices)
+    return replace(node, used=used, devices=devices)
 
 
 def counted_use(

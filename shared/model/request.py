@@ -252,3 +252,15 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     priority: Priority = 0
     term: Term = NO_TERM
     """No part of `placement_key`: it changes when devices are free, not which ones fit."""
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """A sort key: how hard the pod is to place."""
+        containers = [each for each in self.containers if not each.init]
+        return (
+            sum(each.gpus for each in containers),
+            sum(each.whole or each.wants_all_memory for each in containers),
+            sum((each.memory_units or 0) + (each.memory_bytes or 0) for each in containers),
+            sum(each.memory_percent or 0 for each in containers),
+            sum(each.cores_percent for each in containers),
+        )

@@ -7,6 +7,7 @@ most expensive first. The order is fixed, and the number of trials is bounded.
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, islice
@@ -15,7 +16,7 @@ from msgspec import structs
 
 from shared.model.device import DeviceUse
 from shared.model.lease import Lease, Share, bookings
-from shared.model.ledger import LedgerNode, NodeTotals, counted_use
+from shared.model.ledger import LedgerNode, NodeTotals, counted_use, with_changes
 from shared.model.names import NodeName, PodUid
 from shared.model.request import PodRequest
 from shared.placing.trial_cluster import TrialCluster
@@ -89,18 +90,18 @@ def without(totals: NodeTotals, ended: Collection[PodUid]) -> NodeTotals:
     ending = [lease for lease in totals.leases if lease.pod in ended]
     if not ending:
         return totals
-    node, used = totals.node, dict(totals.node.used)
-    freed = {share.device for lease in ending for share in lease.shares}
+    freed = Counter[str]()
     for lease in ending:
-        for resource, amount in lease.resources.items():
-            used[resource] = used.get(resource, 0) - amount
+        freed.subtract(lease.resources)
     left = tuple(lease for lease in totals.leases if lease.pod not in ended)
     counted, _ = counted_use(left)
-    devices = tuple(
-        (device, _use_after(use, counted.get(device.uuid)) if device.uuid in freed else use)
-        for device, use in node.devices
-    )
-    return replace(totals, node=replace(node, used=used, devices=devices), leases=left)
+    devices = {share.device for lease in ending for share in lease.shares}
+    uses = {
+        device.uuid: _use_after(use, counted.get(device.uuid))
+        for device, use in totals.node.devices
+        if device.uuid in devices
+    }
+    return replace(totals, node=with_changes(totals.node, freed, uses), leases=left)
 
 
 def _use_after(before: DeviceUse, counted: DeviceUse | None) -> DeviceUse:

@@ -4,13 +4,14 @@ Leases are taken away in the order of their ends until the pods fit beside those
 devices that they get then are claimed for them: what is let onto these before has to end in time.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from shared.model.device import without_claim
 from shared.model.lease import Lease, ends_by, expected_end
-from shared.model.ledger import NodeTotals
+from shared.model.ledger import LedgerNode, NodeTotals, with_changes
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.preemption import EndingLease, StoredStart
@@ -95,38 +96,34 @@ def with_claims(
     nodes: Iterable[NodeTotals], staying: Iterable[StoredStart], lifted: Iterable[StoredStart]
 ) -> list[NodeTotals]:
     """Return nodes with all that starts will take of their resources, and without lifted claims."""
-    changes: dict[NodeName, dict[str, int]] = {}
-    free = set[DeviceUuid]()
+    changes, free = defaultdict[NodeName, Counter[str]](Counter), set[DeviceUuid]()
     for start in staying:
         for wanted, held in zip(start.wanted, start.at_once, strict=True):
-            sums = changes.setdefault(wanted.candidates[0].node, {})
-            for name, amount in wanted.resources.items():
-                sums[name] = sums.get(name, 0) + amount - held.get(name, 0)
+            change = changes[wanted.candidates[0].node]
+            change.update(wanted.resources)
+            change.subtract(held)
     for start in lifted:
         for wanted, held in zip(start.wanted, start.at_once, strict=True):
             (placement,) = wanted.candidates
-            sums = changes.setdefault(placement.node, {})
-            for name, amount in held.items():
-                sums[name] = sums.get(name, 0) - amount
+            changes[placement.node].subtract(held)
             free |= {share.device for share in placement.shares}
     return [
-        _with_changes(totals, change, free)
-        if (change := changes.get(totals.node.facts.name))
+        replace(totals, node=_with_changes(totals.node, changes[name], free))
+        if (name := totals.node.facts.name) in changes
         else totals
         for totals in nodes
     ]
 
 
 def _with_changes(
-    totals: NodeTotals, change: Mapping[str, int], free: Container[DeviceUuid]
-) -> NodeTotals:
-    node = totals.node
-    used = {name: node.used.get(name, 0) + change.get(name, 0) for name in {**node.used, **change}}
-    devices = tuple(
-        (device, without_claim(use) if device.uuid in free and use.claimed_until else use)
+    node: LedgerNode, change: Mapping[str, int], free: Container[DeviceUuid]
+) -> LedgerNode:
+    unclaimed = {
+        device.uuid: without_claim(use)
         for device, use in node.devices
-    )
-    return replace(totals, node=replace(node, used=used, devices=devices))
+        if device.uuid in free and use.claimed_until
+    }
+    return with_changes(node, change, unclaimed)
 
 
 def plan_start(
@@ -207,17 +204,16 @@ class _Search:
 
     def _short_nodes(self, placements: Sequence[Placement | None]) -> set[NodeName]:
         """Return the nodes on which ordinary resources have to be freed, too."""
-        short, needs = set[NodeName](), dict[NodeName, dict[str, int]]()
+        needs = defaultdict[NodeName, Counter[str]](Counter)
         for request, placement in zip(self._requests, placements, strict=True):
             if placement is not None:
-                sums = needs.setdefault(placement.node, {})
-                for name, amount in request.resources.items():
-                    sums[name] = sums.get(name, 0) + amount
-        for name, sums in needs.items():
-            node = self._nodes[name].node
-            if has_too_little(free_resources(node.facts, node.used), sums):
-                short.add(name)
-        return short
+                needs[placement.node].update(request.resources)
+        nodes = {name: self._nodes[name].node for name in needs}
+        return {
+            name
+            for name, node in nodes.items()
+            if has_too_little(free_resources(node.facts, node.used), needs[name])
+        }
 
     def _fits(self, ended: int) -> bool:
         self._end_first(ended)

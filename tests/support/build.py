@@ -4,13 +4,13 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shared.model.device import Device, DeviceUse
+from shared.model.device import Device, DeviceUse, MigLayout, MigProfile
 from shared.model.events.node_events import Allocation
 from shared.model.events.pod_events import PodQueued
 from shared.model.lease import Lease, Share
 from shared.model.ledger import LedgerNode
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.node import NodeFacts, Taint
+from shared.model.node import NodeFacts
 from shared.model.request import GpuRequest, NodeRequirements, PodRequest
 
 V100_MIB = 32768
@@ -20,11 +20,7 @@ PLENTY = {"cpu": 64_000, "memory": 256 << 30, "ephemeral-storage": 1 << 40, "pod
 
 def device(uuid: str = "GPU-a", index: int = 0, **fields: Any) -> Device:
     """A healthy V100 of 32 GiB with ten slots, unless changed."""
-    known: dict[str, Any] = {
-        "model": "Tesla V100-SXM2-32GB",
-        "memory_mib": V100_MIB,
-        "slots": 10,
-    }
+    known: dict[str, Any] = {"model": "Tesla V100-SXM2-32GB", "memory_mib": V100_MIB, "slots": 10}
     return Device(uuid=DeviceUuid(uuid), index=index, **(known | fields))
 
 
@@ -34,6 +30,13 @@ def devices(count: int, node: str = "", **fields: Any) -> tuple[Device, ...]:
         device(f"GPU-{node}-{index}" if node else f"GPU-{index}", index, **fields)
         for index in range(count)
     )
+
+
+def mig_layout(name: str, *profiles: tuple[str, int, int] | tuple[int, int]) -> MigLayout:
+    """A layout of instances, given by their MiB and count, after their name unless it is that."""
+    named = (each if len(each) == 3 else (f"{each[0]}mib", *each) for each in profiles)
+    made = (MigProfile(name=each, memory_mib=mib, count=count) for each, mib, count in named)
+    return MigLayout(name=name, profiles=tuple(made))
 
 
 def use(
@@ -49,22 +52,9 @@ def use(
     )
 
 
-def facts(
-    name: str = "n1",
-    *,
-    labels: Mapping[str, str] | None = None,
-    taints: tuple[Taint, ...] = (),
-    allocatable: Mapping[str, int] | None = None,
-    **fields: Any,
-) -> NodeFacts:
+def facts(name: str = "n1", **fields: Any) -> NodeFacts:
     """A large node without taints."""
-    return NodeFacts(
-        name=NodeName(name),
-        labels=labels or {},
-        taints=taints,
-        allocatable=PLENTY if allocatable is None else allocatable,
-        **fields,
-    )
+    return NodeFacts(name=NodeName(name), **({"allocatable": PLENTY} | fields))
 
 
 def ledger_node(

@@ -111,7 +111,7 @@ def waiting_units(
         gang = pods[0].queued.request.gang
         enough = gang is not None and len(pods) >= gang.min_member
         if gang and enough and name not in running and _has_few_kinds(pods):
-            members = sorted(pods, key=_size, reverse=True)
+            members = sorted(pods, key=lambda each: each.queued.request.size, reverse=True)
             single.append(
                 WaitingUnit(id=name, pods=tuple(members), needed=gang.min_member, gang=gang)
             )
@@ -126,13 +126,6 @@ def _has_few_kinds(pods: Iterable[WaitingPod]) -> bool:
         if len(kinds) > MOST_KINDS:
             return False
     return True
-
-
-def _size(waiting: WaitingPod) -> tuple[int, int]:
-    """Return a sort key: how hard the pod is to place."""
-    containers = waiting.queued.request.containers
-    memory = sum((each.memory_units or 0) + (each.memory_bytes or 0) for each in containers)
-    return sum(each.gpus for each in containers), memory
 
 
 def beyond_share(ordered: Iterable[WaitingUnit | StoredStart]) -> set[str]:

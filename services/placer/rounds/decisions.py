@@ -6,6 +6,7 @@ Of a gang, enough pods are placed together, or none at all.
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
+from operator import attrgetter
 
 from msgspec import structs
 
@@ -229,10 +230,10 @@ def decide_gang(
     The largest pods go first, since small ones fit between them. If that fails and there are more
     members than needed, the smallest go first.
     """
-    largest_first = sorted(members, key=_size, reverse=True)
-    decision = _place_in_order(largest_first, needed, context)
+    size = attrgetter("request.size")
+    decision = _place_in_order(sorted(members, key=size, reverse=True), needed, context)
     if decision.refusal is not None and len(members) > needed:
-        second = _place_in_order(sorted(members, key=_size), needed, context)
+        second = _place_in_order(sorted(members, key=size), needed, context)
         decision = second if second.fitting > decision.fitting else decision
     if decision.refusal is None or decision.refusal.permanent or decision.refusal.quota:
         return decision
@@ -386,23 +387,6 @@ def _place_in_order(
     memo = context.index.refusals.get(placement_key(refused[0][0]))
     waits = memo is not None and bool(memo.advice.waiting)
     return GangDecision([], len(chosen), refusal, waits=waits)
-
-
-def _size(event: PodQueued) -> tuple[int, ...]:
-    """Return a sort key: how hard the pod is to place."""
-    containers = [container for container in event.request.containers if not container.init]
-    return (
-        sum(container.gpus for container in containers),
-        sum(_requests_all_memory(container) for container in containers),
-        sum((one.memory_units or 0) + (one.memory_bytes or 0) for one in containers),
-        sum(container.memory_percent or 0 for container in containers),
-        sum(container.cores_percent for container in containers),
-    )
-
-
-def _requests_all_memory(container: GpuRequest) -> bool:
-    amounts = (container.memory_units, container.memory_percent, container.memory_bytes)
-    return container.whole or amounts == (None, None, None)
 
 
 def _rule(gang: Gang) -> str:

@@ -28,7 +28,7 @@ SHOWN = 100
 def implausible(event: Event) -> str:
     """Return why this event of a node is refused as a whole, or an empty text."""
     check = CHECKS.get(type(event))
-    return next(check(event), "") if check else ""
+    return next(iter(check(event)), "") if check else ""
 
 
 def _report(event: DeviceReported) -> Iterable[str]:
@@ -71,15 +71,6 @@ def _allocation(allocation: Allocation, node: NodeName) -> Iterable[str]:
             )
 
 
-def _activated(event: ShareActivated) -> Iterable[str]:
-    return _allocation(event.allocation, event.node)
-
-
-def _refused(event: ShareRefused) -> Iterable[str]:
-    if event.pod == "":
-        yield "a refused pod has no uid"
-
-
 def _violation(event: ViolationFound) -> Iterable[str]:
     if event.reason not in set(ViolationReason):
         yield f"{_shown(event.reason)} is no reason of a violation"
@@ -87,20 +78,15 @@ def _violation(event: ViolationFound) -> Iterable[str]:
         yield "a pod that breaks a rule has no uid, namespace or name"
 
 
-def _health(event: HealthChanged) -> Iterable[str]:
-    if not event.device:
-        yield f"device {event.index} has no UUID"
-
-
 def _shown(text: str) -> str:
     return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}…")
 
 
-CHECKS: Mapping[type[Event], Callable[[Any], Any]] = {
-    DeviceReported: lambda event: iter(_report(event)),
-    ShareActivated: lambda event: iter(_activated(event)),
-    ShareRefused: lambda event: iter(_refused(event)),
-    ViolationFound: lambda event: iter(_violation(event)),
-    HealthChanged: lambda event: iter(_health(event)),
+CHECKS: Mapping[type[Event], Callable[[Any], Iterable[str]]] = {
+    DeviceReported: _report,
+    ShareActivated: lambda event: _allocation(event.allocation, event.node),
+    ShareRefused: lambda event: ["a refused pod has no uid"] * (event.pod == ""),
+    ViolationFound: _violation,
+    HealthChanged: lambda event: [f"device {event.index} has no UUID"] * (not event.device),
 }
 """The relations that each event of a node must have."""

@@ -129,17 +129,19 @@ def _instance_percent(device: MirroredDevice) -> int:
     return min(99, (100 * (device.free_instance_mib // device.unit_mib + 1) - 1) // units)
 
 
-_FREE: Mapping[tuple[str, bool], Amount] = {
-    (UNITS, False): lambda device: device.free_units,
-    (MIBS, False): _free_mib,
-    (PERCENT, False): _free_percent,
-    (WHOLE, False): lambda device: int(_free_mib(device) >= device.whole_units_mib),
-    (UNITS, True): lambda device: device.free_instance_mib // device.unit_mib,
-    (MIBS, True): lambda device: device.free_instance_mib,
-    (PERCENT, True): _instance_percent,
-    (WHOLE, True): lambda device: int(device.free_instance_mib >= device.largest_instance_mib),
-}
-"""What a device has free, by the measure and whether it is of instances."""
+def _free_of(kind: RequestKind) -> Amount:
+    """Return the function that returns what a device has free, in the measure of a kind."""
+    amounts: Mapping[tuple[str, bool], Amount] = {
+        (UNITS, False): lambda device: device.free_units,
+        (MIBS, False): _free_mib,
+        (PERCENT, False): _free_percent,
+        (WHOLE, False): lambda device: int(_free_mib(device) >= device.whole_units_mib),
+        (UNITS, True): lambda device: device.free_instance_mib // device.unit_mib,
+        (MIBS, True): lambda device: device.free_instance_mib,
+        (PERCENT, True): _instance_percent,
+        (WHOLE, True): lambda device: int(device.free_instance_mib >= device.largest_instance_mib),
+    }
+    return amounts.get((kind.measure, kind.instances), _free_mib)
 
 
 class Ranking:
@@ -156,7 +158,7 @@ class Ranking:
         self.common = (
             kind.measure == UNITS and not (kind.instances or kind.idle) and kind.gpus in {1, 2}
         )
-        self.free = _FREE.get((kind.measure, kind.instances), _free_mib)
+        self.free = _free_of(kind)
 
     def rank(self, node: MirroredNode) -> Rank:
         """Return the rank of a node; NO_RANK where the kind cannot fit."""

@@ -13,7 +13,7 @@ from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.clock import SystemClock
-from shared.model.device import DeviceMode, DeviceUse, MigLayout, MigProfile
+from shared.model.device import DeviceMode, DeviceUse
 from shared.model.errors import ConflictError
 from shared.model.events.pod_events import PlacementChosen, PlacementRefused, PodQueued
 from shared.model.lease import MigPlacement
@@ -21,7 +21,7 @@ from shared.model.names import PodUid
 from shared.model.node import HOSTNAME, AntiAffinityTerm, LabelRequirement
 from shared.model.preemption import StoredStart
 from shared.model.request import NO_TERM, SharingPolicy, Term
-from tests.support.build import dice, gpu, pod_queued, request
+from tests.support.build import dice, gpu, mig_layout, pod_queued, request
 from tests.support.placer.ledger import (
     assert_sound,
     device,
@@ -117,19 +117,11 @@ async def test_freed_capacity_reaches_a_placer_and_the_pod_that_waits(url: str) 
         await until_mirrored(leases, [placer])
 
 
-LAYOUTS = tuple(
-    MigLayout(
-        name=name,
-        profiles=tuple(
-            MigProfile(name=f"{mib}mib", memory_mib=mib, count=count) for mib, count in profiles
-        ),
-    )
-    for name, profiles in {
-        "sevenths": [(5_120, 7)],
-        "mixed": [(10_240, 3), (5_120, 1)],
-        "halves": [(20_480, 2)],
-        "whole": [(40_960, 1)],
-    }.items()
+LAYOUTS = (
+    mig_layout("sevenths", (5_120, 7)),
+    mig_layout("mixed", (10_240, 3), (5_120, 1)),
+    mig_layout("halves", (20_480, 2)),
+    mig_layout("whole", (40_960, 1)),
 )
 
 

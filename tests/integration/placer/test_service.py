@@ -46,45 +46,54 @@ from tests.integration.nats.world import queued
 from tests.support.build import device, dice, gpu, ledger_node, pod_queued, request, use
 from tests.support.placer.ledger import device as card
 from tests.support.placer.ledger import facts, ledger, report
-from tests.support.placer.running import Clock, add, decided, placers, running, two_nodes
+from tests.support.placer.running import Clock, Running, add, decided, placers, running, two_nodes
 from tests.support.servers.nats import nats_server
 from tests.support.waiting import until
 
 
-async def test_a_batch_is_one_group_and_each_pod_gets_a_lease(url: str) -> None:
-    async with running(url, *two_nodes()) as it:
-        events = [pod_queued(f"uid-{n}", trace=f"trace-{n}") for n in range(5)]
+@pytest.fixture
+async def single(url: str) -> AsyncIterator[Running]:
+    async with running(url, ledger_node("n1", device())) as placer:
+        yield placer
 
-        answers = await it.placer.place_pods(events)
 
-        assert [len(group) for group in it.ledger.groups] == [5]
-        assert all(isinstance(answer, PlacementChosen) for answer in answers)
-        assert [answer.trace for answer in answers] == [event.trace for event in events]
-        assert all(len(one.candidates) == 1 for one in it.ledger.groups[0])
+@pytest.fixture
+async def pair(url: str) -> AsyncIterator[Running]:
+    async with running(url, *two_nodes()) as placer:
+        yield placer
+
+
+async def test_a_batch_is_one_group_and_each_pod_gets_a_lease(pair: Running) -> None:
+    events = [pod_queued(f"uid-{n}", trace=f"trace-{n}") for n in range(5)]
+
+    answers = await pair.placer.place_pods(events)
+
+    assert [len(group) for group in pair.ledger.groups] == [5]
+    assert all(isinstance(answer, PlacementChosen) for answer in answers)
+    assert [answer.trace for answer in answers] == [event.trace for event in events]
+    assert all(len(one.candidates) == 1 for one in pair.ledger.groups[0])
 
 
 async def test_pods_that_spread_get_further_candidates_after_a_first_one_was_not_granted(
-    url: str,
+    pair: Running,
 ) -> None:
-    async with running(url, *two_nodes()) as it:
-        it.ledger.outcomes = [NoCapacity(pod=PodUid("uid-1"), reason="n1: taken")]
-        first, second = (request(gpu(memory=n), node_order=NodeOrder.SPREAD) for n in (2, 1))
+    pair.ledger.outcomes = [NoCapacity(pod=PodUid("uid-1"), reason="n1: taken")]
+    first, second = (request(gpu(memory=n), node_order=NodeOrder.SPREAD) for n in (2, 1))
 
-        await it.placer.place_pods([pod_queued("uid-1", first)])
-        await it.placer.place_pods([pod_queued("uid-2", second)])
+    await pair.placer.place_pods([pod_queued("uid-1", first)])
+    await pair.placer.place_pods([pod_queued("uid-2", second)])
 
-        assert [len(group[0].candidates) for group in it.ledger.groups] == [1, 2, 2]
+    assert [len(group[0].candidates) for group in pair.ledger.groups] == [1, 2, 2]
 
 
-async def test_pods_that_pack_leave_a_node_that_others_have_taken(url: str) -> None:
-    async with running(url, *two_nodes()) as it:
-        it.ledger.outcomes = [NoCapacity(pod=PodUid("uid-1"), reason="taken")]
+async def test_pods_that_pack_leave_a_node_that_others_have_taken(pair: Running) -> None:
+    pair.ledger.outcomes = [NoCapacity(pod=PodUid("uid-1"), reason="taken")]
 
-        await it.placer.place_pods([pod_queued("uid-1")])
-        await it.placer.place_pods([pod_queued("uid-2", request(gpu(memory=1)))])
+    await pair.placer.place_pods([pod_queued("uid-1")])
+    await pair.placer.place_pods([pod_queued("uid-2", request(gpu(memory=1)))])
 
-        [taken], *others = [[c.node for c in group[0].candidates] for group in it.ledger.groups]
-        assert others == [["n2" if taken == "n1" else "n1"]] * 2
+    [taken], *others = [[c.node for c in group[0].candidates] for group in pair.ledger.groups]
+    assert others == [["n2" if taken == "n1" else "n1"]] * 2
 
 
 def test_pods_get_one_candidate_once_first_ones_are_granted_again() -> None:
@@ -96,71 +105,69 @@ def test_pods_get_one_candidate_once_first_ones_are_granted_again() -> None:
     assert candidates.next() == 1
 
 
-async def test_pods_of_a_batch_do_not_get_the_same_free_memory(url: str) -> None:
-    async with running(url, *two_nodes()) as it:
-        whole = request(gpu())
+async def test_pods_of_a_batch_do_not_get_the_same_free_memory(pair: Running) -> None:
+    whole = request(gpu())
 
-        answers = await it.placer.place_pods([pod_queued(f"uid-{n}", whole) for n in range(3)])
+    answers = await pair.placer.place_pods([pod_queued(f"uid-{n}", whole) for n in range(3)])
 
-        nodes = [one.lease.node for one in answers if isinstance(one, PlacementChosen)]
-        assert sorted(nodes) == ["n1", "n2"]
-        assert [type(one) for one in answers].count(PlacementRefused) == 1
-        [waiting] = await it.ledger.waiting_pods.load()
-        assert (waiting.queued.pod, waiting.capacity) == ("uid-2", await it.ledger.capacity())
-
-
-async def test_pods_of_higher_priority_come_first_in_a_batch(url: str) -> None:
-    async with running(url, ledger_node("n1", device())) as it:
-        low = pod_queued("low", request(gpu(), priority=1))
-        high = pod_queued("high", request(gpu(), priority=9))
-
-        answers = await it.placer.place_pods([low, high])
-
-        chosen = [one.lease.pod for one in answers if isinstance(one, PlacementChosen)]
-        assert chosen == ["high"]
+    nodes = [one.lease.node for one in answers if isinstance(one, PlacementChosen)]
+    assert sorted(nodes) == ["n1", "n2"]
+    assert [type(one) for one in answers].count(PlacementRefused) == 1
+    [waiting] = await pair.ledger.waiting_pods.load()
+    assert (waiting.queued.pod, waiting.capacity) == ("uid-2", await pair.ledger.capacity())
 
 
-async def test_after_no_capacity_the_pod_is_decided_again_with_the_ledgers_totals(url: str) -> None:
-    async with running(url, *two_nodes()) as it:
-        reserve, before = it.ledger.reserve, decided("no_capacity")
+async def test_pods_of_higher_priority_come_first_in_a_batch(single: Running) -> None:
+    low = pod_queued("low", request(gpu(), priority=1))
+    high = pod_queued("high", request(gpu(), priority=9))
 
-        async def after_another(
-            wanted: Sequence[Reservation], *, now: float, ttl_s: float
-        ) -> list[ReservationOutcome]:
-            it.ledger.reserve = reserve  # type: ignore[method-assign]
-            faster = replace(wanted[0], pod=PodUid("uid-faster"))
-            return (await reserve([faster, *wanted], now=now, ttl_s=ttl_s))[1:]
+    answers = await single.placer.place_pods([low, high])
 
-        it.ledger.reserve = after_another  # type: ignore[method-assign]
-        [answer] = await it.placer.place_pods([pod_queued("uid-1", request(gpu()))])
-
-        (faster, first), (again,) = it.ledger.groups
-        assert isinstance(answer, PlacementChosen)
-        assert {faster.candidates[0].node, answer.lease.node} == {"n1", "n2"}
-        assert [each.node for each in again.candidates] == [answer.lease.node]
-        assert first.candidates == faster.candidates
-        assert decided("no_capacity") == before + 1
+    chosen = [one.lease.pod for one in answers if isinstance(one, PlacementChosen)]
+    assert chosen == ["high"]
 
 
-async def test_refusals_beside_a_disturbed_reservation_are_decided_again(url: str) -> None:
-    async with running(url, ledger_node("n1", device())) as it:
-        elsewhere = Lease(
-            pod=PodUid("uid-1"),
-            namespace=pod_queued().namespace,
-            name="uid-1",
-            node=NodeName("gone"),
-            shares=(),
-            state=LeaseState.BOUND,
-        )
-        it.ledger.outcomes = [AlreadyLeased(lease=elsewhere)]
-        whole = request(gpu())
+async def test_after_no_capacity_the_pod_is_decided_again_with_the_ledgers_totals(
+    pair: Running,
+) -> None:
+    reserve, before = pair.ledger.reserve, decided("no_capacity")
 
-        answers = await it.placer.place_pods(
-            [pod_queued("uid-1", whole), pod_queued("uid-2", whole)]
-        )
+    async def after_another(
+        wanted: Sequence[Reservation], *, now: float, ttl_s: float
+    ) -> list[ReservationOutcome]:
+        pair.ledger.reserve = reserve  # type: ignore[method-assign]
+        faster = replace(wanted[0], pod=PodUid("uid-faster"))
+        return (await reserve([faster, *wanted], now=now, ttl_s=ttl_s))[1:]
 
-        assert [type(one) for one in answers] == [PlacementChosen, PlacementChosen]
-        assert await it.waiting() == []
+    pair.ledger.reserve = after_another  # type: ignore[method-assign]
+    [answer] = await pair.placer.place_pods([pod_queued("uid-1", request(gpu()))])
+
+    (faster, first), (again,) = pair.ledger.groups
+    assert isinstance(answer, PlacementChosen)
+    assert {faster.candidates[0].node, answer.lease.node} == {"n1", "n2"}
+    assert [each.node for each in again.candidates] == [answer.lease.node]
+    assert first.candidates == faster.candidates
+    assert decided("no_capacity") == before + 1
+
+
+async def test_refusals_beside_a_disturbed_reservation_are_decided_again(single: Running) -> None:
+    elsewhere = Lease(
+        pod=PodUid("uid-1"),
+        namespace=pod_queued().namespace,
+        name="uid-1",
+        node=NodeName("gone"),
+        shares=(),
+        state=LeaseState.BOUND,
+    )
+    single.ledger.outcomes = [AlreadyLeased(lease=elsewhere)]
+    whole = request(gpu())
+
+    answers = await single.placer.place_pods(
+        [pod_queued("uid-1", whole), pod_queued("uid-2", whole)]
+    )
+
+    assert [type(one) for one in answers] == [PlacementChosen, PlacementChosen]
+    assert await single.waiting() == []
 
 
 @pytest.mark.parametrize(
@@ -168,85 +175,79 @@ async def test_refusals_beside_a_disturbed_reservation_are_decided_again(url: st
     [(LeaseState.RESERVED, 1), (LeaseState.BOUND, 1), (LeaseState.ACTIVE, 0)],
 )
 async def test_a_lease_is_published_again_until_it_is_active(
-    url: str, state: LeaseState, answered: int
+    pair: Running, state: LeaseState, answered: int
 ) -> None:
-    async with running(url, *two_nodes()) as it:
-        await it.placer.place_pods([pod_queued("uid-1")])
-        [lease] = await it.ledger.load([PodUid("uid-1")])
-        assert lease
-        if state is not LeaseState.RESERVED:
-            await it.ledger.bind([lease])
-        if state is LeaseState.ACTIVE:
-            await it.ledger.activate([(lease.pod, lease.node)])
-        it.clock.advance(1)
+    await pair.placer.place_pods([pod_queued("uid-1")])
+    [lease] = await pair.ledger.load([PodUid("uid-1")])
+    assert lease
+    if state is not LeaseState.RESERVED:
+        await pair.ledger.bind([lease])
+    if state is LeaseState.ACTIVE:
+        await pair.ledger.activate([(lease.pod, lease.node)])
+    pair.clock.advance(1)
 
-        answers = await it.placer.place_pods([pod_queued("uid-1")])
+    answers = await pair.placer.place_pods([pod_queued("uid-1")])
 
-        assert len(answers) == answered
-
-
-async def test_the_second_copy_of_a_pods_first_event_publishes_nothing(url: str) -> None:
-    async with running(url, *two_nodes()) as it:
-        await it.placer.place_pods([pod_queued("uid-1")])
-
-        copy = await it.placer.place_pods([pod_queued("uid-1")])
-        resync = await it.placer.place_pods([replace(pod_queued("uid-1"), requeue_number=-1)])
-        it.placer.rounds.forget_published([PodUid("uid-1")])
-        after_failure = await it.placer.place_pods([pod_queued("uid-1")])
-
-        assert copy == []
-        assert [type(one) for one in resync + after_failure] == [PlacementChosen, PlacementChosen]
+    assert len(answers) == answered
 
 
-async def test_a_pod_is_not_refused_because_of_its_own_earlier_reservation(url: str) -> None:
-    async with running(url, ledger_node("n1", device())) as it:
-        whole = pod_queued("uid-1", request(gpu()))
-        await it.placer.place_pods([whole])
-        await it.settled()
+async def test_the_second_copy_of_a_pods_first_event_publishes_nothing(pair: Running) -> None:
+    await pair.placer.place_pods([pod_queued("uid-1")])
 
-        [answer] = await it.placer.place_pods([replace(whole, requeue_number=-1)])
+    copy = await pair.placer.place_pods([pod_queued("uid-1")])
+    resync = await pair.placer.place_pods([replace(pod_queued("uid-1"), requeue_number=-1)])
+    pair.placer.rounds.forget_published([PodUid("uid-1")])
+    after_failure = await pair.placer.place_pods([pod_queued("uid-1")])
 
-        assert isinstance(answer, PlacementChosen)
+    assert copy == []
+    assert [type(one) for one in resync + after_failure] == [PlacementChosen, PlacementChosen]
 
 
-async def test_an_unchanged_verdict_is_written_but_not_published_again(url: str) -> None:
-    async with running(url, ledger_node("n1", device())) as it:
-        impossible = request(gpu(gpus=2))
+async def test_a_pod_is_not_refused_because_of_its_own_earlier_reservation(single: Running) -> None:
+    whole = pod_queued("uid-1", request(gpu()))
+    await single.placer.place_pods([whole])
+    await single.settled()
 
-        first = await it.placer.place_pods([pod_queued("uid-1", impossible)])
-        second = await it.placer.place_pods([pod_queued("uid-1", impossible, requeue_number=8)])
+    [answer] = await single.placer.place_pods([replace(whole, requeue_number=-1)])
 
-        assert len(first) == 1
-        assert second == []
-        assert await it.waiting() == ["uid-1"]
+    assert isinstance(answer, PlacementChosen)
+
+
+async def test_an_unchanged_verdict_is_written_but_not_published_again(single: Running) -> None:
+    impossible = request(gpu(gpus=2))
+
+    first = await single.placer.place_pods([pod_queued("uid-1", impossible)])
+    second = await single.placer.place_pods([pod_queued("uid-1", impossible, requeue_number=8)])
+
+    assert len(first) == 1
+    assert second == []
+    assert await single.waiting() == ["uid-1"]
 
 
 @pytest.mark.parametrize(("is_shown", "published"), [(True, 0), (False, 1)])
 async def test_a_resync_publishes_a_verdict_that_the_pod_does_not_show(
-    url: str, is_shown: bool, published: int
+    single: Running, is_shown: bool, published: int
 ) -> None:
-    async with running(url, ledger_node("n1", device())) as it:
-        impossible = pod_queued("uid-1", request(gpu(gpus=2)))
-        (first,) = await it.placer.place_pods([impossible])
-        assert isinstance(first, PlacementRefused)
-        shown = message_digest(first.refusal.text if is_shown else "0/9 nodes are available")
+    impossible = pod_queued("uid-1", request(gpu(gpus=2)))
+    (first,) = await single.placer.place_pods([impossible])
+    assert isinstance(first, PlacementRefused)
+    shown = message_digest(first.refusal.text if is_shown else "0/9 nodes are available")
 
-        answers = await it.placer.place_pods([replace(impossible, requeue_number=-1, shown=shown)])
+    answers = await single.placer.place_pods([replace(impossible, requeue_number=-1, shown=shown)])
 
-        assert [type(one) for one in answers] == [PlacementRefused] * published
+    assert [type(one) for one in answers] == [PlacementRefused] * published
 
 
-async def test_a_changed_verdict_is_published(url: str) -> None:
-    async with running(url, ledger_node("n1", device())) as it:
-        impossible = request(gpu(gpus=2))
-        await it.placer.place_pods([pod_queued("uid-1", impossible)])
-        await add(it.ledger, ledger_node("n2"))
-        await until(lambda: len(it.placer.mirror.nodes) == 2)
+async def test_a_changed_verdict_is_published(single: Running) -> None:
+    impossible = request(gpu(gpus=2))
+    await single.placer.place_pods([pod_queued("uid-1", impossible)])
+    await add(single.ledger, ledger_node("n2"))
+    await until(lambda: len(single.placer.mirror.nodes) == 2)
 
-        answers = await it.placer.place_pods([pod_queued("uid-1", impossible)])
+    answers = await single.placer.place_pods([pod_queued("uid-1", impossible)])
 
-        assert isinstance(answers[0], PlacementRefused)
-        assert answers[0].refusal.reason.startswith("0/2 nodes are available: ")
+    assert isinstance(answers[0], PlacementRefused)
+    assert answers[0].refusal.reason.startswith("0/2 nodes are available: ")
 
 
 async def test_a_stale_verdict_is_decided_again(url: str) -> None:
@@ -264,39 +265,33 @@ async def test_a_stale_verdict_is_decided_again(url: str) -> None:
         assert [type(one) for one in answers] == [PlacementChosen]
 
 
-async def test_events_return_to_the_queue_if_the_ledger_never_agrees(url: str) -> None:
-    async with running(url, *two_nodes()) as it:
-        it.ledger.outcomes = [NoCapacity(pod=PodUid("uid-1"), reason="unknown node")] * 50
+async def test_events_return_to_the_queue_if_the_ledger_never_agrees(pair: Running) -> None:
+    pair.ledger.outcomes = [NoCapacity(pod=PodUid("uid-1"), reason="unknown node")] * 50
 
-        with pytest.raises(
-            ConflictError, match="1 pods are undecided: the ledger changed 10 times"
-        ):
-            await it.placer.place_pods([pod_queued("uid-1")])
+    with pytest.raises(ConflictError, match="1 pods are undecided: the ledger changed 10 times"):
+        await pair.placer.place_pods([pod_queued("uid-1")])
 
 
-async def test_a_refusal_of_a_failed_batch_is_published_next_time(url: str) -> None:
-    async with running(url, ledger_node("n1", device())) as it:
-        impossible = pod_queued("uid-1", request(gpu(gpus=2)))
-        it.ledger.outcomes = [NoCapacity(pod=PodUid("uid-2"), reason="unknown node")] * 10
-        with pytest.raises(ConflictError):
-            await it.placer.place_pods([impossible, pod_queued("uid-2")])
+async def test_a_refusal_of_a_failed_batch_is_published_next_time(single: Running) -> None:
+    impossible = pod_queued("uid-1", request(gpu(gpus=2)))
+    single.ledger.outcomes = [NoCapacity(pod=PodUid("uid-2"), reason="unknown node")] * 10
+    with pytest.raises(ConflictError):
+        await single.placer.place_pods([impossible, pod_queued("uid-2")])
 
-        answers = await it.placer.place_pods([impossible])
+    answers = await single.placer.place_pods([impossible])
 
-        assert [type(one) for one in answers] == [PlacementRefused]
+    assert [type(one) for one in answers] == [PlacementRefused]
 
 
-async def test_an_unreachable_ledger_leaves_no_tentative_reservation(url: str) -> None:
-    async with running(url, ledger_node("n1", device())) as it:
+async def test_an_unreachable_ledger_leaves_no_tentative_reservation(single: Running) -> None:
+    async def fail(*_: object, **__: object) -> list[ReservationOutcome]:
+        raise UnavailableError("no answer")
 
-        async def fail(*_: object, **__: object) -> list[ReservationOutcome]:
-            raise UnavailableError("no answer")
+    single.ledger.reserve = fail  # type: ignore[method-assign]
+    with pytest.raises(UnavailableError):
+        await single.placer.place_pods([pod_queued("uid-1", request(gpu()))])
 
-        it.ledger.reserve = fail  # type: ignore[method-assign]
-        with pytest.raises(UnavailableError):
-            await it.placer.place_pods([pod_queued("uid-1", request(gpu()))])
-
-        assert it.placer.mirror.nodes[NodeName("n1")].devices[0].used_mib == 0
+    assert single.placer.mirror.nodes[NodeName("n1")].devices[0].used_mib == 0
 
 
 async def test_before_the_first_snapshot_nothing_is_decided(url: str) -> None:
@@ -321,34 +316,32 @@ async def test_the_largest_device_is_published_again_and_again(url: str) -> None
     assert {(event.memory_mib, event.memory_units) for event in published} == {(80_000, 16_000)}
 
 
-async def test_after_a_lost_feed_the_placer_loads_a_new_snapshot(url: str) -> None:
-    async with running(url, *two_nodes()) as it:
-        it.following.cancel()
-        await asyncio.gather(it.following, return_exceptions=True)
+async def test_after_a_lost_feed_the_placer_loads_a_new_snapshot(pair: Running) -> None:
+    pair.following.cancel()
+    await asyncio.gather(pair.following, return_exceptions=True)
 
-        assert it.placer.unready_reason() is None
-        it.clock.advance(11)
-        assert it.placer.unready_reason() == "disconnected from the ledger for 11 s"
-        with pytest.raises(UnavailableError):
-            await it.placer.place_pods([pod_queued()])
-        it.following = asyncio.create_task(it.placer.follow_ledger())
-        await it.settled()
-        assert it.ledger.snapshots == 2
-        assert len(await it.placer.place_pods([pod_queued()])) == 1
+    assert pair.placer.unready_reason() is None
+    pair.clock.advance(11)
+    assert pair.placer.unready_reason() == "disconnected from the ledger for 11 s"
+    with pytest.raises(UnavailableError):
+        await pair.placer.place_pods([pod_queued()])
+    pair.following = asyncio.create_task(pair.placer.follow_ledger())
+    await pair.settled()
+    assert pair.ledger.snapshots == 2
+    assert len(await pair.placer.place_pods([pod_queued()])) == 1
 
 
 async def test_the_feed_confirms_a_tentative_reservation_without_counting_it_twice(
-    url: str,
+    single: Running,
 ) -> None:
-    async with running(url, ledger_node("n1", device())) as it:
-        before = it.placer.mirror.version
-        await it.placer.place_pods([pod_queued("uid-1")])
-        await until(lambda: it.placer.mirror.version > before)
+    before = single.placer.mirror.version
+    await single.placer.place_pods([pod_queued("uid-1")])
+    await until(lambda: single.placer.mirror.version > before)
 
-        node = it.placer.mirror.nodes[NodeName("n1")]
-        assert (node.devices[0].used_mib, node.devices[0].shares) == (1000, 1)
-        assert node.free_resources["pods"] == 109
-        assert node.free_resources["cpu"] == 63_900
+    node = single.placer.mirror.nodes[NodeName("n1")]
+    assert (node.devices[0].used_mib, node.devices[0].shares) == (1000, 1)
+    assert node.free_resources["pods"] == 109
+    assert node.free_resources["cpu"] == 63_900
 
 
 SCALED = Path(__file__).parents[3] / "k8s" / "components" / "keda" / "placer-queue.yaml"

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
+from typing import Any
 
 from msgspec import structs
 
@@ -15,7 +16,8 @@ from shared.model.ledger import CheckedRecords, Reservation, Reserved, WaitingPo
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import Placement, Refusal
-from shared.model.request import GpuRequest, PodRequest, SharingPolicy
+from shared.model.request import PodRequest, SharingPolicy
+from tests.support import build
 
 NOW = 1_787_000_000.0
 _prefixes = count()
@@ -25,15 +27,9 @@ def uuid(node: str, gpu: int) -> DeviceUuid:
     return DeviceUuid(f"GPU-{node}-{gpu}")
 
 
-def device(node: str, gpu: int, **changed: object) -> Device:
-    known: dict[str, object] = {
-        "uuid": uuid(node, gpu),
-        "index": gpu,
-        "model": "Tesla T4",
-        "memory_mib": 16_000,
-        "slots": 4,
-    }
-    return Device(**{**known, **changed})  # type: ignore[arg-type]
+def device(node: str, gpu: int, **changed: Any) -> Device:
+    known = {"model": "Tesla T4", "memory_mib": 16_000, "slots": 4}
+    return build.device(changed.pop("uuid", uuid(node, gpu)), gpu, **(known | changed))
 
 
 def facts(name: str, **amounts: int) -> NodeFacts:
@@ -49,20 +45,17 @@ def report(name: str, devices: Sequence[Device], at: float = 0.0) -> DeviceRepor
     )
 
 
-def share(node: str, gpu: int = 0, mib: int = 4_000, cores: int = 0, **more: object) -> Share:
-    known: dict[str, object] = {
-        "container": "main",
-        "device": uuid(node, gpu),
-        "index": gpu,
+def share(node: str, gpu: int = 0, mib: int = 4_000, cores: int = 0, **more: Any) -> Share:
+    exclusive = cores == 100 or more.get("whole")
+    known: dict[str, Any] = {
         "device_mib": 16_000,
         "device_model": "Tesla T4",
         "memory_mib": mib,
         "cores_percent": cores,
-        "sharing": SharingPolicy.EXCLUSIVE
-        if cores == 100 or more.get("whole")
-        else SharingPolicy.SHARED,
+        "sharing": SharingPolicy.EXCLUSIVE if exclusive else SharingPolicy.SHARED,
     }
-    return Share(**{**known, **more})  # type: ignore[arg-type]
+    where, index = more.pop("device", uuid(node, gpu)), more.pop("index", gpu)
+    return build.share(where, index, **(known | more))
 
 
 def reservation(
@@ -93,15 +86,9 @@ def reservation_among(
 
 
 def queued(pod: str, *, units: int = 4_000, gpus: int = 1, priority: int = 0) -> PodQueued:
-    containers = (GpuRequest(container="main", gpus=gpus, memory_units=units),) if gpus else ()
-    return PodQueued(
-        pod=PodUid(pod),
-        namespace=Namespace("default"),
-        name=pod,
-        resource_version="7",
-        request=PodRequest(containers=containers, priority=priority),
-        created_at=NOW,
-    )
+    containers = (build.gpu("main", gpus, units),) if gpus else ()
+    wanted = PodRequest(containers=containers, priority=priority)
+    return build.pod_queued(pod, wanted, resource_version="7", created_at=NOW)
 
 
 def verdict(event: PodQueued, capacity: int) -> WaitingPod:

@@ -6,11 +6,12 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec import structs
 
-from shared.model.device import Device, DeviceMode, MigLayout, MigProfile
+from shared.model.device import Device, DeviceMode, MigLayout
 from shared.model.lease import Lease, MigPlacement, Share, bookings
 from shared.model.ledger import Reservation
 from shared.model.names import DeviceUuid
 from shared.model.request import SharingPolicy
+from tests.support.build import mig_layout
 from tests.support.placer.ledger import NOW, device, share, uuid
 
 NODES = ("a", "b")
@@ -21,15 +22,7 @@ pods = st.sampled_from(PODS)
 gpus = st.integers(0, GPUS)
 MIG = GPUS
 """Number of the device of each node that is in MIG mode, unless it is flipped."""
-LAYOUTS = tuple(
-    MigLayout(
-        name=name,
-        profiles=tuple(
-            MigProfile(name=f"{mib}mib", memory_mib=mib, count=count) for mib, count in profiles
-        ),
-    )
-    for name, profiles in {"thirds": [(4_000, 3)], "mixed": [(9_000, 1), (3_000, 2)]}.items()
-)
+LAYOUTS = (mig_layout("thirds", (4_000, 3)), mig_layout("mixed", (9_000, 1), (3_000, 2)))
 
 
 def described(node: str, gpu: int, *, flipped: bool = False, **changes: object) -> Device:

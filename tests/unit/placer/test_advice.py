@@ -25,10 +25,9 @@ from shared.placing.advice import Advice, Change, Place
 from shared.placing.index.node_index import NodeIndex, placement_key
 from shared.placing.placement import place
 from shared.pods.pod_parser import PodParser
-from tests.support.build import device, dice, ledger_node, pod_queued, use
+from tests.support.build import device, dice, ledger_node, mig_layout, pod_queued, use
 from tests.support.dialects import mixes
 from tests.support.placer.placing import index_of
-from tests.unit.placer.test_placement_property import layout
 
 Pod = dict[str, Any]
 SCHEDULERS = frozenset({"leasehold", "volcano", "koord-scheduler", "hami-scheduler", "default"})
@@ -44,7 +43,7 @@ SERVED = (
 STRICT = "strict"
 """A namespace whose pods have strict isolation."""
 MODELS = ("Tesla T4", "NVIDIA A100-SXM4-40GB")
-LAYOUTS = (layout("small", (700, 3)), layout("mixed", (1500, 1), (700, 2)))
+LAYOUTS = (mig_layout("small", (700, 3)), mig_layout("mixed", (1500, 1), (700, 2)))
 CHOICES: tuple[dict[str, str], ...] = (
     {},
     {"nvidia.com/use-gputype": "A100", "nvidia.com/nouse-gputype": "T4"},

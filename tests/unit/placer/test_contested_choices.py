@@ -7,11 +7,10 @@ from shared.model.ledger import LedgerChange, LedgerNode
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.placement import Placement
 from shared.model.request import NodeOrder, PodRequest
-from shared.placing.index.node_index import NodeIndex
 from shared.placing.index.ranked_nodes import RECENT_CHANGES
-from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.placement import place
 from tests.support.build import device, dice, gpu, lease, ledger_node, request, share, use
+from tests.support.placer.placing import index_of
 
 POD = request(gpu(memory=1000))
 
@@ -35,9 +34,8 @@ class Choices:
     """A placer's choices on its mirror while choices are contested."""
 
     def __init__(self, *nodes: LedgerNode) -> None:
-        self.mirror = ClusterMirror()
-        self.mirror.reset(nodes)
-        self.index = NodeIndex(self.mirror)
+        self.index = index_of(*nodes)
+        self.mirror = self.index.mirror
         self.seed = 0
 
     def choose(self, wanted: PodRequest = POD) -> Placement:

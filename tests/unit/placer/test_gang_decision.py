@@ -18,12 +18,11 @@ from services.placer.rounds.decisions import (
     split_into_units,
 )
 from shared.model.events.pod_events import PodQueued
-from shared.model.ledger import GangEnrollment, WaitingPod
+from shared.model.ledger import GangEnrollment, LedgerNode, WaitingPod
 from shared.model.placement import Refusal
 from shared.model.request import Gang, PodRequest
-from shared.placing.index.node_index import NodeIndex
-from shared.placing.mirror.cluster_mirror import ClusterMirror
 from tests.support.build import device, devices, dice, gpu, ledger_node, pod_queued, request
+from tests.support.placer.placing import index_of
 
 GANG = Gang(name="default/g", min_member=3)
 MIB = 10_000
@@ -34,15 +33,12 @@ def member(pod: str, mib: int = 5_000, *, gang: Gang | None = GANG, priority: in
 
 
 def cluster(nodes: int, gpus: int) -> DecisionContext:
-    mirror = ClusterMirror()
-    for number in range(nodes):
-        node_devices = devices(gpus, f"n{number}", memory_mib=MIB)
-        mirror.put_node(ledger_node(f"n{number}", *node_devices))
-    return context_of(mirror)
+    names = [f"n{number}" for number in range(nodes)]
+    return context_of(*(ledger_node(n, *devices(gpus, n, memory_mib=MIB)) for n in names))
 
 
-def context_of(mirror: ClusterMirror) -> DecisionContext:
-    return DecisionContext(NodeIndex(mirror), dice(1))
+def context_of(*nodes: LedgerNode) -> DecisionContext:
+    return DecisionContext(index_of(*nodes), dice(1))
 
 
 def used_mib(context: DecisionContext) -> list[int]:
@@ -212,9 +208,7 @@ def test_only_changed_verdicts_and_offer_recipients_are_written() -> None:
 
 
 def test_pods_of_a_gang_with_anti_affinity_do_not_share_a_device() -> None:
-    mirror = ClusterMirror()
-    mirror.put_node(ledger_node("n1", device("GPU-1", memory_mib=MIB)))
-    context = context_of(mirror)
+    context = context_of(ledger_node("n1", device("GPU-1", memory_mib=MIB)))
     tagged = [
         replace(pod, request=structs.replace(pod.request, anti_affinity_groups=("default/g",)))
         for pod in (member("a", 1_000), member("b", 1_000))

@@ -8,7 +8,7 @@ from shared.dialects.dialect import ContainerManifest, PodManifest
 from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.volcano.device_register import NUMBER
 from shared.dialects.volcano.vgpu import MEMORY, encode_shares
-from shared.model.device import DeviceMode, MigLayout, MigProfile
+from shared.model.device import DeviceMode, MigLayout
 from shared.model.lease import MigPlacement, RequestedUnits
 from shared.model.ledger import LedgerNode
 from shared.model.names import Namespace
@@ -16,33 +16,25 @@ from shared.model.placement import Placement, Refusal
 from shared.model.request import DeviceSelection, GpuRequest, PodRequest, SharingPolicy
 from shared.placing.choice.container_choice import share_of
 from shared.runtime.request_settings import RequestSettings, load_rules
-from tests.support.build import device, gpu, ledger_node, request, use
+from tests.support.build import device, gpu, ledger_node, mig_layout, request, use
 from tests.support.placer.placing import Cluster
 
-
-def layout(name: str, *profiles: tuple[str, int, int]) -> MigLayout:
-    return MigLayout(
-        name=name,
-        profiles=tuple(MigProfile(name=n, memory_mib=mib, count=c) for n, mib, c in profiles),
-    )
-
-
 A30 = (
-    layout("group1", ("1g.6gb", 6144, 4)),
-    layout("group2", ("2g.12gb", 12288, 2)),
-    layout("group3", ("4g.24gb", 24576, 1)),
+    mig_layout("group1", ("1g.6gb", 6144, 4)),
+    mig_layout("group2", ("2g.12gb", 12288, 2)),
+    mig_layout("group3", ("4g.24gb", 24576, 1)),
 )
 A100_40 = (
-    layout("group1", ("1g.5gb", 5120, 7)),
-    layout("group2", ("2g.10gb", 10240, 3), ("1g.5gb", 5120, 1)),
-    layout("group3", ("3g.20gb", 20480, 2)),
-    layout("group4", ("7g.40gb", 40960, 1)),
+    mig_layout("group1", ("1g.5gb", 5120, 7)),
+    mig_layout("group2", ("2g.10gb", 10240, 3), ("1g.5gb", 5120, 1)),
+    mig_layout("group3", ("3g.20gb", 20480, 2)),
+    mig_layout("group4", ("7g.40gb", 40960, 1)),
 )
 A100_80 = (
-    layout("group1", ("1g.10gb", 9728, 7)),
-    layout("group2", ("2g.20gb", 19968, 3), ("1g.10gb", 9728, 1)),
-    layout("group3", ("3g.40gb", 40192, 2)),
-    layout("group4", ("7g.80gb", 80896, 1)),
+    mig_layout("group1", ("1g.10gb", 9728, 7)),
+    mig_layout("group2", ("2g.20gb", 19968, 3), ("1g.10gb", 9728, 1)),
+    mig_layout("group3", ("3g.40gb", 40192, 2)),
+    mig_layout("group4", ("7g.80gb", 80896, 1)),
 )
 MIG = {"mode": DeviceMode.MIG, "model": "NVIDIA A100-SXM4-40GB"}
 

@@ -14,10 +14,9 @@ from shared.model.node import AntiAffinityTerm, LabelRequirement
 from shared.model.placement import Refusal
 from shared.model.request import NodeOrder, NodeRequirements, NodeTerm
 from shared.placing.anti_affinity import repelled_request, selects
-from shared.placing.index.node_index import NodeIndex
-from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.trial_cluster import TrialCluster
 from tests.support.build import device, dice, gpu, ledger_node, pod_queued, request
+from tests.support.placer.placing import index_of
 
 ZONE, HOST = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
 TEAM_A = Namespace("team-a")
@@ -50,9 +49,8 @@ class Choices:
     """A placer's decisions on its mirror."""
 
     def __init__(self, *nodes: LedgerNode) -> None:
-        self.mirror = ClusterMirror()
-        self.mirror.reset(nodes)
-        self.context = DecisionContext(NodeIndex(self.mirror), dice(7))
+        self.context = DecisionContext(index_of(*nodes), dice(7))
+        self.mirror = self.context.mirror
 
     def choose(self, event: PodQueued) -> Refusal | set[str]:
         """Return the names of the candidates."""

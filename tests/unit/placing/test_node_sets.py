@@ -94,8 +94,7 @@ def test_nodes_are_divided_by_reason_as_by_a_look_at_each(
 def test_cores_decide_to_the_percent(cores: int) -> None:
     enough = [(device(f"GPU-{n}", n), use(10, 100 - cores)) for n in range(2)]
     too_few = [(device(f"GPU-{n}", n), use(10, 101 - cores)) for n in range(2, 4)]
-    mirror = ClusterMirror()
-    mirror.reset([ledger_node("n1", *enough), ledger_node("n2", *too_few)])
+    mirror = index_of(ledger_node("n1", *enough), ledger_node("n2", *too_few)).mirror
 
     for gpus in (1, 2):
         wanted = request(gpu("c", gpus, 1, cores_percent=cores), triggers=())
@@ -141,9 +140,8 @@ def test_a_column_follows_nodes_that_change_come_and_go(steps: list[tuple[Any, .
 def test_a_column_answers_more_thresholds_than_it_keeps(
     amounts: list[int], steps: list[tuple[int, int, int]]
 ) -> None:
-    mirror = ClusterMirror()
-    for number, cpu in enumerate(amounts):
-        mirror.put_node(ledger_node(f"n{number}", allocatable={"cpu": cpu}))
+    nodes = (ledger_node(f"n{n}", allocatable={"cpu": cpu}) for n, cpu in enumerate(amounts))
+    mirror = index_of(*nodes).mirror
     positions = NodePositions(mirror)
     positions.catch_up()
     column = ThresholdColumn(
@@ -191,8 +189,6 @@ def test_the_first_choice_is_that_of_the_plain_rule(
         )
         for number, (hundreds, is_full) in enumerate(used)
     ]
-    mirror = ClusterMirror()
-    mirror.reset(nodes)
     wanted = request(gpu(memory=gib << 10), node_order=order, node_requirements=needs)
     rooms = [
         node
@@ -200,7 +196,7 @@ def test_the_first_choice_is_that_of_the_plain_rule(
         if not is_full and 100 * hundreds + (gib << 10) <= 32_768
     ]
 
-    answer = place(wanted, NodeIndex(mirror), dice(1))
+    answer = place(wanted, index_of(*nodes), dice(1))
 
     if not rooms:
         assert isinstance(answer, Refusal)
