@@ -14,15 +14,22 @@ so does a server's certificate in the first half of its year.
 
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from services.auth.ca_rotation import KUBE_SCHEDULER
+from services.auth.ca_rotation import (
+    CERTIFICATE,
+    KEY,
+    KUBE_SCHEDULER,
+    NOTHING_OBSERVED,
+    SERVER,
+    TRUSTED,
+    create_missing,
+    issue,
+)
 from services.auth.nats_users import all_users, nats_configuration
 from services.auth.redis_users import PROBE, password_digest, password_users, redis_acl
 from services.cli.commands import CredentialArguments
-from shared.credentials import certificates
 from shared.credentials.logins import load_login, write_private
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
@@ -31,54 +38,23 @@ EXAMPLE_NODE = "NODE"
 REDIS_PROBE_LOGIN = f"AUTH {PROBE} -\r\n".encode()
 """Command that logs in to Redis as the user with no other permission than PING."""
 SECRET_BYTES = 32
-AUTHORITY_DAYS, SERVER_DAYS = 3650, 365
 
 
-@dataclass(frozen=True, slots=True)
 class CredentialFiles:
     """The paths of the files in one directory."""
 
-    root: Path
-
-    @property
-    def nats_configuration(self) -> Path:
-        """The configuration of nats-server."""
-        return self.root / "nats.conf"
-
-    @property
-    def acl(self) -> Path:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.nats_configuration = root / "nats.conf"
+        self.acl = root / "users.acl"
         """The ACL file of valkey-server."""
-        return self.root / "users.acl"
-
-    @property
-    def authority(self) -> Path:
+        self.authority = root / CERTIFICATE
         """The certificate authority by which clients verify the servers."""
-        return self.root / "ca.crt"
-
-    @property
-    def authority_key(self) -> Path:
-        """The authority's key, needed only to issue certificates."""
-        return self.root / "ca.key"
-
-    @property
-    def certificate(self) -> Path:
+        self.certificate, self.key = root / f"{SERVER}.crt", root / f"{SERVER}.key"
         """The servers' certificate."""
-        return self.root / "server.crt"
-
-    @property
-    def key(self) -> Path:
-        """The key of that certificate."""
-        return self.root / "server.key"
-
-    @property
-    def scheduler_certificate(self) -> Path:
+        self.scheduler_certificate = root / f"{KUBE_SCHEDULER}.crt"
         """The certificate of the extender's client."""
-        return self.root / f"{KUBE_SCHEDULER}.crt"
-
-    @property
-    def scheduler_key(self) -> Path:
-        """The key of that certificate."""
-        return self.root / f"{KUBE_SCHEDULER}.key"
+        self.scheduler_key = root / f"{KUBE_SCHEDULER}.key"
 
     def nats(self, user: str) -> Path:
         """Return the file with a user's secret at NATS."""
@@ -132,23 +108,21 @@ def write(
 def _issue_certificates(files: CredentialFiles, names: Sequence[str], mode: int) -> None:
     """Make the authority once, and issue the certificates that are due."""
     now = datetime.now(UTC)
-    if not files.authority_key.exists():
-        issued = certificates.authority("leasehold", now, days=AUTHORITY_DAYS)
-        write_private(files.authority, issued.certificate, mode)
-        write_private(files.authority_key, issued.key)
-    authority = certificates.Issued(
-        certificate=files.authority.read_bytes(), key=files.authority_key.read_bytes()
-    )
     pairs = (
-        (files.certificate, files.key, names),
-        (files.scheduler_certificate, files.scheduler_key, [KUBE_SCHEDULER]),
+        (files.authority, files.root / KEY),
+        (files.certificate, files.key),
+        (files.scheduler_certificate, files.scheduler_key),
     )
-    for certificate, key, own in pairs:
-        if key.exists() and not certificates.is_due(certificate.read_bytes(), own, now):
-            continue
-        issued = certificates.issue(authority, own, now, days=SERVER_DAYS, client=own is not names)
-        write_private(key, issued.key, mode)
-        write_private(certificate, issued.certificate, mode)
+    complete = (path for pair in pairs if pair[1].exists() for path in pair)
+    stored = {path.name: path.read_bytes() for path in complete}
+    data = dict(stored)
+    create_missing(data, now)
+    issue(data, SERVER, names, now, NOTHING_OBSERVED, client=False)
+    issue(data, KUBE_SCHEDULER, [KUBE_SCHEDULER], now, NOTHING_OBSERVED)
+    del data[TRUSTED]
+    for name, content in data.items():
+        if stored.get(name) != content:
+            write_private(files.root / name, content, 0o600 if name == KEY else mode)
 
 
 def show(flags: CredentialArguments) -> int:
@@ -156,34 +130,16 @@ def show(flags: CredentialArguments) -> int:
     nodes = [NodeName(node) for node in flags.nodes]
     both = flags.nats == flags.redis
     nats, redis = both or flags.nats, both or flags.redis
-    if flags.out:
-        _write_for(flags, flags.out, nodes, nats=nats, redis=redis)
-    else:
+    if flags.out is None:
         _print_rights(nodes or [NodeName(EXAMPLE_NODE)], nats=nats, redis=redis)
-    return 0
-
-
-def _write_for(
-    flags: CredentialArguments,
-    out: Path,
-    nodes: Sequence[NodeName],
-    *,
-    nats: bool,
-    redis: bool,
-) -> None:
+        return 0
     if nats and not nodes:
         raise RequestError(
             "--nodes NAME,.. is needed with --out: each node's agent has a user of its own"
         )
-    files = write(
-        out,
-        nodes,
-        nats=nats,
-        redis=redis,
-        names=flags.names,
-        shared=flags.shared,
-    )
+    files = write(flags.out, nodes, nats=nats, redis=redis, names=flags.names, shared=flags.shared)
     print(f"written to {files.root}; only those who run the servers may read it")
+    return 0
 
 
 def _print_rights(nodes: Sequence[NodeName], *, nats: bool, redis: bool) -> None:
@@ -202,7 +158,7 @@ def _ensure_secrets(
     for user in users:
         path = path_of(user)
         if not path.exists():
-            made = f"{user}:{secrets.token_urlsafe(SECRET_BYTES)}\n"
-            write_private(path, made.encode(), mode)
+            login = f"{user}:{secrets.token_urlsafe(SECRET_BYTES)}\n"
+            write_private(path, login.encode(), mode)
         user_secrets[user] = load_login(path).secret
     return user_secrets

@@ -6,15 +6,15 @@ kernel releases the lock however the supervisor ends. Other commands read `state
 
 import contextlib
 import fcntl
-import json
 import os
 import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
+
+import msgspec
 
 from services.cli.arguments import StateArguments
 from services.cli.terminal import program
@@ -33,11 +33,31 @@ class AlreadyRunningError(LeaseholdError):
     """Another supervisor uses this state directory."""
 
 
-@dataclass(frozen=True, slots=True)
 class StateDir:
     """Paths below one directory."""
 
-    root: Path
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.lock = root / "lock"
+        """The supervisor's lock, with its process id."""
+        self.state = root / "state.json"
+        """The file that other commands read."""
+        self.kubeconfig = root / "kubeconfig"
+        """The kubeconfig of the simulated cluster."""
+        self.first_pod = root / "first-pod.yaml"
+        """A manifest to try."""
+        self.installation = root / "installation.json"
+        """What the simulated cluster installs before it serves."""
+        self.accounts = root / "accounts"
+        """The kubeconfigs of the services' accounts."""
+        self.scheduler_configuration = root / "kube-scheduler.yaml"
+        """The configuration of the simulated cluster's scheduler with the extender."""
+        self.traces = root / "traces"
+        """Finished spans, one file per replica."""
+        self.agents = root / "agents"
+        """The directories of the nodes' agents."""
+        self.credentials = root / "credentials"
+        """The users of NATS and Redis, and their secrets."""
 
     @classmethod
     def at(cls, path: Path) -> Self:
@@ -56,59 +76,9 @@ class StateDir:
             return beside if beside.state.exists() else directory
         return directory
 
-    @property
-    def lock(self) -> Path:
-        """The supervisor's lock, with its process id."""
-        return self.root / "lock"
-
-    @property
-    def state(self) -> Path:
-        """The file that other commands read."""
-        return self.root / "state.json"
-
-    @property
-    def kubeconfig(self) -> Path:
-        """The kubeconfig of the simulated cluster."""
-        return self.root / "kubeconfig"
-
-    @property
-    def first_pod(self) -> Path:
-        """A manifest to try."""
-        return self.root / "first-pod.yaml"
-
-    @property
-    def installation(self) -> Path:
-        """What the simulated cluster installs before it serves."""
-        return self.root / "installation.json"
-
-    @property
-    def accounts(self) -> Path:
-        """The kubeconfigs of the services' accounts."""
-        return self.root / "accounts"
-
-    @property
-    def scheduler_configuration(self) -> Path:
-        """The configuration of the simulated cluster's scheduler with the extender."""
-        return self.root / "kube-scheduler.yaml"
-
-    @property
-    def logs(self) -> Path:
-        """One log per component, and the previous one as `.log.1`."""
-        return self.root / "logs"
-
-    @property
-    def traces(self) -> Path:
-        """Finished spans, one file per replica."""
-        return self.root / "traces"
-
-    @property
-    def credentials(self) -> Path:
-        """The users of NATS and Redis, and their secrets."""
-        return self.root / "credentials"
-
     def log(self, component: str) -> Path:
-        """Return the log of a component."""
-        return self.logs / f"{component}.log"
+        """Return the log of a component; the previous one ends in `.log.1`."""
+        return self.root / "logs" / f"{component}.log"
 
     def run_file(self, component: str) -> Path:
         """Return the file that a service writes once it is ready."""
@@ -116,7 +86,7 @@ class StateDir:
 
     def agent(self, node: str) -> Path:
         """Return the directory of a node's agent."""
-        return self.root / "agents" / node
+        return self.agents / node
 
     def node(self, node: str) -> Path:
         """Return the directory of a node's simulated kubelet."""
@@ -138,8 +108,7 @@ class StateDir:
             ) from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComponentState:
+class ComponentState(msgspec.Struct, frozen=True, kw_only=True):
     """One process, as `state.json` shows it."""
 
     name: str
@@ -150,8 +119,7 @@ class ComponentState:
     restarts: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class State(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `state.json`."""
 
     pid: int
@@ -170,7 +138,7 @@ class State:
     """File with the operator's user and secret for Redis; empty: Redis requires none."""
     library_source: str = ""
     """HAMi-core's library, as `up` got it; empty: none."""
-    ports: Mapping[str, int] = field(default_factory=dict)
+    ports: Mapping[str, int] = {}
     components: tuple[ComponentState, ...] = ()
     format: int = FORMAT
 
@@ -188,7 +156,7 @@ def optional_path(text: str) -> Path | None:
 def save_state(directory: StateDir, state: State) -> None:
     """Replace `state.json` in one step."""
     temporary = directory.state.with_suffix(".new")
-    temporary.write_text(json.dumps(asdict(state), indent=1) + "\n", encoding="utf-8")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=1))
     temporary.replace(directory.state)
 
 
@@ -198,18 +166,15 @@ def load_state(directory: StateDir) -> State | None:
     Raises UnavailableError if this user may not read it.
     """
     try:
-        fields: dict[str, Any] = json.loads(directory.state.read_text(encoding="utf-8"))
-        if fields.get("format") != FORMAT:
-            return None
-        components = tuple(ComponentState(**each) for each in fields.pop("components"))
-        return State(**fields, components=components)
+        state = msgspec.json.decode(directory.state.read_bytes(), type=State)
     except PermissionError as error:
         raise UnavailableError(
             f"this user may not read {directory.state}: run the command as the user who ran "
             "`leasehold up`, or name another directory with --state"
         ) from error
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
+    return state if state.format == FORMAT else None
 
 
 @contextlib.contextmanager

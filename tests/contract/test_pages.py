@@ -171,7 +171,7 @@ def test_every_probe_has_its_row() -> None:
 
 
 def test_every_invariant_of_the_audit_has_its_row() -> None:
-    pattern = r'(?:invariant=|device_difference\()"(\w+)"'
+    pattern = r'(?:Difference|device_difference)\(\s*"(\w+)"'
     checked = set(re.findall(pattern, sources("services/cli/audit/*.py")))
 
     assert rows("troubleshooting.md", "`leasehold audit` finds a difference") == checked

@@ -28,7 +28,7 @@ def quota_usage(snapshot: Snapshot) -> Iterator[Difference]:
                     f"devices {f'of {model} ' if model else ''}as used, charges add up to "
                     f"{summed.milli_gpu} on {len(summed.devices)}"
                 )
-                yield Difference(invariant="S1", subject=f"quota {namespace}", text=text)
+                yield Difference("S1", f"quota {namespace}", text)
 
 
 def quota_charges(snapshot: Snapshot) -> Iterator[Difference]:
@@ -45,7 +45,7 @@ def quota_charges(snapshot: Snapshot) -> Iterator[Difference]:
         text = (
             "its lease is not charged to its quota" if lease else "it is charged and has no lease"
         )
-        yield Difference(invariant="S1", subject=subject, text=text, settles_s=BIND_S)
+        yield Difference("S1", subject, text, BIND_S)
 
 
 def fair_shares(snapshot: Snapshot) -> Iterator[Difference]:
@@ -60,9 +60,7 @@ def fair_shares(snapshot: Snapshot) -> Iterator[Difference]:
                 f"the ledger counts {stored.cores_percent} % of cores and {stored.memory_mib} MiB "
                 f"for it, its leases take {summed.cores_percent} % and {summed.memory_mib} MiB"
             )
-            yield Difference(
-                invariant="S1", subject=f"namespace {namespace}", text=text, settles_s=BIND_S
-            )
+            yield Difference("S1", f"namespace {namespace}", text, BIND_S)
 
 
 def budget_usage(snapshot: Snapshot) -> Iterator[Difference]:
@@ -73,12 +71,7 @@ def budget_usage(snapshot: Snapshot) -> Iterator[Difference]:
                 f"window {window.window} has {window.used_units} milli-GPU-milliseconds as used, "
                 f"its entries add up to {window.entered_units}"
             )
-            yield Difference(
-                invariant="S6",
-                subject=f"budget {window.namespace}",
-                text=text,
-                settles_s=BIND_S,
-            )
+            yield Difference("S6", f"budget {window.namespace}", text, BIND_S)
 
 
 def costs(snapshot: Snapshot) -> Iterator[Difference]:
@@ -86,7 +79,10 @@ def costs(snapshot: Snapshot) -> Iterator[Difference]:
     for hour in snapshot.cost_hours:
         subject = f"costs from {timestamp(hour.from_ms / 1000)}"
         for text in hour.imbalances():
-            yield Difference(invariant="S6", subject=subject, text=text)
+            yield Difference("S6", subject, text)
+
+
+CHECKS = (quota_usage, quota_charges, fair_shares, budget_usage, costs)
 
 
 def window_totals(

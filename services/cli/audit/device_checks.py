@@ -26,7 +26,7 @@ def device_totals(snapshot: Snapshot) -> Iterator[Difference]:
         for uuid in sorted(counted.keys() | stored.keys()):
             yield from _compare_totals(uuid, stored.get(uuid), counted.get(uuid, DeviceUse()))
         for mismatch in totals.index_mismatches:
-            yield Difference(invariant="S1", subject=totals.node.facts.name, text=mismatch)
+            yield Difference("S1", totals.node.facts.name, mismatch)
 
 
 def node_totals(snapshot: Snapshot) -> Iterator[Difference]:
@@ -43,9 +43,7 @@ def node_totals(snapshot: Snapshot) -> Iterator[Difference]:
             summed = counted.get(resource, 0) + claimed.get(resource, 0)
             if stored != summed:
                 text = f"the ledger counts {stored} of {resource}, its leases add up to {summed}"
-                yield Difference(
-                    invariant="S1", subject=f"node {name}", text=text, settles_s=BIND_S
-                )
+                yield Difference("S1", f"node {name}", text, BIND_S)
 
 
 def over_commitment(snapshot: Snapshot) -> Iterator[Difference]:
@@ -93,10 +91,13 @@ def fences(snapshot: Snapshot) -> Iterator[Difference]:
                     yield device_difference("S4", device, text)
 
 
+CHECKS = (device_totals, node_totals, over_commitment, allocated_totals, fences)
+
+
 def _compare_totals(uuid: str, stored: DeviceUse | None, summed: DeviceUse) -> Iterator[Difference]:
     if stored is None:
         text = f"leases hold {summed.memory_mib} MiB of a device that is not in the ledger"
-        yield Difference(invariant="S1", subject=f"device {uuid}", text=text)
+        yield Difference("S1", f"device {uuid}", text)
         return
     for unit, counted, added in (
         ("MiB", stored.memory_mib, summed.memory_mib),
@@ -117,7 +118,7 @@ def _compare_totals(uuid: str, stored: DeviceUse | None, summed: DeviceUse) -> I
     ):
         if counted != added:
             text = f"the ledger counts {counted} {unit}, its leases add up to {added}"
-            yield Difference(invariant="S1", subject=f"device {uuid}", text=text)
+            yield Difference("S1", f"device {uuid}", text)
 
 
 def _over_booked(device: Device, leases: Iterable[Lease], slots: int) -> Iterator[Difference]:

@@ -2,28 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-from services.cli.audit.account_checks import (
-    budget_usage,
-    costs,
-    fair_shares,
-    quota_charges,
-    quota_usage,
-)
-from services.cli.audit.device_checks import (
-    allocated_totals,
-    device_totals,
-    fences,
-    node_totals,
-    over_commitment,
-)
-from services.cli.audit.lease_checks import (
-    agents,
-    annotation_views,
-    bound_is_leased,
-    lease_copies,
-    one_lease,
-    outlived,
-)
+from services.cli.audit import account_checks, device_checks, lease_checks
 from services.cli.audit.snapshot import BIND_S, OUTLIVE_S, Difference, Snapshot
 from shared.model.claim import LEASED, device_name
 from shared.model.events.claim_events import AllocatedClaim
@@ -40,7 +19,7 @@ def nodes(snapshot: Snapshot) -> Iterator[Difference]:
         text = "the API server has it, the ledger does not"
         if name in known:
             text = "the ledger has it, the API server does not"
-        yield Difference(invariant="O2", subject=f"node {name}", text=text, settles_s=OUTLIVE_S)
+        yield Difference("O2", f"node {name}", text, OUTLIVE_S)
 
 
 def shared_devices(snapshot: Snapshot) -> Iterator[Difference]:
@@ -52,9 +31,7 @@ def shared_devices(snapshot: Snapshot) -> Iterator[Difference]:
     for uuid, names in sorted(reporters.items()):
         if len(names) > 1:
             text = f"it is reported by {len(names)} nodes: {', '.join(sorted(names))}"
-            yield Difference(
-                invariant="S1", subject=f"device {uuid}", text=text, settles_s=OUTLIVE_S
-            )
+            yield Difference("S1", f"device {uuid}", text, OUTLIVE_S)
 
 
 def waiting_pods(snapshot: Snapshot) -> Iterator[Difference]:
@@ -69,10 +46,10 @@ def waiting_pods(snapshot: Snapshot) -> Iterator[Difference]:
         if pod is not None and not pod.is_active:
             reason = f"has {pod.phase.lower()}"
         yield Difference(
-            invariant="P2",
-            subject=f"pod {queued.namespace}/{queued.name}",
-            text=f"the pod {reason} and the ledger has it as waiting",
-            settles_s=OUTLIVE_S,
+            "P2",
+            f"pod {queued.namespace}/{queued.name}",
+            f"the pod {reason} and the ledger has it as waiting",
+            OUTLIVE_S,
         )
 
 
@@ -107,12 +84,7 @@ def _miscounted(
             (gone - extra, "%d pods are counted that are gone, as if they %s", OUTLIVE_S),
         ):
             if pods:
-                yield Difference(
-                    invariant="P5",
-                    subject=f"gang {gang}",
-                    text=text % (len(pods), what),
-                    settles_s=settles_s,
-                )
+                yield Difference("P5", f"gang {gang}", text % (len(pods), what), settles_s)
 
 
 def claims(snapshot: Snapshot) -> Iterator[Difference]:
@@ -125,17 +97,17 @@ def claims(snapshot: Snapshot) -> Iterator[Difference]:
         subject = f"claim {claim.namespace}/{claim.name}"
         if lease is None and claim.devices and claim.answer == LEASED:
             text = "it is answered as leased and holds no lease"
-            yield Difference(invariant="S3", subject=subject, text=text, settles_s=BIND_S)
+            yield Difference("S3", subject, text, BIND_S)
         if lease is not None and _allocated(claim) != _leased(lease):
             text = (
                 f"it is allocated {_allocated(claim)} (request, device, share), its lease has "
                 f"{_leased(lease)}"
             )
-            yield Difference(invariant="S7", subject=subject, text=text, settles_s=OUTLIVE_S)
+            yield Difference("S7", subject, text, OUTLIVE_S)
     for lease in leases.values():
         text = f"it has no allocation and its lease is {lease.state}, version {lease.version}"
         subject = f"claim {lease.namespace}/{lease.name}"
-        yield Difference(invariant="P2", subject=subject, text=text, settles_s=OUTLIVE_S)
+        yield Difference("P2", subject, text, OUTLIVE_S)
 
 
 def _allocated(claim: AllocatedClaim) -> list[tuple[str, str, str]]:
@@ -150,27 +122,14 @@ def _leased(lease: Lease) -> list[tuple[str, str, str]]:
 NAMED_NODES = 5
 
 CHECKS: tuple[Callable[[Snapshot], Iterator[Difference]], ...] = (
-    device_totals,
-    node_totals,
-    over_commitment,
-    allocated_totals,
+    *device_checks.CHECKS,
     shared_devices,
     nodes,
-    one_lease,
-    bound_is_leased,
-    fences,
-    agents,
-    outlived,
+    *lease_checks.CHECKS,
     claims,
     waiting_pods,
     gangs,
-    quota_usage,
-    quota_charges,
-    fair_shares,
-    lease_copies,
-    annotation_views,
-    budget_usage,
-    costs,
+    *account_checks.CHECKS,
 )
 
 

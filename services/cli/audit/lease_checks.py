@@ -25,7 +25,7 @@ def one_lease(snapshot: Snapshot) -> Iterator[Difference]:
         if count > 1:
             nodes = sorted(lease.node for lease in snapshot.leases if lease.pod == pod)
             text = f"it holds {count} live leases, on {', '.join(nodes)}"
-            yield Difference(invariant="S2", subject=f"pod {pod}", text=text)
+            yield Difference("S2", f"pod {pod}", text)
 
 
 def bound_is_leased(snapshot: Snapshot) -> Iterator[Difference]:
@@ -39,7 +39,7 @@ def bound_is_leased(snapshot: Snapshot) -> Iterator[Difference]:
             continue
         holds = "holds no lease" if lease is None else f"holds a lease on {lease.node}"
         text = f"it is bound to {pod.node} and {holds}"
-        yield Difference(invariant="S3", subject=pod_name(pod), text=text, settles_s=BIND_S)
+        yield Difference("S3", pod_name(pod), text, BIND_S)
 
 
 def agents(snapshot: Snapshot) -> Iterator[Difference]:
@@ -52,9 +52,7 @@ def agents(snapshot: Snapshot) -> Iterator[Difference]:
         for lease in snapshot.leases:
             if lease.node == node and lease.state is LeaseState.ACTIVE and lease.pod not in known:
                 text = "its lease is active, and the node's agent handed no device to the kubelet"
-                yield Difference(
-                    invariant="S5", subject=pod_name(lease), text=text, settles_s=OUTLIVE_S
-                )
+                yield Difference("S5", pod_name(lease), text, OUTLIVE_S)
 
 
 def outlived(snapshot: Snapshot) -> Iterator[Difference]:
@@ -65,12 +63,10 @@ def outlived(snapshot: Snapshot) -> Iterator[Difference]:
         if lease.claim is None and (pod is None or not pod.is_active):
             end = "is gone" if pod is None else f"has {pod.phase.lower()}"
             text = f"the pod {end} and its lease is {lease.state}, version {lease.version}"
-            yield Difference(
-                invariant="P2", subject=pod_name(lease), text=text, settles_s=OUTLIVE_S
-            )
+            yield Difference("P2", pod_name(lease), text, OUTLIVE_S)
         if lease.state is LeaseState.RESERVED and lease.expires_at < snapshot.read_at:
             text = "its reservation has expired and is still held"
-            yield Difference(invariant="P2", subject=pod_name(lease), text=text, settles_s=EXPIRE_S)
+            yield Difference("P2", pod_name(lease), text, EXPIRE_S)
 
 
 def annotation_views(snapshot: Snapshot) -> Iterator[Difference]:
@@ -81,9 +77,7 @@ def annotation_views(snapshot: Snapshot) -> Iterator[Difference]:
         if pod is not None and pod.node and pod.is_active and dialect is not None:
             text = dialect.annotation_difference(lease, pod.annotations)
             if text:
-                yield Difference(
-                    invariant="O2", subject=pod_name(lease), text=text, settles_s=BIND_S
-                )
+                yield Difference("O2", pod_name(lease), text, BIND_S)
 
 
 def lease_copies(snapshot: Snapshot) -> Iterator[Difference]:
@@ -96,14 +90,17 @@ def lease_copies(snapshot: Snapshot) -> Iterator[Difference]:
         try:
             copy = load_lease(pod.annotations[ANNOTATION], namespace=pod.namespace, name=pod.name)
         except RequestError as error:
-            yield Difference(invariant="S7", subject=pod_name(pod), text=str(error))
+            yield Difference("S7", pod_name(pod), str(error))
             continue
         if _amounts(copy.shares) != _amounts(lease.shares):
             text = (
                 f"its annotation has {_amounts(copy.shares)} (device, MiB, %), its lease has "
                 f"{_amounts(lease.shares)}"
             )
-            yield Difference(invariant="S7", subject=pod_name(pod), text=text, settles_s=BIND_S)
+            yield Difference("S7", pod_name(pod), text, BIND_S)
+
+
+CHECKS = (one_lease, bound_is_leased, agents, outlived, lease_copies, annotation_views)
 
 
 def unexplained(snapshot: Snapshot, schedulers: frozenset[str]) -> Iterator[Difference]:
@@ -113,14 +110,14 @@ def unexplained(snapshot: Snapshot, schedulers: frozenset[str]) -> Iterator[Diff
         ours = pod.scheduler in schedulers and pod.is_active and not pod.node and not pod.gates
         if ours and pod.pod not in known and not pod.unschedulable_message:
             text = "it waits with neither a lease nor an explanation"
-            yield Difference(invariant="P1", subject=pod_name(pod), text=text, settles_s=EXPLAIN_S)
+            yield Difference("P1", pod_name(pod), text, EXPLAIN_S)
 
 
 def _allocation_mismatches(allocation: Allocation, lease: Lease | None) -> Iterator[Difference]:
     subject = f"pod {allocation.namespace}/{allocation.name}"
     if lease is None:
         text = f"container {allocation.container} has devices from the kubelet, and no live lease"
-        yield Difference(invariant="S5", subject=subject, text=text, settles_s=OUTLIVE_S)
+        yield Difference("S5", subject, text, OUTLIVE_S)
         return
     allocated = allocation.lease.shares_of(allocation.container)
     leased = lease.shares_of(allocation.container)
@@ -129,7 +126,7 @@ def _allocation_mismatches(allocation: Allocation, lease: Lease | None) -> Itera
             f"container {allocation.container} was given {_amounts(allocated)} (device, MiB, %), "
             f"its lease has {_amounts(leased)}"
         )
-        yield Difference(invariant="S7", subject=subject, text=text, settles_s=BIND_S)
+        yield Difference("S7", subject, text, BIND_S)
 
 
 def _amounts(shares: Iterable[Share]) -> list[tuple[str, int, int]]:

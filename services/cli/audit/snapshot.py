@@ -23,7 +23,7 @@ EXPLAIN_S = 15.0
 OUTLIVE_S = 30.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Difference:
     """One violation of an invariant."""
 
@@ -50,12 +50,7 @@ def device_difference(invariant: str, device: Device, text: str) -> Difference:
     After a rebuild leases have a device whose size the ledger does not know before that.
     """
     is_reported = device.index >= 0
-    return Difference(
-        invariant=invariant,
-        subject=f"device {device.uuid}",
-        text=text,
-        settles_s=0.0 if is_reported else REPORT_S,
-    )
+    return Difference(invariant, f"device {device.uuid}", text, 0.0 if is_reported else REPORT_S)
 
 
 def pod_name(pod: PodSummary | Lease) -> str:

@@ -3,12 +3,14 @@
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from services.cli.audit.snapshot import Snapshot
+from services.cli.audit.account_checks import window_totals
+from services.cli.audit.invariants import unread_checkpoints
+from services.cli.audit.snapshot import Snapshot, WindowTotals
 from services.cli.commands import Audit
 from services.cli.pod_summary import PodSummary, summary_of
 from services.cli.state_dir import StateDir, load_state, optional_path, supervisor_pid
@@ -18,41 +20,17 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.kubernetes.resource_claims import CLAIMS_PATH, ApiResourceClaim, allocated_claim
 from shared.kubernetes.types import ApiObject, ApiPod
+from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
-from shared.model.errors import RequestError, UnavailableError
+from shared.ledger.showback import entries_of
+from shared.model.budget import HOUR_MS
+from shared.model.errors import PermissionDeniedError, RequestError, UnavailableError
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.node_events import Allocation
 from shared.model.names import SYSTEM_NAMESPACE, NodeName
 
 ALL_PODS = "/api/v1/pods"
-
-
-class ClusterObjects:
-    """Reads with the permissions of the client."""
-
-    def __init__(self, kubernetes: KubernetesClient) -> None:
-        self.kubernetes = kubernetes
-
-    async def pods(self) -> tuple[PodSummary, ...]:
-        """Return every pod of the cluster."""
-        pages = self.kubernetes.pages(ALL_PODS)
-        return tuple([summary_of(pod) async for page in pages for pod in page.read(ApiPod)])
-
-    async def node_names(self) -> frozenset[NodeName]:
-        """Return the names of the nodes that the API server has."""
-        pages = self.kubernetes.pages("/api/v1/nodes")
-        return frozenset(
-            {NodeName(each.metadata.name) async for page in pages for each in page.read(ApiObject)}
-        )
-
-    async def claims(self) -> tuple[AllocatedClaim, ...] | None:
-        """Return the ResourceClaims with devices of our driver; None: they cannot be read."""
-        try:
-            pages = [page async for page in self.kubernetes.pages(CLAIMS_PATH)]
-        except RequestError:
-            return None
-        claims = (claim for page in pages for claim in page.read(ApiResourceClaim))
-        return tuple(filter(None, map(allocated_claim, claims)))
+COSTS_MS = 400 * 24 * HOUR_MS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,39 +75,94 @@ def locate_ledger(flags: Audit) -> LedgerLocation:
         redis_url=saved.redis_url,
         redis_credentials=own if own != NO_CREDENTIALS else ClientCredentials(login_file=stored),
         kubeconfig=flags.kubeconfig or optional_path(saved.kubeconfig),
-        agents=flags.agents or directory.root / "agents",
+        agents=flags.agents or directory.agents,
         hint="" if runs else f"nothing runs in {directory.root} now: run `{program()} up`",
     )
 
 
 class SnapshotReader:
-    """The ledger and the API server."""
+    """The ledger and the API server, read with the permissions of the clients."""
 
     def __init__(
         self, location: LedgerLocation, ledger: RedisLeases, kubernetes: KubernetesClient
     ) -> None:
-        self.location = location
-        self.ledger = ledger
-        self.cluster_objects = ClusterObjects(kubernetes)
+        self.location, self.ledger, self.kubernetes = location, ledger, kubernetes
 
-    async def snapshot(self, *, now: float) -> Snapshot:
-        """Read everything; pods before leases, since a pod is bound only after it has one."""
-        pods = await self.cluster_objects.pods()
+    async def snapshot(self, now: float) -> Snapshot:
+        """Read everything that an audit compares, and record what is not readable here.
+
+        Pods are read before leases, since a pod is bound only after it has one.
+        """
+        totals = self.ledger.totals
+        pods = await pods_of(self.kubernetes)
         allocations = read_checkpoints(self.location.agents)
-        pages = [page async for page in self.ledger.totals.pages()]
-        return Snapshot(
+        nodes = [each async for page in totals.pages() for each in page]
+        snapshot = Snapshot(
             read_at=now,
             pods=pods,
             allocations=allocations,
-            nodes=tuple(totals for page in pages for totals in page),
+            nodes=tuple(nodes),
             waiting=tuple(await self.ledger.waiting_pods.load()),
-            gangs=await self.ledger.totals.gangs(),
-            waiting_gangs=await self.ledger.totals.waiting_gangs(),
+            gangs=await totals.gangs(),
+            waiting_gangs=await totals.waiting_gangs(),
             quotas=await self.ledger.quotas.totals(),
-            preemption_claims=await self.ledger.totals.claimed(),
-            fair_share=await self.ledger.totals.fair_share(),
+            preemption_claims=await totals.claimed(),
+            fair_share=await totals.fair_share(),
             unreadable=tuple(await self.ledger.checks.unreadable()),
         )
+        not_checked = list(unread_checkpoints(snapshot))
+        try:
+            snapshot = replace(snapshot, api_nodes=await node_names(self.kubernetes))
+        except PermissionDeniedError:
+            not_checked.append("nodes: this user may not list them at the API server")
+        snapshot = replace(snapshot, claims=await claims_of(self.kubernetes))
+        if snapshot.claims is None and any(lease.claim for lease in snapshot.leases):
+            not_checked.append("claims: this user may not list ResourceClaims at the API server")
+        try:
+            snapshot = await self._with_budgets(snapshot)
+        except PermissionDeniedError:
+            not_checked.append("budgets: this Redis user may not read them; the user operator may")
+        return replace(snapshot, not_checked=tuple(not_checked))
+
+    async def _with_budgets(self, snapshot: Snapshot) -> Snapshot:
+        """Add every open budget window that has a start, with the sum of its entries, and costs."""
+        windows: list[WindowTotals] = []
+        at = self.location
+        async with Budgets.connect(at.redis_url, credentials=at.redis_credentials) as budgets:
+            now_ms = await budgets.now_ms()
+            hours = (await budgets.costs(now_ms - COSTS_MS, now_ms)).hours.values()
+            for account in await budgets.load(dict.fromkeys(await budgets.revisions())):
+                # The first entries of a window that never ends may have been trimmed.
+                if not account.windows or not account.windows[-1].start_ms:
+                    continue
+                window, name = account.windows[-1], account.namespace
+                after = f"{window.start_ms - 1}"
+                entries = [each async for each in entries_of(budgets, name, after=after)]
+                windows.append(window_totals(name, window, entries))
+        return replace(snapshot, budget_windows=tuple(windows), cost_hours=tuple(hours))
+
+
+async def pods_of(kubernetes: KubernetesClient) -> tuple[PodSummary, ...]:
+    """Return every pod of the cluster."""
+    pages = kubernetes.pages(ALL_PODS)
+    return tuple([summary_of(pod) async for page in pages for pod in page.read(ApiPod)])
+
+
+async def node_names(kubernetes: KubernetesClient) -> frozenset[NodeName]:
+    """Return the names of the nodes that the API server has."""
+    pages = kubernetes.pages("/api/v1/nodes")
+    found = [each.metadata.name async for page in pages for each in page.read(ApiObject)]
+    return frozenset(map(NodeName, found))
+
+
+async def claims_of(kubernetes: KubernetesClient) -> tuple[AllocatedClaim, ...] | None:
+    """Return the ResourceClaims with devices of our driver, or None if they cannot be read."""
+    try:
+        pages = [page async for page in kubernetes.pages(CLAIMS_PATH)]
+    except RequestError:
+        return None
+    claims = (claim for page in pages for claim in page.read(ApiResourceClaim))
+    return tuple(filter(None, map(allocated_claim, claims)))
 
 
 @asynccontextmanager

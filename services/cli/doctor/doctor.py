@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -37,6 +38,7 @@ from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE, NodeName
 from shared.model.node import cordon_reason
 from shared.runtime.settings import load
 
+P = TypeVar("P")
 CHECK_TIMEOUT_S = 30.0
 COLOURS = {
     Outcome.OK: "green",
@@ -45,43 +47,6 @@ COLOURS = {
     Outcome.SKIPPED: "dim",
 }
 
-NODE_CHECKS: Mapping[str, Callable[[NodeProbes], Awaitable[Finding]]] = {
-    "agent": NodeProbes.agent,
-    "kubelet-socket": NodeProbes.kubelet_socket,
-    "other-plugins": NodeProbes.other_plugins,
-    "registration": NodeProbes.registration,
-    "node-resources": NodeProbes.node_resources,
-    "list-size": NodeProbes.list_sizes,
-    "driver": NodeProbes.driver,
-    "device-health": NodeProbes.device_health,
-    "mig-mode": NodeProbes.mig_modes,
-    "container-toolkit": NodeProbes.runtime,
-    "device-variable": NodeProbes.device_variable,
-    "cdi": NodeProbes.cdi,
-    "cdi-devices": NodeProbes.cdi_devices,
-    "library": NodeProbes.library,
-    "library-loads": NodeProbes.library_loads,
-    "checkpoint": NodeProbes.checkpoint,
-    "pod-resources": NodeProbes.pod_resources,
-    "kubelet-checkpoint": NodeProbes.kubelet_checkpoint,
-    "processes": NodeProbes.processes,
-}
-CLUSTER_CHECKS: Mapping[str, Callable[[ClusterProbes], Awaitable[Finding]]] = {
-    "nats": ClusterProbes.nats,
-    "redis": ClusterProbes.redis,
-    "redis-clock": ClusterProbes.redis_clock,
-    "api-clock": ClusterProbes.api_clock,
-    "webhook": ClusterProbes.webhook,
-    "apiservice": ClusterProbes.apiservice,
-    "rights": ClusterProbes.rights,
-    "runtime-class": ClusterProbes.runtime_class,
-    "resource-quotas": ClusterProbes.resource_quotas,
-    "device-classes": ClusterProbes.device_classes,
-    "extender": ClusterProbes.extender,
-    "components": ClusterProbes.components,
-    "versions": ClusterProbes.versions,
-    "settings": ClusterProbes.settings,
-}
 _KUBECTL = f"kubectl -n {SYSTEM_NAMESPACE}"
 _LOGS = f"kubectl -n {AGENTS_NAMESPACE} logs daemonset/node-agent"
 _NATS = f"{_KUBECTL} get pods | grep nats; --nats-url and its credentials name another"
@@ -94,44 +59,75 @@ _KUBELET = (
 )
 _RECORD = f"{_LOGS} | grep -i checkpoint; the agent rebuilds what it cannot read when it starts"
 
-REMEDIES: Mapping[str, str] = {
-    "agent": "ls -l the --state-dir (--agent-dir here): it contains the agent's agent.lock",
-    "kubelet-socket": "systemctl status kubelet",
-    "other-plugins": _KUBELET,
-    "registration": _KUBELET,
-    "node-resources": _API,
-    "list-size": "set --redis-url to the ledger's URL, and the other flags as for the agent",
-    "driver": _DRIVER,
-    "device-health": _REDIS,
-    "mig-mode": _DRIVER,
-    "container-toolkit": "read /etc/containerd, /etc/docker and /etc/crio as root",
-    "device-variable": "read /etc/nvidia-container-runtime as root; its file must be TOML",
-    "cdi": "read /etc/cdi and /var/run/cdi as root",
-    "cdi-devices": f"{_LOGS} | grep -i cdi; the agent rewrites its specification when it starts",
-    "library": "ls -l the --library-source and STATE_DIR/library, as root",
-    "library-loads": "ldd FILE lists what is missing",
-    "checkpoint": _RECORD,
-    "pod-resources": "systemctl status kubelet; its socket is pod-resources/kubelet.sock below its "
-    f"--root-dir; {_RECORD}",
-    "kubelet-checkpoint": f"{_KUBELET}; {_RECORD}",
-    "processes": _DRIVER,
-    "nats": _NATS,
-    "redis": _REDIS,
-    "redis-clock": _REDIS,
-    "api-clock": _API,
-    "webhook": _API,
-    "apiservice": f"kubectl get apiservices {APISERVICE}; {_KUBECTL} logs deployment/api",
-    "rights": _API,
-    "runtime-class": _API,
-    "resource-quotas": _API,
-    "device-classes": _API,
-    "extender": _API,
-    "components": _NATS,
-    "versions": _NATS,
-    "settings": _API,
-}
-"""The fix for a check that fails without naming one, by the check's name."""
 
+class Check(NamedTuple, Generic[P]):
+    """A check, and the fix if it fails without naming one."""
+
+    run: Callable[[P], Awaitable[Finding]]
+    remedy: str
+
+
+NODE_CHECKS: Mapping[str, Check[NodeProbes]] = {
+    "agent": Check(
+        NodeProbes.agent,
+        "ls -l the --state-dir (--agent-dir here): it contains the agent's agent.lock",
+    ),
+    "kubelet-socket": Check(NodeProbes.kubelet_socket, "systemctl status kubelet"),
+    "other-plugins": Check(NodeProbes.other_plugins, _KUBELET),
+    "registration": Check(NodeProbes.registration, _KUBELET),
+    "node-resources": Check(NodeProbes.node_resources, _API),
+    "list-size": Check(
+        NodeProbes.list_sizes,
+        "set --redis-url to the ledger's URL, and the other flags as for the agent",
+    ),
+    "driver": Check(NodeProbes.driver, _DRIVER),
+    "device-health": Check(NodeProbes.device_health, _REDIS),
+    "mig-mode": Check(NodeProbes.mig_modes, _DRIVER),
+    "container-toolkit": Check(
+        NodeProbes.runtime, "read /etc/containerd, /etc/docker and /etc/crio as root"
+    ),
+    "device-variable": Check(
+        NodeProbes.device_variable,
+        "read /etc/nvidia-container-runtime as root; its file must be TOML",
+    ),
+    "cdi": Check(NodeProbes.cdi, "read /etc/cdi and /var/run/cdi as root"),
+    "cdi-devices": Check(
+        NodeProbes.cdi_devices,
+        f"{_LOGS} | grep -i cdi; the agent rewrites its specification when it starts",
+    ),
+    "library": Check(
+        NodeProbes.library, "ls -l the --library-source and STATE_DIR/library, as root"
+    ),
+    "library-loads": Check(NodeProbes.library_loads, "ldd FILE lists what is missing"),
+    "checkpoint": Check(NodeProbes.checkpoint, _RECORD),
+    "pod-resources": Check(
+        NodeProbes.pod_resources,
+        "systemctl status kubelet; its socket is pod-resources/kubelet.sock below its "
+        f"--root-dir; {_RECORD}",
+    ),
+    "kubelet-checkpoint": Check(NodeProbes.kubelet_checkpoint, f"{_KUBELET}; {_RECORD}"),
+    "processes": Check(NodeProbes.processes, _DRIVER),
+}
+CLUSTER_CHECKS: Mapping[str, Check[ClusterProbes]] = {
+    "nats": Check(ClusterProbes.nats, _NATS),
+    "redis": Check(ClusterProbes.redis, _REDIS),
+    "redis-clock": Check(ClusterProbes.redis_clock, _REDIS),
+    "api-clock": Check(ClusterProbes.api_clock, _API),
+    "webhook": Check(ClusterProbes.webhook, _API),
+    "apiservice": Check(
+        ClusterProbes.apiservice,
+        f"kubectl get apiservices {APISERVICE}; {_KUBECTL} logs deployment/api",
+    ),
+    "rights": Check(ClusterProbes.rights, _API),
+    "runtime-class": Check(ClusterProbes.runtime_class, _API),
+    "resource-quotas": Check(ClusterProbes.resource_quotas, _API),
+    "device-classes": Check(ClusterProbes.device_classes, _API),
+    "extender": Check(ClusterProbes.extender, _API),
+    "components": Check(ClusterProbes.components, _NATS),
+    "versions": Check(ClusterProbes.versions, _NATS),
+    "settings": Check(ClusterProbes.settings, _API),
+}
+REMEDIES = {name: check.remedy for name, check in (*NODE_CHECKS.items(), *CLUSTER_CHECKS.items())}
 NODE_ACCOUNT_CHECKS = frozenset({"api-clock", "rights"})
 """Cluster checks that also run with the account of a node's agent."""
 AGENT_ONLY_CHECKS = frozenset({"rights"})
@@ -262,8 +258,10 @@ async def run_checks(target: DoctorTarget) -> list[Finding]:
                 if totals.node.devices
             },
         )
-        labels = [(name, "") for name in target.cluster_checks]
-        running = [run_check(CLUSTER_CHECKS[name](cluster)) for name in target.cluster_checks]
+        running = {
+            ("", name): run_check(CLUSTER_CHECKS[name].run(cluster))
+            for name in target.cluster_checks
+        }
         for settings, gpus in target.nodes if target.only != "cluster" else ():
             node = NodeProbes(
                 settings,
@@ -273,12 +271,12 @@ async def run_checks(target: DoctorTarget) -> list[Finding]:
                 ledger_is_readable=node_totals is not None,
                 host=visible_host(os.environ),
             )
-            labels += [(name, settings.node_name) for name in NODE_CHECKS]
-            running += [run_check(check(node)) for check in NODE_CHECKS.values()]
-        results = await asyncio.gather(*running, return_exceptions=True)
+            for name, check in NODE_CHECKS.items():
+                running[settings.node_name, name] = run_check(check.run(node))
+        results = await asyncio.gather(*running.values(), return_exceptions=True)
     return [
         complete(result, check=name, subject=subject)
-        for result, (name, subject) in zip(results, labels, strict=True)
+        for (subject, name), result in zip(running, results, strict=True)
     ]
 
 

@@ -1,7 +1,7 @@
 """The components that `up` starts: commands, order, readiness checks, credentials."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.cli.credentials import REDIS_PROBE_LOGIN, CredentialFiles
@@ -57,150 +57,110 @@ class Component:
 
 
 def components_of(plan: Plan, directory: StateDir) -> tuple[Component, ...]:
-    """Return every component in the order of their start."""
-    return (
-        *_servers(plan, directory),
-        _simcluster(plan, directory),
-        *_services(plan, directory),
-        *_agents(plan, directory),
-    )
+    """Return every component in the order of their start, with the files of their logins."""
+    made = _Components(plan, directory)
+    return (*made.servers(), made.simcluster(), *made.services(), *made.agents())
 
 
-def _servers(plan: Plan, directory: StateDir) -> list[Component]:
-    components: list[Component] = []
-    if plan.nats_program:
-        port = plan.ports["nats"]
-        components.append(
-            Component(
+class _Components:
+    def __init__(self, plan: Plan, directory: StateDir) -> None:
+        self.plan, self.directory = plan, directory
+        self.files = CredentialFiles(directory.credentials)
+
+    def servers(self) -> Iterator[Component]:
+        plan, files = self.plan, self.files
+        if plan.nats_program:
+            port = plan.ports["nats"]
+            yield Component(
                 name="nats",
-                argv=servers.nats_command(plan.nats_program, port=port),
+                argv=servers.nats_command(plan.nats_program, port, files.nats_configuration),
                 checks=(TcpCheck(port=port, expect=b"INFO"),),
                 address=plan.nats_url,
             )
-        )
-    if plan.redis_program:
-        port, store = plan.ports["redis"], directory.root / "valkey"
-        components.append(
-            Component(
+        if plan.redis_program:
+            port, store = plan.ports["redis"], self.directory.root / "valkey"
+            ping = REDIS_PROBE_LOGIN + b"PING\r\n"
+            yield Component(
                 name="valkey",
-                argv=servers.valkey_command(plan.redis_program, port=port, store=store),
-                checks=(TcpCheck(port=port, send=b"PING\r\n", expect=b"+PONG"),),
+                argv=servers.valkey_command(plan.redis_program, port, store, files.acl),
+                checks=(TcpCheck(port=port, send=ping, expect=b"+OK\r\n+PONG"),),
                 address=plan.redis_url,
             )
+
+    def simcluster(self) -> Component:
+        plan, directory = self.plan, self.directory
+        port, settings = plan.ports["api"], plan.settings
+        configuration = directory.scheduler_configuration if settings.kube_scheduler else None
+        return Component(
+            name="simcluster",
+            argv=(
+                *plan.python,
+                "simcluster",
+                *("--state", str(directory.root)),
+                *("--port", str(port)),
+                *("--nodes", str(len(plan.nodes))),
+                *("--node-labels", f"{GPU_LABEL}=true"),
+                *("--install", str(directory.installation)),
+                *(("--host-pods",) if plan.local else ()),
+                *_flag("--programs", ",".join(settings.programs)),
+                *_flag("--scheduler-config", configuration),
+            ),
+            checks=(
+                FileCheck(path=directory.kubeconfig),
+                *(FileCheck(path=directory.node(node) / "kubelet.json") for node in plan.nodes),
+                TcpCheck(port=port),
+            ),
+            address=f"https://{servers.HOST}:{port}",
         )
-    return components
 
+    def services(self) -> Iterator[Component]:
+        plan, settings, root = self.plan, self.plan.settings, self.directory.root
+        quotas = _flag("--quotas", settings.quotas)
+        volcano = _flag("--volcano-conf", settings.volcano_conf)
+        if settings.combined:
+            yield self._service(SCHEDULER, *quotas, *volcano, account=BINDER, ledger=True)
+        else:
+            yield self._service("watcher", *quotas, *volcano)
+            for number in range(settings.placers):
+                name = f"placer-{number}"
+                yield self._service("placer", name=name, uses_api=False, ledger=True)
+            yield self._service("binder", ledger=True)
+        budgets = _flag("--budgets", settings.budgets)
+        yield self._service("timekeeper", *budgets, ledger=True)
+        yield self._service(
+            "webhook",
+            *quotas,
+            *("--tls-dir", str(root / "webhook")),
+            *("--url", f"https://{servers.HOST}"),
+            *(("--kube-scheduler",) if settings.kube_scheduler else ()),
+        )
+        yield self._service(
+            "api",
+            *("--listen", plan.page_url.removeprefix("http://")),
+            *("--aggregated", f"{servers.HOST}:{plan.ports[AGGREGATED]}"),
+            *("--state-dir", str(root / "api")),
+            *_flag("--scheduler-metrics", settings.scheduler_metrics),
+            *_flag("--prices", settings.prices),
+            *volcano,
+            ledger=True,
+            address=plan.page_url,
+        )
+        if settings.kube_scheduler:
+            yield self._service(
+                "extender",
+                *("--listen", plan.extender_address),
+                *("--certificate-file", str(self.files.certificate)),
+                *("--key-file", str(self.files.key)),
+                *("--client-ca-file", str(self.files.authority)),
+                ledger=True,
+                address=f"https://{plan.extender_address}",
+            )
 
-def _simcluster(plan: Plan, directory: StateDir) -> Component:
-    port, configuration = plan.ports["api"], directory.scheduler_configuration
-    scheduler = ("--scheduler-config", str(configuration)) if plan.settings.kube_scheduler else ()
-    return Component(
-        name="simcluster",
-        argv=(
-            *plan.python,
-            "simcluster",
-            *("--state", str(directory.root)),
-            *("--port", str(port)),
-            *("--nodes", str(len(plan.nodes))),
-            *("--node-labels", f"{GPU_LABEL}=true"),
-            *("--install", str(directory.installation)),
-            *(("--host-pods",) if plan.local else ()),
-            *_flag("--programs", ",".join(plan.settings.programs)),
-            *scheduler,
-        ),
-        checks=(
-            FileCheck(path=directory.kubeconfig),
-            *(FileCheck(path=directory.node(node) / "kubelet.json") for node in plan.nodes),
-            TcpCheck(port=port),
-        ),
-        address=f"https://{servers.HOST}:{port}",
-    )
-
-
-def _flag(name: str, value: object) -> tuple[str, ...]:
-    return (name, str(value)) if value else ()
-
-
-def _services(plan: Plan, directory: StateDir) -> list[Component]:
-    settings = plan.settings
-    redis = ("--redis-url", plan.redis_url)
-    quotas = _flag("--quotas", settings.quotas)
-    volcano = _flag("--volcano-conf", settings.volcano_conf)
-    webhook = (
-        *quotas,
-        *("--tls-dir", str(directory.root / "webhook")),
-        *("--url", f"https://{servers.HOST}"),
-        *(("--kube-scheduler",) if settings.kube_scheduler else ()),
-    )
-    page = (
-        *_as_account(directory, "api"),
-        *("--listen", plan.page_url.removeprefix("http://")),
-        *("--aggregated", f"{servers.HOST}:{plan.ports[AGGREGATED]}"),
-        *("--state-dir", str(directory.root / "api")),
-        *_flag("--scheduler-metrics", settings.scheduler_metrics),
-        *_flag("--prices", settings.prices),
-        *volcano,
-    )
-    binder = _as_account(directory, BINDER)
-    pipeline = [
-        _service(
-            "watcher",
-            "watcher",
-            plan,
-            directory,
-            (*_as_account(directory, "watcher"), *quotas, *volcano),
-        ),
-        *(
-            _service(f"placer-{number}", "placer", plan, directory, redis, after=("nats", "valkey"))
-            for number in range(plan.settings.placers)
-        ),
-        _service("binder", "binder", plan, directory, (*binder, *redis)),
-    ]
-    together = (*binder, *quotas, *volcano, *redis)
-    combined = [_service(SCHEDULER, SCHEDULER, plan, directory, together)]
-    return [
-        *(combined if plan.settings.combined else pipeline),
-        _service(
-            "timekeeper",
-            "timekeeper",
-            plan,
-            directory,
-            (*_as_account(directory, "timekeeper"), *redis, *_flag("--budgets", settings.budgets)),
-        ),
-        _service(
-            "webhook", "webhook", plan, directory, (*_as_account(directory, "webhook"), *webhook)
-        ),
-        _service("api", "api", plan, directory, (*redis, *page), address=plan.page_url),
-        *([_extender(plan, directory, redis)] if plan.settings.kube_scheduler else ()),
-    ]
-
-
-def _as_account(directory: StateDir, account: str) -> tuple[str, str]:
-    return "--kubeconfig", str(directory.accounts / account)
-
-
-def _extender(plan: Plan, directory: StateDir, flags: tuple[str, ...]) -> Component:
-    files = CredentialFiles(directory.credentials)
-    tls = (
-        *("--certificate-file", str(files.certificate)),
-        *("--key-file", str(files.key)),
-        *("--client-ca-file", str(files.authority)),
-    )
-    given = (*_as_account(directory, "extender"), *flags, "--listen", plan.extender_address, *tls)
-    address = f"https://{plan.extender_address}"
-    return _service("extender", "extender", plan, directory, given, address=address)
-
-
-def _agents(plan: Plan, directory: StateDir) -> list[Component]:
-    library = _flag("--library-source", plan.settings.library_source)
-    return [
-        _service(
-            f"agent-{node}",
-            "node_agent",
-            plan,
-            directory,
-            (
-                *_as_account(directory, agent_account(node)),
+    def agents(self) -> Iterator[Component]:
+        directory = self.directory
+        for node, layout in self.plan.nodes.items():
+            yield self._service(
+                "node-agent",
                 *("--node", node),
                 *("--kubelet-dir", str(directory.node(node))),
                 *("--cdi-dir", str(directory.node(node) / "cdi")),
@@ -208,45 +168,65 @@ def _agents(plan: Plan, directory: StateDir) -> list[Component]:
                 *("--state-dir", str(directory.agent(node))),
                 *("--gpu-driver-dir", str(directory.gpus(node))),
                 *("--proc-dir", str(directory.node(node) / "proc")),
-                *("--monitor-http", plan.usage_address(node)),
-                *library,
+                *("--monitor-http", self.plan.usage_address(node)),
+                *_flag("--library-source", self.plan.settings.library_source),
+                name=f"agent-{node}",
+                account=agent_account(node),
+                node=node,
+                package="simcluster",
+            )
+
+    def _service(
+        self,
+        service: str,
+        *flags: str,
+        name: str = "",
+        account: str = "",
+        node: str = "",
+        uses_api: bool = True,
+        ledger: bool = False,
+        package: str = "services",
+        address: str = "",
+    ) -> Component:
+        """Return a service, by default of its own name and account; `ledger`: it uses Redis."""
+        plan, directory, name = self.plan, self.directory, name or service
+        run_file = directory.run_file(name)
+        kubeconfig = directory.accounts / (account or service) if uses_api else None
+        return Component(
+            name=name,
+            argv=(
+                *plan.python,
+                f"{package}.{service.replace('-', '_')}",
+                *("--nats-url", plan.nats_url),
+                *("--run-file", str(run_file)),
+                *("--trace-dir", str(directory.traces)),
+                *("--instance", name),
+                *("--log-level", plan.settings.log_level),
+                *_flag("--otlp-endpoint", plan.settings.otlp_endpoint),
+                *_flag("--kubeconfig", kubeconfig),
+                *(("--redis-url", plan.redis_url) if ledger else ()),
+                *flags,
+                *self._logins(service, node, ledger=ledger),
             ),
-            package="simcluster",
+            after=("nats", "valkey", *(("simcluster",) if uses_api else ())),
+            checks=(RunFileCheck(path=run_file),),
+            address=address,
         )
-        for node, layout in plan.nodes.items()
-    ]
+
+    def _logins(self, service: str, node: str, *, ledger: bool) -> Iterator[str]:
+        """Yield the flags for the logins at the servers that `up` starts; others need none."""
+        nats, redis = self.files.nats(user_of(service, node)), self.files.redis(service)
+        if service == SCHEDULER:
+            nats, redis = nats.parent, redis.parent
+        if self.plan.nats_program:
+            yield from ("--nats-credentials", str(nats))
+            yield from ("--nats-ca-file", str(self.files.authority))
+        if self.plan.redis_program and ledger:
+            yield from ("--redis-credentials", str(redis))
 
 
-def _service(
-    name: str,
-    module: str,
-    plan: Plan,
-    directory: StateDir,
-    flags: tuple[str, ...],
-    *,
-    package: str = "services",
-    after: tuple[str, ...] = ("nats", "valkey", "simcluster"),
-    address: str = "",
-) -> Component:
-    run_file = directory.run_file(name)
-    tracing = _flag("--otlp-endpoint", plan.settings.otlp_endpoint)
-    return Component(
-        name=name,
-        argv=(
-            *plan.python,
-            f"{package}.{module}",
-            *("--nats-url", plan.nats_url),
-            *("--run-file", str(run_file)),
-            *("--trace-dir", str(directory.traces)),
-            *("--instance", name),
-            *("--log-level", plan.settings.log_level),
-            *tracing,
-            *flags,
-        ),
-        after=after,
-        checks=(RunFileCheck(path=run_file),),
-        address=address,
-    )
+def _flag(name: str, value: object) -> tuple[str, ...]:
+    return (name, str(value)) if value else ()
 
 
 def stages_of(components: Sequence[Component]) -> list[list[Component]]:
@@ -270,55 +250,3 @@ def stages_of(components: Sequence[Component]) -> list[list[Component]]:
         placed.update(component.name for component in stage)
         remaining = [component for component in remaining if component.name not in placed]
     return stages
-
-
-def with_credentials(
-    components: Sequence[Component],
-    files: CredentialFiles,
-    *,
-    nats: bool = True,
-    redis: bool = True,
-) -> list[Component]:
-    """Add users to the servers, and a login to each other component.
-
-    `nats` and `redis`: that server requires a login.
-    """
-    return [_with_credentials(each, files, nats=nats, redis=redis) for each in components]
-
-
-def _with_credentials(
-    component: Component, files: CredentialFiles, *, nats: bool, redis: bool
-) -> Component:
-    added: list[str] = []
-    checks = component.checks
-    if component.name == "nats":
-        added += ["--config", str(files.nats_configuration)]
-    elif component.name == "valkey":
-        added += ["--aclfile", str(files.acl)]
-        checks = tuple(
-            replace(check, send=REDIS_PROBE_LOGIN + b"PING\r\n", expect=b"+OK\r\n+PONG")
-            if isinstance(check, TcpCheck)
-            else check
-            for check in checks
-        )
-    if nats and "--nats-url" in component.argv:
-        user = user_of(_service_name(component), _node_of(component))
-        added += ["--nats-credentials", _login(component, files.nats(user))]
-        added += ["--nats-ca-file", str(files.authority)]
-    if redis and "--redis-url" in component.argv:
-        added += ["--redis-credentials", _login(component, files.redis(_service_name(component)))]
-    return replace(component, argv=(*component.argv, *added), checks=checks)
-
-
-def _login(component: Component, file: Path) -> str:
-    return str(file.parent if _service_name(component) == SCHEDULER else file)
-
-
-def _service_name(component: Component) -> str:
-    module = next(word for word in component.argv if word.startswith(("services.", "simcluster.")))
-    return module.rpartition(".")[2].replace("_", "-")
-
-
-def _node_of(component: Component) -> str:
-    argv = component.argv
-    return argv[argv.index("--node") + 1] if "--node" in argv else ""

@@ -52,12 +52,12 @@ def valkey_program() -> str:
     return found
 
 
-def nats_command(program: str, *, port: int) -> tuple[str, ...]:
+def nats_command(program: str, port: int, configuration: Path) -> tuple[str, ...]:
     """Return the command of a nats-server for this machine only."""
-    return (program, "-a", HOST, "-p", str(port))
+    return (program, "-a", HOST, "-p", str(port), "--config", str(configuration))
 
 
-def valkey_command(program: str, *, port: int, store: Path) -> tuple[str, ...]:
+def valkey_command(program: str, port: int, store: Path, acl: Path) -> tuple[str, ...]:
     """Return the command of a valkey-server that replies only once a write is on disk."""
     options = {
         "bind": HOST,
@@ -68,6 +68,7 @@ def valkey_command(program: str, *, port: int, store: Path) -> tuple[str, ...]:
         "maxmemory-policy": "noeviction",
         "save": "",
         "daemonize": "no",
+        "aclfile": str(acl),
     }
     return (program, *(word for name, value in options.items() for word in (f"--{name}", value)))
 

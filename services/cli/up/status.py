@@ -5,9 +5,10 @@ import shlex
 import shutil
 import time
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from services.cli.arguments import StateArguments
 from services.cli.commands import Status
@@ -143,7 +144,7 @@ def local_notes(state: State) -> str:
 
 
 def _flag(directory: StateDir) -> str:
-    is_default = directory == StateDir.at(StateArguments.state)
+    is_default = directory.root == StateDir.at(StateArguments.state).root
     return "" if is_default else f" --state {shlex.quote(str(directory.root))}"
 
 
@@ -157,7 +158,8 @@ def _document(state: State | None, faults: dict[str, str]) -> dict[str, Any]:
         "kubeconfig": state.kubeconfig,
         "nodes": dict(state.nodes),
         "components": [
-            asdict(each) | {"ready": each.name not in faults, "reason": faults.get(each.name, "")}
+            msgspec.to_builtins(each)
+            | {"ready": each.name not in faults, "reason": faults.get(each.name, "")}
             for each in state.components
         ],
     }

@@ -32,7 +32,7 @@ from services.cli.state_dir import (
     write_supervisor_pid,
 )
 from services.cli.up import servers
-from services.cli.up.components import Component, components_of, with_credentials
+from services.cli.up.components import Component, components_of
 from services.cli.up.down import kill_leftovers
 from services.cli.up.installation import installation
 from services.cli.up.plan import AGGREGATED, Plan, layouts_of, plan_of, with_library
@@ -120,17 +120,6 @@ def _redirect_output(path: Path) -> None:
     os.close(devnull)
 
 
-def write_scheduler_configuration(plan: Plan, directory: StateDir, files: CredentialFiles) -> None:
-    """Write the KubeSchedulerConfiguration."""
-    tls = SchedulerTls(
-        ca=str(files.authority),
-        certificate=str(files.scheduler_certificate),
-        key=str(files.scheduler_key),
-    )
-    configuration = scheduler_configuration(f"https://{plan.extender_address}", tls)
-    directory.scheduler_configuration.write_text(yaml.safe_dump(configuration, sort_keys=False))
-
-
 def forget_devices(
     directory: StateDir, before: Mapping[str, str], layouts: Mapping[str, str]
 ) -> None:
@@ -198,10 +187,8 @@ def up(settings: Up) -> int:
             directory.make()
         forget_devices(directory, before.nodes if before else {}, plan.nodes)
         if settings.headless:
-            return run_in_background(
-                lambda report: _run(settings, plan, directory, report), directory
-            )
-        return _run(settings, plan, directory, _print)
+            return run_in_background(lambda report: _run(plan, directory, report), directory)
+        return _run(plan, directory, _print)
 
 
 def _already_running(settings: Up, directory: StateDir, state: State) -> int:
@@ -226,20 +213,15 @@ def _check_disk(directory: StateDir) -> None:
         )
 
 
-def _run(settings: Up, plan: Plan, directory: StateDir, report: Report) -> int:
+def _run(plan: Plan, directory: StateDir, report: Report) -> int:
     write_supervisor_pid(directory)
     started_at_s = time.monotonic()
     with short_root(directory) as short:
-        if short != directory:
+        if short is not directory:
             report(f"  sockets are reached through {short.root}: {directory.root} is too long")
-        components = [
-            each for each in components_of(plan, short) if each.name not in settings.without
-        ]
-        components = _add_credentials(components, plan, directory)
-        _write_installation(components, plan, directory)
-        shares = has_shares(local=plan.local, library=plan.settings.library_source)
-        lines = EXAMPLE.splitlines(keepends=True)
-        directory.first_pod.write_text("".join(lines if shares else lines[:-SIZE_LINES]))
+        without = plan.settings.without
+        components = [each for each in components_of(plan, short) if each.name not in without]
+        _write_files(components, plan, directory)
         _rotate_logs(components, directory)
         try:
             asyncio.run(_supervise(components, plan, directory, report, started_at_s))
@@ -251,30 +233,34 @@ def _run(settings: Up, plan: Plan, directory: StateDir, report: Report) -> int:
     return 0
 
 
-def _add_credentials(
-    components: Sequence[Component], plan: Plan, directory: StateDir
-) -> list[Component]:
-    """Add users to the servers that `up` starts, and each component's secret."""
-    nats, redis = bool(plan.nats_program), bool(plan.redis_program)
-    nodes = [NodeName(node) for node in plan.nodes]
+def _write_files(components: Sequence[Component], plan: Plan, directory: StateDir) -> None:
+    """Write the logins of all components, what the simulated cluster installs, and a first pod."""
     files = credentials.write(
-        directory.credentials, nodes, nats=nats, redis=redis, names=servers.NAMES
+        directory.credentials,
+        [NodeName(node) for node in plan.nodes],
+        nats=bool(plan.nats_program),
+        redis=bool(plan.redis_program),
+        names=servers.NAMES,
     )
     if plan.settings.kube_scheduler:
-        write_scheduler_configuration(plan, directory, files)
-    return with_credentials(components, files, nats=nats, redis=redis)
-
-
-def _write_installation(components: Sequence[Component], plan: Plan, directory: StateDir) -> None:
-    """Write what the simulated cluster installs: without a webhook no pod passes our admission."""
-    policies = any(component.name == "webhook" for component in components)
-    found = installation(
+        tls = SchedulerTls(
+            ca=str(files.authority),
+            certificate=str(files.scheduler_certificate),
+            key=str(files.scheduler_key),
+        )
+        configuration = scheduler_configuration(f"https://{plan.extender_address}", tls)
+        directory.scheduler_configuration.write_text(yaml.safe_dump(configuration, sort_keys=False))
+    # Without a webhook no pod passes our admission.
+    installed = installation(
         str(directory.accounts),
         plan.nodes,
-        policies=policies,
+        policies=any(component.name == "webhook" for component in components),
         aggregated_port=plan.ports[AGGREGATED],
     )
-    directory.installation.write_text(json.dumps(found, indent=2))
+    directory.installation.write_text(json.dumps(installed, indent=2))
+    shares = has_shares(local=plan.local, library=plan.settings.library_source)
+    lines = EXAMPLE.splitlines(keepends=True)
+    directory.first_pod.write_text("".join(lines if shares else lines[:-SIZE_LINES]))
 
 
 async def _supervise(
@@ -287,15 +273,15 @@ async def _supervise(
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    started_at = time.time()
+    started_at, is_saved = time.time(), True
 
-    is_saved = True
+    def state(components: tuple[ComponentState, ...], *, ready: bool) -> State:
+        return state_of(plan, directory, components, ready=ready, started_at=started_at)
 
     def save(states: tuple[ComponentState, ...], ready: bool) -> None:
         nonlocal is_saved
-        state = _state(plan, directory, states, ready=ready, started_at=started_at)
         try:
-            save_state(directory, state)
+            save_state(directory, state(states, ready=ready))
             is_saved = True
         except OSError as error:
             if is_saved:
@@ -303,9 +289,9 @@ async def _supervise(
             is_saved = False
 
     def on_ready() -> None:
-        state = _state(plan, directory, supervisor.states(), ready=True, started_at=started_at)
         took_s = time.monotonic() - started_at_s
-        report(f"ready in {took_s:.1f} s\n\n{summary(directory, state)}")
+        shown = summary(directory, state(supervisor.states(), ready=True))
+        report(f"ready in {took_s:.1f} s\n\n{shown}")
 
     report(f"{len(components)} components start in {directory.root}")
     timing = SupervisionTiming(ready_s=READY_S + READY_EACH_S * len(components))
@@ -313,7 +299,7 @@ async def _supervise(
     await supervisor.run(stop, on_ready)
 
 
-def _state(
+def state_of(
     plan: Plan,
     directory: StateDir,
     components: tuple[ComponentState, ...],
@@ -321,7 +307,8 @@ def _state(
     ready: bool,
     started_at: float,
 ) -> State:
-    files = credentials.CredentialFiles(directory.credentials)
+    """Return what other commands read of a plan that runs in this process."""
+    files = CredentialFiles(directory.credentials)
     return State(
         pid=os.getpid(),
         started_at=started_at,

@@ -17,17 +17,19 @@ from pathlib import Path
 import aiohttp
 import redis.asyncio
 import yaml
+from msgspec import structs
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from services.cli import credentials
 from services.cli.commands import Up
-from services.cli.state_dir import ComponentState, State, StateDir, save_state
+from services.cli.state_dir import ComponentState, StateDir, save_state
 from services.cli.up import servers
-from services.cli.up.components import Component, components_of, with_credentials
+from services.cli.up.components import Component, components_of
 from services.cli.up.installation import installation
 from services.cli.up.plan import AGGREGATED, Plan, usage_port
 from services.cli.up.supervisor import Supervisor
+from services.cli.up.up import state_of
 from services.webhook.registration import admission_policies
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
@@ -294,10 +296,10 @@ async def campaign_cluster(*, kept: Path | None = None) -> AsyncIterator[Campaig
             directory, plan, Clocks(root / "clocks"), kube, client, (user, password)
         )
         components = _components(plan, directory)
-        proxied = await _proxied(with_credentials(components, files), cluster)
+        proxied = await _proxied(components, cluster)
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(_supervise(proxied, cluster, files, stop))
+            running = tasks.create_task(_supervise(proxied, cluster, stop))
             try:
                 await until(lambda: _is_up(cluster, proxied, running), limit_s=READY_S)
                 await _create_objects(kube)
@@ -325,27 +327,15 @@ def _is_up(
 async def _supervise(
     components: Sequence[Component],
     cluster: CampaignCluster,
-    files: credentials.CredentialFiles,
     stop: asyncio.Event,
 ) -> None:
     started_at, plan = time.time(), cluster.plan
 
     def save(states: tuple[ComponentState, ...], ready: bool) -> None:
         cluster.states = {state.name: state for state in states}
-        state = State(
-            pid=os.getpid(),
-            started_at=started_at,
-            ready=ready,
-            nats_url=plan.nats_url,
-            redis_url=plan.redis_url,
-            nats_credentials=str(files.nats("operator")),
-            nats_ca=str(files.authority),
-            redis_credentials=str(files.redis("operator")),
-            kubeconfig=str(cluster.root / "judge.kubeconfig"),
-            nodes=plan.nodes,
-            ports=plan.ports,
-            components=states,
-        )
+        state = state_of(plan, cluster.directory, states, ready=ready, started_at=started_at)
+        judge = str(cluster.root / "judge.kubeconfig")
+        state = structs.replace(state, kubeconfig=judge)
         save_state(cluster.directory, state)
 
     def ignore(_text: str) -> None:

@@ -113,7 +113,7 @@ async def test_in_the_agents_pod_only_what_needs_the_nodes_files_is_skipped(
 
     async def found() -> dict[str, Finding]:
         return {
-            name: await run_check(check(node))
+            name: await run_check(check.run(node))
             for name, check in NODE_CHECKS.items()
             if name != "pod-resources"  # its client of gRPC needs a process of its own
         }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.audit.snapshot_reader import ClusterObjects
+from services.cli.audit.snapshot_reader import claims_of, node_names, pods_of
 from services.cli.doctor.cluster_probes import ClusterProbes
 from services.cli.doctor.doctor import AGENT_ONLY_CHECKS, CLUSTER_CHECKS, run_check
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
@@ -96,7 +96,7 @@ async def test_no_check_of_the_doctor_lacks_a_right(operator: KubernetesClient) 
     )
 
     texts = {
-        name: (await run_check(check(probes))).text
+        name: (await run_check(check.run(probes))).text
         for name, check in CLUSTER_CHECKS.items()
         if name not in AGENT_ONLY_CHECKS
     }
@@ -106,8 +106,6 @@ async def test_no_check_of_the_doctor_lacks_a_right(operator: KubernetesClient) 
 
 
 async def test_the_audit_reads_pods_nodes_and_claims(operator: KubernetesClient) -> None:
-    objects = ClusterObjects(operator)
-
-    assert [pod.name for pod in await objects.pods()] == ["operator-node-a"]
-    assert await objects.node_names() == frozenset()
-    assert await objects.claims() == ()
+    assert [pod.name for pod in await pods_of(operator)] == ["operator-node-a"]
+    assert await node_names(operator) == frozenset()
+    assert await claims_of(operator) == ()

@@ -321,7 +321,7 @@ def test_a_lease_that_outlives_its_pod_is_found_and_may_last_thirty_seconds() ->
 
 
 def test_a_difference_that_settles_starts_again_when_it_returns() -> None:
-    seen = Difference(invariant="P2", subject="pod a", text="x", settles_s=30.0)
+    seen = Difference("P2", "pod a", "x", 30.0)
 
     _, since = lasting_differences([seen], {}, 0.0)
     _, since = lasting_differences([], since, 10.0)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -188,10 +187,10 @@ def test_a_state_file_of_another_format_counts_as_none(text: str, tmp_path: Path
 def test_a_state_that_this_user_may_not_read_is_not_taken_for_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: Any, **__: Any) -> str:
+    def refuse(_: Path) -> bytes:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
 
     with pytest.raises(UnavailableError, match=r"may not read .*state\.json: run the command as"):
         load_state(StateDir(tmp_path))
@@ -214,7 +213,7 @@ def test_a_short_state_path_stays_as_it_is() -> None:
     directory = StateDir(Path("/tmp/s"))
 
     with short_root(directory) as short:
-        assert short == directory
+        assert short is directory
 
 
 def test_the_error_about_a_missing_server_names_the_package_to_install(

@@ -8,7 +8,6 @@ from services.auth.nats_users import all_users
 from services.auth.redis_users import USERS, password_digest, password_users, redis_acl
 from services.cli import credentials
 from services.cli.commands import CredentialArguments
-from services.cli.up.components import Component, with_credentials
 from services.topology import SERVICES, edges
 from shared.ledger.script_sources import script_commands
 from shared.model.errors import RequestError
@@ -88,42 +87,6 @@ def test_only_the_owner_reads_the_files_and_existing_secrets_stay(tmp_path: Path
     assert second.nats("placer").read_text().strip().partition(":")[2] in (
         second.nats_configuration.read_text()
     )
-
-
-def test_components_get_the_files_of_their_secrets_and_never_the_secrets(tmp_path: Path) -> None:
-    written = credentials.write(tmp_path, [NodeName("n.1")])
-    agent = Component(
-        name="agent-n.1",
-        argv=("python", "-m", "services.node_agent", "--nats-url", "u", "--node", "n.1"),
-    )
-    placer = Component(
-        name="placer-1",
-        argv=("python", "services.placer", "--nats-url", "u", "--redis-url", "r"),
-    )
-
-    combined = Component(name="scheduler", argv=("services.scheduler", *placer.argv[2:]))
-    one, two = with_credentials([agent, placer], written)
-    (three,) = with_credentials([combined], written)
-    (alone,) = with_credentials([placer], written, nats=False)
-
-    trusting = ("--nats-ca-file", str(tmp_path / "ca.crt"))
-    assert one.argv[-4:] == (
-        *("--nats-credentials", str(tmp_path / "nats" / "node-agent.n.1")),
-        *trusting,
-    )
-    assert two.argv[-6:] == (
-        *("--nats-credentials", str(tmp_path / "nats" / "placer")),
-        *trusting,
-        *("--redis-credentials", str(tmp_path / "redis" / "placer")),
-    )
-    assert three.argv[-6:] == (
-        *("--nats-credentials", str(tmp_path / "nats")),
-        *trusting,
-        *("--redis-credentials", str(tmp_path / "redis")),
-    )
-    assert "--nats-credentials" not in alone.argv
-    assert Path(one.argv[-3]).exists()
-    assert Path(two.argv[-1]).exists()
 
 
 def test_the_output_has_placeholders_for_secrets(capsys: pytest.CaptureFixture[str]) -> None:

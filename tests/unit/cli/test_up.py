@@ -1,9 +1,11 @@
 """The decisions of `leasehold up`: restart policy, layouts, components."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from services.cli import credentials
 from services.cli.commands import Up
 from services.cli.state_dir import State, StateDir
 from services.cli.up.components import Component, components_of, stages_of
@@ -18,6 +20,7 @@ from services.cli.up.supervisor import (
 )
 from services.cli.up.up import forget_devices
 from shared.model.errors import RequestError
+from shared.model.names import NodeName
 from tests.support.servers.nats import free_port
 
 POLICY = RestartPolicy()
@@ -122,90 +125,83 @@ def plan(settings: dict[str, object] | None = None, **changes: object) -> Plan:
     return Plan(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def test_the_plan_holds_every_service_once_each_placer_and_an_agent_per_node() -> None:
-    components = components_of(plan(), StateDir(Path("/s")))
+def components(planned: Plan, root: Path = Path("/s")) -> dict[str, Component]:
+    return {each.name: each for each in components_of(planned, StateDir(root))}
 
-    assert [component.name for component in components] == [
-        "nats",
-        "valkey",
-        "simcluster",
-        "watcher",
-        "placer-0",
-        "placer-1",
-        "placer-2",
-        "binder",
-        "timekeeper",
-        "webhook",
-        "api",
-        "agent-node-0",
-        "agent-node-1",
+
+def test_the_plan_holds_every_service_once_each_placer_and_an_agent_per_node() -> None:
+    found = components(plan())
+
+    assert list(found) == [
+        *("nats", "valkey", "simcluster", "watcher", "placer-0", "placer-1", "placer-2"),
+        *("binder", "timekeeper", "webhook", "api", "agent-node-0", "agent-node-1"),
     ]
-    stages = [{component.name for component in stage} for stage in stages_of(components)]
+    stages = [{component.name for component in stage} for stage in stages_of([*found.values()])]
     assert stages[0] == {"nats", "valkey", "simcluster"}
     assert len(stages) == 2
 
 
 def test_a_combined_scheduler_replaces_watcher_placers_and_binder() -> None:
-    components = components_of(plan({"combined": True}), StateDir(Path("/s")))
+    found = components(plan({"combined": True}))
 
-    names = [component.name for component in components]
-    assert "scheduler" in names
-    assert not {"watcher", "binder", "placer-0"} & set(names)
-    (scheduler,) = [component for component in components if component.name == "scheduler"]
-    assert {"--kubeconfig", "--redis-url", "--nats-url"} <= set(scheduler.argv)
+    assert "scheduler" in found
+    assert not {"watcher", "binder", "placer-0"} & set(found)
+    assert {"--kubeconfig", "--redis-url", "--nats-url"} <= set(found["scheduler"].argv)
+
+
+def test_components_get_the_files_of_their_secrets_and_never_the_secrets(tmp_path: Path) -> None:
+    folder = tmp_path / "credentials"
+    credentials.write(folder, [NodeName("node-0"), NodeName("node-1")], names=["127.0.0.1"])
+
+    def logins(name: str, planned: Plan) -> dict[str, Path]:
+        argv = components(planned, tmp_path)[name].argv
+        files = {flag: Path(value) for flag, value in pairwise(argv) if "-credentials" in flag}
+        assert all(path.exists() for path in files.values())
+        assert ("--nats-ca-file", str(folder / "ca.crt")) in pairwise(
+            argv
+        ) or not planned.nats_program
+        return files
+
+    nats, redis = "--nats-credentials", "--redis-credentials"
+    assert logins("agent-node-1", plan()) == {nats: folder / "nats" / "node-agent.node-1"}
+    assert logins("placer-1", plan()) == {
+        nats: folder / "nats" / "placer", redis: folder / "redis" / "placer"
+    }  # fmt: skip
+    combined = logins("scheduler", plan({"combined": True}))
+    assert combined == {nats: folder / "nats", redis: folder / "redis"}
+    assert nats not in logins("placer-1", plan(nats_program=""))
 
 
 def test_components_that_start_after_each_other_are_an_error() -> None:
-    components = [
-        Component(name="a", argv=(), after=("b",)),
-        Component(name="b", argv=(), after=("a",)),
-    ]
+    circular = [Component(name=a, argv=(), after=(b,)) for a, b in ("ab", "ba")]
 
     with pytest.raises(ValueError, match="a, b start after each other"):
-        stages_of(components)
+        stages_of(circular)
 
 
 def test_a_server_that_runs_elsewhere_is_not_started_and_its_url_reaches_the_services() -> None:
     url = "nats://10.0.0.5:4222"
 
-    components = {
-        component.name: component
-        for component in components_of(plan(nats_program="", nats_url=url), StateDir(Path("/s")))
-    }
+    found = components(plan(nats_program="", nats_url=url))
 
-    assert "nats" not in components
-    assert all(
-        url in component.argv
-        for component in components.values()
-        if component.name not in {"valkey", "simcluster"}
-    )
+    others = {name for name, component in found.items() if url not in component.argv}
+    assert others == {"valkey", "simcluster"}
 
 
 def test_only_services_that_use_the_ledger_get_the_url_of_redis() -> None:
-    components = components_of(plan(), StateDir(Path("/s")))
+    found = components(plan())
 
-    with_redis = {component.name for component in components if "--redis-url" in component.argv}
-
+    with_redis = {name for name, each in found.items() if "--redis-url" in each.argv}
     assert with_redis == {"placer-0", "placer-1", "placer-2", "binder", "timekeeper", "api"}
 
 
-def test_an_agent_gets_its_own_node_and_layout() -> None:
-    agent = components_of(plan(), StateDir(Path("/s")))[-1]
+def test_flags_reach_the_components_that_they_are_for() -> None:
+    found = components(plan({"volcano_conf": Path("/c/volcano.conf")}))
 
-    flags = dict(zip(agent.argv[::1], agent.argv[1::1], strict=False))
-
-    assert flags["--node"] == "node-1"
-    assert flags["--gpus"] == "2xA10"
-    assert flags["--kubelet-dir"] == "/s/nodes/node-1"
-
-
-def test_volcanos_configuration_reaches_the_watcher() -> None:
-    components = components_of(
-        plan({"volcano_conf": Path("/c/volcano.conf")}), StateDir(Path("/s"))
-    )
-
-    watcher = next(component for component in components if component.name == "watcher")
-    assert watcher.argv[-2:] == ("--volcano-conf", "/c/volcano.conf")
+    assert ("--volcano-conf", "/c/volcano.conf") in pairwise(found["watcher"].argv)
+    agent = found["agent-node-1"].argv
+    of_node = {("--node", "node-1"), ("--gpus", "2xA10"), ("--kubelet-dir", "/s/nodes/node-1")}
+    assert of_node <= set(pairwise(agent))
 
 
 def test_nodes_take_consecutive_ports_for_usage_metrics_from_the_flag_on() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from services.cli import credentials
-from services.cli.audit.audit import read_audited
 from services.cli.audit.snapshot_reader import LedgerLocation, SnapshotReader
 from services.cli.credentials import CredentialFiles
 from shared.credentials.logins import ClientCredentials
@@ -53,8 +52,8 @@ async def test_a_binder_audits_all_but_budgets_and_an_operator_audits_them_too(
     async with reader_as("binder", server) as binder, reader_as("operator", server) as operator:
         await rebuild(binder.ledger)
 
-        by_binder = await read_audited(binder, NOW)
-        by_operator = await read_audited(operator, NOW)
+        by_binder = await binder.snapshot(NOW)
+        by_operator = await operator.snapshot(NOW)
 
     assert [one.partition(":")[0] for one in by_binder.not_checked] == ["budgets"]
     assert by_operator.not_checked == ()
