@@ -54,9 +54,9 @@ def _in_namespace(arguments: Any) -> Any:
     """Return the arguments with the context's namespace if they name none."""
     if getattr(arguments, "namespace", "") is not None:
         return arguments
-    from services.cli.api_client import default_namespace
+    from services.cli.api_client import ApiClient
 
-    return dataclasses.replace(arguments, namespace=default_namespace(arguments))
+    return dataclasses.replace(arguments, namespace=ApiClient(arguments).namespace)
 
 
 def _report_bug(kind: type[BaseException], error: BaseException, _: TracebackType | None) -> None:

@@ -7,9 +7,8 @@ may do and see.
 import http.client
 import ssl
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlencode, urlsplit
 
@@ -33,7 +32,7 @@ from shared.kubernetes.kubeconfig import (
     load_credentials,
     tls_context,
 )
-from shared.kubernetes.paths import objects_path, pod_path
+from shared.kubernetes.paths import pod_path
 from shared.kubernetes.types import ApiObject, ApiPod, ObjectMeta
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.names import SYSTEM_NAMESPACE
@@ -60,52 +59,6 @@ class RefusedError(RequestError):
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
         self.status = status
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiLocation:
-    """The API server of the cluster of one Leasehold."""
-
-    kubeconfig: Path | None = None
-    context: str | None = None
-    """The kubeconfig's context, or None for its current one."""
-    absent: str = ""
-    """Where no stack is, as text."""
-    hint: str = ""
-    """Advice if the API does not respond."""
-
-
-def locate(flags: ClusterArguments) -> ApiLocation:
-    """Return the cluster that the flags name, else that of the state directory or kubeconfig."""
-    directory = StateDir.found(flags.state, flags.kubeconfig)
-    saved = None if flags.context else load_state(directory)
-    elsewhere = flags.context or flags.kubeconfig
-    if saved is None and flags.state != StateArguments.state and not elsewhere:
-        raise UnavailableError(
-            f"there is nothing to read: no stack is in {directory.root}; run `{program()} up` with "
-            "the same --state, or omit the flag to use the cluster of the kubeconfig"
-        )
-    if saved is None:
-        return ApiLocation(
-            kubeconfig=flags.kubeconfig,
-            context=flags.context or None,
-            absent=f"no stack in {directory.root}",
-        )
-    runs = supervisor_pid(directory) is not None
-    hint = f"nothing runs in {directory.root} now: run `{program()} up`, or name a cluster with "
-    return ApiLocation(
-        kubeconfig=flags.kubeconfig or optional_path(saved.kubeconfig),
-        hint="" if runs else f"{hint}--context",
-    )
-
-
-def default_namespace(flags: ClusterArguments) -> str:
-    """Return the namespace of the context, as kubectl does."""
-    location = locate(flags)
-    try:
-        return load_credentials(location.kubeconfig, context=location.context).namespace
-    except KubeconfigError:
-        return "default"
 
 
 class KubernetesApi:
@@ -135,47 +88,43 @@ class KubernetesApi:
             client_key_pem=status.client_key_data or found.client_key_pem,
         )
 
-    @property
-    def token(self) -> str:
-        """The bearer token, or an empty text if there is none."""
-        return self._complete.token or ""
-
     def exchange(
-        self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
+        self, method: str, path: str, body: object = None, headers: Mapping[str, str] = JSON
     ) -> tuple[int, bytes]:
-        """Return the status and the body of a response."""
+        """Return the status and the body of a response. Raises UnreachableError without one."""
         credentials = self._complete
-        tls = tls_context(credentials) if credentials.server.startswith("https:") else None
-        bearer = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        return _exchange(
-            f"{credentials.server}{path}",
-            method,
-            body,
-            {**(headers or {}), **bearer},
-            tls=tls,
-            server_name=credentials.tls_server_name,
+        server = urlsplit(credentials.server)
+        connection: http.client.HTTPConnection = (
+            _TlsConnection(server.netloc, credentials)
+            if server.scheme == "https"
+            else http.client.HTTPConnection(server.netloc, timeout=TIMEOUT_S)
         )
+        bearer = {"Authorization": f"Bearer {credentials.token}"} if credentials.token else {}
+        content = None if body is None else msgspec.json.encode(body)
+        try:
+            connection.request(method, f"{server.path}{path}", content, {**headers, **bearer})
+            response = connection.getresponse()
+            return response.status, response.read()
+        except ssl.SSLCertVerificationError as error:
+            raise KubeconfigError(
+                server.netloc,
+                f"its certificate is not trusted ({error.verify_message})",
+                "Check certificate-authority and server in the kubeconfig",
+            ) from error
+        except (OSError, http.client.HTTPException) as error:
+            shown = path.partition("?")[0]
+            raise UnreachableError(method, shown, str(error) or repr(error)) from error
+        finally:
+            connection.close()
 
     def send(
-        self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
+        self, method: str, path: str, body: object = None, headers: Mapping[str, str] = JSON
     ) -> bytes:
         """Return the body of a successful response. Raises KubernetesError for others."""
         status, content = self.exchange(method, path, body, headers)
         if status < 300:
             return content
         raise _kubernetes_error(method, path, status, content)
-
-    def items(self, path: str, kind: type[T], **query: str) -> Iterator[T]:
-        """Yield the objects of a collection, page by page."""
-        token = ""
-        while True:
-            page_query = query | {"limit": "500"} | ({"continue": token} if token else {})
-            page = msgspec.json.decode(self.send("GET", f"{path}?{urlencode(page_query)}"))
-            for item in page.get("items") or ():
-                yield msgspec.convert(item, kind)
-            token = page.get("metadata", {}).get("continue", "")
-            if not token:
-                return
 
     def pod(self, namespace: str, name: str) -> "PodSummary":
         """Return one pod. Raises NothingFoundError if it does not exist."""
@@ -190,24 +139,51 @@ class KubernetesApi:
                 "another namespace"
             ) from error
 
-    def selected(self, path: str, selector: str) -> Iterator[ObjectMeta]:
-        """Yield the metadata of the objects of a collection that have these labels."""
-        for each in self.items(path, ApiObject, labelSelector=selector):
-            yield each.metadata
-
-    def pods(self, namespace: str) -> Iterator["PodSummary"]:
-        """Yield the pods of a namespace."""
-        from services.cli.pod_summary import summary_of
-
-        path = objects_path(namespace, "pods")
-        yield from map(summary_of, self.items(path, ApiPod))
+    def selected(self, path: str, selector: str = "") -> Iterator[ObjectMeta]:
+        """Yield the metadata of the objects of a collection, of all or those with these labels."""
+        query = {"limit": "500"} | ({"labelSelector": selector} if selector else {})
+        while True:
+            page = msgspec.json.decode(self.send("GET", f"{path}?{urlencode(query)}"))
+            for item in page.get("items") or ():
+                yield msgspec.convert(item, ApiObject).metadata
+            query["continue"] = page.get("metadata", {}).get("continue", "")
+            if not query["continue"]:
+                return
 
 
 class ApiClient:
-    """Requests to the API of a Leasehold."""
+    """Requests to the API of the Leasehold in a cluster, and to its API server.
 
-    def __init__(self, location: ApiLocation) -> None:
-        self.location = location
+    That is the cluster that the flags name, else that of the state directory or kubeconfig.
+    """
+
+    def __init__(self, flags: ClusterArguments) -> None:
+        directory = StateDir.found(flags.state, flags.kubeconfig)
+        saved = None if flags.context else load_state(directory)
+        elsewhere = flags.context or flags.kubeconfig
+        if saved is None and flags.state != StateArguments.state and not elsewhere:
+            raise UnavailableError(
+                f"there is nothing to read: no stack is in {directory.root}; run `{program()} up` "
+                "with the same --state, or omit the flag to use the cluster of the kubeconfig"
+            )
+        self._root = directory.root
+        self._kubeconfig = flags.kubeconfig
+        self._context = flags.context or None
+        self._hint = ""
+        """Advice if the API does not respond."""
+        if saved is not None:
+            self._kubeconfig = flags.kubeconfig or optional_path(saved.kubeconfig)
+            if supervisor_pid(directory) is None:
+                advice = f"run `{program()} up`, or name a cluster with --context"
+                self._hint = f"nothing runs in {directory.root} now: {advice}"
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the context, as for kubectl."""
+        try:
+            return load_credentials(self._kubeconfig, context=self._context).namespace
+        except KubeconfigError:
+            return "default"
 
     def get(self, path: str, kind: type[T], **query: str) -> T:
         """Return a response to a GET. Raises RequestError or UnavailableError with what to do."""
@@ -221,17 +197,17 @@ class ApiClient:
     @cached_property
     def server(self) -> KubernetesApi:
         """The API server of the kubeconfig. Raises UnavailableError if there is none."""
-        location = self.location
         try:
-            found = load_credentials(location.kubeconfig, context=location.context)
+            found = load_credentials(self._kubeconfig, context=self._context)
         except KubeconfigError as error:
-            if location.hint:
-                raise UnavailableError(f"{location.hint} ({error.what})") from error
+            if self._hint:
+                raise UnavailableError(f"{self._hint} ({error.what})") from error
             if error.where != NO_KUBECONFIG:
                 raise
             raise UnavailableError(
                 f"there is nothing to read: run `{program()} up` for a simulated cluster, or name "
-                f"a cluster with --kubeconfig or KUBECONFIG ({location.absent}; {error.what})"
+                "a cluster with --kubeconfig or KUBECONFIG "
+                f"(no stack in {self._root}; {error.what})"
             ) from error
         return KubernetesApi(found)
 
@@ -239,8 +215,8 @@ class ApiClient:
         try:
             content = self._content(method, path, body)
         except UnavailableError as error:
-            if self.location.hint and self.location.hint not in str(error):
-                raise UnavailableError(f"{self.location.hint} ({error})") from error
+            if self._hint and self._hint not in str(error):
+                raise UnavailableError(f"{self._hint} ({error})") from error
             raise
         try:
             return msgspec.json.decode(content, type=kind)
@@ -283,51 +259,17 @@ def _explained(error: KubernetesError) -> Exception:
     return error
 
 
-class _Connection(http.client.HTTPSConnection):
-    """A connection whose certificate is for another name than that of the URL."""
+class _TlsConnection(http.client.HTTPSConnection):
+    """A connection whose certificate may be for another name than that of the URL."""
 
-    def __init__(self, host: str, context: ssl.SSLContext, server_name: str | None) -> None:
-        super().__init__(host, timeout=TIMEOUT_S, context=context)
-        self._tls, self._server_name = context, server_name
+    def __init__(self, host: str, credentials: ClusterCredentials) -> None:
+        self._tls, self._server_name = tls_context(credentials), credentials.tls_server_name
+        super().__init__(host, timeout=TIMEOUT_S, context=self._tls)
 
     def connect(self) -> None:
         """Connect, and verify the certificate."""
         http.client.HTTPConnection.connect(self)
         self.sock = self._tls.wrap_socket(self.sock, server_hostname=self._server_name or self.host)
-
-
-def _exchange(
-    url: str,
-    method: str,
-    body: object,
-    headers: Mapping[str, str],
-    *,
-    tls: ssl.SSLContext | None,
-    server_name: str | None = None,
-) -> tuple[int, bytes]:
-    """Return the status and the body of a response. Raises UnreachableError without one."""
-    parts = urlsplit(url)
-    host, target = parts.netloc, f"{parts.path}?{parts.query}" if parts.query else parts.path
-    connection = (
-        _Connection(host, tls, server_name)
-        if tls
-        else http.client.HTTPConnection(host, timeout=TIMEOUT_S)
-    )
-    content = None if body is None else msgspec.json.encode(body)
-    try:
-        connection.request(method, target, content, {**JSON, **headers})
-        response = connection.getresponse()
-        return response.status, response.read()
-    except ssl.SSLCertVerificationError as error:
-        raise KubeconfigError(
-            host,
-            f"its certificate is not trusted ({error.verify_message})",
-            "Check certificate-authority and server in the kubeconfig",
-        ) from error
-    except (OSError, http.client.HTTPException) as error:
-        raise UnreachableError(method, parts.path, str(error) or repr(error)) from error
-    finally:
-        connection.close()
 
 
 def _reason_in(content: bytes) -> str:

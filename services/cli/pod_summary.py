@@ -19,9 +19,6 @@ class PodSummary:
     node: str = ""
     phase: str = ""
     scheduler: str = ""
-    created_at: float = 0.0
-    owner: str = ""
-    """Kind and name of its controller, such as Job/train; empty if it has none."""
     gates: tuple[str, ...] = ()
     """Its scheduling gates."""
     claims: tuple[str, ...] = ()
@@ -42,7 +39,6 @@ class PodSummary:
 
 def summary_of(pod: ApiPod) -> PodSummary:
     """Return the summary of a decoded pod."""
-    created = pod.metadata.creation_timestamp
     return PodSummary(
         pod=PodUid(pod.metadata.uid),
         namespace=Namespace(pod.metadata.namespace),
@@ -50,11 +46,6 @@ def summary_of(pod: ApiPod) -> PodSummary:
         node=pod.spec.node_name,
         phase=pod.status.phase,
         scheduler=pod.spec.scheduler_name,
-        created_at=created.timestamp() if created else 0.0,
-        owner=next(
-            (f"{one.kind}/{one.name}" for one in pod.metadata.owner_references if one.controller),
-            "",
-        ),
         gates=tuple(gate.name for gate in pod.spec.scheduling_gates),
         claims=tuple(claim.name for claim in pod.spec.resource_claims),
         unknown=tuple(

@@ -13,7 +13,7 @@ from rich.text import Text
 from services.cli import terminal
 from services.cli.admin.costs import report_costs
 from services.cli.admin.idle import report_idle
-from services.cli.api_client import ApiClient, NothingFoundError, locate
+from services.cli.api_client import ApiClient, NothingFoundError
 from services.cli.commands import BudgetArguments, Report
 from services.cli.formats import FittedTable, age
 from services.cli.terminal import program
@@ -127,7 +127,7 @@ def budget(flags: BudgetArguments) -> int:
         raise RequestError(
             f"{' '.join(flags.words)!r} is neither a namespace nor `grant NAMESPACE MINUTES`"
         )
-    api, namespace = ApiClient(locate(flags)), "".join(flags.words)
+    api, namespace = ApiClient(flags), "".join(flags.words)
     wide = flags.output == "wide"
 
     def read() -> BudgetsView:
@@ -154,7 +154,7 @@ def report(flags: Report) -> int:
         return report_idle(flags)
     if flags.cost:
         return report_costs(flags)
-    api = ApiClient(locate(flags))
+    api = ApiClient(flags)
     query = {"window": flags.window, "from": flags.from_, "to": flags.to}
     found = api.get("/api/v1/reports/showback", ReportView, groupBy=flags.group_by, **query)
     if flags.output == "csv":
@@ -170,7 +170,7 @@ def _grant(flags: BudgetArguments) -> int:
     _, namespace, amount = flags.words
     order = GrantOrder(minutes=amount, reason=flags.reason, key=uuid4().hex)
     path = f"/api/v1/budgets/{quote(namespace, safe='')}/grants"
-    view = ApiClient(locate(flags)).post(path, order, GrantView)
+    view = ApiClient(flags).post(path, order, GrantView)
     left = view.remaining_minutes
     rest = "no limit" if left is None else f"{left} left"
     more = view.missing_minutes and f"; it is back in budget with {view.missing_minutes} more"

@@ -2,7 +2,7 @@
 
 import time
 
-from services.cli.api_client import ApiClient, NothingFoundError, locate
+from services.cli.api_client import ApiClient, NothingFoundError
 from services.cli.commands import Cordon, GpuArguments, Uncordon
 from services.cli.terminal import program
 from shared.kubernetes.errors import ForbiddenError
@@ -12,12 +12,12 @@ from shared.model.node import CORDONED, DEVICE_CORDON_PREFIX
 from shared.model.views import DeviceView, GpusView
 
 SETTLE_S = 15.0
-MERGE = {"Content-Type": "application/merge-patch+json"}
+MERGE = {"Accept": "application/json", "Content-Type": "application/merge-patch+json"}
 
 
 def cordon(flags: Cordon) -> int:
     """Close a GPU, and print which pods stay on it."""
-    api = ApiClient(locate(flags))
+    api = ApiClient(flags)
     device = _find(api, flags)
     _annotate(api, device, flags.reason)
     device = _settled(api, flags, closed=True)
@@ -29,7 +29,7 @@ def cordon(flags: Cordon) -> int:
 
 def uncordon(flags: Uncordon) -> int:
     """Open a GPU, and print what else closes it."""
-    api = ApiClient(locate(flags))
+    api = ApiClient(flags)
     _annotate(api, _find(api, flags), None)
     device = _settled(api, flags, closed=False)
     left = device.excluded or device.fault

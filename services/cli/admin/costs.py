@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from services.cli import terminal
-from services.cli.api_client import ApiClient, locate
+from services.cli.api_client import ApiClient
 from services.cli.commands import Report
 from services.cli.formats import FittedTable
 from shared.model.costs.cost_records import USES, CostLine, CostView
@@ -23,24 +23,10 @@ FOCUS_COLUMNS = (
     *("BillingPeriodEnd", "BillingPeriodStart", "ChargeCategory", "ChargeClass"),
     *("ChargeDescription", "ChargeFrequency", "ChargePeriodEnd", "ChargePeriodStart"),
     *("ConsumedQuantity", "ConsumedUnit", "ContractedCost", "ContractedUnitPrice"),
-    *(
-        "EffectiveCost",
-        "InvoiceId",
-        "InvoiceIssuerName",
-        "ListCost",
-        "ListUnitPrice",
-        "PricingCategory",
-    ),
-    *("PricingQuantity", "PricingUnit", "ProviderName", "PublisherName", "ResourceType"),
-    *(
-        "ServiceCategory",
-        "ServiceName",
-        "ServiceSubcategory",
-        "SkuId",
-        "SkuPriceId",
-        "SubAccountId",
-        "SubAccountName",
-    ),
+    *("EffectiveCost", "InvoiceId", "InvoiceIssuerName", "ListCost", "ListUnitPrice"),
+    *("PricingCategory", "PricingQuantity", "PricingUnit", "ProviderName", "PublisherName"),
+    *("ResourceType", "ServiceCategory", "ServiceName", "ServiceSubcategory", "SkuId"),
+    *("SkuPriceId", "SubAccountId", "SubAccountName"),
     "x_Use",
 )
 """Of FOCUS 1.2, the FinOps Open Cost and Usage Specification."""
@@ -51,7 +37,7 @@ def report_costs(flags: Report) -> int:
     as_csv = flags.output == "csv"
     step = flags.step or ("day" if as_csv else "")
     query = {"from": flags.from_, "to": flags.to, "step": step}
-    found = ApiClient(locate(flags)).get("/api/v1/reports/costs", CostView, **query)
+    found = ApiClient(flags).get("/api/v1/reports/costs", CostView, **query)
     if as_csv:
         sys.stdout.write(focus_csv(found.lines, found.currency))
     else:

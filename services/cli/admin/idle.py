@@ -7,9 +7,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from services.cli import terminal
-from services.cli.api_client import ApiClient, locate
+from services.cli.api_client import ApiClient
 from services.cli.commands import Report
 from services.cli.formats import FittedTable, age, notes
+from shared.kubernetes.paths import objects_path
 from shared.model.budget import IdleHolder, IdleView
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quantity import timestamp
@@ -72,10 +73,16 @@ def idle_table(found: IdleReport, view: IdleView, *, wide: bool = False) -> Rend
 
 def report_idle(flags: Report) -> int:
     """Add up what idle shares hold, by namespace and owner."""
-    api = ApiClient(locate(flags))
+    api = ApiClient(flags)
     view = api.get("/api/v1/reports/idle", IdleView, idle_after_s=flags.idle_after_s)
     namespaces = sorted({pod.namespace for pod in view.pods})
-    owners = {pod.pod: pod.owner for name in namespaces for pod in api.server.pods(name)}
+    owners = {
+        PodUid(pod.uid): f"{owner.kind}/{owner.name}"
+        for name in namespaces
+        for pod in api.server.selected(objects_path(name, "pods"))
+        for owner in pod.owner_references
+        if owner.controller
+    }
     terminal.show(
         flags.output,
         by_owner(view, owners),

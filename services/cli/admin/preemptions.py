@@ -1,7 +1,7 @@
 """The command `preemptions`: those in progress and recent evictions, or a dry run for a pod."""
 
 from services.cli import terminal
-from services.cli.api_client import ApiClient, NothingFoundError, RefusedError, locate
+from services.cli.api_client import ApiClient, NothingFoundError, RefusedError
 from services.cli.commands import PreemptionsArguments
 from services.cli.terminal import program
 from shared.model.preemption import DryRunView, PreemptionsView, PreemptionView
@@ -10,7 +10,7 @@ from shared.model.quantity import timestamp
 
 def preemptions(flags: PreemptionsArguments) -> int:
     """Show the plan for a pod, or the preemptions in progress and the evictions of the last day."""
-    api = ApiClient(locate(flags))
+    api = ApiClient(flags)
     if flags.dry_run:
         return _dry_run(api, flags)
     return terminal.present(flags, lambda: api.get("/api/v1/preemptions", PreemptionsView), text)

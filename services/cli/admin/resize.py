@@ -3,7 +3,7 @@
 import sys
 
 from services.cli import terminal
-from services.cli.api_client import ApiClient, locate
+from services.cli.api_client import ApiClient
 from services.cli.commands import Resize
 from services.cli.terminal import program_name
 from shared.model.errors import RequestError
@@ -18,7 +18,7 @@ def resize(flags: Resize) -> int:
     """Resize, and print the outcome."""
     memory_mib = _memory_mib(flags.memory)
     order = ResizeOrder(container=flags.container, memory_mib=memory_mib, cores_percent=flags.cores)
-    api = ApiClient(locate(flags))
+    api = ApiClient(flags)
     pod = api.server.pod(flags.namespace, flags.pod)
     view = api.post(f"/api/v1/leases/{pod.pod}/resize", order, ResizeView)
     if flags.output:

@@ -49,16 +49,13 @@ def node_totals(snapshot: Snapshot) -> Iterator[Difference]:
 def over_commitment(snapshot: Snapshot) -> Iterator[Difference]:
     """S1: no device is over-committed, and no exclusive device is shared."""
     for totals in snapshot.nodes:
+        booked = _by_device(booking for each in totals.leases for booking in bookings(each.shares))
         for device, _ in totals.node.devices:
             shares = list(shares_on(totals, device.uuid))
-            yield from _over_booked(device, totals.leases, _slots(device, shares))
+            for excess in _excesses(device, booked.get(device.uuid, []), _slots(device, shares)):
+                yield device_difference("S1", device, f"leases take {excess}")
             yield from _slot_conflicts(device, shares)
-            holders = [
-                lease
-                for lease in totals.leases
-                if any(share.device == device.uuid for share in lease.shares)
-            ]
-            yield from _exclusivity_violations(device, holders)
+            yield from _exclusivity_violations(device, shares)
 
 
 def allocated_totals(snapshot: Snapshot) -> Iterator[Difference]:
@@ -68,13 +65,19 @@ def allocated_totals(snapshot: Snapshot) -> Iterator[Difference]:
         leases: dict[PodUid, dict[str, Lease]] = {}
         for each in allocations:
             leases.setdefault(each.pod, {})[each.container] = each.lease
-        booked: dict[DeviceUuid, list[Booking]] = {}
-        for of_pod in leases.values():
-            for booking in bookings(allocated_shares(of_pod)):
-                booked.setdefault(booking.device, []).append(booking)
+        booked = _by_device(
+            booking for each in leases.values() for booking in bookings(allocated_shares(each))
+        )
         for uuid, held in sorted(booked.items()):
             if uuid in devices:
                 yield from _over_allocated(node, devices[uuid][1], held)
+
+
+def _by_device(booked: Iterable[Booking]) -> dict[DeviceUuid, list[Booking]]:
+    found: dict[DeviceUuid, list[Booking]] = {}
+    for booking in booked:
+        found.setdefault(booking.device, []).append(booking)
+    return found
 
 
 def fences(snapshot: Snapshot) -> Iterator[Difference]:
@@ -121,37 +124,23 @@ def _compare_totals(uuid: str, stored: DeviceUse | None, summed: DeviceUse) -> I
             yield Difference("S1", f"device {uuid}", text)
 
 
-def _over_booked(device: Device, leases: Iterable[Lease], slots: int) -> Iterator[Difference]:
-    booked = [
-        booking
-        for lease in leases
-        for booking in bookings(lease.shares)
-        if booking.device == device.uuid
-    ]
+def _excesses(device: Device, booked: Sequence[Booking], slots: int | None) -> Iterator[str]:
+    """Yield what is taken of a device more than it has, and what it has."""
+    fault = f" ({device.fault})" if device.fault else ""
     for unit, taken, limit in (
         ("MiB", sum(booking.memory_mib for booking in booked), device.memory_mib),
         ("% of its cores", sum(booking.cores_percent for booking in booked), 100),
         ("slots", sum(booking.slots for booking in booked), slots),
     ):
-        if taken > limit:
-            text = f"leases take {taken} {unit}, it has {limit}{_because(device)}"
-            yield device_difference("S1", device, text)
-
-
-def _because(device: Device) -> str:
-    return f" ({device.fault})" if device.fault else ""
+        if limit is not None and taken > limit:
+            yield f"{taken} {unit}, it has {limit}{fault}"
 
 
 def _over_allocated(
     node: NodeName, device: Device, booked: Sequence[Booking]
 ) -> Iterator[Difference]:
-    for unit, given, limit in (
-        ("MiB", sum(booking.memory_mib for booking in booked), device.memory_mib),
-        ("% of its cores", sum(booking.cores_percent for booking in booked), 100),
-    ):
-        if given > limit:
-            text = f"the agent of {node} has given out {given} {unit}, it has {limit}"
-            yield device_difference("S9", device, text + _because(device))
+    for excess in _excesses(device, booked, None):
+        yield device_difference("S9", device, f"the agent of {node} has given out {excess}")
     exclusive = any(booking.sharing is SharingPolicy.EXCLUSIVE for booking in booked)
     if exclusive and len(booked) > 1:
         text = f"the agent of {node} has given it to {len(booked)} pods, to one exclusively"
@@ -182,16 +171,11 @@ def _slots(device: Device, shares: Sequence[tuple[Lease, Share]]) -> int:
     return max([device.slots, *positions, *(share.slots for _, share in shares)])
 
 
-def _exclusivity_violations(device: Device, holders: list[Lease]) -> Iterator[Difference]:
-    exclusive = [
-        lease
-        for lease in holders
-        if any(
-            share.device == device.uuid and share.sharing is SharingPolicy.EXCLUSIVE
-            for share in lease.shares
-        )
-    ]
-    if exclusive and len(holders) > 1:
-        others = len(holders) - 1
+def _exclusivity_violations(
+    device: Device, shares: Sequence[tuple[Lease, Share]]
+) -> Iterator[Difference]:
+    others = len({lease.pod for lease, _ in shares}) - 1
+    exclusive = [lease for lease, share in shares if share.sharing is SharingPolicy.EXCLUSIVE]
+    if exclusive and others:
         text = f"{pod_name(exclusive[0])} holds it exclusively, and {others} others hold it, too"
         yield device_difference("S1", device, text)

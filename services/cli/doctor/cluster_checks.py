@@ -202,32 +202,22 @@ def clock(server: str, ahead_s: float) -> Finding:
 
 def webhook(missing: Sequence[str], days_left: float | None, refusal: str) -> Finding:
     """Judge registration and certificate; `refusal` is why the server is not trusted."""
+    command = f"kubectl -n {SYSTEM_NAMESPACE} %s deployment/webhook"
+    restart, logs = command % "rollout restart", command % "logs"
     if missing:
         return fail(
             f"not registered: {', '.join(missing)}: pods pass unchecked",
-            "kubectl apply -k OVERLAY, with all its components, or helm upgrade; then kubectl -n "
-            f"{SYSTEM_NAMESPACE} rollout restart deployment/webhook",
+            f"kubectl apply -k OVERLAY, with all its components, or helm upgrade; then {restart}",
         )
     if refusal:
-        return fail(
-            f"the API server would not trust it: {refusal}",
-            f"kubectl -n {SYSTEM_NAMESPACE} logs deployment/webhook",
-        )
+        return fail(f"the API server would not trust it: {refusal}", logs)
     if days_left is None:
-        return fail(
-            "it is registered without a certificate authority",
-            f"kubectl -n {SYSTEM_NAMESPACE} rollout restart deployment/webhook",
-        )
+        return fail("it is registered without a certificate authority", restart)
     if days_left <= 0:
-        return fail(
-            "its certificate authority has expired",
-            f"kubectl -n {SYSTEM_NAMESPACE} rollout restart deployment/webhook",
-        )
+        return fail("its certificate authority has expired", restart)
     if days_left < WEEK_DAYS:
-        return warn(
-            f"its certificate authority expires in {days_left:.1f} days, and is not renewed",
-            f"kubectl -n {SYSTEM_NAMESPACE} logs deployment/webhook",
-        )
+        text = f"its certificate authority expires in {days_left:.1f} days, and is not renewed"
+        return warn(text, logs)
     return ok(f"registered; its certificate authority is valid for {days_left:.0f} days")
 
 

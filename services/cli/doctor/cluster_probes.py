@@ -16,7 +16,7 @@ from cryptography import x509
 from services.cli.api_client import APISERVICE, GROUP
 from services.cli.doctor import cluster_checks as judge
 from services.webhook.registration import CLAIMS_WEBHOOK
-from shared.credentials.logins import ClientCredentials
+from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.full_pods import Workload
@@ -49,27 +49,34 @@ REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 OBSERVE_S = 6.0
 """A little longer than the interval of heartbeats."""
 RIGHTS = (
-    ("get", "", "nodes", ""),
-    ("patch", "", "nodes", ""),
-    ("patch", "", "nodes", "status"),
-    ("patch", "", "pods", ""),
+    ("get", "nodes"),
+    ("patch", "nodes"),
+    ("patch", "nodes/status"),
+    ("patch", "pods"),
 )
-"""Verb, group, resource and subresource of the rights that an agent needs."""
-POD_LISTS = ("pods", "proxy")
-"""Subresources of nodes with the kubelet's pods: an agent needs the right to get either."""
+"""Verb and resource of the rights that an agent needs."""
+POD_LISTS = ("nodes/pods", "nodes/proxy")
+"""What has the kubelet's pods: an agent needs the right to get either."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
+class ClusterServers:
+    """The servers to check, and the credentials for them."""
+
+    redis_url: str = ""
+    nats_url: str = ""
+    nats_credentials: ClientCredentials = NO_CREDENTIALS
+    redis_credentials: ClientCredentials = NO_CREDENTIALS
+    simulated: bool = False
+
+
+@dataclass
 class ClusterProbes:
     """NATS, Redis, the API server and its objects; a check without an address is skipped."""
 
+    servers: ClusterServers
     api_server: KubernetesClient | LeaseholdError
     """The API server, or why there is none."""
-    redis_url: str
-    redis_credentials: ClientCredentials
-    nats_url: str
-    nats_credentials: ClientCredentials
-    simulated: bool
     nodes: Mapping[NodeName, str] = field(default_factory=dict)
     """Nodes with devices, and why each is cordoned, which is empty if it is not."""
     _observing: asyncio.Task[tuple[Heartbeat, ...]] | None = None
@@ -83,23 +90,23 @@ class ClusterProbes:
 
     async def nats(self) -> Finding:
         """Connect as the given user."""
-        await servers.check_connection(self._nats(), self.nats_credentials)
+        await servers.check_connection(self._nats(), self.servers.nats_credentials)
         return ok("NATS accepts the connection and the user")
 
     async def redis(self) -> Finding:
         """Read its role and its persistence."""
-        facts = await redis_facts(self._redis(), self.redis_credentials)
+        facts = await redis_facts(self._redis(), self.servers.redis_credentials)
         unreadable: list[UnreadableRecord] = []
         with contextlib.suppress(UnavailableError, RequestError, TimeoutError):
-            opening = RedisLeases.connect(self._redis(), credentials=self.redis_credentials)
+            opening = RedisLeases.connect(self._redis(), credentials=self.servers.redis_credentials)
             async with opening as ledger:
                 unreadable = await ledger.checks.unreadable()
-        by_sentinels = uses_sentinels(self.redis_url)
+        by_sentinels = uses_sentinels(self.servers.redis_url)
         return judge.redis(facts, by_sentinels=by_sentinels, unreadable=unreadable)
 
     async def redis_clock(self) -> Finding:
         """Compare clocks: reservations expire by Redis' clock."""
-        facts = await redis_facts(self._redis(), self.redis_credentials)
+        facts = await redis_facts(self._redis(), self.servers.redis_credentials)
         return judge.clock("Redis", facts.ahead_s)
 
     async def api_clock(self) -> Finding:
@@ -185,18 +192,18 @@ class ClusterProbes:
         """Review the rights of our account at the API server."""
         denied: list[str] = []
         try:
-            for verb, group, resource, subresource in RIGHTS:
-                if not await self._is_allowed(verb, group, resource, subresource):
-                    denied.append(f"{verb} {'/'.join(filter(None, (resource, subresource)))}")
-            if not any([await self._is_allowed("get", "", "nodes", each) for each in POD_LISTS]):
-                denied.append("get nodes/pods or nodes/proxy")
+            for verb, resource in RIGHTS:
+                if not await self._is_allowed(verb, resource):
+                    denied.append(f"{verb} {resource}")
+            if not any([await self._is_allowed("get", each) for each in POD_LISTS]):
+                denied.append(f"get {' or '.join(POD_LISTS)}")
         except NotFoundError as error:
             raise SkipError("this API server has no access reviews") from error
         return judge.rights(denied, len(RIGHTS) + 1)
 
     async def runtime_class(self) -> Finding:
         """Read NVIDIA's runtime class."""
-        if self.simulated:
+        if self.servers.simulated:
             raise SkipError("simulated GPUs need no runtime")
         try:
             await self.kubernetes.read("/apis/node.k8s.io/v1/runtimeclasses/nvidia")
@@ -253,13 +260,9 @@ class ClusterProbes:
         except NotFoundError:
             return None
 
-    async def _is_allowed(self, verb: str, group: str, resource: str, subresource: str) -> bool:
-        attributes = {
-            "verb": verb,
-            "group": group,
-            "resource": resource,
-            "subresource": subresource,
-        }
+    async def _is_allowed(self, verb: str, resource: str) -> bool:
+        name, _, subresource = resource.partition("/")
+        attributes = {"verb": verb, "resource": name, "subresource": subresource}
         body = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
@@ -283,7 +286,7 @@ class ClusterProbes:
         async with Bus.connect(
             self._nats(),
             name="leasehold doctor",
-            credentials=self.nats_credentials,
+            credentials=self.servers.nats_credentials,
             patience_s=servers.TIMEOUT_S,
         ) as bus:
             inbox = await bus.observe((Heartbeat,))
@@ -301,18 +304,18 @@ class ClusterProbes:
         return tuple(one for one in latest.values() if not one.stopping)
 
     def _is_agent(self) -> bool:
-        login = self.nats_credentials.login()
+        login = self.servers.nats_credentials.login()
         return login is not None and login.user.startswith(f"{judge.AGENT}.")
 
     def _nats(self) -> str:
-        if not self.nats_url:
+        if not self.servers.nats_url:
             raise SkipError("there is no NATS address: set --nats-url")
-        return self.nats_url
+        return self.servers.nats_url
 
     def _redis(self) -> str:
-        if not self.redis_url:
+        if not self.servers.redis_url:
             raise SkipError("there is no Redis address (agents have no access): set --redis-url")
-        return self.redis_url
+        return self.servers.redis_url
 
 
 def _days_left(trusted: bytes) -> float | None:

@@ -19,7 +19,7 @@ from rich.text import Text
 from services.cli import terminal
 from services.cli.api_client import APISERVICE
 from services.cli.commands import Doctor
-from services.cli.doctor.cluster_probes import ClusterProbes
+from services.cli.doctor.cluster_probes import ClusterProbes, ClusterServers
 from services.cli.simulated_nodes import load_simulated_nodes
 from services.cli.state_dir import State, StateDir, load_state, optional_path
 from services.node_agent.diagnosis.node_probes import NodeProbes, visible_host
@@ -127,24 +127,20 @@ CLUSTER_CHECKS: Mapping[str, Check[ClusterProbes]] = {
     "versions": Check(ClusterProbes.versions, _NATS),
     "settings": Check(ClusterProbes.settings, _API),
 }
-REMEDIES = {name: check.remedy for name, check in (*NODE_CHECKS.items(), *CLUSTER_CHECKS.items())}
+REMEDIES = {name: check.remedy for name, check in NODE_CHECKS.items()}
+REMEDIES |= {name: check.remedy for name, check in CLUSTER_CHECKS.items()}
 NODE_ACCOUNT_CHECKS = frozenset({"api-clock", "rights"})
 """Cluster checks that also run with the account of a node's agent."""
 AGENT_ONLY_CHECKS = frozenset({"rights"})
 """Cluster checks that apply to that account only."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoctorTarget:
+@dataclass(frozen=True, kw_only=True)
+class DoctorTarget(ClusterServers):
     """The nodes and servers to check, and the credentials for them."""
 
     nodes: tuple[tuple[AgentSettings, NodeGpus], ...]
-    redis_url: str = ""
-    nats_url: str = ""
-    nats_credentials: ClientCredentials = NO_CREDENTIALS
-    redis_credentials: ClientCredentials = NO_CREDENTIALS
     kubeconfig: Path | None = None
-    simulated: bool = False
     only: str = ""
     """`node` or `cluster`, or an empty text for both."""
 
@@ -245,19 +241,12 @@ async def run_checks(target: DoctorTarget) -> list[Finding]:
     async with AsyncExitStack() as stack:
         kubernetes = await _open_api_server(stack, target)
         node_totals = await _read_ledger(target)
-        cluster = ClusterProbes(
-            api_server=kubernetes,
-            redis_url=target.redis_url,
-            redis_credentials=target.redis_credentials,
-            nats_url=target.nats_url,
-            nats_credentials=target.nats_credentials,
-            simulated=target.simulated,
-            nodes={
-                name: cordon_reason(totals.node.served)
-                for name, totals in (node_totals or {}).items()
-                if totals.node.devices
-            },
-        )
+        cordons = {
+            name: cordon_reason(totals.node.served)
+            for name, totals in (node_totals or {}).items()
+            if totals.node.devices
+        }
+        cluster = ClusterProbes(target, kubernetes, cordons)
         running = {
             ("", name): run_check(CLUSTER_CHECKS[name].run(cluster))
             for name in target.cluster_checks

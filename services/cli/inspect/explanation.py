@@ -74,8 +74,14 @@ def explanation_of(
 
 
 def _explained(pod: PodSummary, verdict: str, text: str, **more: Any) -> Explanation:
+    name = f"{pod.namespace}/{pod.name}"
     return Explanation(
-        verdict=verdict, pod=pod.pod, namespace=pod.namespace, name=pod.name, text=text, **more
+        verdict=verdict,
+        pod=pod.pod,
+        namespace=pod.namespace,
+        name=pod.name,
+        text=f"{name} {text}",
+        **more,
     )
 
 
@@ -104,20 +110,18 @@ def _running(pod: PodSummary, found: PodView, lease: LeaseView, program: str) ->
         details += _detail_lines(lease, share, devices.get(share.device))
     if views:
         details += ["annotations", *(f"  {key}: {value}" for key, value in views.items())]
-    recreated = (
-        f"kubectl delete pod {pod.name} -n {pod.namespace}: the new pod of its controller gets "
-        "a healthy GPU"
-    )
+    name = f"{pod.name} -n {pod.namespace}"
+    then = f"{program} trace {name}; -o wide shows more"
+    if lease.unhealthy_devices:
+        then = f"kubectl delete pod {name}: the new pod of its controller gets a healthy GPU"
     verb = "runs" if pod.phase == "Running" else "starts" if pod.node else "will start"
     return _explained(
         pod,
         "running",
-        f"{pod.namespace}/{pod.name} {verb} on node {lease.node}; the pod is {pod.phase}",
+        f"{verb} on node {lease.node}; the pod is {pod.phase}",
         lines=tuple(_summary_lines(pod, found, lease)),
         details=tuple(details),
-        next=recreated
-        if lease.unhealthy_devices
-        else f"{program} trace {pod.name} -n {pod.namespace}; -o wide shows more",
+        next=then,
         lease=lease,
         annotations=views,
         gang=found.gang,
@@ -127,12 +131,17 @@ def _running(pod: PodSummary, found: PodView, lease: LeaseView, program: str) ->
 def _summary_lines(pod: PodSummary, found: PodView, lease: LeaseView) -> Iterator[str]:
     """Yield which GPU it has, how much of it, since when, what it uses, and until when."""
     yield from _gang_lines(found.gang)
-    yield from _claim_lines(lease)
+    if lease.claim is not None:
+        pods = len(lease.claim.consumers)
+        users = f", which {pods} pods use" if pods > 1 else ""
+        yield f"claim       {lease.namespace}/{lease.name}{users}"
     devices = {device.uuid: device for device in found.devices}
     for share in lease.shares:
         yield from _share_lines(lease, share, devices.get(share.device), found.read_at)
     yield f"since       {timestamp(lease.created_at)}, {age(found.read_at - lease.created_at)} ago"
-    yield from _idle_lines(lease, found.read_at)
+    if (since := lease.idle_since) is not None:
+        idle_for = f"for {age(found.read_at - since)}, since {timestamp(since)}"
+        yield f"idle        {idle_for}: its pod holds it without using it"
     if lease.state == LeaseState.RESERVED:
         yield f"until       {timestamp(lease.expires_at)} if it is not bound before"
     else:
@@ -143,21 +152,6 @@ def _summary_lines(pod: PodSummary, found: PodView, lease: LeaseView) -> Iterato
         yield f"until       {latest}{f'; expected {timestamp(expected)}' if expected else ''}"
     if found.cordoned and lease.state == LeaseState.RESERVED:
         yield f"waits for   {found.cordoned}; if that lasts, the pod is placed elsewhere"
-
-
-def _claim_lines(lease: LeaseView) -> Iterator[str]:
-    if lease.claim is not None:
-        pods = len(lease.claim.consumers)
-        users = f", which {pods} pods use" if pods > 1 else ""
-        yield f"claim       {lease.namespace}/{lease.name}{users}"
-
-
-def _idle_lines(lease: LeaseView, now: float) -> list[str]:
-    since = lease.idle_since
-    if since is None:
-        return []
-    for_ = age(now - since)
-    return [f"idle        for {for_}, since {timestamp(since)}: its pod holds it without using it"]
 
 
 def _cores_text(percent: int) -> str:
@@ -206,7 +200,7 @@ def _waiting(pod: PodSummary, found: PodView, waiting: WaitingDetails, program: 
     return _explained(
         pod,
         "waiting",
-        f"{pod.namespace}/{pod.name} has waited for {waited}: {waiting.reason}",
+        f"has waited for {waited}: {waiting.reason}",
         lines=(
             *([f"start       {waiting.start.text}"] if waiting.start else ()),
             *_gang_lines(found.gang),
@@ -247,106 +241,80 @@ def _nearest_lines(waiting: WaitingDetails) -> Iterator[str]:
         yield "it is retried as soon as capacity that could fit it is freed"
 
 
-def _default_scheduler(schedulers: frozenset[str]) -> str:
-    return OWN_SCHEDULER if OWN_SCHEDULER in schedulers else min(schedulers)
-
-
 def _without_lease(pod: PodSummary, schedulers: frozenset[str], program: str) -> Explanation:
-    name = f"{pod.namespace}/{pod.name}"
+    message = pod.unschedulable_message
     if pod.scheduler not in schedulers:
         return _of_another_scheduler(pod, schedulers, program)
     if not pod.is_active:
         return _ended(pod, program)
     if pod.gates:
         return _gated(pod, program)
-    if pod.unschedulable_message and pod.scheduler == KUBE_SCHEDULER:
-        return _explained(
-            pod,
-            "waiting",
-            f"{name} waits; kube-scheduler reports: {pod.unschedulable_message}",
-            next=f"kubectl describe pod {pod.name} -n {pod.namespace}",
-        )
-    if pod.unschedulable_message:
-        return _explained(
-            pod,
-            "rejected",
-            f"{name} is not placed: {pod.unschedulable_message}",
-            next="fix what the message names; a pod with an invalid request must be recreated",
-        )
-    return _explained(
-        pod,
-        "unknown",
-        f"{name} is {pod.phase or 'new'} and not in the ledger yet",
-        next=f"{program} audit",
-    )
+    if not message:
+        text = f"is {pod.phase or 'new'} and not in the ledger yet"
+        return _explained(pod, "unknown", text, next=f"{program} audit")
+    if pod.scheduler == KUBE_SCHEDULER:
+        text = f"waits; kube-scheduler reports: {message}"
+        return _explained(pod, "waiting", text, next=_describe(pod))
+    then = "fix what the message names; a pod with an invalid request must be recreated"
+    return _explained(pod, "rejected", f"is not placed: {message}", next=then)
+
+
+def _describe(pod: PodSummary) -> str:
+    return f"kubectl describe pod {pod.name} -n {pod.namespace}"
 
 
 def _ended(pod: PodSummary, program: str) -> Explanation:
     """Explain a terminated pod, or one that was bound and that its node then refused."""
-    name = f"{pod.namespace}/{pod.name}"
     if not pod.rejection:
-        return _explained(
-            pod,
-            "ended",
-            f"{name} has {pod.phase.lower()}; its lease has ended",
-            next=f"{program} trace {pod.name} -n {pod.namespace}",
-        )
+        text = f"has {pod.phase.lower()}; its lease has ended"
+        return _explained(pod, "ended", text, next=f"{program} trace {pod.name} -n {pod.namespace}")
     return _explained(
         pod,
         "ended",
-        f"{name} was rejected by the kubelet of node {pod.node}: {pod.rejection}",
+        f"was rejected by the kubelet of node {pod.node}: {pod.rejection}",
         lines=(causes(pod.rejection),),
         next=advice(pod.rejection, pod.node),
     )
 
 
 def _of_another_scheduler(pod: PodSummary, schedulers: frozenset[str], program: str) -> Explanation:
-    name = f"{pod.namespace}/{pod.name}"
     if pod.claims and not pod.node:
         reported = pod.unschedulable_message or "no reason yet"
         return _explained(
             pod,
             "waiting",
-            f"{name} waits for {pod.scheduler} to allocate its ResourceClaims "
+            f"waits for {pod.scheduler} to allocate its ResourceClaims "
             f"({', '.join(pod.claims)}); it reports: {reported}",
-            next=f"kubectl describe pod {pod.name} -n {pod.namespace}; `{program} gpus` shows "
-            "every lease",
+            next=f"{_describe(pod)}; `{program} gpus` shows every lease",
         )
     if pod.unknown and not pod.node:
         meant = "; ".join(filter(None, map(did_you_mean, pod.unknown)))
         return _explained(
             pod,
             "foreign",
-            f"{name} requests {', '.join(pod.unknown)}, which no agent of Leasehold serves",
+            f"requests {', '.join(pod.unknown)}, which no agent of Leasehold serves",
             next=f"{meant} Correct the resource, and recreate the pod".lstrip(),
         )
     ours = " or ".join(sorted(schedulers))
+    default = OWN_SCHEDULER if OWN_SCHEDULER in schedulers else min(schedulers)
     return _explained(
         pod,
         "foreign",
-        f"{name} is not scheduled by Leasehold: its schedulerName is {pod.scheduler!r}, not {ours}",
-        next=f"set spec.schedulerName to {_default_scheduler(schedulers)} and recreate the pod",
+        f"is not scheduled by Leasehold: its schedulerName is {pod.scheduler!r}, not {ours}",
+        next=f"set spec.schedulerName to {default} and recreate the pod",
     )
 
 
 def _gated(pod: PodSummary, program: str) -> Explanation:
-    name, gates = f"{pod.namespace}/{pod.name}", ", ".join(pod.gates)
+    text = f"has scheduling gates: it is placed once they are removed ({', '.join(pod.gates)})"
+    then = f"kubectl get pod {pod.name} -n {pod.namespace} -o yaml"
     if BUDGET_GATE in pod.gates:
-        return _explained(
-            pod,
-            "gated",
-            f"{name} waits until namespace {pod.namespace} has GPU time again: its "
-            f"scheduling gate {BUDGET_GATE} goes then",
-            next=f"{program} budget {pod.namespace}",
-            gates=pod.gates,
+        text = (
+            f"waits until namespace {pod.namespace} has GPU time again: its scheduling gate "
+            f"{BUDGET_GATE} goes then"
         )
-    return _explained(
-        pod,
-        "gated",
-        f"{name} has scheduling gates: it is placed once they are removed ({gates})",
-        next=f"kubectl get pod {pod.name} -n {pod.namespace} -o yaml",
-        gates=pod.gates,
-    )
+        then = f"{program} budget {pod.namespace}"
+    return _explained(pod, "gated", text, next=then, gates=pod.gates)
 
 
 def _is_view(key: str) -> bool:

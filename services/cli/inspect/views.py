@@ -12,13 +12,7 @@ from urllib.parse import quote
 from msgspec import structs
 
 from services.cli import terminal
-from services.cli.api_client import (
-    ApiClient,
-    NothingFoundError,
-    RefusedError,
-    default_namespace,
-    locate,
-)
+from services.cli.api_client import ApiClient, NothingFoundError, RefusedError
 from services.cli.arguments import own_schedulers
 from services.cli.commands import Explain, Gpus, Ps, Top, Topology, Trace, Version
 from services.cli.terminal import program
@@ -46,7 +40,7 @@ NO_TRACE_URL = (
 
 def gpus(flags: Gpus) -> int:
     """Show every device and its leases."""
-    api = ApiClient(locate(flags))
+    api = ApiClient(flags)
 
     def read() -> GpusView:
         view = api.get("/api/v1/gpus", GpusView, idle_after_s=flags.idle_after_s)
@@ -68,7 +62,7 @@ def gpus(flags: Gpus) -> int:
 
 def ps(flags: Ps) -> int:
     """Show leases and waiting pods."""
-    api = ApiClient(locate(flags))
+    api = ApiClient(flags)
 
     def show(view: LeasesView) -> "RenderableType":
         from services.cli.inspect import render
@@ -109,7 +103,7 @@ def top(flags: Top) -> int:
     """Show the usage of every share beside its lease, until interrupted."""
     from services.cli.inspect.render import TopView, top_rows, top_table, top_view
 
-    api = ApiClient(locate(flags))
+    api = ApiClient(flags)
     wide = flags.output == "wide"
     view = LeasesView(read_at=0.0, idle_after_s=0.0)
 
@@ -140,7 +134,7 @@ def top(flags: Top) -> int:
 def names_in_cluster(kind: str, flags: Ps) -> list[str]:
     """Return the names of a kind for completion; empty if the API does not respond."""
     try:
-        api = ApiClient(locate(flags))
+        api = ApiClient(flags)
         if kind in {"node", "gpu"}:
             nodes = api.get("/api/v1/gpus", GpusView).nodes
             if kind == "node":
@@ -148,7 +142,7 @@ def names_in_cluster(kind: str, flags: Ps) -> list[str]:
             return [f"{node.node}/{gpu.index}" for node in nodes for gpu in node.devices]
         namespace = "" if kind == "namespace" else flags.namespace
         if namespace is None:
-            namespace = default_namespace(flags)
+            namespace = api.namespace
         view = api.get("/api/v1/leases", LeasesView, namespace=namespace)
     except LeaseholdError:
         return []
@@ -164,7 +158,7 @@ def explain(flags: Explain) -> int:
         from services.cli.request.command import explain_manifest
 
         return explain_manifest(flags)
-    api = ApiClient(locate(flags))
+    api = ApiClient(flags)
 
     def read() -> Explanation:
         pod = api.server.pod(flags.namespace, flags.pod)
@@ -222,7 +216,7 @@ def _trace_in(directory: Path, flags: Trace) -> TraceView | None:
 
 def _trace_of_api(flags: Trace) -> TraceView | None:
     """Return the trace of a pod by its name, which the API may know only by its UID."""
-    api = ApiClient(locate(flags))
+    api = ApiClient(flags)
     try:
         return api.get(f"/api/v1/traces/{quote(flags.namespace)}/{quote(flags.pod)}", TraceView)
     except RefusedError as error:
@@ -246,7 +240,7 @@ def version(flags: Version) -> int:
     def read() -> Versions:
         server = None
         if not flags.client:
-            server = ApiClient(locate(flags)).get("/api/v1/version", VersionView)
+            server = ApiClient(flags).get("/api/v1/version", VersionView)
         return Versions(client=metadata.version("leasehold"), server=server)
 
     def show(found: Versions) -> str:

@@ -11,7 +11,7 @@ from services.binder.observations import PodSnapshot
 from services.binder.preempt.plan import ClusterSnapshot
 from services.binder.preempt.rules import PreemptionRules, exclusion_reason
 from services.cli import terminal
-from services.cli.api_client import ApiClient, NothingFoundError, locate
+from services.cli.api_client import ApiClient, NothingFoundError
 from services.cli.commands import Defrag, ReplayArguments, WhatIf
 from services.cli.plan import render
 from services.cli.plan.moves import DefragView, MovePlan, plan_moves
@@ -59,7 +59,7 @@ def _nodes(flags: ReplayArguments) -> Sequence[LedgerNode]:
     if flags.nodes:
         source, text = load(flags.nodes, sys.stdin)
         return read_nodes(text.splitlines(), source)
-    placing = ApiClient(locate(flags)).get("/api/v1/placing", PlacingView)
+    placing = ApiClient(flags).get("/api/v1/placing", PlacingView)
     return [idle_in_parts(totals.node) for totals in placing.nodes]
 
 
@@ -82,7 +82,7 @@ def what_if(flags: WhatIf) -> int:
     """Show whether a manifest's pods would fit; return 1 if one of them would wait."""
     _, text = load(flags.file, sys.stdin)
     order = WhatIfOrder(manifest=text, when=flags.when)
-    found = ApiClient(locate(flags)).post("/api/v1/what-if", order, Forecast)
+    found = ApiClient(flags).post("/api/v1/what-if", order, Forecast)
     terminal.show(flags.output, found, render.forecast_text)
     return 1 if found.waiting else 0
 
@@ -94,7 +94,7 @@ def defrag(flags: Defrag) -> int:
 
 async def _defrag(flags: Defrag) -> int:
     name, now = f"{flags.namespace}/{flags.pod}", time.time()
-    api = ApiClient(locate(flags))
+    api = ApiClient(flags)
     pod = api.server.pod(flags.namespace, flags.pod)
     placing = api.get("/api/v1/placing", PlacingView)
     waiting = [each for each in placing.waiting if each.queued.pod == pod.pod]

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from services.cli.api_client import APISERVICE
 from services.webhook.registration import admission_policies
 from shared.kubernetes import custom_kinds
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
@@ -18,7 +19,6 @@ AGENT, BINDER, API = "node-agent", "binder", "api"
 ACCOUNTS = ("watcher", BINDER, "timekeeper", "webhook", "extender", API)
 """Accounts of the services other than node agents."""
 ADMINISTRATORS = "leasehold-up"
-VISIBILITY = "v1beta1.visibility.leasehold.dev"
 KINDS = Path(custom_kinds.__file__).with_name("kinds")
 """The definitions of our kinds."""
 Manifest = dict[str, Any]
@@ -84,9 +84,9 @@ def _api_service(port: int) -> Iterator[Manifest]:
     yield _object("v1", "Service", API, SYSTEM_NAMESPACE) | {"spec": ports}
     subsets = [{"addresses": [{"ip": "127.0.0.1"}], **ports}]
     yield _object("v1", "Endpoints", API, SYSTEM_NAMESPACE) | {"subsets": subsets}
-    version, _, group = VISIBILITY.partition(".")
+    version, _, group = APISERVICE.partition(".")
     service = {"name": API, "namespace": SYSTEM_NAMESPACE, "port": port}
-    yield _object("apiregistration.k8s.io/v1", "APIService", VISIBILITY) | {
+    yield _object("apiregistration.k8s.io/v1", "APIService", APISERVICE) | {
         "spec": {"group": group, "version": version, "service": service}
     }
 

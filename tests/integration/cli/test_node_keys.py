@@ -16,8 +16,7 @@ from services.auth.nats_users import all_users
 from services.auth.service import AuthTiming
 from services.cli.__main__ import main
 from services.cli.admin.node_keys import API_TOKEN, KUBECONFIG, NATS_AUTHORITY, NATS_TOKEN
-from services.cli.doctor.cluster_probes import ClusterProbes
-from shared.credentials.logins import NO_CREDENTIALS
+from services.cli.doctor.cluster_probes import ClusterProbes, ClusterServers
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.errors import RequestError, UnavailableError
@@ -174,14 +173,9 @@ async def test_the_doctor_on_a_node_finds_that_nats_accepts_its_agent(
     out = await hosts.issue(A)
 
     async def found(token: str) -> tuple[Outcome, str]:
-        probes = ClusterProbes(
-            api_server=SkipError("not checked"),
-            redis_url="",
-            redis_credentials=NO_CREDENTIALS,
-            nats_url=hosts.world.url,
-            nats_credentials=hosts.world.credentials(token, "node-agent.node-a"),
-            simulated=False,
-        )
+        login = hosts.world.credentials(token, "node-agent.node-a")
+        servers = ClusterServers(nats_url=hosts.world.url, nats_credentials=login)
+        probes = ClusterProbes(servers, SkipError("not checked"))
         with pytest.raises(SkipError, match="log in as operator"):
             await probes.components()
         finding = await probes.nats()

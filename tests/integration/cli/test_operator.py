@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from services.cli.audit.snapshot_reader import claims_of, node_names, pods_of
-from services.cli.doctor.cluster_probes import ClusterProbes
+from services.cli.doctor.cluster_probes import ClusterProbes, ClusterServers
 from services.cli.doctor.doctor import AGENT_ONLY_CHECKS, CLUSTER_CHECKS, run_check
-from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
+from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import ClusterCredentials
@@ -30,17 +30,10 @@ async def world() -> AsyncIterator[AuthWorld]:
 async def check_nats(world: AuthWorld, token: str) -> Finding:
     file = world.folder / "token"
     file.write_text(f"{token}\n")
-    probes = ClusterProbes(
-        api_server=SkipError("there is none"),
-        redis_url="",
-        redis_credentials=NO_CREDENTIALS,
-        nats_url=world.url,
-        nats_credentials=ClientCredentials(
-            token_file=file, user="operator", tls=TlsFiles(ca=world.trusting.ca)
-        ),
-        simulated=False,
-    )
-    return await run_check(probes.nats())
+    tls = TlsFiles(ca=world.trusting.ca)
+    login = ClientCredentials(token_file=file, user="operator", tls=tls)
+    servers = ClusterServers(nats_url=world.url, nats_credentials=login)
+    return await run_check(ClusterProbes(servers, SkipError("there is none")).nats())
 
 
 async def test_the_token_of_the_operator_is_accepted_and_one_for_another_audience_is_not(
@@ -86,14 +79,7 @@ async def operator() -> AsyncIterator[KubernetesClient]:
 
 
 async def test_no_check_of_the_doctor_lacks_a_right(operator: KubernetesClient) -> None:
-    probes = ClusterProbes(
-        api_server=operator,
-        redis_url="",
-        redis_credentials=NO_CREDENTIALS,
-        nats_url="",
-        nats_credentials=NO_CREDENTIALS,
-        simulated=False,
-    )
+    probes = ClusterProbes(ClusterServers(), operator)
 
     texts = {
         name: (await run_check(check.run(probes))).text

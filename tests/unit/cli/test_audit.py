@@ -58,42 +58,6 @@ def claimed(name: str = "c", *consumers: str) -> tuple[AllocatedClaim, Lease]:
     return replace(claim, answer=LEASED), held
 
 
-def test_a_claim_with_its_lease_has_no_differences() -> None:
-    claim, held = claimed()
-
-    assert found(replace(facts(account(held)), claims=(claim,))) == []
-    assert found(facts(account(held))) == [], "claims that were not read are not compared"
-
-
-def test_a_claim_that_is_answered_needs_a_lease() -> None:
-    claim, _ = claimed()
-
-    sound = replace(facts(account()), claims=(claim,))
-
-    assert found(sound) == [("S3", "it is answered as leased and holds no lease")]
-    assert found(replace(sound, claims=(replace(claim, answer=""),))) == []
-
-
-def test_a_lease_of_another_share_than_the_allocated_one_is_found() -> None:
-    claim, held = claimed()
-    [device] = claim.devices
-    moved = replace(claim, devices=(replace(device, share_id="s2"),))
-
-    [(invariant, text)] = found(replace(facts(account(held)), claims=(moved,)))
-
-    assert invariant == "S7"
-    assert "('gpu', 'gpu-0', 's2')" in text
-
-
-def test_a_lease_without_an_allocation_is_found() -> None:
-    _, held = claimed()
-
-    [(invariant, text)] = found(replace(facts(account(held)), claims=()))
-
-    assert invariant == "P2"
-    assert text == "it has no allocation and its lease is bound, version 0"
-
-
 def test_a_pod_is_explained_by_the_lease_of_its_claim() -> None:
     consumer, other = pod("p"), pod("q")
     _, held = claimed("c", consumer.pod, other.pod)
@@ -120,6 +84,11 @@ GANG_WAITS = facts(
 
 def two(first: Lease, second: Lease) -> Snapshot:
     return facts(account(first, second))
+
+
+CLAIM, CLAIMED = claimed()
+MOVED = replace(CLAIM, devices=(replace(CLAIM.devices[0], share_id="s2"),))
+LARGE = lease("a", share(memory_mib=5_000))
 
 
 def small(name: str, slot: int, cores: int = 30) -> Lease:
@@ -189,6 +158,48 @@ CASES: dict[str, tuple[Snapshot, list[tuple[str, str]]]] = {
     "a lease on a device that is not in the ledger": (
         facts(replace(SOUND, node=replace(SOUND.node, devices=()))),
         [("S1", "leases hold 3000 MiB of a device that is not in the ledger")],
+    ),
+    "a claim with its lease": (replace(facts(account(CLAIMED)), claims=(CLAIM,)), []),
+    "a claim that was not read": (facts(account(CLAIMED)), []),
+    "a claim that is answered and has no lease": (
+        replace(facts(account()), claims=(CLAIM,)),
+        [("S3", "it is answered as leased and holds no lease")],
+    ),
+    "a claim that is not answered": (
+        replace(facts(account()), claims=(replace(CLAIM, answer=""),)),
+        [],
+    ),
+    "a lease of another share than the allocated one": (
+        replace(facts(account(CLAIMED)), claims=(MOVED,)),
+        [
+            (
+                "S7",
+                "it is allocated [('gpu', 'gpu-0', 's2')] (request, device, share), its lease has "
+                "[('gpu', 'gpu-0', 's1')]",
+            )
+        ],
+    ),
+    "a lease of a claim without an allocation": (
+        replace(facts(account(CLAIMED)), claims=()),
+        [("P2", "it has no allocation and its lease is bound, version 0")],
+    ),
+    "an annotation that is no lease": (
+        facts(SOUND, pods=(pod("a", annotations={ANNOTATION: "{}"}),)),
+        [("S7", "leasehold.dev/lease of default/a is not a lease: KeyError('format')")],
+    ),
+    "a second live lease of a pod": (
+        facts(SOUND, account(lease("a", node=OTHER), node=OTHER)),
+        [("S2", "it holds 2 live leases, on node-0, node-1")],
+    ),
+    "an allocation larger than its lease": (
+        facts(SOUND, allocations={NODE: (allocation(LARGE),)}),
+        [
+            (
+                "S7",
+                "container main was given [('GPU-0', 5000, 30)] (device, MiB, %), its lease has "
+                "[('GPU-0', 3000, 30)]",
+            )
+        ],
     ),
     "a pod that we bound and that holds no lease": (
         facts(account(), pods=(pod("a"),)),
@@ -285,29 +296,6 @@ def test_each_difference_is_found_with_both_numbers(
     seen: Snapshot, expected: list[tuple[str, str]]
 ) -> None:
     assert found(seen) == expected
-
-
-def test_an_annotation_that_is_no_lease_is_found() -> None:
-    (none,) = found(facts(SOUND, pods=(pod("a", annotations={ANNOTATION: "{}"}),)))
-
-    assert none[0] == "S7"
-    assert "is not a lease" in none[1]
-
-
-def test_a_second_live_lease_of_a_pod_is_found() -> None:
-    both = facts(SOUND, account(lease("a", node=OTHER), node=OTHER))
-
-    assert ("S2", "it holds 2 live leases, on node-0, node-1") in found(both)
-
-
-def test_an_allocation_larger_than_its_lease_is_found() -> None:
-    reported = allocation(lease("a", share(memory_mib=5_000)))
-
-    ((invariant, text),) = found(facts(account(lease("a")), allocations={NODE: (reported,)}))
-
-    assert invariant == "S7"
-    assert "5000" in text
-    assert "3000" in text
 
 
 def test_a_lease_that_outlives_its_pod_is_found_and_may_last_thirty_seconds() -> None:

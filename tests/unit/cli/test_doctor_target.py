@@ -7,12 +7,13 @@ import pytest
 from services.cli.commands import Doctor
 from services.cli.doctor.doctor import run_check, target_of
 from services.cli.parser import parse
-from services.cli.state_dir import State, StateDir, save_state
+from services.cli.state_dir import StateDir, save_state
 from services.node_agent.diagnosis.node_probes import NodeProbes
 from services.node_agent.gpu_access import NodeGpus
 from services.node_agent.settings import AgentSettings
 from shared.model.errors import UnavailableError
 from shared.model.findings import Finding, Outcome
+from tests.support.states import state
 
 
 def doctor_arguments(*words: str) -> Doctor:
@@ -25,18 +26,8 @@ def node_of(
     root: Path, *arguments: str, library_source: str = ""
 ) -> tuple[AgentSettings, NodeGpus]:
     """Return the settings and GPUs of the one node of a stack, as the doctor reads them."""
-    directory = StateDir.at(root)
-    state = State(
-        pid=1,
-        started_at=1.0,
-        ready=True,
-        nats_url="nats://127.0.0.1:4222",
-        redis_url="redis://127.0.0.1:6379/0",
-        kubeconfig="kubeconfig",
-        nodes={"node-0": "2xT4"},
-        library_source=library_source,
-    )
-    save_state(directory, state)
+    saved = state(nodes={"node-0": "2xT4"}, library_source=library_source)
+    save_state(StateDir.at(root), saved)
     flags = doctor_arguments("--state", str(root), *arguments)
     (node,) = target_of(flags).nodes
     return node

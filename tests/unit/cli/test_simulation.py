@@ -6,18 +6,15 @@ from pathlib import Path
 import pytest
 
 from services.cli.__main__ import main
-from services.cli.state_dir import State, StateDir, locked, save_state
+from services.cli.state_dir import StateDir, locked, save_state
+from tests.support.states import state
 
 
 def sim(root: Path, *words: str) -> int:
     """Run the command on a stack of two nodes; return its exit code."""
     directory = StateDir.at(root)
     directory.make()
-    nodes = {"node-0": "2xT4", "node-1": "1xT4+2xA10"}
-    state = State(
-        pid=1, started_at=1.0, ready=True, nats_url="", redis_url="", kubeconfig="", nodes=nodes
-    )
-    save_state(directory, state)
+    save_state(directory, state(nodes={"node-0": "2xT4", "node-1": "1xT4+2xA10"}))
     directory.agent("node-0").mkdir(exist_ok=True)
     directory.agent("node-1").mkdir(exist_ok=True)
     with locked(directory):

@@ -7,7 +7,7 @@ import pytest
 
 from services.cli import credentials
 from services.cli.commands import Up
-from services.cli.state_dir import State, StateDir
+from services.cli.state_dir import StateDir
 from services.cli.up.components import Component, components_of, stages_of
 from services.cli.up.plan import Plan, layouts_of, plan_of, with_library
 from services.cli.up.servers import is_free
@@ -22,6 +22,7 @@ from services.cli.up.up import forget_devices
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
 from tests.support.servers.nats import free_port
+from tests.support.states import state
 
 POLICY = RestartPolicy()
 
@@ -92,10 +93,7 @@ def test_this_machine_is_one_node(gpus: str, nodes: int | None) -> None:
 
 def test_the_library_of_the_last_run_stays_while_the_nodes_do() -> None:
     nodes, library = {"node-0": "local"}, Path("/libvgpu.so")
-    before = State(
-        pid=1, started_at=1, ready=True, nats_url="", redis_url="", kubeconfig="", nodes=nodes,
-        library_source=str(library),
-    )  # fmt: skip
+    before = state(nodes=nodes, library_source=str(library))
 
     assert with_library(Up(), nodes, before).library_source == library
     assert with_library(Up(library_source=Path("/new")), nodes, before).library_source != library
