@@ -390,7 +390,7 @@ class BudgetArguments(ClusterArguments):
 
 @command(
     "report",
-    "admin.budget:report",
+    "admin.reports:report",
     "--window 2031-05 --csv",
     "--from 2031-05-01T00:00:00Z --to 2031-05-08T00:00:00Z --group-by namespace",
     "--cost                   what all GPUs were used for in the last 30 days, and what that cost",

@@ -17,11 +17,20 @@ WRAPPED_WIDTH = 30
 class FittedTable:
     """A table without as many of its least valuable columns as the width requires.
 
-    No cell is shortened; those of `wrapped` are continued on the next line.
+    No cell is shortened; those of `wrapped` are continued on the next line. A `wide` one has all
+    its columns, others lack those `of_wide`.
     """
 
-    def __init__(self, *titles: str, least: Sequence[str] = (), wrapped: str = "") -> None:
-        self.titles, self.least, self.wrapped = titles, least, wrapped
+    def __init__(
+        self,
+        *titles: str,
+        least: Sequence[str] = (),
+        wrapped: str = "",
+        wide: bool = False,
+        of_wide: Sequence[str] = (),
+    ) -> None:
+        self.titles, self.wrapped = titles, wrapped
+        self.least, self.hidden = ((), ()) if wide else (least, of_wide)
         self.rows: list[tuple[tuple[str | Text, ...], str]] = []
 
     def add_row(self, *cells: str | Text, style: str = "") -> None:
@@ -30,18 +39,20 @@ class FittedTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the table with the columns that fit, wider than the console if none are left."""
-        widths = {title: self._width(number) for number, title in enumerate(self.titles)}
-        hidden: set[str] = set()
+        widths = {
+            title: self._width(number)
+            for number, title in enumerate(self.titles)
+            if title not in self.hidden
+        }
         for title in self.least:
             if _sum(widths) > options.max_width:
-                hidden.add(title)
                 del widths[title]
         made = Table(box=None, pad_edge=False, header_style="bold")
         for title, width in widths.items():
             made.add_column(title, no_wrap=title != self.wrapped, min_width=width)
         for cells, style in self.rows:
             shown = zip(self.titles, cells, strict=True)
-            made.add_row(*(cell for title, cell in shown if title not in hidden), style=style)
+            made.add_row(*(cell for title, cell in shown if title in widths), style=style)
         yield from console.render(made, options.update(width=max(options.max_width, _sum(widths))))
 
     def _width(self, number: int) -> int:

@@ -1,23 +1,19 @@
-"""The commands about GPU time: budget, budget grant, report."""
+"""The commands budget and budget grant."""
 
-import sys
 from collections.abc import Sequence
 from urllib.parse import quote
 from uuid import uuid4
 
-import msgspec
 from msgspec import structs
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from services.cli import terminal
-from services.cli.admin.costs import report_costs
-from services.cli.admin.idle import report_idle
 from services.cli.api_client import ApiClient, NothingFoundError
-from services.cli.commands import BudgetArguments, Report
+from services.cli.commands import BudgetArguments
 from services.cli.formats import FittedTable, age
 from services.cli.terminal import program
-from shared.model.budget import BudgetState, BudgetsView, BudgetView, ReportView, minutes
+from shared.model.budget import BudgetState, BudgetsView, BudgetView, minutes
 from shared.model.errors import RequestError
 from shared.model.quantity import timestamp
 from shared.model.views import GrantOrder, GrantView
@@ -44,7 +40,8 @@ def budget_table(
     table = FittedTable(
         *("NAMESPACE", "STATE", "", "USED", "OF", "LEFT", "CURRENT RATE", "LEASES"),
         *("RUNS OUT", "WINDOW"),
-        least=() if wide else ("", "WINDOW", "LEASES", "CURRENT RATE", "OF"),
+        least=("", "WINDOW", "LEASES", "CURRENT RATE", "OF"),
+        wide=wide,
     )
     for each in budgets:
         table.add_row(
@@ -74,34 +71,6 @@ def _bar(budget: BudgetView) -> str:
     used = min(max(whole - int(budget.remaining_units), 0), whole)
     cells = -(-used * BAR_WIDTH // whole)
     return "[" + "#" * cells + "." * (BAR_WIDTH - cells) + "]"
-
-
-def report_table(report: ReportView, *, wide: bool = False) -> RenderableType:
-    """List GPU time by group, then the GPU-minutes that are not charged yet by namespace."""
-    amounts = ", ".join(f"{name} {amount}" for name, amount in report.not_charged.items())
-    note = Text(
-        "a lease's time is charged when it ends, or every 15 minutes; `leasehold budget` counts it "
-        + (f"at once: not charged yet are {amounts} GPU-minutes" if amounts else "at once"),
-        style="dim",
-    )
-    if not report.rows:
-        return Group(Text("no GPU time was charged in this range"), note)
-    columns = [
-        *("window", "namespace", "model", "class", "gpu_minutes", "core_minutes"),
-        *("mem_gib_minutes", "wall_minutes", "leases", "grants", "rollover"),
-    ]
-    table = FittedTable(
-        *(name.upper().replace("_", " ") for name in columns),
-        least=()
-        if wide
-        else (
-            *("ROLLOVER", "GRANTS", "MEM GIB MINUTES", "WALL MINUTES", "CORE MINUTES", "LEASES"),
-            *("WINDOW", "CLASS"),
-        ),
-    )
-    for row in map(msgspec.to_builtins, report.rows):
-        table.add_row(*(str(row[name]) or "-" for name in columns))
-    return Group(table, note)
 
 
 def _runs_out(budget: BudgetView, now: float) -> str:
@@ -146,22 +115,6 @@ def budget(flags: BudgetArguments) -> int:
         lambda found: budget_table(found.budgets, found.read_at, wide=wide),
         lambda found: [f"namespace/{each.namespace}" for each in found.budgets],
     )
-
-
-def report(flags: Report) -> int:
-    """Sum up GPU time by group."""
-    if flags.idle:
-        return report_idle(flags)
-    if flags.cost:
-        return report_costs(flags)
-    api = ApiClient(flags)
-    query = {"window": flags.window, "from": flags.from_, "to": flags.to}
-    found = api.get("/api/v1/reports/showback", ReportView, groupBy=flags.group_by, **query)
-    if flags.output == "csv":
-        sys.stdout.write(found.as_csv())
-        return 0
-    wide = flags.output == "wide"
-    return terminal.present(flags, lambda: found, lambda report: report_table(report, wide=wide))
 
 
 def _grant(flags: BudgetArguments) -> int:

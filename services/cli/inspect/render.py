@@ -64,25 +64,22 @@ def ps(view: LeasesView, *, namespace: str = "", wide: bool = False) -> Renderab
     """List leases, then waiting pods with the reason; `wide`: with starts, ends, UIDs, UUIDs."""
     leases = FittedTable(
         *("POD", "NODE", "GPUS", "MIB", "USED MIB", "CORES", "USED CORES", "STATE", "AGE"),
-        "SYSTEM",
-        *(("UNTIL", "POD UID", "DEVICE UUIDS") if wide else ()),
-        least=() if wide else ("SYSTEM", "USED CORES", "CORES", "USED MIB", "AGE", "GPUS"),
+        *("SYSTEM", "UNTIL", "POD UID", "DEVICE UUIDS"),
+        least=("SYSTEM", "USED CORES", "CORES", "USED MIB", "AGE", "GPUS"),
+        of_wide=("UNTIL", "POD UID", "DEVICE UUIDS"),
+        wide=wide,
     )
     for lease in view.leases:
-        until = "-" if lease.ends_by is None else timestamp(lease.ends_by)
-        more = until, lease.pod, ",".join(sorted({share.device for share in lease.shares}))
-        leases.add_row(*_lease_row(lease, view.read_at), *(more if wide else ()))
+        leases.add_row(*_lease_row(lease, view.read_at))
     blocks: list[RenderableType] = [leases if view.leases else _no_lease(namespace)]
     blocks += [Text(line, style="red") for line in dict.fromkeys(_fault_lines(view))]
     if view.waiting:
-        waiting = FittedTable(
-            *("WAITING", "FOR", *(("START",) if wide else ()), "VERDICT"), wrapped="VERDICT"
-        )
+        titles = ("WAITING", "FOR", "START", "VERDICT")
+        waiting = FittedTable(*titles, wrapped="VERDICT", of_wide=("START",), wide=wide)
         for one in view.waiting:
             pod = f"{one.namespace}/{one.name}"
             start = one.start.short if one.start else "-"
-            waited = age(view.read_at - one.since)
-            waiting.add_row(pod, waited, *((start,) if wide else ()), one.text)
+            waiting.add_row(pod, age(view.read_at - one.since), start, one.text)
         blocks += [Text(), waiting]
     return Group(*blocks, *notes(view))
 
@@ -204,6 +201,9 @@ def _lease_row(lease: LeaseView, now: float) -> tuple[str, ...]:
         f"{lease.state}{unhealthy}{_idle(lease.idle_since, now)}",
         age(now - lease.created_at),
         "claim" if lease.claim else lease.dialect or "-",
+        "-" if lease.ends_by is None else timestamp(lease.ends_by),
+        lease.pod,
+        ",".join(sorted({share.device for share in lease.shares})),
     )
 
 
@@ -292,8 +292,10 @@ def top_table(rows: Sequence[TopRow], view: LeasesView, *, wide: bool = False) -
     """List the shares: use of the lease, in MiB and percent of the device's cores."""
     listed = FittedTable(
         *("POD", "CONTAINER", "NODE", "GPU", "MIB", "CORES", "PROCESSES", "NOT USED FOR"),
-        *(("DEVICE UUID",) if wide else ()),
-        least=() if wide else ("PROCESSES", "CONTAINER", "GPU", "NODE", "NOT USED FOR"),
+        "DEVICE UUID",
+        least=("PROCESSES", "CONTAINER", "GPU", "NODE", "NOT USED FOR"),
+        of_wide=("DEVICE UUID",),
+        wide=wide,
     )
     for row in rows:
         measured = row.measured
@@ -307,7 +309,7 @@ def top_table(rows: Sequence[TopRow], view: LeasesView, *, wide: bool = False) -
             f"{cores} of {cores_text(row)}",
             "-" if measured is None else str(measured.processes),
             _idle_text(row, view.read_at),
-            *((row.device,) if wide else ()),
+            row.device,
             style="yellow" if measured and measured.idle else "",
         )
     return Group(listed if rows else _no_lease(""), *notes(view))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import yaml
 
+from services.api.costs.cost_report import load_prices
 from services.cli import credentials
 from services.cli.commands import Up
 from services.cli.credentials import CredentialFiles
@@ -39,8 +40,11 @@ from services.cli.up.plan import AGGREGATED, Plan, layouts_of, plan_of, with_lib
 from services.cli.up.status import EXAMPLE, SIZE_LINES, faults_of, has_shares, summary, text_of
 from services.cli.up.supervisor import StartError, SupervisionTiming, Supervisor
 from services.extender.scheduler_configuration import SchedulerTls, scheduler_configuration
+from services.timekeeper.config import budget_sources
+from services.watcher import quota_sources
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.names import NodeName
+from shared.runtime.request_settings import RequestSettings, load_rules
 
 _READY = b"\0"
 
@@ -148,22 +152,15 @@ FREE_MB = 100
 
 def up(settings: Up) -> int:
     """Run until a signal, or with `headless` until ready; return the exit code."""
-    if settings.budgets is not None:
-        from services.timekeeper.config.budget_sources import load_file
-
-        load_file(settings.budgets)
-    if settings.quotas is not None:
-        from services.watcher.quota_sources import load_file as load_quotas
-
-        load_quotas(settings.quotas)
-    if settings.prices is not None:
-        from services.api.costs.cost_report import load_prices
-
-        load_prices(settings.prices)
-    if settings.volcano_conf is not None:
-        from shared.runtime.request_settings import RequestSettings, load_rules
-
-        load_rules(RequestSettings(volcano_conf=settings.volcano_conf))
+    checks: tuple[tuple[Path | None, Callable[[Path], object]], ...] = (
+        (settings.budgets, budget_sources.load_file),
+        (settings.quotas, quota_sources.load_file),
+        (settings.prices, load_prices),
+        (settings.volcano_conf, lambda path: load_rules(RequestSettings(volcano_conf=path))),
+    )
+    for file, check in checks:
+        if file is not None:
+            check(file)
     directory = StateDir.at(settings.state)
     before = load_state(directory)
     if before is not None and supervisor_pid(directory) is not None:

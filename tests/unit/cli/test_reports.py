@@ -6,7 +6,7 @@ from msgspec import structs
 
 from services.api.read_api import budget_view, uncharged_minutes
 from services.api.visible_cluster import VisibleCluster
-from services.cli.admin import budget, idle
+from services.cli.admin import budget, reports
 from services.cli.inspect import render
 from shared.ledger.showback import ShowbackRow
 from shared.model.budget import (
@@ -49,7 +49,7 @@ def test_a_report_says_what_a_budget_counts_and_it_does_not_yet() -> None:
 
     assert uncharged == {"team-a": "3.000"}
     shown = " ".join(
-        drawn(budget.report_table(ReportView(rows=(row.view(),), not_charged=uncharged))).split()
+        drawn(reports.report_table(ReportView(rows=(row.view(),), not_charged=uncharged))).split()
     )
     assert "not charged yet are team-a 3.000 GPU-minutes" in shown
     assert uncharged_minutes([used(5, charged=5)], "") == {}
@@ -115,7 +115,7 @@ def test_a_lease_with_one_share_in_use_is_not_idle_but_its_other_share_is() -> N
 OWNERS = {PodUid("job-1"): "Job/train", PodUid("job-2"): "Job/train"}
 
 
-def two_owners() -> tuple[idle.IdleReport, IdleView]:
+def two_owners() -> tuple[reports.IdleReport, IdleView]:
     """Return a job with two idle pods, one of two hours, and a pod of its own of one hour."""
     names = ("job-1", "job-2", "alone")
     leases = tuple(structs.replace(LEASE, pod=PodUid(name), name=name) for name in names)
@@ -129,7 +129,7 @@ def two_owners() -> tuple[idle.IdleReport, IdleView]:
     ]
     assert first.total.shares == 2
     view = cluster.idle(None)
-    return idle.by_owner(view, OWNERS), view
+    return reports.by_owner(view, OWNERS), view
 
 
 def test_the_report_adds_up_idle_gpu_hours_and_mib_hours_by_owner() -> None:
@@ -146,7 +146,7 @@ def test_the_report_adds_up_idle_gpu_hours_and_mib_hours_by_owner() -> None:
 
 
 def test_the_report_as_a_table_ends_with_the_sum() -> None:
-    lines = drawn(idle.idle_table(*two_owners()), 160).splitlines()
+    lines = drawn(reports.idle_table(*two_owners()), 160).splitlines()
 
     assert lines[0].split() == [
         "NAMESPACE", "OWNER", "SHARES", "GPUS", "MIB", "GPU-HOURS", "MIB-HOURS", "SINCE"
@@ -170,7 +170,7 @@ def test_a_share_counts_by_the_larger_part_of_its_device() -> None:
 def test_without_idle_shares_the_report_says_so_and_names_nodes_that_did_not_reply() -> None:
     view = cluster_of(NODE, measured=None, now=NOW).idle(None)
 
-    text = drawn(idle.idle_table(idle.by_owner(view, {}), view))
+    text = drawn(reports.idle_table(reports.by_owner(view, {}), view))
 
     assert "no share has been idle for 10m" in text
     assert "no reply from the agents of: node-0" in text

@@ -1,0 +1,241 @@
+"""The command report: GPU time by group, costs, and what idle shares hold."""
+
+import csv
+import io
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import msgspec
+from msgspec import structs
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from services.cli import terminal
+from services.cli.api_client import ApiClient
+from services.cli.commands import Report
+from services.cli.formats import FittedTable, age, notes
+from shared.kubernetes.paths import objects_path
+from shared.model.budget import IdleHolder, IdleView, ReportView
+from shared.model.costs.cost_records import USES, CostLine, CostView
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.quantity import timestamp
+from shared.model.views import View
+
+
+def report(flags: Report) -> int:
+    """Sum up GPU time by group."""
+    if flags.idle:
+        return report_idle(flags)
+    if flags.cost:
+        return report_costs(flags)
+    api = ApiClient(flags)
+    query = {"window": flags.window, "from": flags.from_, "to": flags.to}
+    found = api.get("/api/v1/reports/showback", ReportView, groupBy=flags.group_by, **query)
+    if flags.output == "csv":
+        sys.stdout.write(found.as_csv())
+        return 0
+    wide = flags.output == "wide"
+    return terminal.present(flags, lambda: found, lambda report: report_table(report, wide=wide))
+
+
+def report_table(report: ReportView, *, wide: bool = False) -> RenderableType:
+    """List GPU time by group, then the GPU-minutes that are not charged yet by namespace."""
+    amounts = ", ".join(f"{name} {amount}" for name, amount in report.not_charged.items())
+    note = Text(
+        "a lease's time is charged when it ends, or every 15 minutes; `leasehold budget` counts it "
+        + (f"at once: not charged yet are {amounts} GPU-minutes" if amounts else "at once"),
+        style="dim",
+    )
+    if not report.rows:
+        return Group(Text("no GPU time was charged in this range"), note)
+    columns = [
+        *("window", "namespace", "model", "class", "gpu_minutes", "core_minutes"),
+        *("mem_gib_minutes", "wall_minutes", "leases", "grants", "rollover"),
+    ]
+    table = FittedTable(
+        *(name.upper().replace("_", " ") for name in columns),
+        least=(
+            *("ROLLOVER", "GRANTS", "MEM GIB MINUTES", "WALL MINUTES", "CORE MINUTES", "LEASES"),
+            *("WINDOW", "CLASS"),
+        ),
+        wide=wide,
+    )
+    for row in map(msgspec.to_builtins, report.rows):
+        table.add_row(*(str(row[name]) or "-" for name in columns))
+    return Group(table, note)
+
+
+FOCUS_COLUMNS = (
+    *("BilledCost", "BillingAccountId", "BillingAccountName", "BillingCurrency"),
+    *("BillingPeriodEnd", "BillingPeriodStart", "ChargeCategory", "ChargeClass"),
+    *("ChargeDescription", "ChargeFrequency", "ChargePeriodEnd", "ChargePeriodStart"),
+    *("ConsumedQuantity", "ConsumedUnit", "ContractedCost", "ContractedUnitPrice"),
+    *("EffectiveCost", "InvoiceId", "InvoiceIssuerName", "ListCost", "ListUnitPrice"),
+    *("PricingCategory", "PricingQuantity", "PricingUnit", "ProviderName", "PublisherName"),
+    *("ResourceType", "ServiceCategory", "ServiceName", "ServiceSubcategory", "SkuId"),
+    *("SkuPriceId", "SubAccountId", "SubAccountName"),
+    "x_Use",
+)
+"""Of FOCUS 1.2, the FinOps Open Cost and Usage Specification."""
+
+
+def report_costs(flags: Report) -> int:
+    """Report what all GPUs were used for, and what that cost."""
+    as_csv = flags.output == "csv"
+    step = flags.step or ("day" if as_csv else "")
+    query = {"from": flags.from_, "to": flags.to, "step": step}
+    found = ApiClient(flags).get("/api/v1/reports/costs", CostView, **query)
+    if as_csv:
+        sys.stdout.write(focus_csv(found.lines, found.currency))
+    else:
+        terminal.show(flags.output, found, cost_table)
+    return 0
+
+
+def cost_table(found: CostView) -> RenderableType:
+    """List GPU-hours by use, and the cost, of each namespace and model, and their sums."""
+    if not found.lines:
+        return Text("nothing is recorded of this time; the timekeeper records once a minute")
+    rows: dict[tuple[float, str, str], dict[str, Decimal]] = {}
+    total: dict[str, Decimal] = defaultdict(Decimal)
+    for line in found.lines:
+        key = (line.start, line.namespace, line.model)
+        for each in (rows.setdefault(key, defaultdict(Decimal)), total):
+            each[line.use] += Decimal(line.gpu_hours)
+            each["cost"] += Decimal(line.cost or 0)
+    table = FittedTable(
+        *("FROM", "NAMESPACE", "MODEL", *(use.upper() for use in USES), found.currency or "COST"),
+        least=("FROM", "UNMEASURED", "MODEL"),
+    )
+    for (start, name, model), row in (*rows.items(), ((found.start, "total", ""), total)):
+        amounts = [f"{row[use]:.3f}" if row[use] else "-" for use in USES]
+        cost = f"{row['cost']:.2f}" if found.currency else "-"
+        table.add_row(timestamp(start), name or "(free)", model, *amounts, cost)
+    remarks = [
+        f"GPU-hours from {timestamp(found.start)} to {timestamp(found.end)}",
+        "prices: " + found.problem if found.problem else "",
+        "" if found.currency or found.problem else "there are no prices: see --prices of the API",
+    ]
+    missing_s = round(found.end - found.start - found.recorded_s)
+    if missing_s:
+        remarks.append(f"{missing_s} s of that are not recorded")
+    return Group(table, *(Text(remark, style="dim") for remark in remarks if remark))
+
+
+def focus_csv(lines: Iterable[CostLine], currency: str) -> str:
+    """Return lines that have a price as CSV with the columns of FOCUS, and their use."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, FOCUS_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(_focus_row(line, currency) for line in lines if line.price is not None)
+    return text.getvalue()
+
+
+def _focus_row(line: CostLine, currency: str) -> dict[str, object]:
+    first = datetime.fromtimestamp(line.start, UTC).replace(
+        day=1, hour=0, minute=0, second=0, microsecond=0
+    )
+    after = (first + timedelta(days=31)).replace(day=1)
+    values = {
+        "BilledCost ContractedCost EffectiveCost ListCost": line.cost,
+        "ContractedUnitPrice ListUnitPrice": line.price,
+        "ConsumedQuantity PricingQuantity": line.gpu_hours,
+        "ConsumedUnit PricingUnit": "GPU-Hours",
+        "InvoiceIssuerName ProviderName PublisherName": "Leasehold",
+        "BillingAccountId BillingAccountName": "leasehold",
+        "BillingCurrency": currency,
+        "SubAccountId SubAccountName": line.namespace,
+        "SkuId SkuPriceId": line.model,
+        "BillingPeriodStart": timestamp(first.timestamp()),
+        "BillingPeriodEnd": timestamp(after.timestamp()),
+        "ChargePeriodStart": timestamp(line.start),
+        "ChargePeriodEnd": timestamp(line.end),
+        "ChargeCategory": "Usage",
+        "ChargeFrequency": "Usage-Based",
+        "ChargeDescription": f"{line.model}, {line.use}",
+        "PricingCategory": "Standard",
+        "ResourceType": "GPU",
+        "ServiceCategory": "Compute",
+        "ServiceName": "GPU sharing",
+        "ServiceSubcategory": "Containers",
+        "x_Use": line.use,
+    }
+    return {column: value for columns, value in values.items() for column in columns.split()}
+
+
+class IdleReport(View, frozen=True, kw_only=True):
+    """What idle shares hold, by namespace and owner."""
+
+    report: str = "idle"
+    read_at: float
+    idle_after_s: float
+    holders: tuple[IdleHolder, ...]
+    """The most GPU-hours first."""
+    total: IdleHolder
+    unmeasured_nodes: tuple[NodeName, ...] = ()
+
+
+def by_owner(view: IdleView, owners: Mapping[PodUid, str]) -> IdleReport:
+    """Add up what the pods of each owner hold."""
+    grouped: dict[tuple[Namespace, str], list[IdleHolder]] = {}
+    for pod in view.pods:
+        grouped.setdefault((pod.namespace, owners.get(pod.pod) or pod.owner), []).append(pod)
+    holders = [
+        IdleHolder.total(held, view.read_at, namespace=namespace, owner=owner)
+        for (namespace, owner), held in grouped.items()
+    ]
+    holders.sort(key=lambda one: (-one.gpu_hours, one.namespace, one.owner))
+    return IdleReport(
+        read_at=view.read_at,
+        idle_after_s=view.idle_after_s,
+        holders=tuple(holders),
+        total=view.total,
+        unmeasured_nodes=view.unmeasured_nodes,
+    )
+
+
+def idle_table(found: IdleReport, view: IdleView, *, wide: bool = False) -> RenderableType:
+    """List the owners of idle shares, and their sum."""
+    if not found.holders:
+        text = f"no share has been idle for {age(found.idle_after_s)}"
+        return Group(Text(text), *notes(view))
+    listed = FittedTable(
+        *("NAMESPACE", "OWNER", "SHARES", "GPUS", "MIB", "GPU-HOURS", "MIB-HOURS", "SINCE"),
+        least=("MIB-HOURS", "SHARES", "MIB", "SINCE"),
+        wide=wide,
+    )
+    for one in (*found.holders, structs.replace(found.total, owner="total")):
+        listed.add_row(
+            one.namespace,
+            one.owner,
+            str(one.shares),
+            f"{one.gpus:.2f}",
+            str(one.memory_mib),
+            f"{one.gpu_hours:.2f}",
+            f"{one.mib_hours:.0f}",
+            timestamp(one.idle_since),
+        )
+    return Group(listed, *notes(view))
+
+
+def report_idle(flags: Report) -> int:
+    """Add up what idle shares hold, by namespace and owner."""
+    api = ApiClient(flags)
+    view = api.get("/api/v1/reports/idle", IdleView, idle_after_s=flags.idle_after_s)
+    namespaces = sorted({pod.namespace for pod in view.pods})
+    owners = {
+        PodUid(pod.uid): f"{owner.kind}/{owner.name}"
+        for name in namespaces
+        for pod in api.server.selected(objects_path(name, "pods"))
+        for owner in pod.owner_references
+        if owner.controller
+    }
+    terminal.show(
+        flags.output,
+        by_owner(view, owners),
+        lambda found: idle_table(found, view, wide=flags.output == "wide"),
+    )
+    return 0
