@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from asyncio.subprocess import DEVNULL, STDOUT, Process
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from services.cli.up.components import (
     stages_of,
 )
 from services.cli.up.servers import HOST
-from shared.model.clock import wait_for_event
 from shared.model.errors import LeaseholdError
 
 
@@ -155,9 +154,7 @@ class ComponentProcess:
     history: RestartHistory = field(default_factory=RestartHistory)
     pid: int | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
-    _is_started: bool = False
-    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
-    _finished: asyncio.Event = field(default_factory=asyncio.Event)
+    _task: asyncio.Task[None] | None = None
 
     @property
     def log(self) -> Path:
@@ -177,25 +174,20 @@ class ComponentProcess:
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Run the component in `tasks` until `stop`; StartError if it never becomes ready."""
-        self._is_started = True
-        tasks.create_task(self._run())
+        self._task = tasks.create_task(self._run())
 
     async def _run(self) -> None:
         self._remove_check_files()
-        try:
-            while not self._stopping.is_set():
-                started_at_s = time.monotonic()
-                code = await self._run_once(started_at_s)
-                if not self._stopping.is_set():
-                    await self._pause_after_exit(code, time.monotonic() - started_at_s)
-        finally:
-            self._finished.set()
+        while True:
+            started_at_s = time.monotonic()
+            code = await self._run_once(started_at_s)
+            await self._pause_after_exit(code, time.monotonic() - started_at_s)
 
     async def stop(self) -> None:
         """Terminate the process, and return when it has exited."""
-        self._stopping.set()
-        if self._is_started:
-            await self._finished.wait()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
 
     def log_tail(self, lines: int = 12) -> str:
         """Return the last lines of the log, indented."""
@@ -208,23 +200,15 @@ class ComponentProcess:
         process = await self._spawn()
         try:
             async with asyncio.TaskGroup() as tasks:
-                watchers = [
-                    tasks.create_task(self._await_readiness(process.pid, started_at_s)),
-                    tasks.create_task(self._terminate_on_stop(process)),
-                ]
-                await process.wait()
-                for task in watchers:
-                    task.cancel()
+                readiness = tasks.create_task(self._await_readiness(process.pid, started_at_s))
+                code = await process.wait()
+                readiness.cancel()
+                return code
         finally:
             await self._terminate(process)
             self.pid = None
             self.ready.clear()
             self.on_change()
-        return process.returncode or 0
-
-    async def _terminate_on_stop(self, process: Process) -> None:
-        await self._stopping.wait()
-        await self._terminate(process)
 
     async def _spawn(self) -> Process:
         marker = {SUPERVISED_VARIABLE: str(self.directory.root)}
@@ -271,7 +255,7 @@ class ComponentProcess:
             f"  {name:<14} exited ({describe_exit(code)}) after {ran_s:.1f} s, "
             f"restarts in {pause:g} s"
         )
-        await wait_for_event(self._stopping, pause)
+        await asyncio.sleep(pause)
 
     async def _terminate(self, process: Process) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -358,12 +342,15 @@ class Supervisor:
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                started = await _run_unless(stop, self._start(tasks))
-                if started:
+                starting = tasks.create_task(self._start(tasks))
+                stopping = tasks.create_task(stop.wait())
+                await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if not stop.is_set():
                     self.all_ready = True
                     self._save_state()
                     on_ready()
-                    await stop.wait()
+                    await stopping
+                starting.cancel()
                 await self._stop()
         except* StartError as errors:
             raise errors.exceptions[0] from None
@@ -419,19 +406,3 @@ class Supervisor:
 
     def _save_state(self) -> None:
         self.save(self.states(), self.all_ready)
-
-
-async def _run_unless(stop: asyncio.Event, starting: Coroutine[None, None, None]) -> bool:
-    """Run the start to its end and return True, or cancel it and return False on `stop`."""
-    start = asyncio.create_task(starting)
-    stopped = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({start, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        if start.done():
-            start.result()
-            return True
-        return False
-    finally:
-        for task in (start, stopped):
-            task.cancel()
-        await asyncio.gather(start, stopped, return_exceptions=True)

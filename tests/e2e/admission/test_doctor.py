@@ -52,6 +52,7 @@ async def test_doctor_finds_no_fault_in_a_healthy_stack(up: Stack) -> None:
     assert "1 pods" in findings(done)["pod-resources"]["text"]
     assert all(one["text"] for one in findings(done).values())
     assert "0 fail" in shown.out
+    assert findings(done)["extender"]["text"] == "the component kube-scheduler is not installed"
     assert findings(node).keys() | findings(around).keys() == findings(done).keys()
     assert findings(node).keys() & findings(around).keys() == {"api-clock"}
     assert {"rights", "kubelet-socket"} <= findings(node).keys()

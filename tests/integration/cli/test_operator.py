@@ -12,7 +12,7 @@ from services.cli.doctor.doctor import AGENT_ONLY_CHECKS, CLUSTER_CHECKS, run_ch
 from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
 from shared.kubernetes.client import KubernetesClient
-from shared.kubernetes.kubeconfig import ClusterCredentials
+from shared.kubernetes.kubeconfig import ClusterCredentials, load_credentials
 from shared.model.findings import Finding, Outcome, SkipError
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from tests.support.auth.world import AuthWorld, auth_world
@@ -70,6 +70,10 @@ async def operator() -> AsyncIterator[KubernetesClient]:
             await created(client, f"/api/v1/namespaces/{namespace}/configmaps", SETTINGS)
             path = f"/apis/apps/v1/namespaces/{namespace}/{kind}"
             await created(client, path, {"metadata": {"name": "extender"}, "spec": spec})
+        async with KubernetesClient(load_credentials(api.kubeconfig)) as admin:
+            ready = {"status": {"readyReplicas": 2}}
+            deployments = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/deployments"
+            await admin.patch_merge(f"{deployments}/extender/status", ready)
         extended = {"metadata": {"name": "a"}, "spec": {"extendedResourceName": "example.org/gpu"}}
         await created(client, "/apis/resource.k8s.io/v1/deviceclasses", extended)
         token = await token_of(client, "operator", "node-a")
@@ -89,6 +93,7 @@ async def test_no_check_of_the_doctor_lacks_a_right(operator: KubernetesClient) 
 
     assert {name: text for name, text in texts.items() if "403" in text} == {}
     assert texts["settings"].startswith("there is no NATS address")
+    assert texts["extender"].startswith("deployment/kube-scheduler does not exist")
 
 
 async def test_the_audit_reads_pods_nodes_and_claims(operator: KubernetesClient) -> None:

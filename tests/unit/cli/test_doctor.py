@@ -88,6 +88,7 @@ def sample(*pids: int) -> DeviceSample:
 LONG = [(str(n), PluginDeviceId(id=str(n), healthy=True)) for n in range(2001)]
 IDS = frozenset(SERVED[COUNT])
 
+NO_EXTENDER = cluster_checks.extender({"extender": 0, "kube-scheduler": 1})
 CASES: list[tuple[Finding, Outcome, str]] = [
     (node_checks.kubelet_socket("/k", ""), OK, "listens"),
     (node_checks.kubelet_socket("/k", "No such file"), FAIL, "No such file"),
@@ -178,6 +179,17 @@ CASES: list[tuple[Finding, Outcome, str]] = [
     (cluster_checks.versions({}), FAIL, "no component"),
     (cluster_checks.rights([], 5), OK, "5 rights"),
     (cluster_checks.rights(["patch pods"], 5), FAIL, "patch pods"),
+    (
+        cluster_checks.extender({"extender": 2, "kube-scheduler": 1}),
+        OK,
+        "ready replicas: extender 2, kube-scheduler 1",
+    ),
+    (
+        cluster_checks.extender({"extender": 2, "kube-scheduler": None}),
+        FAIL,
+        "deployment/kube-scheduler does not exist",
+    ),
+    (NO_EXTENDER, FAIL, "deployment/extender has no ready replica"),
     (cluster_checks.runtime_class(exists=True), OK, ""),
     (cluster_checks.runtime_class(exists=False), OK, "must be the default"),
 ]
@@ -285,6 +297,7 @@ def test_a_node_without_an_agent_has_a_fix() -> None:
 
 def test_every_check_has_a_remedy_if_it_cannot_run() -> None:
     assert all(REMEDIES.values())
+    assert "auth-extender" in NO_EXTENDER.fix
 
 
 def test_an_unexpected_error_fails_its_own_check_only() -> None:
