@@ -115,7 +115,7 @@ ELSEWHERE: Mapping[str, Mapping[int, tuple[str, ...]]] = {
         ),
         19: (
             "test_a_claim_is_leased_exactly_as_it_was_allocated",
-            "test_a_lease_of_another_share_than_the_allocated_one_is_found",
+            "test_each_difference_is_found_with_both_numbers",
         ),
         20: (
             "test_all_of_a_claim_is_refused_where_a_pod_has_the_share",
