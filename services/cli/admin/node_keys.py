@@ -11,9 +11,7 @@ Each file is replaced atomically, and its users read it again.
 import asyncio
 import base64
 import platform
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -35,31 +33,23 @@ AUTHORITY = "ca.crt"
 API_TOKEN, NATS_TOKEN, NATS_AUTHORITY, KUBECONFIG = (
     "api-token", "nats-token", "nats-ca.crt", "kubeconfig"
 )  # fmt: skip
-DAY_S = 24 * 3600
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeTokens:
-    """The tokens of one node's agent."""
-
-    api_token: str
-    nats_token: str
-    nats_authority: str
-    expires_at: datetime
-    """When the first of the tokens expires."""
 
 
 def node_keys(flags: NodeKeys) -> int:
-    """Run the command."""
+    """Run the command; an existing kubeconfig stays. Raises RequestError if it cannot write."""
     credentials, node = load_credentials(flags.kubeconfig), flags.node or platform.node().lower()
-    requested_at = datetime.now(UTC)
-    life_s = flags.days * DAY_S
-    tokens = asyncio.run(_request_tokens(credentials, flags.namespace, node, life_s))
-    write(flags.out, tokens, credentials)
-    expires_at = f"{tokens.expires_at:%Y-%m-%d %H:%M} UTC"
-    print(f"{flags.out}: tokens of node {node}, valid until {expires_at}")
-    if tokens.expires_at < requested_at + timedelta(days=flags.days, seconds=-DAY_S // 24):
-        hours = (tokens.expires_at - requested_at) / timedelta(hours=1)
+    requested_at, life = datetime.now(UTC), timedelta(days=flags.days)
+    files, expires_at = asyncio.run(_request_files(credentials, flags.namespace, node, life))
+    if not (flags.out / KUBECONFIG).exists():
+        files[KUBECONFIG] = kubeconfig(credentials)
+    try:
+        for name, text in files.items():
+            write_private(flags.out / name, text.encode())
+    except OSError as error:
+        raise RequestError(f"{error.filename} cannot be written: {error.strerror}") from error
+    print(f"{flags.out}: tokens of node {node}, valid until {expires_at:%Y-%m-%d %H:%M} UTC")
+    if expires_at < requested_at + life - timedelta(hours=1):
+        hours = (expires_at - requested_at) / timedelta(hours=1)
         print(
             f"The API server issues tokens for at most {hours:.0f} hours "
             "(--service-account-max-token-expiration): renew them in less than half of that"
@@ -67,21 +57,23 @@ def node_keys(flags: NodeKeys) -> int:
     return 0
 
 
-async def _request_tokens(
-    credentials: ClusterCredentials, namespace: str, node: str, life_s: int
-) -> NodeTokens:
-    """Request the tokens from the API server. Raises RequestError with what to do if it refuses."""
+async def _request_files(
+    credentials: ClusterCredentials, namespace: str, node: str, life: timedelta
+) -> tuple[dict[str, str], datetime]:
+    """Return the tokens and NATS' authority by file, and when the first of the tokens expires.
+
+    Raises RequestError with what to do if the API server refuses.
+    """
     async with KubernetesClient(credentials) as kubernetes:
 
-        async def token(audiences: list[str]) -> IssuedToken:
+        async def token(**audiences: list[str]) -> IssuedToken:
             bound = {"apiVersion": "v1", "kind": "Node", "name": node}
-            spec: dict[str, Any] = {"boundObjectRef": bound, "expirationSeconds": life_s}
-            if audiences:
-                spec["audiences"] = audiences
+            life_s = int(life.total_seconds())
+            spec = {"boundObjectRef": bound, "expirationSeconds": life_s, **audiences}
             return await request_token(kubernetes, namespace, ACCOUNT, spec)
 
         try:
-            api, nats = await token([]), await token([NATS_AUDIENCE])
+            api, nats = await token(), await token(audiences=[NATS_AUDIENCE])
             path = objects_path(namespace, "configmaps", AUTHORITY_CONFIG_MAP)
             config_map = await kubernetes.read(path, RawObject)
         except NotFoundError as error:
@@ -99,29 +91,8 @@ async def _request_tokens(
             f"ConfigMap {AUTHORITY_CONFIG_MAP} of {namespace} has no {AUTHORITY}: "
             "does the auth service run?"
         )
-    return NodeTokens(
-        api_token=api.token,
-        nats_token=nats.token,
-        nats_authority=authority,
-        expires_at=min(api.expiration_timestamp, nats.expiration_timestamp),
-    )
-
-
-def write(out: Path, tokens: NodeTokens, credentials: ClusterCredentials) -> None:
-    """Write everything; an existing kubeconfig stays. Raises RequestError if it cannot write."""
-    files = {
-        NATS_AUTHORITY: tokens.nats_authority,
-        NATS_TOKEN: tokens.nats_token,
-        API_TOKEN: tokens.api_token,
-    }
-    if not (out / KUBECONFIG).exists():
-        files[KUBECONFIG] = kubeconfig(credentials)
-    try:
-        out.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name, text in files.items():
-            write_private(out / name, text.encode())
-    except OSError as error:
-        raise RequestError(f"{error.filename} cannot be written: {error.strerror}") from error
+    files = {NATS_AUTHORITY: authority, NATS_TOKEN: nats.token, API_TOKEN: api.token}
+    return files, min(api.expiration_timestamp, nats.expiration_timestamp)
 
 
 def kubeconfig(credentials: ClusterCredentials) -> str:
