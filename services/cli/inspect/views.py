@@ -54,10 +54,11 @@ def gpus(flags: Gpus) -> int:
 
         return render.gpus(view, terminal.terminal_width(), wide=flags.output == "wide")
 
-    def names(view: GpusView) -> list[str]:
-        return [f"{node.node}/{gpu.index}" for node in view.nodes for gpu in node.devices]
+    return terminal.present(flags, read, show, _gpu_names)
 
-    return terminal.present(flags, read, show, names)
+
+def _gpu_names(view: GpusView) -> list[str]:
+    return [f"{node.node}/{gpu.index}" for node in view.nodes for gpu in node.devices]
 
 
 def ps(flags: Ps) -> int:
@@ -136,18 +137,16 @@ def names_in_cluster(kind: str, flags: Ps) -> list[str]:
     try:
         api = ApiClient(flags)
         if kind in {"node", "gpu"}:
-            nodes = api.get("/api/v1/gpus", GpusView).nodes
-            if kind == "node":
-                return [node.node for node in nodes]
-            return [f"{node.node}/{gpu.index}" for node in nodes for gpu in node.devices]
+            found = api.get("/api/v1/gpus", GpusView)
+            return _gpu_names(found) if kind == "gpu" else [node.node for node in found.nodes]
         namespace = "" if kind == "namespace" else flags.namespace
         if namespace is None:
             namespace = api.namespace
-        view = api.get("/api/v1/leases", LeasesView, namespace=namespace)
+        leases = api.get("/api/v1/leases", LeasesView, namespace=namespace)
     except LeaseholdError:
         return []
     attribute = "name" if kind == "pod" else "namespace"
-    return list({getattr(one, attribute) for one in (*view.leases, *view.waiting)})
+    return list({getattr(one, attribute) for one in (*leases.leases, *leases.waiting)})
 
 
 def explain(flags: Explain) -> int:

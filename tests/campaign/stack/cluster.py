@@ -27,7 +27,7 @@ from services.cli.state_dir import ComponentState, StateDir, save_state
 from services.cli.up import servers
 from services.cli.up.components import Component, components_of
 from services.cli.up.installation import installation
-from services.cli.up.plan import AGGREGATED, Plan, usage_port
+from services.cli.up.plan import Plan, plan_of
 from services.cli.up.supervisor import Supervisor
 from services.cli.up.up import state_of
 from services.webhook.registration import admission_policies
@@ -133,21 +133,6 @@ class CampaignCluster:
             session.post(url, ssl=trust) as answer,
         ):
             answer.raise_for_status()
-
-
-def _plan() -> Plan:
-    ports: dict[str, int] = {}
-    for name in ("nats", "redis", "api", "page", AGGREGATED, *map(usage_port, NODES)):
-        ports[name] = servers.choose_port(0, taken=tuple(ports.values()))
-    return Plan(
-        settings=Up(placers=1),
-        nodes=LAYOUTS,
-        ports=ports,
-        nats_program=servers.nats_program(),
-        redis_program=servers.valkey_program(),
-        nats_url=f"nats://{servers.HOST}:{ports['nats']}",
-        redis_url=f"redis://{servers.HOST}:{ports['redis']}/0",
-    )
 
 
 def _components(plan: Plan, directory: StateDir) -> list[Component]:
@@ -271,7 +256,7 @@ async def _is_created(kube: KubernetesClient, path: str, made: Mapping[str, obje
 async def campaign_cluster(*, kept: Path | None = None) -> AsyncIterator[CampaignCluster]:
     """Start the stack, and stop it at the end; `kept` keeps the state and the logs there."""
     root = kept or Path(tempfile.mkdtemp(prefix="lh-campaign-"))
-    directory, plan = StateDir.at(root), _plan()
+    directory, plan = StateDir.at(root), plan_of(Up(placers=1), LAYOUTS, None)
     directory.make()
     api_server_certificates(root / "tls")
     directory.installation.write_text(json.dumps(_installed(directory)))
