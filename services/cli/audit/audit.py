@@ -17,7 +17,7 @@ from services.cli.arguments import own_schedulers
 from services.cli.audit.invariants import differences
 from services.cli.audit.lease_checks import unexplained
 from services.cli.audit.snapshot import Difference, Snapshot, lasting_differences
-from services.cli.audit.snapshot_reader import LedgerLocation, locate_ledger, open_reader
+from services.cli.audit.snapshot_reader import open_reader
 from services.cli.commands import Audit
 from shared.model.errors import RequestError
 
@@ -28,20 +28,16 @@ def audit(flags: Audit) -> int:
     """Recompute every invariant; return 1 if one is violated."""
     if flags.agents and not flags.agents.is_dir():
         raise RequestError(f"--agents {flags.agents} is not a directory: name one with checkpoints")
-    location = locate_ledger(flags)
-    snapshot, lasting = asyncio.run(
-        _audit(location, own_schedulers(flags.schedulers), wait=not flags.now)
-    )
+    snapshot, lasting = asyncio.run(_audit(flags))
     terminal.show(flags.output, shape(snapshot, lasting), lambda _: render(snapshot, lasting))
     return 1 if lasting else 0
 
 
-async def _audit(
-    location: LedgerLocation, schedulers: frozenset[str], *, wait: bool
-) -> tuple[Snapshot, tuple[Difference, ...]]:
+async def _audit(flags: Audit) -> tuple[Snapshot, tuple[Difference, ...]]:
     """Read until every difference has gone or has lasted longer than it may."""
+    schedulers = own_schedulers(flags.schedulers)
     first_seen: dict[Difference, float] = {}
-    async with open_reader(location) as reader:
+    async with open_reader(flags) as reader:
         while True:
             now = time.time()
             snapshot = await reader.snapshot(now)
@@ -49,7 +45,7 @@ async def _audit(
             lasting, first_seen = lasting_differences(found, first_seen, now)
             if len(lasting) == len(first_seen):
                 return snapshot, lasting
-            if not wait:
+            if flags.now:
                 return snapshot, tuple(first_seen)
             await asyncio.sleep(RETRY_S)
 

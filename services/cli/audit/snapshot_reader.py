@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -33,60 +33,13 @@ ALL_PODS = "/api/v1/pods"
 COSTS_MS = 400 * 24 * HOUR_MS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerLocation:
-    """The servers and directories of one Leasehold."""
-
-    redis_url: str
-    redis_credentials: ClientCredentials = NO_CREDENTIALS
-    kubeconfig: Path | None = None
-    context: str | None = None
-    """The kubeconfig's context, or None for its current one."""
-    agents: Path | None = None
-    hint: str = ""
-    """Advice for a server that does not respond."""
-
-
-def locate_ledger(flags: Audit) -> LedgerLocation:
-    """Return the location that the flags name, else the one in the state directory.
-
-    Raises UnavailableError with what to do if neither names one.
-    """
-    directory = StateDir.found(flags.state, flags.kubeconfig)
-    if flags.redis_url:
-        return LedgerLocation(
-            redis_url=flags.redis_url,
-            redis_credentials=flags.redis_client_credentials,
-            kubeconfig=flags.kubeconfig,
-            context=flags.context or None,
-            agents=flags.agents,
-        )
-    saved = None if flags.context else load_state(directory)
-    if saved is None:
-        raise UnavailableError(
-            f"there is no stack in {directory.root}, and this command reads the ledger with an "
-            f"administrator's permissions: in a cluster, run `kubectl -n {SYSTEM_NAMESPACE} exec "
-            f"-i deploy/operator -- leasehold audit`; on one machine, run "
-            f"`{program()} up` first, or set --state; --redis-url names another ledger"
-        )
-    own, stored = flags.redis_client_credentials, optional_path(saved.redis_credentials)
-    runs = supervisor_pid(directory) is not None
-    return LedgerLocation(
-        redis_url=saved.redis_url,
-        redis_credentials=own if own != NO_CREDENTIALS else ClientCredentials(login_file=stored),
-        kubeconfig=flags.kubeconfig or optional_path(saved.kubeconfig),
-        agents=flags.agents or directory.agents,
-        hint="" if runs else f"nothing runs in {directory.root} now: run `{program()} up`",
-    )
-
-
 class SnapshotReader:
     """The ledger and the API server, read with the permissions of the clients."""
 
     def __init__(
-        self, location: LedgerLocation, ledger: RedisLeases, kubernetes: KubernetesClient
+        self, ledger: RedisLeases, kubernetes: KubernetesClient, agents: Path | None
     ) -> None:
-        self.location, self.ledger, self.kubernetes = location, ledger, kubernetes
+        self.ledger, self.kubernetes, self.agents = ledger, kubernetes, agents
 
     async def snapshot(self, now: float) -> Snapshot:
         """Read everything that an audit compares, and record what is not readable here.
@@ -95,7 +48,7 @@ class SnapshotReader:
         """
         totals = self.ledger.totals
         pods = await pods_of(self.kubernetes)
-        allocations = read_checkpoints(self.location.agents)
+        allocations = read_checkpoints(self.agents)
         nodes = [each async for page in totals.pages() for each in page]
         snapshot = Snapshot(
             read_at=now,
@@ -127,18 +80,17 @@ class SnapshotReader:
     async def _with_budgets(self, snapshot: Snapshot) -> Snapshot:
         """Add every open budget window that has a start, with the sum of its entries, and costs."""
         windows: list[WindowTotals] = []
-        at = self.location
-        async with Budgets.connect(at.redis_url, credentials=at.redis_credentials) as budgets:
-            now_ms = await budgets.now_ms()
-            hours = (await budgets.costs(now_ms - COSTS_MS, now_ms)).hours.values()
-            for account in await budgets.load(dict.fromkeys(await budgets.revisions())):
-                # The first entries of a window that never ends may have been trimmed.
-                if not account.windows or not account.windows[-1].start_ms:
-                    continue
-                window, name = account.windows[-1], account.namespace
-                after = f"{window.start_ms - 1}"
-                entries = [each async for each in entries_of(budgets, name, after=after)]
-                windows.append(window_totals(name, window, entries))
+        budgets = self.ledger.part(Budgets)
+        now_ms = await budgets.now_ms()
+        hours = (await budgets.costs(now_ms - COSTS_MS, now_ms)).hours.values()
+        for account in await budgets.load(dict.fromkeys(await budgets.revisions())):
+            # The first entries of a window that never ends may have been trimmed.
+            if not account.windows or not account.windows[-1].start_ms:
+                continue
+            window, name = account.windows[-1], account.namespace
+            after = f"{window.start_ms - 1}"
+            entries = [each async for each in entries_of(budgets, name, after=after)]
+            windows.append(window_totals(name, window, entries))
         return replace(snapshot, budget_windows=tuple(windows), cost_hours=tuple(hours))
 
 
@@ -166,23 +118,40 @@ async def claims_of(kubernetes: KubernetesClient) -> tuple[AllocatedClaim, ...] 
 
 
 @asynccontextmanager
-async def open_reader(location: LedgerLocation) -> AsyncIterator[SnapshotReader]:
-    """Open the ledger and the API server.
+async def open_reader(flags: Audit) -> AsyncIterator[SnapshotReader]:
+    """Open the ledger that the flags name, else that of the state directory, and the API server.
 
-    Raises UnavailableError with what to try if either does not respond.
+    Raises UnavailableError with what to do if there is no ledger, or if either does not respond.
     """
-    async with AsyncExitStack() as stack:
-        try:
-            credentials = load_credentials(location.kubeconfig, context=location.context)
-            kubernetes = await stack.enter_async_context(KubernetesClient(credentials))
-            ledger = await stack.enter_async_context(
-                RedisLeases.connect(location.redis_url, credentials=location.redis_credentials)
+    directory = StateDir.found(flags.state, flags.kubeconfig)
+    redis_url, login, hint = flags.redis_url, flags.redis_client_credentials, ""
+    kubeconfig, agents = flags.kubeconfig, flags.agents
+    if not redis_url:
+        saved = None if flags.context else load_state(directory)
+        if saved is None:
+            raise UnavailableError(
+                f"there is no stack in {directory.root}, and this command reads the ledger with an "
+                f"administrator's permissions: in a cluster, run `kubectl -n {SYSTEM_NAMESPACE} "
+                "exec -i deploy/operator -- leasehold audit`; on one machine, run "
+                f"`{program()} up` first, or set --state; --redis-url names another ledger"
             )
-            yield SnapshotReader(location, ledger, kubernetes)
-        except UnavailableError as error:
-            if location.hint:
-                raise UnavailableError(f"{location.hint} ({error})") from error
-            raise
+        redis_url, stored = saved.redis_url, optional_path(saved.redis_credentials)
+        login = login if login != NO_CREDENTIALS else ClientCredentials(login_file=stored)
+        kubeconfig = kubeconfig or optional_path(saved.kubeconfig)
+        agents = agents or directory.agents
+        if supervisor_pid(directory) is None:
+            hint = f"nothing runs in {directory.root} now: run `{program()} up`"
+    try:
+        credentials = load_credentials(kubeconfig, context=flags.context or None)
+        async with (
+            KubernetesClient(credentials) as kubernetes,
+            RedisLeases.connect(redis_url, credentials=login) as ledger,
+        ):
+            yield SnapshotReader(ledger, kubernetes, agents)
+    except UnavailableError as error:
+        if hint:
+            raise UnavailableError(f"{hint} ({error})") from error
+        raise
 
 
 def read_checkpoints(agents: Path | None) -> Mapping[NodeName, tuple[Allocation, ...]]:

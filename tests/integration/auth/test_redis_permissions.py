@@ -109,9 +109,10 @@ async def test_a_user_that_only_reads_runs_no_script_of_its_own_choice(
 async def test_a_user_that_only_reads_waits_for_the_scripts_that_a_binder_loads(at: Server) -> None:
     async with (
         at.as_user("admin") as admin,
-        Budgets.connect(at.url, credentials=at.keys("api")) as api,
+        RedisLeases.connect(at.url, credentials=at.keys("api")) as ledger,
         RedisLeases.connect(at.url, credentials=at.keys("binder"), loads_scripts=True) as binder,
     ):
+        api = ledger.part(Budgets)
         await admin.script_flush()
         with pytest.raises(UnavailableError, match="a binder of this version loads them"):
             await api.revisions()
@@ -161,9 +162,10 @@ async def test_each_client_does_its_work_as_its_own_user(at: Server) -> None:
         at.as_user("admin"),
         RedisLeases.connect(at.url, credentials=at.keys("binder"), loads_scripts=True) as binder,
         RedisLeases.connect(at.url, credentials=at.keys("api")) as api,
-        Budgets.connect(at.url, credentials=at.keys("timekeeper")) as accounts,
+        RedisLeases.connect(at.url, credentials=at.keys("timekeeper")) as timekeeper,
     ):
         await rebuild(binder, now=1.0)
+        accounts = timekeeper.part(Budgets)
 
         assert [page async for page in api.totals.pages()] == []
         assert await api.waiting_pods.load() == []

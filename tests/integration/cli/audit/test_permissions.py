@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.cli import credentials
-from services.cli.audit.snapshot_reader import LedgerLocation, SnapshotReader
+from services.cli.audit.snapshot_reader import SnapshotReader
 from services.cli.credentials import CredentialFiles
 from shared.credentials.logins import ClientCredentials
 from shared.kubernetes.client import Page
@@ -40,10 +40,9 @@ async def reader_as(
 ) -> AsyncIterator[SnapshotReader]:
     valkey, files = server
     login = ClientCredentials(login_file=files.redis(user))
-    location = LedgerLocation(redis_url=valkey.url, redis_credentials=login)
-    async with RedisLeases.connect(location.redis_url, credentials=login) as ledger:
+    async with RedisLeases.connect(valkey.url, credentials=login) as ledger:
         pods: Any = NoPods()
-        yield SnapshotReader(location, ledger, pods)
+        yield SnapshotReader(ledger, pods, None)
 
 
 async def test_a_binder_audits_all_but_budgets_and_an_operator_audits_them_too(
