@@ -7,7 +7,6 @@ from services.cli.audit.snapshot import Snapshot
 from services.cli.pod_summary import PodSummary
 from shared.model.device import Device, DeviceUse
 from shared.model.events.node_events import Allocation
-from shared.model.events.pod_events import PodQueued
 from shared.model.fair_share import fair_share_of
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.lease_copy import ANNOTATION, dump_lease
@@ -16,7 +15,8 @@ from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import Refusal
 from shared.model.request import Gang, PodRequest, SharingPolicy
-from tests.support.build import allocation_of
+from tests.support import build
+from tests.support.build import allocation_of, pod_queued
 
 NODE = NodeName("node-0")
 GPU = DeviceUuid("GPU-0")
@@ -25,30 +25,14 @@ NOW = 1_000.0
 
 
 def share(*, memory_mib: int = 3_000, cores: int = 30, slot: int = 0, fence: int = 1) -> Share:
-    return Share(
-        container="main",
-        device=GPU,
-        index=0,
-        device_mib=15_000,
-        memory_mib=memory_mib,
-        cores_percent=cores,
-        sharing=SharingPolicy.EXCLUSIVE if cores == 100 else SharingPolicy.SHARED,
-        slot=slot,
-        fence=fence,
-    )
+    sharing = SharingPolicy.EXCLUSIVE if cores == 100 else SharingPolicy.SHARED
+    held = {"device_mib": 15_000, "memory_mib": memory_mib, "cores_percent": cores}
+    return build.share(GPU, **held, sharing=sharing, slot=slot, fence=fence)
 
 
 def lease(name: str, *shares: Share, node: NodeName = NODE) -> Lease:
-    return Lease(
-        pod=PodUid(f"uid-{name}"),
-        namespace=Namespace("default"),
-        name=name,
-        node=node,
-        shares=shares or (share(),),
-        resources={"cpu": 500, "pods": 1},
-        state=LeaseState.BOUND,
-        created_at=900.0,
-    )
+    held = {"resources": {"cpu": 500, "pods": 1}, "state": LeaseState.BOUND, "created_at": 900.0}
+    return build.lease(f"uid-{name}", node, *(shares or (share(),)), name=name, **held)
 
 
 def account(*leases: Lease, node: NodeName = NODE) -> NodeTotals:
@@ -106,12 +90,5 @@ GANG = Gang(name="default/g", min_member=2)
 
 
 def waits(name: str, gang: Gang | None = None) -> WaitingPod:
-    queued = PodQueued(
-        pod=PodUid(f"uid-{name}"),
-        namespace=Namespace("default"),
-        name=name,
-        resource_version="1",
-        request=PodRequest(containers=(), gang=gang),
-        created_at=NOW,
-    )
+    queued = pod_queued(f"uid-{name}", PodRequest(gang=gang), name=name, created_at=NOW)
     return WaitingPod(queued=queued, refusal=Refusal(reason="full"), capacity=0)

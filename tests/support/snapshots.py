@@ -12,8 +12,7 @@ from services.api.visible_cluster import VisibleCluster
 from services.cli.inspect.explanation import Explanation, explanation_of
 from services.cli.pod_summary import PodSummary
 from shared.model.device import Device, DeviceMode, DeviceUse, MigLayout, MigProfile
-from shared.model.events.pod_events import PodQueued
-from shared.model.lease import Lease, LeaseState, MigPlacement, Share, ShareMeasurement
+from shared.model.lease import LeaseState, MigPlacement, ShareMeasurement
 from shared.model.ledger import LedgerNode, NodeTotals, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
@@ -21,6 +20,7 @@ from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
 from shared.model.request import PodRequest
 from shared.model.views import TraceView
 from tests.support.api.board import seen, usage
+from tests.support.build import lease, pod_queued, share
 
 OURS = frozenset({"volcano", "leasehold"})
 GPU = DeviceUuid("GPU-0")
@@ -32,27 +32,16 @@ POD = PodSummary(
     phase="Pending",
     scheduler="volcano",
 )
-LEASE = Lease(
-    pod=POD.pod,
+LEASE = lease(
+    POD.pod,
+    "node-0",
+    share(GPU, 2, device_mib=15_000, memory_mib=3_000, cores_percent=30, slot=1, fence=5),
     namespace=POD.namespace,
     name=POD.name,
-    node=NodeName("node-0"),
     dialect="volcano-vgpu",
     state=LeaseState.ACTIVE,
     version=7,
     created_at=880.0,
-    shares=(
-        Share(
-            container="main",
-            device=GPU,
-            index=2,
-            device_mib=15_000,
-            memory_mib=3_000,
-            cores_percent=30,
-            slot=1,
-            fence=5,
-        ),
-    ),
 )
 NODE = NodeTotals(
     node=LedgerNode(
@@ -62,13 +51,8 @@ NODE = NodeTotals(
     leases=(LEASE,),
 )
 WAITING = WaitingPod(
-    queued=PodQueued(
-        pod=POD.pod,
-        namespace=POD.namespace,
-        name=POD.name,
-        resource_version="1",
-        request=PodRequest(),
-        created_at=900.0,
+    queued=pod_queued(
+        POD.pod, PodRequest(), namespace=POD.namespace, name=POD.name, created_at=900.0
     ),
     refusal=Refusal(
         reason="0/1 nodes are available: 1 Insufficient GPU memory.",

@@ -31,13 +31,14 @@ from shared.ledger.redis_server import RedisFacts, redis_facts
 from shared.model.clock import clock_ahead_s
 from shared.model.device import Device, DeviceMode
 from shared.model.errors import UnavailableError
-from shared.model.events.node_events import Allocation
 from shared.model.findings import Finding, Outcome, SkipError
-from shared.model.lease import Lease, Share
+from shared.model.lease import Lease
 from shared.model.ledger import NodeTotals
-from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.names import DeviceUuid, PodUid
 from shared.runtime.settings import load
 from simcluster.node_agent.agent import SimulatedAgentSettings, simulated_gpus
+from tests.support import build
+from tests.support.build import allocation_of, share
 
 OK, WARN, FAIL = Outcome.OK, Outcome.WARN, Outcome.FAIL
 GPU = DeviceUuid("GPU-a")
@@ -48,31 +49,11 @@ SERVED = {COUNT: {f"GPU-a-{n}": PluginDeviceId(id=f"GPU-a-{n}", healthy=True) fo
 DEVICE = Device(uuid=GPU, index=0, model="Tesla T4", memory_mib=15360, slots=2)
 
 
-def share(mib: int = 1000) -> Share:
-    return Share(container="c", device=GPU, index=0, device_mib=1, memory_mib=mib, cores_percent=0)
+def lease(mib: int = 1000) -> Lease:
+    return build.lease("u", "n", share(memory_mib=mib), namespace="team", name="one")
 
 
-def lease(*shares: Share) -> Lease:
-    return Lease(
-        pod=PodUid("u"),
-        namespace=Namespace("team"),
-        name="one",
-        node=NodeName("n"),
-        shares=shares or (share(),),
-        dialect="volcano-vgpu",
-    )
-
-
-ALLOCATION = Allocation(
-    pod=PodUid("u"),
-    namespace=Namespace("team"),
-    name="one",
-    container="c",
-    resource=COUNT,
-    device_ids=("GPU-a-0",),
-    lease=lease(),
-    activated_at=1.0,
-)
+ALLOCATION = allocation_of(lease(), resource=COUNT, device_ids=("GPU-a-0",))
 
 
 def gpu(**changes: Any) -> Gpu:
@@ -140,8 +121,8 @@ CASES: list[tuple[Finding, Outcome, str]] = [
     (node_checks.library_loads("/l", "OSError: version `GLIBC_2.99' not found"), FAIL, "GLIBC"),
     (node_checks.checkpoint([ALLOCATION], {PodUid("u"): lease()}), OK, "match their leases"),
     (node_checks.checkpoint([ALLOCATION], None), OK, "1 containers"),
-    (node_checks.checkpoint([ALLOCATION], {}), FAIL, "team/one container c has no live lease"),
-    (node_checks.checkpoint([ALLOCATION], {PodUid("u"): lease(share(9))}), FAIL, "other shares"),
+    (node_checks.checkpoint([ALLOCATION], {}), FAIL, "team/one container main has no live lease"),
+    (node_checks.checkpoint([ALLOCATION], {PodUid("u"): lease(9)}), FAIL, "other shares"),
     (
         node_checks.pod_resources({("team", "one"): frozenset({"GPU-a-0"})}, [ALLOCATION]),
         OK,
