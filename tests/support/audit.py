@@ -1,6 +1,7 @@
 """Sound snapshots for the tests of the audit, and what it finds in them."""
 
 from dataclasses import replace
+from typing import Any
 
 from services.cli.audit.invariants import differences
 from services.cli.audit.snapshot import Snapshot
@@ -26,12 +27,16 @@ NOW = 1_000.0
 
 def share(*, memory_mib: int = 3_000, cores: int = 30, slot: int = 0, fence: int = 1) -> Share:
     sharing = SharingPolicy.EXCLUSIVE if cores == 100 else SharingPolicy.SHARED
-    held = {"device_mib": 15_000, "memory_mib": memory_mib, "cores_percent": cores}
+    held: dict[str, Any] = {"device_mib": 15_000, "memory_mib": memory_mib, "cores_percent": cores}
     return build.share(GPU, **held, sharing=sharing, slot=slot, fence=fence)
 
 
 def lease(name: str, *shares: Share, node: NodeName = NODE) -> Lease:
-    held = {"resources": {"cpu": 500, "pods": 1}, "state": LeaseState.BOUND, "created_at": 900.0}
+    held: dict[str, Any] = {
+        "resources": {"cpu": 500, "pods": 1},
+        "state": LeaseState.BOUND,
+        "created_at": 900.0,
+    }
     return build.lease(f"uid-{name}", node, *(shares or (share(),)), name=name, **held)
 
 
