@@ -364,7 +364,7 @@ class Bus:
                 queue, subject = group, subjects.subscribe_subject(kind)
                 callback = inbox.receive_work(kind, self._confirmations)
                 if self._handlers is not None:
-                    self._handlers.add(kind, inbox)
+                    self._handlers[kind] = inbox
             else:
                 queue, subject = "", subjects.subscribe_subject(kind, route)
                 callback = inbox.receive_broadcasts(kind)
@@ -420,11 +420,10 @@ class Bus:
 
     def _hand_over(self, kind: type[Event], route: str, events: list[Event]) -> bool:
         """Give work to its handler in this process; return False if it must be sent."""
-        if self._handlers is None or not is_work(kind):
+        inbox = self._handlers.get(kind) if self._handlers and is_work(kind) else None
+        if inbox is None or not inbox.takes_more:
             return False
-        inbox = self._handlers.inbox_of(kind)
-        subject = subjects.publish_subject(kind, route)
-        return inbox is not None and self._work.hand_over(kind, subject, events, inbox)
+        return self._work.hand_over(kind, subjects.publish_subject(kind, route), events, inbox)
 
     async def _copy(self, subject: str, events: list[Event]) -> None:
         if self._copies.wants(subject):

@@ -85,6 +85,11 @@ class Inbox:
         self.waiting.append(delivered)
         self.arrived.set()
 
+    @property
+    def takes_more(self) -> bool:
+        """Whether less than a full batch waits; other replicas should share the rest."""
+        return not self.is_closed and len(self.waiting) < EVENTS_PER_MESSAGE
+
     async def batch(self, limit: int = EVENTS_PER_MESSAGE) -> list[DeliveredMessage]:
         """Wait for one message, then return all buffered ones, up to about `limit` events."""
         async with self.turn:
@@ -142,25 +147,8 @@ class Inbox:
         return receive
 
 
-class LocalHandlers:
-    """The handlers of this process, by the type of work that each consumes."""
-
-    def __init__(self) -> None:
-        self._inboxes: dict[type[Event], Inbox] = {}
-
-    def add(self, kind: type[Event], inbox: Inbox) -> None:
-        """Let this handler have the work of `kind` that services of this process send."""
-        self._inboxes[kind] = inbox
-
-    def inbox_of(self, kind: type[Event]) -> Inbox | None:
-        """Return the handler's inbox.
-
-        None if there is none, or a full batch waits in it: other replicas share the work then.
-        """
-        inbox = self._inboxes.get(kind)
-        if inbox is None or inbox.is_closed or len(inbox.waiting) >= EVENTS_PER_MESSAGE:
-            return None
-        return inbox
+LocalHandlers = dict[type[Event], Inbox]
+"""The handlers of one process, by the type of work that each consumes."""
 
 
 def decode_checked(kind: type[E], message: Msg, on_refused: OnRefused = _ignore) -> list[E]:

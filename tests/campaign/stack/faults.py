@@ -56,11 +56,11 @@ class FaultInjector:
     async def begin(self, fault: Fault) -> None:
         """Make a fault happen."""
         self.at_work[fault] = time.time()
-        await self._BEGIN[fault.kind](self, fault)
+        await self._HANDLERS[fault.kind][0](self, fault)
 
     async def end(self, fault: Fault) -> None:
         """End a fault; those without a length end by themselves."""
-        if handler := self._END.get(fault.kind):
+        if handler := self._HANDLERS[fault.kind][1]:
             await handler(self, fault)
         del self.at_work[fault]
 
@@ -276,52 +276,44 @@ class FaultInjector:
         )
 
     _API = tuple(kind for kind in FAULTS if kind.startswith("api-"))
-    _BEGIN: Mapping[str, _Handler] = {
-        "kill": _kill,
-        "pause": _signal(signal.SIGSTOP),
-        "cut": _link("cut"),
-        "clock": _shift_clock,
-        "redis-flush": _in_redis("FLUSHALL"),
-        "redis-rollback": _roll_back,
-        "redis-full": _in_redis("CONFIG", "SET", "maxmemory", TINY),
-        "redis-readonly": _in_redis("REPLICAOF", "127.0.0.1", "1"),  # which does not exist
-        "redis-misconf": _fail_snapshot,
-        "redis-busy": _keep_busy,
-        **dict.fromkeys(_API, _spoil_api),
-        "node-gone": _delete_node,
-        "cordon": _cordoned(value=True),
-        "device": _break_device,
-        "kubelet-restart": _restart_kubelet,
-        "kubelet-cut": _cut_kubelet,
-        "plugin-link": _spoil_plugins,
-        "node-gone-unseen": _delete_node_unseen,
-        "device-twice": _double_device,
-        "quota": lambda self, _: self._create_object("GPUQuota", {"maxMilliGPU": 1500}),
-        "budget": lambda self, _: self._create_object("GPUBudget", {"limitGPUMinutes": 1}),
-        "tenant": _create_hostile_pods,
-        "agent": _impersonate_agent,
+    _HANDLERS: Mapping[str, tuple[_Handler, _Handler | None]] = {
+        "kill": (_kill, None),
+        "pause": (_signal(signal.SIGSTOP), _signal(signal.SIGCONT)),
+        "cut": (_link("cut"), _link("heal")),
+        "clock": (_shift_clock, _reset_clock),
+        "redis-flush": (_in_redis("FLUSHALL"), None),
+        "redis-rollback": (_roll_back, None),
+        "redis-full": (
+            _in_redis("CONFIG", "SET", "maxmemory", TINY),
+            _in_redis("CONFIG", "SET", "maxmemory", "0"),
+        ),
+        "redis-readonly": (
+            _in_redis("REPLICAOF", "127.0.0.1", "1"),  # which does not exist
+            _in_redis("REPLICAOF", "NO", "ONE"),
+        ),
+        "redis-misconf": (_fail_snapshot, _forget_snapshot),
+        "redis-busy": (_keep_busy, _stop_spinning),
+        **dict.fromkeys(_API, (_spoil_api, _mend_api)),
+        "node-gone": (_delete_node, _restart_kubelet),
+        "cordon": (_cordoned(value=True), _cordoned(value=None)),
+        "device": (_break_device, _mend_device),
+        "kubelet-restart": (_restart_kubelet, None),
+        "kubelet-cut": (_cut_kubelet, _heal_kubelet),
+        "plugin-link": (_spoil_plugins, _mend_plugins),
+        "node-gone-unseen": (_delete_node_unseen, _restart_kubelet),
+        "device-twice": (_double_device, _mend_device),
+        "quota": (
+            lambda self, _: self._create_object("GPUQuota", {"maxMilliGPU": 1500}),
+            _delete_object,
+        ),
+        "budget": (
+            lambda self, _: self._create_object("GPUBudget", {"limitGPUMinutes": 1}),
+            _delete_object,
+        ),
+        "tenant": (_create_hostile_pods, _delete_hostile_pods),
+        "agent": (_impersonate_agent, _stop_impersonating),
     }
-    _END: Mapping[str, _Handler] = {
-        "pause": _signal(signal.SIGCONT),
-        "cut": _link("heal"),
-        "clock": _reset_clock,
-        "redis-full": _in_redis("CONFIG", "SET", "maxmemory", "0"),
-        "redis-readonly": _in_redis("REPLICAOF", "NO", "ONE"),
-        "redis-misconf": _forget_snapshot,
-        "redis-busy": _stop_spinning,
-        **dict.fromkeys(_API, _mend_api),
-        "node-gone": _restart_kubelet,
-        "cordon": _cordoned(value=None),
-        "device": _mend_device,
-        "kubelet-cut": _heal_kubelet,
-        "plugin-link": _mend_plugins,
-        "node-gone-unseen": _restart_kubelet,
-        "device-twice": _mend_device,
-        "quota": _delete_object,
-        "budget": _delete_object,
-        "tenant": _delete_hostile_pods,
-        "agent": _stop_impersonating,
-    }
+    """What begins and what ends each kind of fault."""
 
 
 async def _remove_sockets(plugins: Path) -> None:

@@ -69,10 +69,8 @@ async def held(leases: RedisLeases, model: str = "") -> QuotaUsage:
     return accounts.used.get(TEAM, {}).get(model, QuotaUsage())
 
 
-def of(limits: QuotaLimits, **more: Any) -> Quota:
-    """The quota of the team, or of another namespace."""
-    fields: dict[str, Any] = {"namespace": TEAM, "limits": limits} | more
-    return Quota(**fields)
+def of(limits: QuotaLimits, namespace: Namespace = TEAM, **more: Any) -> Quota:
+    return Quota(namespace=namespace, limits=limits, **more)
 
 
 OTHERS = Namespace("others")

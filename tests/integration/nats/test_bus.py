@@ -9,10 +9,9 @@ import uvloop
 from prometheus_client import REGISTRY
 
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.events.pod_events import NodeChanged, PodQueued, ResyncRequested
+from shared.model.events.pod_events import PodQueued, ResyncRequested
 from shared.model.events.request_reply import TerminationReply, TerminationRequest
 from shared.model.names import NodeName, PodUid
-from shared.model.node import NodeFacts
 from shared.nats.bus import Bus
 from shared.nats.unconfirmed_work import ResendPolicy
 from shared.runtime.runner import ATTEMPTS, Runner
@@ -132,17 +131,6 @@ async def test_an_error_in_a_reply_is_logged_and_the_next_request_is_served(
 
         assert "ended failed with a bug" in caplog.text
         assert (await bus.request(termination("gone"), TerminationReply)).terminated
-
-
-async def test_nested_maps_and_sets_are_decoded_as_they_were_encoded(server: NatsServer) -> None:
-    async with connected(server) as bus:
-        facts = NodeFacts(name=NodeName("a.b"), allocatable={"cpu": 4000}, labels={"x": "y"})
-        inbox = await bus.subscribe([NodeChanged], group="binder-nodes")
-
-        await bus.publish([NodeChanged(node=facts)])
-
-        (delivered,) = await inbox.batch()
-        assert delivered.events == [NodeChanged(node=facts)]
 
 
 async def test_an_unreachable_nats_is_named_in_the_error() -> None:

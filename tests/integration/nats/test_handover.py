@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from shared.model.errors import ConflictError, UnavailableError
+from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import PodBound, PodQueued
 from shared.nats import subjects
 from shared.nats.bus import QUIET_S, Bus, Copies
@@ -69,15 +69,6 @@ async def test_another_process_handles_what_the_own_one_cannot(server: NatsServe
 
         await until(lambda: recorder.has_seen(*range(5)))
         await until(lambda: is_confirmed("handing"))
-
-
-async def test_a_conflict_is_retried_in_the_process(server: NatsServer) -> None:
-    recorder = Recorder([ConflictError("again"), ConflictError("and again")])
-    async with one_process(server, recorder) as (watcher, _):
-        await watcher.publish([queued(1)])
-
-        await until(lambda: recorder.seen == ["p1"])
-        assert is_confirmed("handing")
 
 
 async def test_other_processes_share_what_waits_behind_a_full_batch(server: NatsServer) -> None:

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import msgspec
-import pytest
 from msgspec import structs
 
 from shared.ledger.rows.lease_rows import (
@@ -20,8 +19,8 @@ from shared.ledger.rows.waiting_rows import (
     group_of,
     order_of,
 )
-from shared.model.lease import ClaimAllocation, Lease, LeaseState, MigPlacement, Share
-from shared.model.ledger import Reservation, counted_use
+from shared.model.lease import ClaimAllocation, LeaseState, MigPlacement
+from shared.model.ledger import Reservation
 from shared.model.names import NodeName, PodUid
 from shared.model.request import GpuRequest, PodRequest, Term
 from tests.support.placer.ledger import (
@@ -47,11 +46,6 @@ def test_one_share_takes_one_slot() -> None:
     taken = demand_of(A, [share("a", 1, mib=700, cores=30)])
 
     assert taken == ["a", 10, uuid("a", 1), 700, 30, 1, 1, 0, 0, "", 1, 1]
-
-
-@pytest.mark.parametrize("wanted", [share("a", whole=True), share("a", cores=100)])
-def test_a_share_of_a_whole_device_is_exclusive(wanted: Share) -> None:
-    assert demand_of(A, [wanted])[7] == 1
 
 
 def test_an_init_container_takes_the_slot_of_a_later_one() -> None:
@@ -141,21 +135,6 @@ def test_a_lease_is_read_as_it_was_written() -> None:
     )
     for each in (bound, active):
         assert decode_lease(encode_lease(each)) == each
-
-
-def test_the_use_of_leases_is_added_up() -> None:
-    def lease(pod: str, *shares: Share, tag: str = "") -> Lease:
-        numbers = iter([1] + [0, 5] * len(shares))
-        return new_lease(reservation(pod, *shares, tag=tag), 1, numbers, NOW, NOW)
-
-    devices, nodes = counted_use(
-        [lease("p", share("a", mib=10, cores=5), tag="red"), lease("q", share("a", mib=4))]
-    )
-
-    use = devices[uuid("a", 0)]
-    assert (use.memory_mib, use.cores_percent, use.shares, use.fence) == (14, 5, 2, 5)
-    assert use.anti_affinity_groups == {"red"}
-    assert nodes == {"a": {"cpu": 200, "pods": 2}}
 
 
 def test_pods_wait_in_the_group_of_their_largest_container() -> None:
