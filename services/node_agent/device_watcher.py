@@ -61,8 +61,6 @@ class DeviceWatcher:
         self._served: tuple[Device, ...] = ()
         self._excess: dict[str, int] = {}
         self._warnings: tuple[str, ...] = ()
-        self._observed: object = None
-        """What the devices that are advertised were derived from; None if they must be again."""
         self._remembered: tuple[Device, ...] | None = None
         """The devices of the agent's earlier run, once a probe has succeeded."""
         self._unready_reason: str | None = "the GPUs have not been discovered yet"
@@ -129,7 +127,6 @@ class DeviceWatcher:
 
     async def _mark_silent(self, config: SharingConfig, fault: Fault) -> None:
         self.health.update((), fault)
-        self._observed = None
         snapshot = self.node.snapshot
         if snapshot is not None and snapshot.devices:
             known, present = self.node.devices, snapshot.devices.keys() - snapshot.absent
@@ -139,13 +136,8 @@ class DeviceWatcher:
     async def _observe(
         self, gpus: Sequence[Gpu], config: SharingConfig, software: NodeSoftware
     ) -> None:
-        held = self._held()
-        paths, by = self.node.files.paths, self.node.cdi.strategies
-        observed = (gpus, config, software, self.health.faults, paths, held, by)
-        if observed == self._observed:
-            return
         known = self.node.devices or self._remembered or ()
-        devices = inventory.devices_of(gpus, config, known, self.health.faults, held)
+        devices = inventory.devices_of(gpus, config, known, self.health.faults, self._held())
         removed = {each.uuid for each in known}.difference(each.uuid for each in devices)
         self.health.forget(removed.difference(gpu.uuid for gpu in gpus))
         self.mig.profiles = {gpu.uuid: gpu.mig.profiles for gpu in gpus if gpu.mig is not None}
@@ -155,7 +147,6 @@ class DeviceWatcher:
                 logger.warning(warning)
         self._warnings = warnings
         await self._advertise(devices, config, software, {gpu.uuid for gpu in gpus})
-        self._observed = observed
 
     async def _advertise(
         self,

@@ -7,6 +7,7 @@ fails permanently: its controller creates a new one.
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
@@ -28,7 +29,6 @@ from services.node_agent.allocate.pod_resolution import (
 )
 from services.node_agent.kubelet.device_ids import compact
 from services.node_agent.kubelet.node_pods import NodePods
-from services.node_agent.kubelet.pods import KubeletPod, PodResources
 from services.node_agent.node import Node
 from services.node_agent.records.checkpoint_entry import CheckpointEntry, ContainerPlace
 from services.node_agent.views.node_views import ViewWriter
@@ -57,7 +57,8 @@ class AllocationHandler:
         self.pods = pods
         self.grants = grants
         self.views = views
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks = defaultdict[str, asyncio.Lock](asyncio.Lock)
+        """By resource."""
         self._partitioning: dict[tuple[str, PodUid, str], tuple[str, ...]] = {}
         """Device IDs of calls that wait for MIG instances, by resource, pod and container."""
 
@@ -66,7 +67,7 @@ class AllocationHandler:
     ) -> list[str]:
         """Return the IDs that the container's lease names; none if the container is ambiguous."""
         snapshot = self.node.require_snapshot()
-        async with self._lock(resource):
+        async with self._locks[resource]:
             candidate = await self._resolve(resource, size)
             if isinstance(candidate, Ambiguous):
                 return []
@@ -87,7 +88,7 @@ class AllocationHandler:
         Raises RequestError or UnavailableError with a sentence for the pod's owner.
         """
         try:
-            async with self.grants.counted(resource), self._lock(resource):
+            async with self.grants.counted(resource), self._locks[resource]:
                 return await self._allocate(resource, device_ids)
         except LeaseholdError as error:
             kind = UnavailableError if isinstance(error, UnavailableError) else RequestError
@@ -191,9 +192,6 @@ class AllocationHandler:
             await lock.acquire()
             self._partitioning.pop(call, None)
 
-    def _lock(self, resource: str) -> asyncio.Lock:
-        return self._locks.setdefault(resource, asyncio.Lock())
-
     def _report_refused(self, candidate: ContainerCandidate, reason: str) -> None:
         pod, node = candidate.pod, self.node
         node.refused.add(pod.uid)
@@ -213,12 +211,8 @@ class AllocationHandler:
 
     def _activated(self, lease: Lease) -> frozenset[str]:
         """Return the containers of the lease's pod that have their devices."""
-        resources = self.node.require_snapshot().served
-        return frozenset(
-            share.container
-            for share in lease.shares
-            if any(self.node.checkpoint.find(lease.pod, share.container, r) for r in resources)
-        )
+        allocated = self.node.checkpoint.allocated
+        return frozenset(container for pod, container in allocated if pod == lease.pod)
 
     def _of_init_containers(self, pod: PodUid, resource: str) -> list[str]:
         """Return the IDs that were allocated to the pod's init containers."""
@@ -253,7 +247,9 @@ class AllocationHandler:
         until = self.node.clock.ticks() + RESOLVE_S
         fetched = False
         while True:
-            pods, pod_resources = await self._list()
+            pods, pod_resources = await asyncio.gather(
+                self.pods.list_pods(), self.node.pod_resources.list_holdings()
+            )
             found = resolve_container(
                 resource,
                 count,
@@ -272,20 +268,6 @@ class AllocationHandler:
             if not found.candidates or device_ids is None or self.node.clock.ticks() > until:
                 return found
             await self.node.clock.sleep(LOOK_AGAIN_S)
-
-    async def _list(self) -> tuple[tuple[KubeletPod, ...], PodResources]:
-        """Return the kubelet's pods and its PodResources, read at once.
-
-        Raises the first error unchanged, with the kubelet's message.
-        """
-        pods, pod_resources = await asyncio.gather(
-            self.pods.list_pods(), self.node.pod_resources.list_holdings(), return_exceptions=True
-        )
-        if isinstance(pods, BaseException):
-            raise pods
-        if isinstance(pod_resources, BaseException):
-            raise pod_resources
-        return pods, pod_resources
 
     async def _lease_of(self, candidate: ContainerCandidate) -> Lease | None:
         """Return the pod's lease, requested if need be.

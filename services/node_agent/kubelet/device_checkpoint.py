@@ -14,6 +14,16 @@ QUIET_S = 10.0
 """A resource is no longer allocated by device plugin if it was not for this long: PodResources of a
 kubelet that starts lists no pods at first."""
 FILE_NAME = "kubelet_internal_checkpoint"
+FileIdentity = tuple[int, int]
+
+
+def file_identity(path: Path) -> FileIdentity | None:
+    """Return what changes when a file or socket is replaced or written; None if there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_ctime_ns
 
 
 class _KubeletEntry(msgspec.Struct, frozen=True):
@@ -70,16 +80,16 @@ class PluginResources:
         self.since: dict[str, float] = {}
         self._seen_at: dict[str, float] = {}
         """When each was last found to be allocated by device plugin."""
-        self._read_at: int | None = None
-        """Modification time of the checkpoint that was read last, in nanoseconds."""
+        self._read: FileIdentity | None = None
+        """Of the checkpoint that was read last."""
 
     async def refresh(self, amounts: frozenset[str]) -> None:
         """Find out which of these amounts in node status are allocated by device plugin.
 
         Raises LeaseholdError if the checkpoint, PodResources or the node cannot be read.
         """
-        changed_at = _modified_at(self.checkpoint)
-        if changed_at == self._read_at and self.since.keys().isdisjoint(amounts):
+        found = file_identity(self.checkpoint)
+        if found == self._read and self.since.keys().isdisjoint(amounts):
             return
         devices = await asyncio.to_thread(read_kubelet_devices, self.plugins)
         registered = frozenset((devices and devices.registered) or ())
@@ -90,11 +100,4 @@ class PluginResources:
         self._seen_at |= dict.fromkeys(registered | held | recorded | zero, now)
         seen = {name for name, at in self._seen_at.items() if now - at < QUIET_S}
         self.since = {name: self.since.get(name, now) for name in amounts & seen}
-        self._read_at = changed_at
-
-
-def _modified_at(path: Path) -> int | None:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return None
+        self._read = found

@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import NoReturn
 
 import grpc
 
@@ -17,7 +16,7 @@ from proto.deviceplugin import api_pb2
 from services.node_agent.allocate.handler import AllocationHandler
 from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.dialect import ContainerSetup
-from shared.model.errors import ConflictError, RequestError, UnavailableError
+from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 
 SERVICE = "v1beta1.DevicePlugin"
 MAX_SOCKET_PATH = 107
@@ -178,7 +177,7 @@ class PluginServer:
                     list(container.must_include_deviceIDs),
                     container.allocation_size,
                 )
-            except (RequestError, UnavailableError, ConflictError):
+            except LeaseholdError:
                 chosen = []  # Allocate, which follows, reports why
             responses.append(api_pb2.ContainerPreferredAllocationResponse(deviceIDs=chosen))
         return api_pb2.PreferredAllocationResponse(container_responses=responses)
@@ -187,37 +186,35 @@ class PluginServer:
         self, request: api_pb2.AllocateRequest, context: grpc.aio.ServicerContext
     ) -> bytes:
         if len(request.container_requests) != 1:
-            await _abort(
-                context,
+            await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"Allocate for {len(request.container_requests)} containers at once; the kubelet "
                 "allocates for one at a time",
             )
-        try:
+        async with _errors_reported(context):
             ids = list(request.container_requests[0].devices_ids)
-            return encode_setup(await self._handler.allocate(self.resource, ids))
-        except (RequestError, ConflictError) as error:
-            await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        except UnavailableError as error:
-            await _abort(context, grpc.StatusCode.UNAVAILABLE, str(error))
+            setup = await self._handler.allocate(self.resource, ids)
+        return encode_setup(setup)
 
     async def _pre_start(
         self, request: api_pb2.PreStartContainerRequest, context: grpc.aio.ServicerContext
     ) -> api_pb2.PreStartContainerResponse:
-        try:
+        async with _errors_reported(context):
             await self._handler.pre_start_container(self.resource, list(request.devices_ids))
-        except (RequestError, ConflictError) as error:
-            await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        except UnavailableError as error:
-            await _abort(context, grpc.StatusCode.UNAVAILABLE, str(error))
         return api_pb2.PreStartContainerResponse()
+
+
+@contextlib.asynccontextmanager
+async def _errors_reported(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+    """Report the handler's errors to the kubelet; their texts reach the pod's owner."""
+    try:
+        yield
+    except LeaseholdError as error:
+        is_temporary = isinstance(error, UnavailableError)
+        code = grpc.StatusCode.UNAVAILABLE if is_temporary else grpc.StatusCode.FAILED_PRECONDITION
+        await context.abort(code, str(error))
 
 
 def _serialize(message: object) -> bytes:
     encoded: bytes = message.SerializeToString()  # type: ignore[attr-defined]
     return encoded
-
-
-async def _abort(context: grpc.aio.ServicerContext, code: grpc.StatusCode, text: str) -> NoReturn:
-    await context.abort(code, text)
-    raise AssertionError("abort always raises")

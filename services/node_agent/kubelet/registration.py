@@ -16,7 +16,12 @@ import grpc
 
 from proto.deviceplugin import api_pb2, api_pb2_grpc
 from services.node_agent.allocate.handler import AllocationHandler
-from services.node_agent.kubelet.device_checkpoint import Allocatable, PluginResources
+from services.node_agent.kubelet.device_checkpoint import (
+    Allocatable,
+    FileIdentity,
+    PluginResources,
+    file_identity,
+)
 from services.node_agent.kubelet.device_plugin import (
     OPTIONS,
     PluginServer,
@@ -48,17 +53,6 @@ MIN_PAUSE_S = 1.0
 AMOUNTS_S = 2.0
 """How often the kubelet's checkpoint is compared with the amounts in node status."""
 NO_AMOUNTS: Mapping[str, frozenset[str]] = {}
-
-SocketIdentity = tuple[int, int]
-
-
-def socket_identity(path: Path) -> SocketIdentity | None:
-    """Return the identity of the socket at a path, or None if there is none."""
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_ino, status.st_ctime_ns
 
 
 class DevicePlugins:
@@ -208,26 +202,26 @@ class PluginEndpoint:
         """Serve and register, again and again."""
         self._remove_old_sockets()
         pause_s = 0.0
-        before: SocketIdentity | None = None
+        before: FileIdentity | None = None
         while True:
             await self._pause(pause_s, before)
             before = await self._kubelet_socket()
             reason, was_registered = await self._serve_once(before)
             logger.info("%s is registered again: %s", self.resource, reason)
-            if socket_identity(self._kubelet) != before:
+            if file_identity(self._kubelet) != before:
                 pause_s = 0.0
             elif was_registered:
                 pause_s = MIN_PAUSE_S
             else:
                 pause_s = min(max(2 * pause_s, MIN_PAUSE_S), MAX_PAUSE_S)
 
-    async def _pause(self, pause_s: float, before: SocketIdentity | None) -> None:
+    async def _pause(self, pause_s: float, before: FileIdentity | None) -> None:
         """Wait, but no longer than until the kubelet's socket is replaced."""
         loop = asyncio.get_running_loop()
         until = loop.time() + pause_s
         while (left_s := until - loop.time()) > 0:
             await asyncio.sleep(min(LOOK_SOON_S, left_s))
-            if socket_identity(self._kubelet) != before:
+            if file_identity(self._kubelet) != before:
                 return
 
     def _remove_old_sockets(self) -> None:
@@ -235,16 +229,14 @@ class PluginEndpoint:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
 
-    async def _kubelet_socket(self) -> SocketIdentity:
-        logged = False
-        while (identity := socket_identity(self._kubelet)) is None:
-            if not logged:
-                logger.info("waiting for the kubelet's socket %s", self._kubelet)
-                logged = True
+    async def _kubelet_socket(self) -> FileIdentity:
+        if file_identity(self._kubelet) is None:
+            logger.info("waiting for the kubelet's socket %s", self._kubelet)
+        while (identity := file_identity(self._kubelet)) is None:  # noqa: ASYNC110 - no event says so
             await asyncio.sleep(LOOK_SOON_S)
         return identity
 
-    async def _serve_once(self, before: SocketIdentity) -> tuple[str, bool]:
+    async def _serve_once(self, before: FileIdentity) -> tuple[str, bool]:
         """Serve until something ends it; return the reason, and whether it had been registered."""
         server = PluginServer(
             self.resource,
@@ -272,18 +264,18 @@ class PluginEndpoint:
             self._plugins.served_changed.set()
             await server.stop()
 
-    async def _register(self, server: PluginServer, before: SocketIdentity) -> None:
+    async def _register(self, server: PluginServer, before: FileIdentity) -> None:
         """Register; retry while the kubelet's socket exists and does not accept connections yet.
 
         A starting kubelet empties the directory, then listens. It would dial a socket that it has
         removed for 10 seconds, so such a request is cancelled.
         """
-        own = socket_identity(server.socket)
+        own = file_identity(server.socket)
         deadline = asyncio.get_running_loop().time() + REGISTER_S
-        while socket_identity(self._kubelet) == before and socket_identity(server.socket) == own:
+        while file_identity(self._kubelet) == before and file_identity(server.socket) == own:
             call = asyncio.create_task(register(self._kubelet, server.socket.name, self.resource))
             try:
-                while not call.done() and socket_identity(server.socket) == own:
+                while not call.done() and file_identity(server.socket) == own:
                     await asyncio.wait({call}, timeout=LOOK_SOON_S)
                 if call.done():
                     return call.result()
@@ -295,9 +287,9 @@ class PluginEndpoint:
                 call.cancel()
         raise UnavailableError("the kubelet's socket was replaced, or ours removed")
 
-    async def _watch(self, server: PluginServer, before: SocketIdentity) -> str:
+    async def _watch(self, server: PluginServer, before: FileIdentity) -> str:
         """Return why the registration has ended, once it has."""
-        began, own = time.monotonic(), socket_identity(server.socket)
+        began, own = time.monotonic(), file_identity(server.socket)
         checked_at = began
         while not await wait_for_event(server.ended, until_tick(LOOK_S)):
             now = time.monotonic()
@@ -312,14 +304,14 @@ class PluginEndpoint:
     def _lost(
         self,
         server: PluginServer,
-        before: SocketIdentity,
-        own: SocketIdentity | None,
+        before: FileIdentity,
+        own: FileIdentity | None,
         for_s: float,
     ) -> str:
         """Return why the kubelet has lost a registration of `for_s` seconds, if it has."""
-        if socket_identity(self._kubelet) != before:
+        if file_identity(self._kubelet) != before:
             return "the kubelet's socket was replaced"
-        if socket_identity(server.socket) != own:
+        if file_identity(server.socket) != own:
             return "our own socket was removed"
         if server.watched_at is None and for_s > FIRST_LIST_S:
             return f"the kubelet did not request the list within {FIRST_LIST_S:g} s"

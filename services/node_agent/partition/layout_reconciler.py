@@ -49,7 +49,6 @@ class LayoutReconciler:
         self.node = node
         self.list_device = list_device
         self.partitioner = partitioner
-        self.timing = node.timing
         self.profiles: Mapping[DeviceUuid, tuple[InstanceProfile, ...]] = {}
         """Of the GPUs that support MIG, as of the last discovery."""
         self._wake = asyncio.Event()
@@ -84,7 +83,9 @@ class LayoutReconciler:
         reason if the container cannot have one.
         """
         return {
-            (share.device, share.mig.position): (await self._instance(lease, share)).uuid
+            (share.device, share.mig.position): await self._instance(
+                lease, share, share.mig.position
+            )
             for share in lease.shares_of(container)
             if share.mig is not None
         }
@@ -97,13 +98,13 @@ class LayoutReconciler:
             if profiles
         }
 
-    async def _instance(self, lease: Lease, share: Share) -> MigInstance:
+    async def _instance(self, lease: Lease, share: Share, position: int) -> str:
         layout = self._layout(share)
         await self._check_newest(lease, share)
         instances = await self._lay_out_in_time(share.device, layout)
-        instance = instance_at(layout, _position(share), instances)
-        await self._wait_until_released(instance, lease.pod)
-        return instance
+        uuid = instance_at(layout, position, instances).uuid
+        await self._wait_until_released(uuid, lease.pod)
+        return uuid
 
     def _layout(self, share: Share) -> MigLayout:
         snapshot = self.node.snapshot
@@ -112,7 +113,7 @@ class LayoutReconciler:
             raise UnavailableError(f"device {share.device} is not known yet")
         return find_layout(share.mig, share.device, device)
 
-    async def _wait_until_released(self, instance: MigInstance, pod: PodUid) -> None:
+    async def _wait_until_released(self, instance: str, pod: PodUid) -> None:
         """Wait until the kubelet has released the pods that were given the instance before.
 
         Raises RequestError if it still lists one after `RELEASE_S`.
@@ -120,14 +121,14 @@ class LayoutReconciler:
         holders = [
             entry
             for entry in self.node.checkpoint.entries
-            if instance.uuid in entry.instances and entry.allocation.pod != pod
+            if instance in entry.instances and entry.allocation.pod != pod
         ]
         until = self.node.clock.ticks() + RELEASE_S
         while holders:
             running = await self._running_pods()
             holders = [entry for entry in holders if entry.allocation.pod in running]
             if holders and self.node.clock.ticks() >= until:
-                raise RequestError(f"instance {instance.uuid} is in use by {holders[0].holder}")
+                raise RequestError(f"instance {instance} is in use by {holders[0].holder}")
             if holders:
                 await self.node.clock.sleep(RETRY_S)
 
@@ -184,12 +185,13 @@ class LayoutReconciler:
         self, device: DeviceUuid, layout: MigLayout
     ) -> tuple[MigInstance, ...]:
         try:
-            async with asyncio.timeout(self.timing.instances_ready_s):
+            async with asyncio.timeout(self.node.timing.instances_ready_s):
                 return await self._lay_out(device, layout)
         except TimeoutError as error:
             raise UnavailableError(
                 f"device {device} was not laid out as {layout.name} within "
-                f"{self.timing.instances_ready_s:g} s: {self._blocked_by.get(device, DRIVER_SLOW)}"
+                f"{self.node.timing.instances_ready_s:g} s: "
+                f"{self._blocked_by.get(device, DRIVER_SLOW)}"
             ) from error
 
     async def _lay_out(self, device: DeviceUuid, layout: MigLayout) -> tuple[MigInstance, ...]:
@@ -249,7 +251,7 @@ class LayoutReconciler:
     ) -> frozenset[str]:
         """Return the UUIDs of a device's instances that these pods have leases of."""
         return frozenset(
-            instance_at(layout, _position(share), instances).uuid
+            instance_at(layout, share.mig.position, instances).uuid
             for pod in pods & self.node.leases.leases.keys()
             for share in self.node.leases.leases[pod].shares
             if share.mig is not None and share.device == device
@@ -276,7 +278,3 @@ class LayoutReconciler:
                 f"the driver did not list the instances of device {device} within "
                 f"{LIST_TIMEOUT_S:g} s"
             ) from error
-
-
-def _position(share: Share) -> int:
-    return share.mig.position if share.mig is not None else 0

@@ -19,6 +19,7 @@ from services.node_agent.partition.partition_protocol import (
     InstancesReply,
     InstancesRequest,
     PartitionRequest,
+    Request,
     decode_reply,
     encode_line,
 )
@@ -83,9 +84,7 @@ class RemotePartitioner:
         request = PartitionRequest(device, layout, tuple(sorted(in_use)))
         return (await self._request(request, PARTITION_TIMEOUT_S)).instances
 
-    async def _request(
-        self, request: InstancesRequest | PartitionRequest, limit_s: float
-    ) -> InstancesReply:
+    async def _request(self, request: Request, limit_s: float) -> InstancesReply:
         try:
             async with asyncio.timeout(limit_s):
                 reader, writer = await asyncio.open_unix_connection(self.socket, limit=MAX_LINE)

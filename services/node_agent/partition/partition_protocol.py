@@ -51,22 +51,18 @@ class FailureReply(msgspec.Struct, tag=True, frozen=True):
     text: str
 
 
-_request_decoder: msgspec.json.Decoder[InstancesRequest | PartitionRequest] = msgspec.json.Decoder(
-    InstancesRequest | PartitionRequest
-)
-_reply_decoder: msgspec.json.Decoder[InstancesReply | FailureReply] = msgspec.json.Decoder(
-    InstancesReply | FailureReply
-)
+Request = InstancesRequest | PartitionRequest
+Reply = InstancesReply | FailureReply
+_request_decoder: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+_reply_decoder: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)
 
 
-def encode_line(
-    message: InstancesRequest | PartitionRequest | InstancesReply | FailureReply,
-) -> bytes:
+def encode_line(message: Request | Reply) -> bytes:
     """Encode a message as a line."""
     return msgspec.json.encode(message) + b"\n"
 
 
-def decode_request(line: bytes) -> InstancesRequest | PartitionRequest:
+def decode_request(line: bytes) -> Request:
     """Decode a request. Raises RequestError if it is invalid."""
     try:
         return _request_decoder.decode(line)

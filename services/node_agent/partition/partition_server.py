@@ -23,7 +23,8 @@ from services.node_agent.partition.partition_protocol import (
     FailureReply,
     InstancesReply,
     InstancesRequest,
-    PartitionRequest,
+    Reply,
+    Request,
     decode_request,
     encode_line,
     failure_reply,
@@ -89,7 +90,7 @@ class PartitionServer:
             UnavailableError(f"the partitioner serves user {self.agent_uid}, not {uid}")
         )
 
-    async def reply_to(self, line: bytes) -> InstancesReply | FailureReply:
+    async def reply_to(self, line: bytes) -> Reply:
         """Return the reply to a request."""
         try:
             request = decode_request(line)
@@ -104,7 +105,7 @@ class PartitionServer:
             logger.info("%s: %s", type(error).__name__, error)
             return failure_reply(error)
 
-    async def _reply_in_order(self, request: InstancesRequest | PartitionRequest) -> InstancesReply:
+    async def _reply_in_order(self, request: Request) -> InstancesReply:
         """Reply after all earlier requests for the device."""
         async with self._locks.setdefault(request.device, asyncio.Lock()):
             gpu = await self._gpu(request.device)

@@ -5,10 +5,7 @@ import gc
 from collections import Counter
 from pathlib import Path
 
-from msgspec import structs
-
 from services.node_agent.service import NodeAgent
-from shared.model.lease import LeaseState
 from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_cluster, share
 from tests.support.simcluster.kubelet import pod
 from tests.support.waiting import until
@@ -46,9 +43,8 @@ async def cycle(cluster: OneNodeCluster, agent: NodeAgent, number: int) -> None:
     await cluster.node.kubelet.restart()
     await until(lambda: all(_registrations(agent)[one] > registered[one] for one in registered))
     await until(lambda: int(cluster.node.amount(NUMBER) or 0) >= SLOTS)
-    cluster.node.store.delete("pods", "default", name, grace_s=0)
-    await until(lambda: not cluster.node.exists(name))
-    await cluster.push_lease(structs.replace(lease, state=LeaseState.RELEASED, version=9))
+    await cluster.delete_pod(name)
+    await cluster.release(lease)
     await until(lambda: not agent.checkpoint.allocations)
     cluster.events.clear()
     cluster.ledger.requests.clear()

@@ -12,7 +12,6 @@ from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.kubelet.device_plugin import encode_setup
 from services.node_agent.service import NodeAgent
 from shared.model.events.request_reply import TerminationRequest
-from shared.model.lease import LeaseState
 from shared.model.names import NodeName, PodUid
 from tests.support.node_agent.agent import (
     NUMBER,
@@ -102,18 +101,17 @@ async def test_a_deleted_pod_is_removed_from_the_checkpoint_once_its_lease_ends(
         )
         running = await agent.report_terminated(request)
         assert running.terminated_pods == (unknown_pod,)
-        cluster.node.store.delete("pods", "default", "one", grace_s=0)
-        await until(lambda: not cluster.node.exists("one"))
+        await cluster.delete_pod("one")
         cleanups = count_cleanups(agent, monkeypatch)
         await until(lambda: len(cleanups) >= 3)
         kept = len(agent.checkpoint.allocations)
         directory = cluster.root / "agent" / "containers" / f"{lease.pod}_main"
         there = directory.exists()
-        await cluster.push_lease(structs.replace(lease, state=LeaseState.RELEASED, version=9))
+        await cluster.release(lease)
         await until(lambda: not agent.checkpoint.allocations and not directory.exists())
-        gone = await agent.report_terminated(request)
+        gone = await cluster.terminated(lease.pod)
 
-    assert (running.terminated, gone.terminated) == (False, True)
+    assert (running.terminated, gone) == (False, True)
     assert kept == 1, "the lease had not ended yet"
     assert there
 
@@ -126,30 +124,20 @@ async def test_a_pod_that_was_reported_as_terminated_gets_nothing_if_it_is_admit
         lease = cluster.ledger.grant(lease_of("deleted-pod", share(0, 1000)))
         await cluster.push_lease(lease)
 
-        reply = await agent.report_terminated(
-            TerminationRequest(node=NodeName(NODE), pod=lease.pod)
-        )
+        assert await cluster.terminated(lease.pod)
         await cluster.push_lease(structs.replace(lease, version=9))
 
-        assert reply.terminated
         assert agent.leases.find(lease.pod) is None
 
 
 async def test_a_pod_that_was_deleted_while_it_started_has_not_terminated_yet() -> None:
     async with one_node_cluster() as cluster, cluster.running() as agent:
         lease = await cluster.run_pod("one", share(0, 1000))
-        cluster.node.store.delete("pods", "default", "one", grace_s=0)
-        await until(lambda: not cluster.node.exists("one"))
-        request = TerminationRequest(node=NodeName(NODE), pod=lease.pod)
-        early = await agent.report_terminated(request)
+        await cluster.delete_pod("one")
+        assert not await cluster.terminated(lease.pod)
+
         agent.node.timing = AgentTiming(starting_s=0.0)
-
-        async def terminated() -> bool:
-            return (await agent.report_terminated(request)).terminated
-
-        await until(terminated)
-
-    assert not early.terminated
+        await until(lambda: cluster.terminated(lease.pod))
 
 
 async def test_a_container_that_outlives_pod_and_lease_counts_until_it_ends(
@@ -161,9 +149,8 @@ async def test_a_container_that_outlives_pod_and_lease_counts_until_it_ends(
         process = tmp_path / "17"
         process.mkdir()
         (process / "cgroup").write_text(f"0::/kubepods/pod{old.pod}/{64 * 'a'}\n")
-        cluster.node.store.delete("pods", "default", "old", grace_s=0)
-        await until(lambda: not cluster.node.exists("old"))
-        await cluster.push_lease(structs.replace(old, state=LeaseState.RELEASED, version=9))
+        await cluster.delete_pod("old")
+        await cluster.release(old)
         cleanups = count_cleanups(agent, monkeypatch)
         await until(lambda: len(cleanups) >= 3)
 
@@ -220,7 +207,7 @@ async def test_no_pod_is_removed_from_the_checkpoint_before_the_leases_are_synce
     async with one_node_cluster(rate=100) as cluster:
         async with cluster.running():
             lease = await cluster.run_pod("one", share(0, 1000))
-        cluster.node.store.delete("pods", "default", "one", grace_s=0)
+        await cluster.delete_pod("one")
         cluster.ledger.unavailable = True
         async with cluster.running() as agent:
             cleanups = count_cleanups(agent, monkeypatch)

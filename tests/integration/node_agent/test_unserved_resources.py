@@ -10,7 +10,6 @@ from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.kubelet import registration
 from services.node_agent.kubelet.device_checkpoint import read_kubelet_devices
 from shared.model.errors import UnavailableError
-from shared.model.lease import LeaseState
 from simcluster.kubelet.settings import NodeSettings
 from tests.support.binder.node_binder import Binder, reserve
 from tests.support.node_agent.agent import MEMORY, NUMBER, OneNodeCluster, one_node_cluster, share
@@ -103,9 +102,8 @@ async def test_a_node_that_served_units_runs_new_pods_when_the_old_ones_have_end
             assert not waits.done()
             assert f"the kubelet still allocates {MEMORY} by device plugin" in binder.waits[-1]
 
-            cluster.node.store.delete("pods", "default", "old", grace_s=0)
-            cluster.ledger.leases.pop(old.pod)
-            await cluster.push_lease(structs.replace(old, state=LeaseState.RELEASED, version=3))
+            await cluster.delete_pod("old")
+            await cluster.release(old)
             async with asyncio.timeout(60):
                 await waits
             await cluster.node.phase("p1", "Running")

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.handler import AllocationHandler
 from services.node_agent.gpu_access import open_gpus
@@ -22,7 +24,7 @@ from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.events.event import Event
 from shared.model.events.node_events import DeviceReported, ShareActivated, ShareRefused
 from shared.model.events.pod_events import LeaseChanged
-from shared.model.events.request_reply import LeasesReply, LeasesRequest
+from shared.model.events.request_reply import LeasesReply, LeasesRequest, TerminationRequest
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.runtime.service import roles_of
@@ -240,6 +242,22 @@ class OneNodeCluster:
         lease = self.bind(pod(name, limits={NUMBER: 1}), *shares, **changes)
         await self.node.phase(name, phase)
         return lease
+
+    async def delete_pod(self, name: str) -> None:
+        """Delete a pod without grace, and wait until it is gone; its lease stays."""
+        self.node.store.delete("pods", "default", name, grace_s=0)
+        await until(lambda: not self.node.exists(name))
+
+    async def release(self, lease: Lease) -> None:
+        """End a lease, as the binder does."""
+        self.ledger.leases.pop(lease.pod, None)
+        await self.push_lease(structs.replace(lease, state=LeaseState.RELEASED, version=9))
+
+    async def terminated(self, pod: PodUid) -> bool:
+        """Return whether the agent reports that a pod's containers have ended."""
+        assert self.agent is not None
+        request = TerminationRequest(node=NodeName(NODE), pod=pod)
+        return (await self.agent.report_terminated(request)).terminated
 
     async def fail_pod(self, name: str, *shares: Share, **changes: Any) -> Lease:
         """Bind a pod that requests a device, and wait until the kubelet has failed it."""

@@ -4,16 +4,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import structs
-
 from services.node_agent.mig.instances import MigInstance
-from shared.model.lease import Lease, LeaseState, MigPlacement, RequestedUnits, Share
+from shared.model.lease import Lease, MigPlacement, RequestedUnits, Share
 from shared.model.names import NodeName
 from simcluster.node_agent.agent import MIG_FILE
 from simcluster.node_agent.gpus import SimulatedGpus, uuid_of
 from tests.support.node_agent.agent import OneNodeCluster, share
 from tests.support.simcluster.kubelet import NODE
-from tests.support.waiting import until
 
 GPU = uuid_of(NodeName(NODE), 0)
 PROFILES = {
@@ -65,7 +62,5 @@ def inject_faults(cluster: OneNodeCluster, *names: str) -> None:
 
 async def end_pod(cluster: OneNodeCluster, lease: Lease) -> None:
     """End a pod and its lease."""
-    cluster.node.store.delete("pods", "default", lease.name, grace_s=0)
-    await until(lambda: not cluster.node.exists(lease.name))
-    cluster.ledger.leases.pop(lease.pod, None)
-    await cluster.push_lease(structs.replace(lease, state=LeaseState.RELEASED, version=9))
+    await cluster.delete_pod(lease.name)
+    await cluster.release(lease)

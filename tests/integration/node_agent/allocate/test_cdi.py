@@ -8,7 +8,6 @@ from shared.model.lease import Lease
 from simcluster.kubelet.devices.checkpoint import load_checkpoint
 from tests.support.node_agent.agent import OneNodeCluster, one_node_cluster, share
 from tests.support.node_agent.cdi import cdi_devices
-from tests.support.node_agent.mig import mig_share
 from tests.support.waiting import until
 
 
@@ -43,18 +42,3 @@ async def test_a_share_gets_its_cdi_name_and_its_limits() -> None:
         }
         assert name in named
         assert specification_devices(cluster) == named
-
-
-async def test_an_instance_created_for_a_pod_is_specified_before_its_container_starts() -> None:
-    async with (
-        one_node_cluster("1xA100-40GB:mig", device_list_strategy=("cdi-cri",)) as cluster,
-        cluster.running(),
-    ):
-        assert specification_devices(cluster) == {}
-        lease = await cluster.run_pod("one", mig_share("group1"))
-        (device,) = allocate_response(cluster, lease).cdi_devices
-        named = specification_devices(cluster)
-
-    assert device.name.startswith("leasehold.dev/gpu=MIG-")
-    assert device.name in named
-    assert len(named) == 7

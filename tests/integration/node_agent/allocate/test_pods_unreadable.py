@@ -4,12 +4,11 @@ import asyncio
 
 from msgspec import structs
 
-from shared.model.events.request_reply import TerminationRequest
 from shared.model.lease import LeaseState
-from shared.model.names import NodeName, PodUid
+from shared.model.names import PodUid
 from tests.support.binder.node_binder import Binder, post, reserve
 from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_cluster, share
-from tests.support.simcluster.kubelet import NODE, container, pod
+from tests.support.simcluster.kubelet import container, pod
 from tests.support.waiting import until
 
 UNREADABLE = "the kubelet's list of pods cannot be read"
@@ -102,24 +101,15 @@ async def test_a_deleted_pods_termination_is_reported_without_the_pod_list() -> 
     async with one_node_cluster(proc_dir=None) as cluster:
         cluster.changes["proc_dir"] = cluster.root / "proc"
         set_permissions(cluster)
-        async with cluster.running() as agent:
+        async with cluster.running():
             lease = await cluster.run_pod("one", share(0, 1000))
-            request = TerminationRequest(node=NodeName(NODE), pod=lease.pod)
-            running = await agent.report_terminated(request)
+            running = await cluster.terminated(lease.pod)
             deleted_pod = PodUid("7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b")
             cgroup = cluster.root / "proc" / "17" / "cgroup"
             cgroup.parent.mkdir(parents=True)
             cgroup.write_text(f"0::/kubepods/pod{deleted_pod}/{'a' * 64}\n")
-            with_process = await agent.report_terminated(
-                TerminationRequest(node=NodeName(NODE), pod=deleted_pod)
-            )
+            with_process = await cluster.terminated(deleted_pod)
             cgroup.unlink()
-            without_process = await agent.report_terminated(
-                TerminationRequest(node=NodeName(NODE), pod=deleted_pod)
-            )
+            without_process = await cluster.terminated(deleted_pod)
 
-    assert [reply.terminated for reply in (running, with_process, without_process)] == [
-        False,
-        False,
-        True,
-    ]
+    assert (running, with_process, without_process) == (False, False, True)

@@ -12,9 +12,8 @@ from services.node_agent.records.device_guard import OvercommitError
 from shared.model.claim import DRIVER, LEASED, RETRIED_AT
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.node_events import DeviceReported
-from shared.model.events.request_reply import TerminationRequest
 from shared.model.lease import ClaimAllocation
-from shared.model.names import NodeName, PodUid
+from shared.model.names import PodUid
 from tests.support.node_agent.agent import OneNodeCluster, share
 from tests.support.node_agent.claims import (
     ALLOCATED_AT,
@@ -31,7 +30,7 @@ from tests.support.node_agent.claims import (
     slices_of,
 )
 from tests.support.node_agent.mig import instances_by_start, mig_share
-from tests.support.simcluster.kubelet import FAST, NODE
+from tests.support.simcluster.kubelet import FAST
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.servers
@@ -139,10 +138,9 @@ async def test_a_claim_is_kept_over_restarts_and_released_after_its_pod() -> Non
             await agent.node.lease_sync.sync()
             await agent.reconciler.remove_ended()
             assert agent.checkpoint.claims == {lease.pod}
-            request = TerminationRequest(node=NodeName(NODE), pod=lease.pod)
-            assert not (await agent.report_terminated(request)).terminated
+            assert not await cluster.terminated(lease.pod)
 
-            cluster.api.store.delete("pods", "default", "one", grace_s=0)
+            await cluster.delete_pod("one")
             await until(lambda: not agent.checkpoint.claims)
             await until(lambda: not cluster.reported[-1].allocations)
 
@@ -189,8 +187,7 @@ async def test_claims_are_known_again_after_the_checkpoint_is_lost() -> None:
             await until(lambda: agent.checkpoint.claims == {lease.pod})
 
             assert {entry.key: entry.setup for entry in agent.checkpoint.entries} == before
-            request = TerminationRequest(node=NodeName(NODE), pod=lease.pod)
-            assert not (await agent.report_terminated(request)).terminated
+            assert not await cluster.terminated(lease.pod)
 
 
 async def test_a_claim_gets_the_mig_instance_at_its_position_until_it_is_unprepared() -> None:

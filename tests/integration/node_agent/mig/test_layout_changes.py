@@ -53,7 +53,7 @@ async def test_item_46_a_process_that_nvml_shows_protects_its_instance_until_it_
         inject_faults(cluster, "busy")
         await cluster.fail_pod("two", mig_share("group4", fence=2))
         message, kept = cluster.message("two"), len(await instances_by_start(cluster))
-        agent.mig.timing = AgentTiming(instances_ready_s=10.0)
+        agent.node.timing = AgentTiming(instances_ready_s=10.0)
         agent.mig._blocked_by.clear()
         cluster.bind(pod("three", limits={NUMBER: 1}), mig_share("group4", fence=3))
         await until(lambda: agent.mig._blocked_by)
