@@ -1,16 +1,17 @@
-"""One request to the API: who sent it, its parameters, and its body."""
+"""Routes of the API, and one request: who sent it, its parameters, and its body."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
 from services.api.visible_cluster import NamespaceFilter
 from shared.credentials.authorization import Viewer
 from shared.model.errors import RequestError
+from shared.model.views import View
 
 T = TypeVar("T")
 
@@ -56,3 +57,51 @@ class ApiCall:
             raise RequestError(
                 f"{name}={text} is not a time such as 2031-05-01T00:00:00Z"
             ) from error
+
+
+Handler = Callable[[Any, ApiCall], Awaitable[Any]]
+H = TypeVar("H", bound=Handler)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A path, its handler, and the parameters of its query with their meaning."""
+
+    path: str
+    handler: Handler
+    query: Mapping[str, str]
+    needs_sync: bool
+    """It is unavailable before the ledger was read for the first time."""
+    body: type[View] | None
+    """The type of the body of a POST, or None for a GET."""
+
+    @property
+    def method(self) -> str:
+        """The method of the request."""
+        return "POST" if self.body else "GET"
+
+    @property
+    def returns(self) -> Any:
+        """The type of the response's body."""
+        return get_type_hints(self.handler)["return"]
+
+
+class RouteTable(list[Route]):
+    """The routes of a class of handlers."""
+
+    def at(
+        self,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        *,
+        needs_sync: bool = False,
+        body: type[View] | None = None,
+    ) -> Callable[[H], H]:
+        """Have a path served by a handler."""
+        known: Any = {"path": path, "query": query or {}, "needs_sync": needs_sync, "body": body}
+
+        def add(handler: H) -> H:
+            self.append(Route(handler=handler, **known))
+            return handler
+
+        return add

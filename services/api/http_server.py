@@ -12,9 +12,8 @@ import msgspec
 from aiohttp import web
 
 from services.api import static_page
-from services.api.api_call import ApiCall
-from services.api.read_api import ReadApi
-from services.api.routes import ROUTES, Route
+from services.api.api_call import ApiCall, Route
+from services.api.read_api import ROUTES, ReadApi
 from services.api.service import ApiService
 from services.api.visible_cluster import NamespaceFilter, all_namespaces
 from shared.credentials.authorization import (
@@ -22,6 +21,7 @@ from shared.credentials.authorization import (
     AccessDeniedError,
     Authenticator,
     Viewer,
+    bearer_token,
     is_loopback,
 )
 from shared.model.errors import LeaseholdError, UnavailableError
@@ -47,8 +47,8 @@ encode = msgspec.json.Encoder().encode
 
 def token_of(request: web.Request) -> str:
     """Return the token of a request: of its header, or else of the page's cookie."""
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else request.cookies.get(VIEWER_COOKIE, "")
+    found = bearer_token(request.headers.get("Authorization", ""))
+    return found or request.cookies.get(VIEWER_COOKIE, "")
 
 
 class HttpServer:

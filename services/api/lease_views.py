@@ -1,60 +1,40 @@
-"""Devices, leases and shares as the API returns them; pure."""
+"""Devices, leases, shares and budgets as the API returns them; pure."""
 
-from operator import attrgetter
-from typing import Any
+from collections.abc import Iterable
 
-from shared.model.budget import IdleHolder
+from shared.model.balance import balance
+from shared.model.budget import Accounts, Balance, Budget, BudgetView, IdleHolder, minutes
 from shared.model.device import Device, DeviceMode, DeviceUse, MigLayout
-from shared.model.lease import Lease, Share, ShareMeasurement
-from shared.model.names import NodeName
-from shared.model.views import DeviceView, FinishedPod, HeldShare, MeasuredView, ShareView
+from shared.model.lease import Lease, Share
+from shared.model.names import Namespace, NodeName
+from shared.model.views import DeviceView, FinishedPod, HeldShare
 
 HOUR_S = 3600.0
-
-
-def measured_view(measured: ShareMeasurement, *, is_idle: bool) -> MeasuredView:
-    """Return the measured usage of a share."""
-    return MeasuredView(
-        memory_mib=measured.memory_mib,
-        cores_percent=measured.cores_percent,
-        processes=measured.processes,
-        idle=is_idle,
-        idle_since=measured.idle_since,
-    )
+SHOWN_TO_ALL = (
+    *("device", "index", "device_mib", "memory_mib", "cores_percent", "booked_cores"),
+    *("slot", "mig", "init", "state"),
+)
+"""The fields of a share that viewers see who may not see its namespace."""
 
 
 def device_view(
-    node: NodeName,
-    device: Device,
-    use: DeviceUse,
-    *,
-    excluded: str = "",
-    shares: tuple[HeldShare, ...] = (),
+    node: NodeName, device: Device, use: DeviceUse, *, excluded: str, shares: tuple[HeldShare, ...]
 ) -> DeviceView:
     """Return a device of a node with its shares."""
     layout = next((one for one in device.layouts if one.name == use.layout), None)
-    return DeviceView(
-        uuid=device.uuid,
+    profiles = layout.profiles if layout else ()
+    return DeviceView.from_attributes(
+        device,
         node=node,
-        index=device.index,
-        model=device.model,
-        mode=str(device.mode),
-        healthy=device.healthy,
-        fault=device.fault,
         excluded=excluded,
-        memory_mib=device.memory_mib,
-        unit_mib=device.unit_mib,
         used_memory_mib=use.memory_mib,
         used_cores_percent=use.cores_percent,
         slots=_capacity(device, layout),
         used_shares=use.shares,
         fence=use.fence,
         layout=use.layout,
-        instances=" + ".join(f"{one.count} x {one.name}" for one in layout.profiles)
-        if layout
-        else "",
+        instances=" + ".join(f"{one.count} x {one.name}" for one in profiles),
         layouts=len(device.layouts),
-        numa=device.numa,
         shares=shares,
     )
 
@@ -69,29 +49,12 @@ def _capacity(device: Device, live: MigLayout | None) -> int:
 
 def held_share(lease: Lease, share: Share) -> HeldShare:
     """Return a share of a device with its lease."""
-    holder = dict(zip(_OF_LEASE, _get_of_lease(lease), strict=True))
-    return HeldShare(**_amounts(share), **holder, claim=lease.claim is not None)
+    return HeldShare.from_attributes(share, lease, claim=lease.claim is not None)
 
 
 def hidden_share(share: HeldShare) -> HeldShare:
     """Return only how much of its device a share takes, and the state of its lease."""
-    return HeldShare(
-        device=share.device,
-        index=share.index,
-        device_mib=share.device_mib,
-        memory_mib=share.memory_mib,
-        cores_percent=share.cores_percent,
-        booked_cores=share.booked_cores,
-        slot=share.slot,
-        mig=share.mig,
-        init=share.init,
-        state=share.state,
-    )
-
-
-def share_view(share: Share, measured: MeasuredView | None) -> ShareView:
-    """Return a share of a lease."""
-    return ShareView(**_amounts(share), measured=measured)
+    return HeldShare(**{name: getattr(share, name) for name in SHOWN_TO_ALL})
 
 
 def idle_holder(share: HeldShare, now: float) -> IdleHolder:
@@ -113,14 +76,11 @@ def idle_holder(share: HeldShare, now: float) -> IdleHolder:
 
 def finished_pod(lease: Lease, ended: float, reason: str) -> FinishedPod:
     """Return a pod whose lease has ended. Shares of init containers are left out."""
-    shares = [share_view(share, None) for share in lease.shares if not share.init]
+    shares = [share for share in lease.shares if not share.init]
     gpus = sum(share.part_of_device for share in shares)
-    return FinishedPod(
-        pod=lease.pod,
-        namespace=lease.namespace,
-        name=lease.name,
+    return FinishedPod.from_attributes(
+        lease,
         claim=lease.claim is not None,
-        node=lease.node,
         devices=tuple(dict.fromkeys(share.device for share in shares)),
         gpus=round(gpus, 4),
         memory_mib=sum(share.memory_mib for share in shares),
@@ -132,12 +92,43 @@ def finished_pod(lease: Lease, ended: float, reason: str) -> FinishedPod:
     )
 
 
-def _amounts(share: Share) -> dict[str, Any]:
-    return dict(zip(_OF_SHARE, _get_of_share(share), strict=True))
+def balances(found: Accounts) -> list[Balance]:
+    """Return the balance of each account that has a window."""
+    return [
+        balance(each, each.budget or Budget(namespace=each.namespace), found.now_ms)
+        for each in found.accounts
+        if each.windows
+    ]
 
 
-_OF_SHARE = tuple(name for name in ShareView.__struct_fields__ if name != "measured")
-_OF_LEASE = tuple(
-    name for name in HeldShare.__struct_fields__ if name not in {*_OF_SHARE, "measured", "claim"}
-)
-_get_of_share, _get_of_lease = attrgetter(*_OF_SHARE), attrgetter(*_OF_LEASE)
+def budget_view(found: Balance) -> BudgetView:
+    """Return a balance."""
+    allowed, remaining = found.allowed_units, found.remaining_units
+    return BudgetView(
+        namespace=found.namespace,
+        state=found.state,
+        window=found.window.id,
+        window_start_ms=found.window.start_ms,
+        window_end_ms=found.window.end_ms,
+        used_units=str(found.used_units),
+        allowed_units=None if allowed is None else str(allowed),
+        remaining_units=None if remaining is None else str(remaining),
+        used_gpu_minutes=minutes(found.used_units),
+        current_rate_milli_gpu=found.current_rate_milli_gpu,
+        leases=found.leases,
+        problem=found.problem,
+        exhausted_at=None if found.exhausted_at_ms is None else found.exhausted_at_ms / 1000,
+    )
+
+
+def uncharged_minutes(found: Iterable[Balance], window: str) -> dict[Namespace, str]:
+    """Return the GPU-minutes of running leases that reports do not contain yet, by namespace.
+
+    Only of open windows, and of those only `window` unless it is empty.
+    """
+    uncharged = {
+        each.namespace: each.window_used_units - each.window.used_units
+        for each in found
+        if window in {"", each.window.id}
+    }
+    return {name: minutes(units) for name, units in uncharged.items() if units}

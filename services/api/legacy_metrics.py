@@ -4,7 +4,7 @@ The names are in tables of the dialects; `leasehold_share_*` is Leasehold's own.
 labels are added up. A series ends with its lease, device or node.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
@@ -14,15 +14,13 @@ from services.api.projection import Projection
 from shared.dialects.metrics import DeviceAllocation, PublishedMetric, ShareAllocation
 from shared.dialects.nvidia import metrics as hami
 from shared.dialects.volcano import metrics as volcano
-from shared.model.lease import Lease, bookings
-from shared.model.names import DeviceUuid
-from shared.model.views import DeviceView
+from shared.model.lease import bookings
 
 _SHARE_LABELS = {
-    "namespace": "namespace",
-    "pod": "pod",
-    "pod_uid": "pod_uid",
-    "container": "container",
+    "namespace": "lease.namespace",
+    "pod": "lease.name",
+    "pod_uid": "lease.pod",
+    "container": "held.container",
     "node": "device.node",
     "device_uuid": "device.uuid",
 }
@@ -48,7 +46,7 @@ CONTAINERS = (
             (
                 "leasehold_share_idle",
                 "1 for a share that has not been used for a while (--idle-after-minutes).",
-                "is_idle",
+                "measured.idle",
             ),
         )
     ),
@@ -63,69 +61,35 @@ LEFT_OUT = (
 
 def metric_families(projection: Projection) -> Iterator[Metric]:
     """Return every metric family; values with equal labels are added up."""
-    devices = {uuid: _device(view) for uuid, view in projection.devices.items()}
+    devices = {
+        uuid: DeviceAllocation.from_attributes(view) for uuid, view in projection.devices.items()
+    }
     for of_devices in DEVICES:
         yield _family(of_devices, devices.values())
     leases = [lease for totals in projection.totals.values() for lease in totals.leases]
-    pods = [share for lease in leases for share in _of_pod(lease, devices)]
-    containers = [share for lease in leases for share in _of_containers(lease, devices, projection)]
+    pods = [
+        ShareAllocation(device=devices[held.device], lease=lease, held=held)
+        for lease in leases
+        for held in bookings(lease.shares)
+        if held.device in devices
+    ]
+    containers = [
+        ShareAllocation(
+            device=devices[share.device],
+            lease=lease,
+            held=share,
+            measured=projection.usage_of(lease, share),
+        )
+        for lease in leases
+        for share in lease.shares
+        if share.device in devices
+    ]
     for of_shares, shares in (
         *((metric, pods) for metric in PODS),
         *((metric, containers) for metric in CONTAINERS),
     ):
         yield _family(of_shares, shares[:MOST_SHARES])
     yield GaugeMetricFamily(*LEFT_OUT, value=max(len(containers) - MOST_SHARES, 0))
-
-
-def _device(view: DeviceView) -> DeviceAllocation:
-    return DeviceAllocation(
-        node=view.node,
-        uuid=view.uuid,
-        index=view.index,
-        model=view.model,
-        memory_mib=view.memory_mib,
-        unit_mib=view.unit_mib,
-        allocated_mib=view.used_memory_mib,
-        allocated_cores_percent=view.used_cores_percent,
-        shares=view.used_shares,
-    )
-
-
-def _of_pod(
-    lease: Lease, devices: Mapping[DeviceUuid, DeviceAllocation]
-) -> Iterator[ShareAllocation]:
-    for booking in bookings(lease.shares):
-        if booking.device in devices:
-            yield ShareAllocation(
-                device=devices[booking.device],
-                namespace=lease.namespace,
-                pod=lease.name,
-                pod_uid=lease.pod,
-                memory_mib=booking.memory_mib,
-                cores_percent=booking.cores_percent,
-            )
-
-
-def _of_containers(
-    lease: Lease, devices: Mapping[DeviceUuid, DeviceAllocation], projection: Projection
-) -> Iterator[ShareAllocation]:
-    names = lease.containers
-    for share in lease.shares:
-        if share.device in devices:
-            measured = projection.usage_of(lease, share)
-            yield ShareAllocation(
-                device=devices[share.device],
-                namespace=lease.namespace,
-                pod=lease.name,
-                pod_uid=lease.pod,
-                used_mib=measured.memory_mib if measured else None,
-                used_cores_percent=measured.cores_percent if measured else None,
-                is_idle=measured.idle if measured else None,
-                container=share.container,
-                container_index=names.index(share.container),
-                memory_mib=share.memory_mib,
-                cores_percent=share.booked_cores,
-            )
 
 
 def _family(metric: PublishedMetric, subjects: Iterable[object]) -> Metric:

@@ -6,12 +6,11 @@ changed. `now` is an argument, Unix seconds.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 
 from msgspec import structs
 
-from services.api.lease_views import device_view, held_share, measured_view
+from services.api.lease_views import device_view, held_share
 from services.api.recent_events import PodEvent, RecentEvents
 from shared.model.budget import UNITS_PER_GPU_MINUTE, BudgetSummary, LeaseClass
 from shared.model.device import Device, Hardware
@@ -43,20 +42,8 @@ PROBLEMS: ChangeKey = ("problems", "")
 DATA: ChangeKey = ("data", "")
 
 
-@dataclass(slots=True)
-class _NamespaceUsage:
-    """A namespace's leases on one node, or on all."""
-
-    leases: int = 0
-    devices: int = 0
-    memory_mib: int = 0
-    cores_percent: int = 0
-
-    def add(self, other: "_NamespaceUsage") -> None:
-        self.leases += other.leases
-        self.devices += other.devices
-        self.memory_mib += other.memory_mib
-        self.cores_percent += other.cores_percent
+_NamespaceUsage = Counter[str]
+"""A namespace's leases on one node, or on all, by the fields of `NamespaceView`."""
 
 
 class Projection:
@@ -159,7 +146,7 @@ class Projection:
         """Replace what a node's agent measures; None: it did not reply."""
         self._update_hardware(name, reply.hardware if reply else ())
         found = {
-            one.key: measured_view(one, is_idle=one.is_idle(now, after_s=idle_after_s))
+            one.key: MeasuredView.from_attributes(one, idle=one.is_idle(now, after_s=idle_after_s))
             for one in (reply.shares if reply else ())
         }
         if reply is None:
@@ -253,7 +240,9 @@ class Projection:
         used: dict[Namespace, GpuAmount] = {}
         for usage_on_node in self._usage.values():
             for name, usage in usage_on_node.items():
-                more = GpuAmount(cores_percent=usage.cores_percent, memory_mib=usage.memory_mib)
+                more = GpuAmount(
+                    cores_percent=usage["cores_percent"], memory_mib=usage["memory_mib"]
+                )
                 used[name] = used.get(name, GpuAmount()).plus(more)
         return FairShare(
             total=GpuAmount(
@@ -274,22 +263,18 @@ class Projection:
         total: dict[Namespace, _NamespaceUsage] = {}
         for usage_on_node in self._usage.values():
             for name, usage in usage_on_node.items():
-                total.setdefault(name, _NamespaceUsage()).add(usage)
+                total.setdefault(name, Counter()).update(usage)
         pods = chain(self.waiting.values(), self.gated.values())
         waiting = Counter(each.queued.namespace for each in pods)
         names = sorted({*total, *waiting, *self.budgets})
         return [
             NamespaceView(
                 namespace=name,
-                leases=usage.leases,
-                devices=usage.devices,
-                memory_mib=usage.memory_mib,
-                cores_percent=usage.cores_percent,
-                waiting=waiting.get(name, 0),
+                waiting=waiting[name],
                 budget=_summary_of(self.budgets.get(name)),
+                **total.get(name, Counter()),
             )
             for name in names
-            for usage in (total.get(name) or _NamespaceUsage(),)
         ]
 
     def known_namespaces(self) -> frozenset[Namespace]:
@@ -301,7 +286,7 @@ class Projection:
                 *(each.queued.namespace for each in self.gated.values()),
                 *self.budgets,
                 *(event.namespace for event in self.events.latest),
-                *(each.for_namespace for each in self.events.latest if each.for_namespace),
+                *(each.for_namespace for each in self.events.latest if each.beneficiary),
             }
         )
 
@@ -338,14 +323,14 @@ def _usage_by_namespace(leases: Iterable[Lease]) -> dict[Namespace, _NamespaceUs
     found: dict[Namespace, _NamespaceUsage] = {}
     devices: dict[Namespace, set[DeviceUuid]] = {}
     for lease in leases:
-        usage = found.setdefault(lease.namespace, _NamespaceUsage())
-        usage.leases += 1
+        usage = found.setdefault(lease.namespace, Counter())
+        usage["leases"] += 1
         for booking in bookings(lease.shares):
-            usage.memory_mib += booking.memory_mib
-            usage.cores_percent += booking.cores_percent
+            usage["memory_mib"] += booking.memory_mib
+            usage["cores_percent"] += booking.cores_percent
             devices.setdefault(lease.namespace, set()).add(booking.device)
     for name, usage in found.items():
-        usage.devices = len(devices.get(name, ()))
+        usage["devices"] = len(devices.get(name, ()))
     return found
 
 

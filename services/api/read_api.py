@@ -2,8 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -11,11 +11,10 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from aiohttp import web
-from msgspec import UNSET, structs
+from msgspec import UNSET
 
-from services.api.api_call import ApiCall
-from services.api.costs.cost_report import CostReports, PriceFile
-from services.api.costs.opencost import AllocationReply
+from services.api.api_call import ApiCall, RouteTable
+from services.api.costs import AllocationReply, PriceFile, allocation_report, cost_report
 from services.api.first_pod import first_pod
 from services.api.history import (
     ALL_CORES,
@@ -32,32 +31,26 @@ from services.api.history import (
     history_columns,
     range_of,
 )
+from services.api.lease_views import balances, budget_view, uncharged_minutes
 from services.api.service import ApiService
 from services.api.visible_cluster import (
     StateView,
     VisibleCluster,
     all_namespaces,
     preemptions_view,
-    steps_as_spans,
 )
 from shared.credentials.authorization import AccessDeniedError
 from shared.dialects.dialect import Rules
 from shared.kubernetes.manifests import ManifestPod, pods_in
 from shared.ledger.budgets import Budgets
-from shared.ledger.showback import GROUPS, EntryRange, add_up, entry_json, showback_view
-from shared.model.balance import balance
+from shared.ledger.showback import GROUPS, EntryRange, add_up, entries_of, entry_json, showback_view
 from shared.model.budget import (
-    Accounts,
-    Balance,
-    Budget,
     BudgetHistory,
     BudgetsView,
-    BudgetView,
     ChargeEntry,
     IdleView,
     LedgerPage,
     ReportView,
-    minutes,
 )
 from shared.model.costs.cost_records import CostView
 from shared.model.errors import RequestError, UnavailableError
@@ -88,6 +81,7 @@ from shared.model.views import (
     PodView,
     ResizeOrder,
     ResizeView,
+    SpanView,
     TraceView,
     VersionView,
 )
@@ -98,49 +92,6 @@ from shared.pods.pod_parser import PodParser
 from shared.runtime.span_files import TraceSpan, read_spans, read_trace, span_views
 from shared.runtime.telemetry import trace_id_of
 
-
-def balances(found: Accounts) -> list[Balance]:
-    """Return the balance of each account that has a window."""
-    return [
-        balance(each, each.budget or Budget(namespace=each.namespace), found.now_ms)
-        for each in found.accounts
-        if each.windows
-    ]
-
-
-def budget_view(found: Balance) -> BudgetView:
-    """Return a balance."""
-    allowed, remaining = found.allowed_units, found.remaining_units
-    return BudgetView(
-        namespace=found.namespace,
-        state=found.state,
-        window=found.window.id,
-        window_start_ms=found.window.start_ms,
-        window_end_ms=found.window.end_ms,
-        used_units=str(found.used_units),
-        allowed_units=None if allowed is None else str(allowed),
-        remaining_units=None if remaining is None else str(remaining),
-        used_gpu_minutes=minutes(found.used_units),
-        current_rate_milli_gpu=found.current_rate_milli_gpu,
-        leases=found.leases,
-        problem=found.problem,
-        exhausted_at=None if found.exhausted_at_ms is None else found.exhausted_at_ms / 1000,
-    )
-
-
-def uncharged_minutes(found: Iterable[Balance], window: str) -> dict[Namespace, str]:
-    """Return the GPU-minutes of running leases that reports do not contain yet, by namespace.
-
-    Only of open windows, and of those only `window` unless it is empty.
-    """
-    uncharged = {
-        each.namespace: each.window_used_units - each.window.used_units
-        for each in found
-        if window in {"", each.window.id}
-    }
-    return {name: minutes(units) for name, units in uncharged.items() if units}
-
-
 _UID = re.compile(r"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}", re.IGNORECASE)
 _CURSOR = re.compile(r"[0-9]{1,18}-[0-9]{1,18}")
 DAY_S = 24 * 3600.0
@@ -150,31 +101,16 @@ GRANT_S = 10.0
 PLAN_S = 20.0
 """A binder reads all pods before it plans."""
 MAX_ACTOR = 253
-_OF_RESIZE_REPLY = (
-    *("outcome", "container", "node", "devices", "before", "after", "pending", "notes"),
-    *("reason", "hint"),
-)
 OF_FINISHED = ("namespace", "node", "name")
 MOST_FINISHED = 500
 MOST_TRIED = 500
 ENTRIES_PER_PAGE = 1000
-MAX_ENTRY_PAGES = 5
-"""Upper limit of the charges that a budget's chart is made from."""
-
-
-@dataclass(frozen=True, slots=True)
-class SpanDirectory:
-    """A directory to which all services write their spans."""
-
-    path: Path
-
-    async def trace(self, id_: str) -> Sequence[TraceSpan]:
-        """Return the spans of a trace by its ID."""
-        return await asyncio.to_thread(read_trace, self.path, id_)
-
-    async def of_pod(self, namespace: str, name: str) -> Sequence[TraceSpan]:
-        """Return the spans of the newest trace of a pod, which may be gone."""
-        return await asyncio.to_thread(read_spans, self.path, namespace=namespace, name=name)
+IDLE = {"idle_after_s": "shares that have not been used for this long are marked as idle"}
+RANGE = {"range": "1h, 1d (the default) or 7d"}
+PERIOD = {"from": "RFC 3339", "to": "RFC 3339, exclusive"}
+ROUTES = RouteTable()
+MOST_CHARGES = 5000
+"""From which a budget's chart is made."""
 
 
 class HistorySource(Protocol):
@@ -198,7 +134,7 @@ class ReadApi:
         rules: Rules | None = None,
         histories: HistorySource | None = None,
         trace_url: str = "",
-        spans: SpanDirectory | None = None,
+        spans: Path | None = None,
         prices: PriceFile | None = None,
     ) -> None:
         self.service = service
@@ -209,31 +145,40 @@ class ReadApi:
         self._one_trial = asyncio.Lock()
         self.trace_url = trace_url
         self.spans = spans
-        self.cost_reports = CostReports(budgets, prices or PriceFile())
+        self.prices = prices or PriceFile()
 
     def cluster(self, call: ApiCall) -> VisibleCluster:
         """Return the cluster as the viewer may see it."""
         return self.service.cluster(call.visible, call.number("idle_after_s"))
 
+    @ROUTES.at("/api/v1/state", needs_sync=True)
     async def state(self, call: ApiCall) -> StateView:
         """Return everything that the page shows; /api/v1/events continues from its `id`."""
         return self.cluster(call).state(self.service.feed.position)
 
+    @ROUTES.at("/api/v1/version")
     async def version(self, _: ApiCall) -> VersionView:
         """Return the versions that run."""
         service = self.service
         versions = service.components.running(service.clock.now())
         return VersionView(version=version("leasehold"), services=versions)
 
+    @ROUTES.at("/api/v1/gpus", IDLE, needs_sync=True)
     async def gpus(self, call: ApiCall) -> GpusView:
         """Return every device and its shares."""
         return self.cluster(call).gpus()
 
+    @ROUTES.at(
+        "/api/v1/leases",
+        {"namespace": "of this namespace only", "name": "of this pod only", **IDLE},
+        needs_sync=True,
+    )
     async def leases(self, call: ApiCall) -> LeasesView:
         """Return the leases and the waiting pods."""
         query = call.query
         return self.cluster(call).leases(query.get("namespace", ""), query.get("name", ""))
 
+    @ROUTES.at("/api/v1/leases/{pod}", IDLE, needs_sync=True)
     async def lease(self, call: ApiCall) -> PodView:
         """Return one pod's lease, or why it is waiting, and its trace."""
         pod = PodUid(call.path["pod"])
@@ -245,51 +190,65 @@ class ReadApi:
         now = self.service.clock.now()
         for each in await self.service.history.finished(now, pod):
             if call.visible(each.namespace):
-                names: Any = {"pod": pod, "namespace": each.namespace, "name": each.name}
-                return PodView(read_at=now, finished=each, trace=trace, **names)
+                return PodView(
+                    read_at=now,
+                    pod=pod,
+                    namespace=each.namespace,
+                    name=each.name,
+                    finished=each,
+                    trace=trace,
+                )
         if found is None:
             reason = "no lease, waiting, recent or finished pod that you may see has this UID"
             raise web.HTTPNotFound(reason=reason)
         return found
 
+    @ROUTES.at("/api/v1/traces/{namespace}/{pod}", needs_sync=True)
     async def trace(self, call: ApiCall) -> TraceView:
         """Return the trace of a pod by its name, also of one that is gone."""
         namespace, name = Namespace(call.path["namespace"]), call.path["pod"]
         sees_all = call.visible is all_namespaces
         found: Sequence[TraceSpan] = ()
         if self.spans and call.visible(namespace) and (sees_all or not _UID.fullmatch(name)):
-            found = await self.spans.of_pod(namespace, name)
+            read = partial(read_spans, self.spans, namespace=namespace, name=name)
+            found = await asyncio.to_thread(read)
         if found:
-            return self._trace_view(found[-1].trace, found)
+            return self._trace_view(found[-1].trace, span_views(found))
         uid = self.service.projection.uid_of(namespace, name)
         if uid is None or not call.visible(namespace):
             raise web.HTTPNotFound(reason="no pod that you may see and of which a step is known")
         return await self._trace(uid)
 
+    @ROUTES.at("/api/v1/devices/{uuid}")
     async def device(self, call: ApiCall) -> DeviceDetails:
         """Return one device, its shares, and what its sensors read."""
         return self.cluster(call).details(self._device(call))
 
+    @ROUTES.at("/api/v1/nodes/{node}")
     async def node(self, call: ApiCall) -> NodeDevices:
         """Return one node with its devices."""
         return self.cluster(call).node(self._node(call))
 
+    @ROUTES.at("/api/v1/history", RANGE)
     async def cluster_history(self, call: ApiCall) -> HistoryView:
         """Return the amounts of the cluster over time, and how many pods waited for what reason."""
         views = list(self.service.projection.devices.values())
         return await self._history(call, Subject(kind=CLUSTER), views)
 
+    @ROUTES.at("/api/v1/nodes/{node}/history", RANGE)
     async def node_history(self, call: ApiCall) -> HistoryView:
         """Return the amounts of a node over time."""
         name = self._node(call).node
         views = [view for view in self.service.projection.devices.values() if view.node == name]
         return await self._history(call, Subject(kind=NODE, name=name), views)
 
+    @ROUTES.at("/api/v1/devices/{uuid}/history", RANGE)
     async def device_history(self, call: ApiCall) -> HistoryView:
         """Return the amounts of a device over time."""
         view = self._device(call)
         return await self._history(call, Subject(kind=DEVICE, name=view.uuid), [view])
 
+    @ROUTES.at("/api/v1/leases/{pod}/history", RANGE)
     async def pod_history(self, call: ApiCall) -> HistoryView:
         """Return the amounts over time of a pod that has a lease, or finished within a day."""
         pod = PodUid(call.path["pod"])
@@ -333,22 +292,28 @@ class ReadApi:
             raise web.HTTPNotFound(reason="no node reports this device")
         return view
 
+    @ROUTES.at("/api/v1/namespaces/{namespace}")
     async def namespace(self, call: ApiCall) -> NamespaceDetails:
         """Return a namespace, and the history of its budget in the open window."""
         view = self._namespace(call)
         history = await self._budget_history(view)
-        return NamespaceDetails(**structs.asdict(view), budget_history=history)
+        return NamespaceDetails.from_attributes(view, budget_history=history)
 
+    @ROUTES.at("/api/v1/namespaces/{namespace}/history", RANGE)
     async def namespace_history(self, call: ApiCall) -> HistoryView:
         """Return the amounts of a namespace over time."""
         name = self._namespace(call).namespace
         return await self._history(call, Subject(kind=NAMESPACE, name=name, namespace=name))
 
+    @ROUTES.at(
+        "/api/v1/reports/idle", {"limit": "so many pods; all by default", **IDLE}, needs_sync=True
+    )
     async def idle(self, call: ApiCall) -> IdleView:
         """Return what idle shares hold, by pod."""
         limit = call.number("limit")
         return self.cluster(call).idle(None if limit is None else int(limit))
 
+    @ROUTES.at("/api/v1/finished", {name: f"of this {name} only" for name in OF_FINISHED})
     async def finished(self, call: ApiCall) -> FinishedView:
         """Return the pods that finished within a day; at most 500, the latest first."""
         now, leases = self.service.clock.now(), self.service.projection.totals.values()
@@ -373,17 +338,27 @@ class ReadApi:
             raise web.HTTPNotFound(reason=reason)
         return found[0]
 
+    @ROUTES.at("/api/v1/first-pod")
     async def first_pod(self, call: ApiCall) -> ManifestView:
         """Return the manifest of a pod to try on these nodes."""
         totals = self.service.projection.totals.values()
         return ManifestView(manifest=first_pod(name for one in totals for name in one.node.served))
 
+    @ROUTES.at("/api/v1/budgets")
     async def budgets_of(self, call: ApiCall) -> BudgetsView:
         """Return the budgets of the namespaces that the viewer may see."""
         accounts = await self.budgets.all_accounts(await self._charged_namespaces(call))
         found = tuple(map(budget_view, balances(accounts)))
         return BudgetsView(read_at=accounts.now_ms / 1000, budgets=found)
 
+    @ROUTES.at(
+        "/api/v1/reports/showback",
+        {
+            "window": "the id of one window",
+            **PERIOD,
+            "groupBy": "of namespace, model, class, with commas",
+        },
+    )
     async def showback(self, call: ApiCall) -> ReportView:
         """Sum up the GPU time of the namespaces that the viewer may see."""
         within = EntryRange(
@@ -399,6 +374,10 @@ class ReadApi:
         now = balances(await self.budgets.all_accounts(names))
         return ReportView(rows=rows, not_charged=uncharged_minutes(now, within.window))
 
+    @ROUTES.at(
+        "/api/v1/budgets/{namespace}/ledger",
+        {"from": "RFC 3339", "cursor": "of the page before"},
+    )
     async def ledger(self, call: ApiCall) -> LedgerPage:
         """Return the entries of a namespace's budget, oldest first, 1000 at a time."""
         namespace, cursor = Namespace(call.path["namespace"]), call.query.get("cursor", "")
@@ -412,25 +391,42 @@ class ReadApi:
         last = page[-1].id if len(page) == ENTRIES_PER_PAGE else None
         return LedgerPage(entries=tuple(entry_json(one, namespace) for one in page), cursor=last)
 
+    @ROUTES.at("/api/v1/reports/costs", {**PERIOD, "step": "hour or day"})
     async def costs(self, call: ApiCall) -> CostView:
         """Report what all GPUs were used for, and what that cost: by default of 30 days."""
-        return await self.cost_reports.report(call)
+        return await cost_report(call, self.budgets, self.prices)
 
+    @ROUTES.at(
+        "/allocation",
+        {
+            "window": "today, lastmonth, 7d, or two times with a comma, as for OpenCost",
+            "step": "the length of periods; an hour at least",
+            "aggregate": "namespace",
+            "includeIdle": "true: and what was free",
+        },
+    )
     async def allocation(self, call: ApiCall) -> AllocationReply:
         """Report the GPU time and costs of namespaces in the form of OpenCost's API."""
-        return await self.cost_reports.allocation(call, self.service.clock.now())
+        now = self.service.clock.now()
+        return await allocation_report(call, self.budgets, self.prices, now)
 
     async def _charged_namespaces(self, call: ApiCall) -> list[Namespace]:
         names = await self.budgets.revisions()
         seen = await call.viewer.visible(names)
         return sorted(names if seen is None else seen)
 
+    @ROUTES.at("/api/v1/preemptions")
     async def preemptions(self, call: ApiCall) -> PreemptionsView:
         """Return the preemptions in progress, and the evictions of the last day."""
         now = self.service.clock.now()
         state = await self.service.preemptions.state(now=now, past_s=DAY_S)
         return preemptions_view(state, call.visible)
 
+    @ROUTES.at(
+        "/api/v1/preemptions/{pod}",
+        {"min_runtime_s": "leases are safe for this long, instead of the binder's setting"},
+        needs_sync=True,
+    )
     async def preemption_plan(self, call: ApiCall) -> DryRunView:
         """Return the preemption of a waiting pod, or what a binder would plan for it."""
         self._require_all(call)
@@ -447,13 +443,7 @@ class ReadApi:
         reply = await self.bus.request(request, DryRunReply, timeout_s=PLAN_S)
         if not reply.waits:
             raise web.HTTPNotFound(reason="the pod does not wait any more")
-        return DryRunView(
-            pod=name,
-            plan=reply.plan,
-            reason=reply.reason,
-            protected=reply.protected,
-            protected_left_out=reply.protected_left_out,
-        )
+        return DryRunView.from_attributes(reply, pod=name)
 
     def _require_all(self, call: ApiCall) -> None:
         if call.visible is not all_namespaces:
@@ -462,6 +452,7 @@ class ReadApi:
                 known=True,
             )
 
+    @ROUTES.at("/api/v1/placing", needs_sync=True)
     async def placing(self, call: ApiCall) -> PlacingView:
         """Return all that placing and preemption decide on, to viewers of all namespaces."""
         self._require_all(call)
@@ -472,6 +463,7 @@ class ReadApi:
             preemptions=await self.service.preemptions.state(now=now, past_s=DAY_S),
         )
 
+    @ROUTES.at("/api/v1/what-if", body=WhatIfOrder, needs_sync=True)
     async def what_if(self, call: ApiCall) -> Forecast:
         """Return whether the pods of a manifest would fit now, where, and what is missing."""
         order, now = call.decode(WhatIfOrder), self.service.clock.now()
@@ -485,6 +477,7 @@ class ReadApi:
 
     # Requests with an effect
 
+    @ROUTES.at("/api/v1/leases/{pod}/resize", body=ResizeOrder, needs_sync=True)
     async def resize(self, call: ApiCall) -> ResizeView:
         """Have a binder change the size of a running container."""
         pod = PodUid(call.path["pod"])
@@ -511,9 +504,9 @@ class ReadApi:
                 f"no reply from a binder ({error}); the outcome is unknown: see `leasehold ps`, or "
                 "send the request again, the same size is never granted twice"
             ) from error
-        found = {name: getattr(reply, name) for name in _OF_RESIZE_REPLY}
-        return ResizeView(pod=pod, namespace=lease.namespace, name=lease.name, **found)
+        return ResizeView.from_attributes(reply, lease, pod=pod)
 
+    @ROUTES.at("/api/v1/budgets/{namespace}/grants", body=GrantOrder)
     async def grant(self, call: ApiCall) -> GrantView:
         """Have the timekeeper grant GPU time to a namespace."""
         namespace = Namespace(call.path["namespace"])
@@ -552,13 +545,10 @@ class ReadApi:
             return None
         window = account.windows[-1]
         entries: list[ChargeEntry] = []
-        after = f"{window.start_ms}-0"
-        for _ in range(MAX_ENTRY_PAGES):
-            page = await self.budgets.entries(view.namespace, after=after, most=ENTRIES_PER_PAGE)
-            entries += page
-            if len(page) < ENTRIES_PER_PAGE:
+        async for entry in entries_of(self.budgets, view.namespace, after=f"{window.start_ms}-0"):
+            entries.append(entry)
+            if len(entries) == MOST_CHARGES:
                 break
-            after = page[-1].id
         is_reported = view.budget is not None and view.budget.window == window.id
         at = view.budget.at if view.budget and is_reported else self.service.clock.now()
         return budget_history(account, window, entries, at_ms=round(at * 1000))
@@ -566,17 +556,14 @@ class ReadApi:
     async def _trace(self, pod: PodUid) -> TraceView:
         """Return the spans that can be read here, or else the times of the pod's steps."""
         id_ = trace_id_of(pod)
-        found = await self.spans.trace(id_) if self.spans else ()
+        found = await asyncio.to_thread(read_trace, self.spans, id_) if self.spans else ()
         if found:
-            return self._trace_view(id_, found)
-        steps = self.service.projection.events.steps_of(pod)
-        return TraceView(trace=id_, url=self._url_of(id_), spans=tuple(steps_as_spans(steps)))
+            return self._trace_view(id_, span_views(found))
+        return self._trace_view(id_, self.service.projection.events.spans_of(pod))
 
-    def _trace_view(self, id_: str, spans: Sequence[TraceSpan]) -> TraceView:
-        return TraceView(trace=id_, url=self._url_of(id_), spans=span_views(spans))
-
-    def _url_of(self, id_: str) -> str:
-        return self.trace_url.replace("{trace}", quote(id_, safe=""))
+    def _trace_view(self, id_: str, spans: tuple[SpanView, ...]) -> TraceView:
+        url = self.trace_url.replace("{trace}", quote(id_, safe=""))
+        return TraceView(trace=id_, url=url, spans=spans)
 
 
 def tried_pods(manifest: str, rules: Rules) -> list[TriedPod]:

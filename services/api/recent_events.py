@@ -2,8 +2,8 @@
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import compress
+from itertools import compress, pairwise
+from operator import itemgetter
 
 from shared.model.events.event import Event
 from shared.model.events.node_events import ShareActivated, ShareRefused, ViolationFound
@@ -20,6 +20,7 @@ from shared.model.events.pod_events import (
 from shared.model.lease import Lease
 from shared.model.names import Namespace, PodUid
 from shared.model.preemption import EvictionOutcome, EvictionRecord, PreemptionCause
+from shared.model.views import EventView, SpanView
 
 MAX_EVENTS = 200
 MAX_PODS = 20_000
@@ -69,40 +70,14 @@ CAUSES = {
 TERMINAL = ("Succeeded", "Failed")
 ONCE_PER_POD = frozenset({"queued", "placed", "bound", "running", "terminated"})
 """Steps that a pod takes once; repetitions are ignored."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecentEvent:
-    """One step of a pod, as the page shows it."""
-
-    number: int
-    at: float
-    kind: str
-    namespace: Namespace
-    name: str
-    pod: PodUid | None = None
-    node: str = ""
-    text: str = ""
-    latency_s: float | None = None
-    """Since the previous step; None: there is none, or it was not observed."""
-    for_namespace: Namespace | None = None
-    """Namespace of the pod for which it was evicted."""
-    for_name: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PodStep:
-    """A step of a pod, and when the API observed it, Unix seconds."""
-
-    kind: str
-    at: float
+TRACED_STEPS = frozenset({"queued", "waiting", "placed", "bound", "running", "terminated"})
 
 
 class RecentEvents:
     """The latest events, oldest first."""
 
     def __init__(self, lease_of: Callable[[PodUid], Lease | None]) -> None:
-        self.latest: deque[RecentEvent] = deque(maxlen=MAX_EVENTS)
+        self.latest: deque[EventView] = deque(maxlen=MAX_EVENTS)
         self._lease_of = lease_of
         self._leases: OrderedDict[PodUid, Lease] = OrderedDict()
         """The latest leases that binders and placers published."""
@@ -133,7 +108,7 @@ class RecentEvents:
         steps[kind] = now
         self._number += 1
         self.latest.append(
-            RecentEvent(
+            EventView(
                 number=self._number,
                 at=now,
                 kind=kind,
@@ -155,30 +130,35 @@ class RecentEvents:
                 continue
             self._number += 1
             self.latest.append(
-                RecentEvent(
+                EventView.from_attributes(
+                    record,
                     number=self._number,
-                    at=record.at,
                     kind=EVICTIONS[record.outcome],
-                    namespace=record.namespace,
-                    name=record.name,
-                    pod=record.pod,
-                    node=record.node,
                     text=CAUSES[record.cause],
-                    for_namespace=Namespace(record.for_namespace) if record.for_pod else None,
-                    for_name=record.for_name,
+                    latency_s=None,
+                    beneficiary=f"{record.for_namespace}/{record.for_name}"
+                    if record.for_pod
+                    else "",
                 )
             )
         return self._number > before
 
-    def steps_of(self, pod: PodUid) -> list[PodStep]:
-        """Return the steps of a pod that were observed, in their order."""
-        steps = self._steps.get(pod, {})
-        return sorted(
-            (PodStep(kind=kind, at=at) for kind, at in steps.items()), key=lambda step: step.at
+    def spans_of(self, pod: PodUid) -> tuple[SpanView, ...]:
+        """Return the time until each step of a pod that was observed as a span."""
+        steps = sorted(self.times_of(pod).items(), key=itemgetter(1))
+        traced = [(kind, at) for kind, at in steps if kind in TRACED_STEPS]
+        return tuple(
+            SpanView(
+                span=kind,
+                name=f"until {kind}",
+                start_s=before - traced[0][1],
+                duration_s=at - before,
+            )
+            for (_, before), (kind, at) in pairwise(traced)
         )
 
-    def latest_of(self, pod: PodUid) -> RecentEvent | None:
-        """Return the latest event of a pod; None: it is not among the recent ones."""
+    def latest_of(self, pod: PodUid) -> EventView | None:
+        """Return the latest event of a pod, or None if it is not among the recent ones."""
         return next((event for event in reversed(self.latest) if event.pod == pod), None)
 
     def end_of(self, pod: PodUid) -> str:
@@ -192,7 +172,7 @@ class RecentEvents:
 
     def _pod_of(self, event: PodEvent) -> tuple[PodUid | None, Namespace, str, str]:
         """Return the pod and the node; no pod if a node speaks of one that has no lease there."""
-        found = _pod_of(event)
+        found = pod_of(event)
         if isinstance(event, PlacementChosen | PodBound | LeaseResized):
             self._leases[event.lease.pod] = event.lease
             if len(self._leases) > MAX_PODS:
@@ -211,7 +191,8 @@ class RecentEvents:
         return steps
 
 
-def _pod_of(event: PodEvent) -> tuple[PodUid | None, Namespace, str, str]:
+def pod_of(event: PodEvent) -> tuple[PodUid | None, Namespace, str, str]:
+    """Return UID, namespace, name and node of the pod that an event is about."""
     match event:
         case PlacementChosen(lease=lease) | PodBound(lease=lease) | LeaseResized(lease=lease):
             return lease.pod, lease.namespace, lease.name, lease.node

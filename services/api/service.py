@@ -7,7 +7,7 @@ so nothing depends on receiving every event once and in order. A periodic resync
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from uuid import uuid4
@@ -20,31 +20,18 @@ from services.api.history_file import HistoryFile
 from services.api.lease_views import finished_pod
 from services.api.problems import Affected, ComponentMonitor, DataAge, Problem
 from services.api.projection import DATA, PROBLEMS, ChangeKey, Projection
-from services.api.recent_events import PodEvent
+from services.api.recent_events import PodEvent, pod_of
 from services.api.visible_cluster import NamespaceFilter, VisibleCluster, all_namespaces
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.ledger.waiting_pods import GatedPods
 from shared.model.clock import Clock, wait_for_event
-from shared.model.events.node_events import ShareActivated
-from shared.model.events.pod_events import (
-    BindingFailed,
-    BudgetChanged,
-    Heartbeat,
-    LeaseChanged,
-    LeaseResized,
-    PlacementChosen,
-    PlacementRefused,
-    PodBound,
-    PodQueued,
-    PodRejected,
-    PodTerminated,
-)
+from shared.model.events.pod_events import BudgetChanged, Heartbeat, LeaseChanged, PodBound
 from shared.model.events.request_reply import (
     DryRunRequest,
     GrantRequest,
+    ReadUsage,
     ResizeRequest,
-    UsageReply,
     UsageRequest,
 )
 from shared.model.lease import IDLE_AFTER_S, Lease, LeaseState
@@ -102,6 +89,13 @@ logger = logging.getLogger(__name__)
 
 NODES_PER_ROUND = 200
 PAST_EVICTIONS_S = 3600.0
+REREAD_S = 1.0
+"""Delay before an event's nodes and pods are read again: the ledger may change after it."""
+RESYNC_S, METRICS_S = 30.0, 5.0
+COMPONENTS_S = 1.0
+"""Between two checks of what is wrong."""
+DATA_S = 10.0
+"""Between two notices of how old the data is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,29 +104,14 @@ class ApiTiming:
 
     round_s: float = 0.15
     """Between two rounds of reads: changes of the meantime are published together."""
-    reread_s: float = 1.0
-    """Delay before an event's nodes and pods are read again: the ledger may change after it."""
-    resync_s: float = 30.0
-    components_s: float = 1.0
-    """Between two checks of what is wrong."""
-    data_s: float = 10.0
-    """Between two notices of how old the data is."""
-    metrics_s: float = 5.0
-    """Between two updates of the metrics of the cluster."""
     usage_s: float = 5.0
     """Between two requests for the measured usage of shares."""
     preemptions_s: float = 5.0
     """Between two readings of the evictions of the last hour."""
-    history_s: float = RANGES[0].step_s
-    """Between two samples of the history."""
     finished_s: float = 2.0
     """Between two records of pods that have finished, which events explain meanwhile."""
     idle_after_s: float = IDLE_AFTER_S
     """A share that has not been used for so long is marked as idle."""
-
-
-ReadUsage = Callable[[Iterable[NodeName]], Awaitable[Mapping[NodeName, UsageReply | None]]]
-"""Returns the reply of each node's agent, or None if it had none."""
 
 
 @publishes(UsageRequest, ResizeRequest, GrantRequest, DryRunRequest)
@@ -201,8 +180,11 @@ class ApiService:
         self.feed.publish(self.projection.add_events(events, self.clock.now()))
         for event in first:
             observe_bound(event, times_of(event.lease.pod))
-        nodes, pods = affected_by(events)
-        self._mark_stale_twice(nodes, pods)
+        affected = [pod_of(event) for event in events]
+        self._mark_stale_twice(
+            {NodeName(node) for *_, node in affected if node},
+            {pod for pod, *_ in affected if pod},
+        )
 
     @observes
     async def observe_leases(self, events: Sequence[LeaseChanged]) -> None:
@@ -230,7 +212,7 @@ class ApiService:
         async for changes in self.ledger.changes(snapshot.position):
             self._mark_stale(name for change in changes for name in self._nodes_of(change))
 
-    @loops(every_s=lambda service: service.timing.resync_s, waits_first=True)
+    @loops(every_s=RESYNC_S, waits_first=True)
     async def resync(self) -> None:
         """Mark everything as stale, in case an event or a change was missed."""
         self._mark_all_stale(await self.ledger.snapshot())
@@ -268,7 +250,7 @@ class ApiService:
             raise
         self.feed.publish(changed)
 
-    @loops(every_s=lambda service: service.timing.components_s)
+    @loops(every_s=COMPONENTS_S)
     async def watch_problems(self) -> None:
         """Publish what is wrong."""
         nodes = {view.node for view in self.projection.devices.values()}
@@ -278,12 +260,12 @@ class ApiService:
             self._problems = problems
             self.feed.publish({PROBLEMS})
 
-    @loops(every_s=lambda service: service.timing.data_s)
+    @loops(every_s=DATA_S)
     async def publish_data_age(self) -> None:
         """Publish how old the data is, which also shows that the stream goes on."""
         self.feed.publish({DATA})
 
-    @loops(every_s=lambda service: service.timing.metrics_s, waits_first=True)
+    @loops(every_s=METRICS_S, waits_first=True)
     async def export_metrics(self) -> None:
         """Set the metrics of the cluster."""
         export_cluster(self.projection, self.missing, self.clock.now())
@@ -318,7 +300,7 @@ class ApiService:
         ]
         self.feed.publish(self.projection.update_gated(found))
 
-    @loops(every_s=lambda service: service.timing.resync_s)
+    @loops(every_s=RESYNC_S)
     async def read_run_times(self) -> None:
         """Read how long pods run."""
         self.projection.run_times = await self.ledger.run_times.load()
@@ -335,7 +317,7 @@ class ApiService:
     @property
     def until_sample_s(self) -> float:
         """The time until the next sample; the first one is made as soon as there is something."""
-        return self.timing.history_s if self.synced else self.timing.round_s
+        return RANGES[0].step_s if self.synced else self.timing.round_s
 
     @loops(every_s=lambda service: service.timing.finished_s)
     async def record_finished(self) -> None:
@@ -367,11 +349,10 @@ class ApiService:
         if self._stale_nodes or self._stale_pods:
             self._wake.set()
 
-    def _mark_stale_twice(self, nodes: Iterable[NodeName], pods: Iterable[PodUid]) -> None:
-        nodes, pods = set(nodes), set(pods)
+    def _mark_stale_twice(self, nodes: set[NodeName], pods: set[PodUid]) -> None:
         self._mark_stale(nodes, pods)
         loop = asyncio.get_running_loop()
-        loop.call_later(self.timing.reread_s, self._mark_stale, nodes, pods)
+        loop.call_later(REREAD_S, self._mark_stale, nodes, pods)
 
     def _nodes_of(self, change: LedgerChange) -> set[NodeName]:
         known = self.projection.devices
@@ -381,23 +362,3 @@ class ApiService:
             *change.used,
             *(known[uuid].node for uuid in change.devices if uuid in known),
         }
-
-
-def affected_by(events: Sequence[PodEvent]) -> tuple[set[NodeName], set[PodUid]]:
-    """Return the nodes and pods that these events may have changed."""
-    nodes: set[NodeName] = set()
-    pods: set[PodUid] = set()
-    for event in events:
-        match event:
-            case PlacementChosen() | PodBound() | LeaseResized():
-                nodes.add(event.lease.node)
-                pods.add(event.lease.pod)
-            case ShareActivated():
-                nodes.add(event.node)
-            case (
-                PodQueued() | PodRejected() | PodTerminated() | PlacementRefused() | BindingFailed()
-            ):
-                pods.add(event.pod)
-            case _:
-                pass
-    return nodes, pods

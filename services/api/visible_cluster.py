@@ -1,6 +1,5 @@
 """The cluster as one viewer may see it; pure."""
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,10 +7,9 @@ from typing import Any, TypeVar
 
 from msgspec import UNSET, UnsetType, structs
 
-from services.api.lease_views import hidden_share, idle_holder, share_view
+from services.api.lease_views import hidden_share, idle_holder
 from services.api.problems import Affected, DataAge, Problem, problems_of
 from services.api.projection import ChangeKey, Projection
-from services.api.recent_events import PodStep, RecentEvent
 from shared.model.budget import IdleHolder, IdleView
 from shared.model.device import visible_fault
 from shared.model.fair_share import FairShare, precedence_reason
@@ -44,7 +42,7 @@ from shared.model.views import (
     QueuePlace,
     QueueView,
     ReasonCount,
-    SpanView,
+    ShareView,
     TraceView,
     View,
     WaitingDetails,
@@ -86,7 +84,6 @@ T = TypeVar("T")
 NamespaceFilter = Callable[[Namespace], bool]
 MAX_WAITING = 200
 """Waiting pods that the page lists."""
-TRACED_STEPS = ("queued", "waiting", "placed", "bound", "running", "terminated")
 
 
 def all_namespaces(_: Namespace) -> bool:
@@ -115,11 +112,7 @@ class VisibleCluster:
             now=self.now,
             nodes=tuple(nodes[name] for name in sorted(nodes)),
             devices=tuple(map(self.device, self.projection.devices.values())),
-            waiting=self.queue(),
-            namespaces=self.namespaces(),
-            events=self.events(),
-            problems=self.all_problems(),
-            data=self.data,
+            **{kind: value() for kind, value in self._lists(after_event=0).items()},
         )
 
     def delta(self, keys: Iterable[ChangeKey], *, after_event: int) -> DeltaView:
@@ -127,13 +120,7 @@ class VisibleCluster:
         changed: dict[str, list[str]] = {}
         for kind, name in sorted(keys):
             changed.setdefault(kind, []).append(name)
-        lists: dict[str, Callable[[], Any]] = {
-            "waiting": self.queue,
-            "namespaces": self.namespaces,
-            "events": lambda: self.events(after=after_event),
-            "problems": self.all_problems,
-            "data": lambda: self.data,
-        }
+        lists = self._lists(after_event=after_event).items()
         devices, removed_devices = _present(changed.get("device", ()), self.projection.devices)
         nodes, removed_nodes = _present(changed.get("node", ()), self.projection.nodes)
         return DeltaView(
@@ -142,8 +129,17 @@ class VisibleCluster:
             removed_devices=removed_devices,
             nodes=nodes,
             removed_nodes=removed_nodes,
-            **{kind: value() for kind, value in lists.items() if kind in changed},
+            **{kind: value() for kind, value in lists if kind in changed},
         )
+
+    def _lists(self, *, after_event: int) -> dict[str, Callable[[], Any]]:
+        return {
+            "waiting": self.queue,
+            "namespaces": self.namespaces,
+            "events": lambda: self.events(after=after_event),
+            "problems": self.all_problems,
+            "data": lambda: self.data,
+        }
 
     # Devices
 
@@ -171,17 +167,13 @@ class VisibleCluster:
     def node(self, view: NodeView) -> NodeDevices:
         """Return a node with its devices."""
         devices = [self.details(self.projection.devices[uuid]) for uuid in view.devices]
-        return NodeDevices(
-            node=view.node,
-            cordoned=view.closed_by,
-            unschedulable=view.unschedulable,
-            devices=tuple(sorted(devices, key=lambda one: one.index)),
-        )
+        devices.sort(key=lambda one: one.index)
+        return NodeDevices.from_attributes(view, cordoned=view.closed_by, devices=tuple(devices))
 
     def details(self, view: DeviceView) -> DeviceDetails:
         """Return a device with what its sensors read."""
-        fields = {name: getattr(self.device(view), name) for name in view.__struct_fields__}
-        return DeviceDetails(**fields, hardware=self.projection.hardware.get(view.uuid))
+        hardware = self.projection.hardware.get(view.uuid)
+        return DeviceDetails.from_attributes(self.device(view), hardware=hardware)
 
     def device(self, view: DeviceView) -> DeviceView:
         """Return a device without the names of others."""
@@ -231,19 +223,8 @@ class VisibleCluster:
         held = [devices[uuid] for share in lease.shares if (uuid := share.device) in devices]
         learned_s = self.projection.run_times.expected_s(lease)
         is_expected = learned_s is not None or lease.term.expected_run_s is not None
-        return LeaseView(
-            pod=lease.pod,
-            namespace=lease.namespace,
-            name=lease.name,
-            claim=lease.claim,
-            node=lease.node,
-            state=str(lease.state),
-            version=lease.version,
-            dialect=lease.dialect,
-            gang=lease.gang,
-            created_at=lease.created_at,
-            expires_at=lease.expires_at,
-            weighed=lease.weighed,
+        return LeaseView.from_attributes(
+            lease,
             ends_by=ends_by(lease) if lease.activated_at else None,
             expected_end=expected_end(lease, learned_s) if is_expected else None,
             unhealthy_devices={
@@ -252,7 +233,9 @@ class VisibleCluster:
                 if not view.healthy
             },
             shares=tuple(
-                share_view(share, self._measured(self.projection.usage_of(lease, share)))
+                ShareView.from_attributes(
+                    share, measured=self._measured(self.projection.usage_of(lease, share))
+                )
                 for share in lease.shares
             ),
         )
@@ -289,24 +272,20 @@ class VisibleCluster:
         """Yield the visible waiting pods, in the order in which freed capacity is offered."""
         for position, waiting in enumerate(self.projection.waiting_pods(), start=1):
             if self.visible(waiting.queued.namespace):
-                yield WaitingView(**self._waiting(waiting, position))
+                yield self._waiting(waiting, position)
 
-    def _waiting(self, waiting: WaitingPod, position: int) -> dict[str, Any]:
-        queued, refusal = waiting.queued, waiting.refusal
-        return {
-            "pod": queued.pod,
-            "namespace": queued.namespace,
-            "name": queued.name,
-            "priority": queued.request.priority,
-            "gang": queued.request.gang.name if queued.request.gang else "",
-            "since": waiting.waiting_since or queued.created_at,
-            "position": position,
-            "reason": refusal.reason,
-            "hint": refusal.hint,
-            "permanent": refusal.permanent,
-            "code": waiting.reason_code,
-            "start": self.projection.starts.get(queued.pod),
-        }
+    def _waiting(self, waiting: WaitingPod, position: int) -> WaitingView:
+        queued = waiting.queued
+        return WaitingView.from_attributes(
+            queued,
+            waiting.refusal,
+            priority=queued.request.priority,
+            gang=queued.request.gang.name if queued.request.gang else "",
+            since=waiting.waiting_since or queued.created_at,
+            position=position,
+            code=waiting.reason_code,
+            start=self.projection.starts.get(queued.pod),
+        )
 
     def queue(self) -> QueueView:
         """Count the waiting pods, and list the first visible ones."""
@@ -349,8 +328,8 @@ class VisibleCluster:
     def _waiting_details(self, waiting: WaitingPod) -> WaitingDetails:
         queue, refusal = self.projection.waiting_pods(), waiting.refusal
         position = 1 + [each.queued.pod for each in queue].index(waiting.queued.pod)
-        return WaitingDetails(
-            **self._waiting(waiting, position),
+        return WaitingDetails.from_attributes(
+            self._waiting(waiting, position),
             counts=tuple(ReasonCount(reason=why, nodes=nodes) for why, nodes in refusal.counts),
             nearest=refusal.nearest_nodes,
             quota=Namespace(refusal.quota),
@@ -411,20 +390,9 @@ class VisibleCluster:
             if event.number > after and self.visible(event.namespace)
         )
 
-    def _event(self, event: RecentEvent) -> EventView:
-        is_shown = event.for_namespace and self.visible(event.for_namespace)
-        return EventView(
-            number=event.number,
-            at=event.at,
-            kind=event.kind,
-            namespace=event.namespace,
-            name=event.name,
-            pod=event.pod,
-            node=event.node,
-            text=event.text,
-            latency_s=event.latency_s,
-            beneficiary=f"{event.for_namespace}/{event.for_name}" if is_shown else "",
-        )
+    def _event(self, event: EventView) -> EventView:
+        is_shown = not event.beneficiary or self.visible(event.for_namespace)
+        return event if is_shown else structs.replace(event, beneficiary="")
 
 
 def _present(
@@ -444,18 +412,6 @@ def _gang_name(lease: Lease | None, waiting: WaitingPod | None) -> str:
     return waiting.queued.request.gang.name if waiting and waiting.queued.request.gang else ""
 
 
-def steps_as_spans(steps: Iterable[PodStep]) -> Iterator[SpanView]:
-    """Yield the time until each step of a pod as a span."""
-    known = [step for step in steps if step.kind in TRACED_STEPS]
-    for before, step in itertools.pairwise(known):
-        yield SpanView(
-            span=step.kind,
-            name=f"until {step.kind}",
-            start_s=before.at - known[0].at,
-            duration_s=step.at - before.at,
-        )
-
-
 def preemptions_view(state: PreemptionState, visible: NamespaceFilter) -> PreemptionsView:
     """Return the preemptions and evictions of visible namespaces' pods."""
     in_progress = (_preemption(stored.preemption, visible) for stored in state.open)
@@ -469,10 +425,9 @@ def preemptions_view(state: PreemptionState, visible: NamespaceFilter) -> Preemp
 
 def _preemption(preemption: Preemption, visible: NamespaceFilter) -> PreemptionView:
     wanted = preemption.wanted
-    return PreemptionView(
-        id=preemption.id,
+    return PreemptionView.from_attributes(
+        preemption,
         beneficiary=_name_of(wanted.namespace, wanted.name, visible) if wanted else "",
-        stage=str(preemption.stage),
         evict_at=preemption.evict_at or None,
         victims=tuple(
             VictimView(pod=f"{one.namespace}/{one.name}", outcome=one.outcome)
@@ -483,17 +438,11 @@ def _preemption(preemption: Preemption, visible: NamespaceFilter) -> PreemptionV
 
 
 def _eviction(record: EvictionRecord, visible: NamespaceFilter) -> EvictionView:
-    return EvictionView(
-        at=record.at,
+    return EvictionView.from_attributes(
+        record,
         pod=f"{record.namespace}/{record.name}",
         uid=record.pod,
-        node=record.node,
-        devices=record.devices,
-        cause=str(record.cause),
-        budget=record.budget,
-        outcome=str(record.outcome),
         beneficiary=_name_of(record.for_namespace, record.for_name, visible),
-        event=record.event,
     )
 
 

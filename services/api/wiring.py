@@ -9,12 +9,12 @@ from functools import partial
 from services.api.aggregated.front_proxy import FrontProxy, Registration, read_front_proxy
 from services.api.aggregated.objects import GROUP
 from services.api.aggregated.server import AggregatedApi
-from services.api.costs.cost_report import PriceFile
+from services.api.costs import PriceFile
 from services.api.history_file import HistoryFile
 from services.api.http_server import HttpServer
 from services.api.legacy_metrics import SchedulerMetrics
 from services.api.prometheus import Prometheus
-from services.api.read_api import ReadApi, SpanDirectory
+from services.api.read_api import ReadApi
 from services.api.service import ApiService, ApiTiming
 from services.api.settings import ApiSettings
 from shared.credentials.authorization import (
@@ -111,7 +111,7 @@ def _read_api(settings: ApiSettings, service: ApiService, budgets: Budgets, bus:
         else None,
         trace_url=settings.trace_url,
         prices=PriceFile(settings.prices),
-        spans=SpanDirectory(settings.trace_dir) if settings.trace_dir else None,
+        spans=settings.trace_dir,
     )
 
 

@@ -1,7 +1,7 @@
 """Records what every GPU was used for, from the journal of leases and the agents' measurements."""
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable
 
 import msgspec
 
@@ -21,14 +21,10 @@ from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
 from shared.model.costs.cost_records import CostHour, CostMark, hours_of
-from shared.model.events.request_reply import UsageReply
+from shared.model.events.request_reply import ReadUsage
 from shared.model.ledger import NodeTotals
-from shared.model.names import NodeName
 
 logger = logging.getLogger(__name__)
-
-ReadUsage = Callable[[Iterable[NodeName]], Awaitable[Mapping[NodeName, UsageReply | None]]]
-"""Returns the reply of each node's agent, or None if it had none."""
 
 
 class CostRecorder:

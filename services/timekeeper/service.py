@@ -6,8 +6,6 @@ all times are of the ledger's clock, so neither pauses nor the hosts' clocks cha
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from fractions import Fraction
 
 from services.timekeeper.accounts.accrual import (
     advance,
@@ -24,6 +22,7 @@ from services.timekeeper.journal_reader import JournalReader
 from services.timekeeper.metrics import CHARGE_DELAY, VIOLATIONS, remove_balance, set_balance
 from services.timekeeper.report.budget_reports import budget_changed, is_reportable_change
 from services.timekeeper.report.status_publisher import StatusPublisher
+from services.timekeeper.settings import TimekeeperSettings, parse_factors
 from shared.credentials.certificate_rotation import ServingCertificate
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
@@ -54,24 +53,23 @@ class Timekeeper:
         configuration: ConfiguredBudgets,
         statuses: StatusPublisher,
         clock: Clock,
-        factors: Mapping[str, Fraction],
-        tick_s: float,
-        charge_every_s: float,
-        keep_days: int,
+        settings: TimekeeperSettings,
         certificate: ServingCertificate | None = None,
         costs: CostRecorder | None = None,
     ) -> None:
         self.store = store
         self.ledger = ledger
         self.journal = JournalReader(
-            store=store, ledger=ledger, configuration=configuration, factors=factors
+            store=store,
+            ledger=ledger,
+            configuration=configuration,
+            factors=parse_factors(settings.model_factors),
         )
         self.configuration = configuration
         self.statuses = statuses
         self.clock = clock
-        self.tick_s = tick_s
-        self.charge_every_ms = round(charge_every_s * 1000)
-        self.keep_days = keep_days
+        self.settings = settings
+        self.charge_every_ms = round(settings.charge_every_s * 1000)
         self.certificate = certificate
         self.costs = costs
         self.accounts: dict[Namespace, Account] = {}
@@ -93,13 +91,13 @@ class Timekeeper:
         else:
             await self.statuses.quotas.watch()
 
-    @loops(every_s=lambda timekeeper: timekeeper.tick_s)
+    @loops(every_s=lambda timekeeper: timekeeper.settings.tick_s)
     async def count_periodically(self) -> list[BudgetChanged]:
         """Count once the configuration is known."""
         await self.configuration.wait_until_synced()
         return await self.count()
 
-    @loops(every_s=lambda timekeeper: timekeeper.tick_s)
+    @loops(every_s=lambda timekeeper: timekeeper.settings.tick_s)
     async def record_costs(self) -> None:
         """Record what every GPU was used for; one of the replicas does, once a minute."""
         if self.costs is None or not self.has_counted:
@@ -107,7 +105,7 @@ class Timekeeper:
         if await self.store.acquire_lock("costs", every_ms=REPORT_EVERY_MS):
             await self.costs.record()
 
-    @loops(every_s=lambda timekeeper: timekeeper.tick_s)
+    @loops(every_s=lambda timekeeper: timekeeper.settings.tick_s)
     async def report_quotas(self) -> None:
         """Write what is in force of each GPUQuota, and what is used."""
         await self.statuses.publish_quotas(self.ledger.quotas, round(self.clock.now() * 1000))
@@ -258,7 +256,8 @@ class Timekeeper:
         update = advance(account, budget, now_ms, charge_every_ms=self.charge_every_ms)
         if update is not None:
             self._report_delay(account, now_ms)
-            since_ms = retained_since_ms(budget.policy, now_ms, keep_days=self.keep_days)
+            keep_days = self.settings.keep_days
+            since_ms = retained_since_ms(budget.policy, now_ms, keep_days=keep_days)
             if not await self.store.save(update, kept_since_ms=since_ms):
                 del self.accounts[namespace]
                 return None

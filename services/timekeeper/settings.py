@@ -1,11 +1,29 @@
 """The timekeeper's settings."""
 
+import re
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
 from shared.credentials.authorization import AUTH_MODES, is_loopback
 from shared.model.errors import RequestError
 from shared.runtime.settings import ApiServerSettings, LedgerSettings, setting
+
+_FACTOR = re.compile(r"\d{1,6}(\.\d{1,3})?")
+
+
+def parse_factors(listed: tuple[str, ...]) -> dict[str, Fraction]:
+    """Parse `MODEL=FACTOR,...` with at most three decimals. Raises RequestError otherwise."""
+    factors: dict[str, Fraction] = {}
+    for text in listed:
+        model, _, number = text.partition("=")
+        if not model.strip() or not _FACTOR.fullmatch(number):
+            raise RequestError(
+                f"--model-factors {text!r} is not MODEL=FACTOR such as A100=2.5, with a factor "
+                "below 1,000,000 and at most three decimals"
+            )
+        factors[model.strip()] = Fraction(number)
+    return factors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +82,8 @@ class TimekeeperSettings(ApiServerSettings, LedgerSettings):
         return self.auth or ("tokens" if self.tokens else "none")
 
     def check(self) -> None:
-        """Raise RequestError for settings that contradict each other or expose every budget."""
+        """Raise RequestError for invalid or contradictory settings, or if they expose budgets."""
+        parse_factors(self.model_factors)
         if (self.auth_mode == "tokens") != (self.tokens is not None):
             raise RequestError("--auth tokens and --tokens FILE must be set together")
         if self.auth_mode == "none" and not is_loopback(self.api):

@@ -11,10 +11,9 @@ from services.timekeeper.config.budget_sources import (
     ConfiguredBudgets,
     ConfiguredObjects,
 )
-from services.timekeeper.config.budget_spec import parse_factors
 from services.timekeeper.cost_recorder import CostRecorder
 from services.timekeeper.report.status_publisher import StatusPublisher
-from services.timekeeper.rest.api import BudgetApi
+from services.timekeeper.rest_api import BudgetApi
 from services.timekeeper.service import Timekeeper
 from services.timekeeper.settings import TimekeeperSettings
 from shared.credentials.authorization import (
@@ -77,7 +76,6 @@ logger = logging.getLogger(__name__)
 async def serve_timekeeper(settings: TimekeeperSettings) -> None:
     """Serve the timekeeper and its REST interface until SIGTERM or SIGINT."""
     settings.check()
-    factors = parse_factors(settings.model_factors)
     file = BudgetFile(settings.budgets) if settings.budgets else None
     if file is not None:
         file.load()
@@ -106,10 +104,7 @@ async def serve_timekeeper(settings: TimekeeperSettings) -> None:
             configuration=configuration,
             statuses=StatusPublisher(objects, quotas),
             clock=SystemClock(),
-            factors=factors,
-            tick_s=settings.tick_s,
-            charge_every_s=settings.charge_every_s,
-            keep_days=settings.keep_days,
+            settings=settings,
             certificate=certificate,
             costs=CostRecorder(
                 store=store,

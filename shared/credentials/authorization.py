@@ -38,6 +38,12 @@ class AccessDeniedError(RequestError):
         self.known = known
 
 
+def bearer_token(header: str) -> str:
+    """Return the token of an Authorization header; empty if it has none."""
+    scheme, _, token = header.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
 class Viewer(Protocol):
     """An authenticated client."""
 

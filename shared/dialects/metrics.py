@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from shared.dialects.nvidia.annotations import device_type
-from shared.model.lease import MIB
+from shared.model.lease import MIB, Booking, Lease, Share
+from shared.model.views import DeviceView, MeasuredView
 
 Labels = dict[str, str]
 
@@ -42,22 +43,10 @@ def _read(subject: Any, path: str) -> Any:
     return subject
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceAllocation:
+class DeviceAllocation(DeviceView, frozen=True, kw_only=True):
     """One device and how much of it is leased, as schedulers publish it."""
 
     all_cores: ClassVar[int] = 100
-
-    node: str
-    uuid: str
-    index: int
-    model: str
-    memory_mib: int
-    unit_mib: int
-    """MiB per unit in which pods on its node request memory."""
-    allocated_mib: int
-    allocated_cores_percent: int
-    shares: int
 
     @property
     def type(self) -> str:
@@ -77,17 +66,17 @@ class DeviceAllocation:
     @property
     def allocated_bytes(self) -> int:
         """The memory that is leased."""
-        return self.allocated_mib * MIB
+        return self.used_memory_mib * MIB
 
     @property
     def allocated_units(self) -> int:
         """The memory that is leased, in units."""
-        return self.allocated_mib // self.unit_mib
+        return self.used_memory_mib // self.unit_mib
 
     @property
     def allocated_part(self) -> float:
         """The part of its memory that is leased, 0 to 1."""
-        return self.allocated_mib / max(self.memory_mib, 1)
+        return self.used_memory_mib / max(self.memory_mib, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,33 +84,39 @@ class ShareAllocation:
     """How much of one device a container, or all of a pod, leases."""
 
     device: DeviceAllocation
-    namespace: str
-    pod: str
-    pod_uid: str
-    container: str = ""
-    """Empty for all of the pod."""
-    container_index: int = 0
-    memory_mib: int
-    cores_percent: int
-    used_mib: int | None = None
-    """Measured by the agent of its node, or None if it is not known, or for all of a pod."""
-    used_cores_percent: int | None = None
-    is_idle: bool | None = None
+    lease: Lease
+    held: Share | Booking
+    """The container's share, or what all of the pod takes."""
+    measured: MeasuredView | None = None
+    """What the agent of its node measures of a share, or None if it is not known."""
+
+    @property
+    def container_index(self) -> int:
+        """The position of its container among those with shares; 0 for all of the pod."""
+        held = self.held
+        return self.lease.containers.index(held.container) if isinstance(held, Share) else 0
 
     @property
     def memory_bytes(self) -> int:
         """Its memory."""
-        return self.memory_mib * MIB
+        return self.held.memory_mib * MIB
 
     @property
     def memory_units(self) -> int:
         """Its memory in the units of its node."""
-        return self.memory_mib // self.device.unit_mib
+        return self.held.memory_mib // self.device.unit_mib
 
     @property
     def used_bytes(self) -> int | None:
         """The measured usage of its memory."""
-        return None if self.used_mib is None else self.used_mib * MIB
+        used_mib = self.measured.memory_mib if self.measured else None
+        return None if used_mib is None else used_mib * MIB
+
+    @property
+    def cores_percent(self) -> int:
+        """Its cores, percent of the device."""
+        held = self.held
+        return held.booked_cores if isinstance(held, Share) else held.cores_percent
 
     @property
     def cores_part(self) -> float:
@@ -131,7 +126,8 @@ class ShareAllocation:
     @property
     def used_cores_part(self) -> float | None:
         """The measured usage of the device's cores, 0 to 1."""
-        return None if self.used_cores_percent is None else self.used_cores_percent / 100
+        used_percent = self.measured.cores_percent if self.measured else None
+        return None if used_percent is None else used_percent / 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ a share has its amounts and the state of its lease: no names, no times and no me
 """
 
 from collections.abc import Iterable
+from typing import Any, Self
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -30,6 +31,20 @@ from shared.model.quantity import timestamp
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """The base of all types of this API."""
+
+    @classmethod
+    def from_attributes(cls, *sources: object, **others: Any) -> Self:
+        """Return a view with `others`, and what `sources` have of its other fields by their names.
+
+        Earlier sources come before later ones. What none has keeps its default.
+        """
+        fields = {
+            name: getattr(source, name)
+            for source in reversed(sources)
+            for name in cls.__struct_fields__
+            if hasattr(source, name)
+        }
+        return cls(**(fields | others))
 
 
 class MeasuredView(View, frozen=True, kw_only=True):
@@ -360,6 +375,11 @@ class EventView(View, frozen=True, kw_only=True):
     beneficiary: str = ""
     """Namespace and name of the pod for which it was evicted."""
 
+    @property
+    def for_namespace(self) -> Namespace:
+        """The namespace of the beneficiary; empty: there is none."""
+        return Namespace(self.beneficiary.partition("/")[0])
+
 
 class NamespaceView(View, frozen=True, kw_only=True):
     """A namespace's leases, waiting pods and budget."""
@@ -469,15 +489,7 @@ class PlannedShare(View, frozen=True, kw_only=True):
     @classmethod
     def of(cls, shares: Iterable[Share]) -> "tuple[PlannedShare, ...]":
         """Return the shares of a placement."""
-        return tuple(
-            cls(
-                device=each.device,
-                index=each.index,
-                memory_mib=each.memory_mib,
-                cores_percent=each.cores_percent,
-            )
-            for each in shares
-        )
+        return tuple(map(cls.from_attributes, shares))
 
 
 class PlannedVictim(View, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Any
 from shared.model.device import Device, DeviceUse, MigLayout, MigProfile
 from shared.model.events.node_events import Allocation
 from shared.model.events.pod_events import PodQueued
-from shared.model.lease import Lease, Share
+from shared.model.lease import Lease, Share, ShareMeasurement
 from shared.model.ledger import LedgerNode
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
@@ -120,6 +120,19 @@ def lease(pod: str = "uid-1", node: str = "n1", *shares: Share, **fields: Any) -
         node=NodeName(node),
         shares=shares,
         **fields,
+    )
+
+
+def measurement(held: Lease, **amounts: Any) -> ShareMeasurement:
+    """What an agent measures of the only share of a lease."""
+    (share,) = held.shares
+    return ShareMeasurement(
+        pod=held.pod,
+        namespace=held.namespace,
+        name=held.name,
+        container=share.container,
+        device=share.device,
+        **amounts,
     )
 
 

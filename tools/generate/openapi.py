@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from services.api.routes import ROUTES, Route
+from services.api.api_call import Route
+from services.api.read_api import ROUTES
 from services.api.visible_cluster import DeltaView
 from tools.generate.pages import ROOT
 

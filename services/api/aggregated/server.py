@@ -36,8 +36,9 @@ from services.api.aggregated.objects import (
     parse_labels,
     table,
 )
+from services.api.api_call import Route
 from services.api.http_server import Handler, HttpServer, error_response, refusal
-from services.api.routes import ROUTES, Route
+from services.api.read_api import ROUTES
 from services.api.service import ApiService
 from services.api.visible_cluster import all_namespaces
 from shared.credentials.authorization import KubernetesAuthenticator, KubernetesViewer

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from services.api.costs.cost_report import load_prices
+from services.api.costs import load_prices
 from services.cli import credentials
 from services.cli.commands import Up
 from services.cli.credentials import CredentialFiles

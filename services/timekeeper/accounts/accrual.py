@@ -35,34 +35,25 @@ DAY_MS = 24 * HOUR_MS
 _IDS = {Period.DAY: "%Y-%m-%d", Period.WEEK: "%G-W%V", Period.MONTH: "%Y-%m"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowPeriod:
-    """A natural period, such as a calendar month."""
-
-    id: str
-    start_ms: int
-    end_ms: int | None
-
-
-def period_at(policy: BudgetPolicy, at_ms: int) -> WindowPeriod:
-    """Return the policy's period that contains the instant."""
+def period_at(policy: BudgetPolicy, at_ms: int) -> BudgetWindow:
+    """Return an unused window of the whole period that contains the instant."""
     if policy.type is PolicyType.NONE:
-        return WindowPeriod(id="lifetime", start_ms=0, end_ms=None)
+        return BudgetWindow(id="lifetime", start_ms=0, end_ms=None)
     if policy.type is PolicyType.BUCKET:
-        return WindowPeriod(id="bucket", start_ms=0, end_ms=None)
+        return BudgetWindow(id="bucket", start_ms=0, end_ms=None)
     if policy.type is PolicyType.SLIDING:
         start = at_ms - at_ms % policy.bucket_ms
         stamp = datetime.fromtimestamp(start / 1000, UTC).strftime("%Y-%m-%dT%H:%MZ")
-        return WindowPeriod(id=stamp, start_ms=start, end_ms=start + policy.bucket_ms)
+        return BudgetWindow(id=stamp, start_ms=start, end_ms=start + policy.bucket_ms)
     zone = ZoneInfo(policy.time_zone)
     local = datetime.fromtimestamp(at_ms // 1000, zone)
     if policy.period is Period.HOUR:
         start = at_ms - (local.minute * 60 + local.second) * 1000 - at_ms % 1000
-        return WindowPeriod(
+        return BudgetWindow(
             id=local.strftime("%Y-%m-%dT%H%z"), start_ms=start, end_ms=start + HOUR_MS
         )
     first, after = _days(policy.period, local.date())
-    return WindowPeriod(
+    return BudgetWindow(
         id=first.strftime(_IDS[policy.period]),
         start_ms=_midnight_ms(first, zone),
         end_ms=_midnight_ms(after, zone),
@@ -97,10 +88,10 @@ def open_window(
     period = period_at(policy, at_ms)
     start = period.start_ms if natural else at_ms
     full = policy.type is PolicyType.BUCKET and budget.limit_units is not None
-    return BudgetWindow(
+    return replace(
+        period,
         id=period.id if start == period.start_ms else f"{period.id}+{start}",
         start_ms=start,
-        end_ms=period.end_ms,
         limit_units=budget.limit_units,
         rolled_units=rolled_units,
         level_scaled=(budget.limit_units or 0) * HOUR_MS if full else 0,

@@ -39,8 +39,6 @@ MAX_MINUTES = 2**63 - 1
 
 _MINUTES = re.compile(r"\d{1,30}(\.\d{1,30})?(e[+-]?\d{1,3})?", re.IGNORECASE)
 
-_FACTOR = re.compile(r"\d{1,6}(\.\d{1,3})?")
-
 
 Minutes = Annotated[
     int | float | str,
@@ -261,20 +259,6 @@ def _policy(path: str, read: PolicySpec) -> BudgetPolicy:
         bucket_ms=read.bucket_minutes * 60_000,
         refill_units_per_hour=refill or 0,
     )
-
-
-def parse_factors(listed: tuple[str, ...]) -> dict[str, Fraction]:
-    """Parse `MODEL=FACTOR,...` with at most three decimals. Raises RequestError otherwise."""
-    factors: dict[str, Fraction] = {}
-    for text in listed:
-        model, _, number = text.partition("=")
-        if not model.strip() or not _FACTOR.fullmatch(number):
-            raise RequestError(
-                f"--model-factors {text!r} is not MODEL=FACTOR such as A100=2.5, with a factor "
-                "below 1,000,000 and at most three decimals"
-            )
-        factors[model.strip()] = Fraction(number)
-    return factors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

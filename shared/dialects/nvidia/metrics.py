@@ -12,12 +12,15 @@ def build_labels(version: str) -> Labels:
 
 
 _DEVICE = {"node": "node", "device_uuid": "uuid", "device_index": "index", "device_type": "type"}
-_WITH_CORES = _DEVICE | {"device_cores": "allocated_cores_percent"}
+_WITH_CORES = _DEVICE | {"device_cores": "used_cores_percent"}
 _OVERVIEW = _WITH_CORES | {"device_memory_limit": "memory_mib"}
 _OLD_WITHOUT_TYPE = {"nodeid": "node", "deviceuuid": "uuid", "deviceidx": "index"}
 _OLD = _OLD_WITHOUT_TYPE | {"devicetype": "type"}
-_OLD_WITH_CORES = _OLD | {"devicecores": "allocated_cores_percent"}
-_OLD_OVERVIEW = _OLD_WITH_CORES | {"sharedcontainers": "shares", "devicememorylimit": "memory_mib"}
+_OLD_WITH_CORES = _OLD | {"devicecores": "used_cores_percent"}
+_OLD_OVERVIEW = _OLD_WITH_CORES | {
+    "sharedcontainers": "used_shares",
+    "devicememorylimit": "memory_mib",
+}
 
 _LEASED_PART = "Part of the memory that is leased, 0 to 1."
 _CORES, _MEMORY = "Percent of cores leased.", "Memory leased, in bytes."
@@ -27,8 +30,8 @@ SCHEDULER_DEVICES = tuple(
         ("hami_gpu_memory_limit_bytes", "Memory of the device.", "memory_bytes", _DEVICE),
         ("hami_gpu_core_limit_ratio", "Percent of cores there are.", "all_cores", _DEVICE),
         ("hami_gpu_memory_allocated_bytes", "Memory leased.", "allocated_bytes", _WITH_CORES),
-        ("hami_gpu_shared_count", "Shares on the device.", "shares", _DEVICE),
-        ("hami_gpu_core_allocated_ratio", _CORES, "allocated_cores_percent", _DEVICE),
+        ("hami_gpu_shared_count", "Shares on the device.", "used_shares", _DEVICE),
+        ("hami_gpu_core_allocated_ratio", _CORES, "used_cores_percent", _DEVICE),
         ("hami_node_gpu_memory_allocated_ratio", _LEASED_PART, "allocated_part", _DEVICE),
         ("hami_node_gpu_overview", _MEMORY, "allocated_bytes", _OVERVIEW),
         ("GPUDeviceMemoryLimit", "Memory of the device, in bytes.", "memory_bytes", _OLD),
@@ -39,24 +42,24 @@ SCHEDULER_DEVICES = tuple(
             "allocated_bytes",
             _OLD_WITH_CORES,
         ),
-        ("GPUDeviceSharedNum", "Shares on the device.", "shares", _OLD),
-        ("GPUDeviceCoreAllocated", _CORES, "allocated_cores_percent", _OLD),
+        ("GPUDeviceSharedNum", "Shares on the device.", "used_shares", _OLD),
+        ("GPUDeviceCoreAllocated", _CORES, "used_cores_percent", _OLD),
         ("nodeGPUOverview", _MEMORY, "allocated_bytes", _OLD_OVERVIEW),
         ("nodeGPUMemoryPercentage", _LEASED_PART, "allocated_part", _OLD_WITHOUT_TYPE),
     )
 )
 
 _CONTAINER = {
-    "namespace": "namespace",
+    "namespace": "lease.namespace",
     "node": "device.node",
-    "pod": "pod",
+    "pod": "lease.name",
     "container_index": "container_index",
     "device_uuid": "device.uuid",
 }
 _OLD_CONTAINER = {
-    "podnamespace": "namespace",
+    "podnamespace": "lease.namespace",
     "nodename": "device.node",
-    "podname": "pod",
+    "podname": "lease.name",
     "containeridx": "container_index",
     "deviceuuid": "device.uuid",
 }

@@ -7,7 +7,7 @@ without their namespace: shares with equal labels are to be added up.
 from shared.dialects.metrics import PublishedMetric
 
 _DEVICE = {"devID": "uuid", "NodeName": "node"}
-_POD = {"devID": "device.uuid", "NodeName": "device.node", "podName": "pod"}
+_POD = {"devID": "device.uuid", "NodeName": "device.node", "podName": "lease.name"}
 _CORES, _MEMORY = "Percent of cores leased.", "Units of memory leased."
 _ALL_MEMORY = "Units of memory that the device has."
 _MEMORY_OF_POD = "volcano_vgpu_device_memory_allocation_for_a_certain_pod"
@@ -16,9 +16,9 @@ _CORES_OF_POD = "volcano_vgpu_device_core_allocation_for_a_certain_pod"
 SCHEDULER_DEVICES = tuple(
     PublishedMetric(*row, _DEVICE)
     for row in (
-        ("volcano_vgpu_device_shared_number", "Shares on the device.", "shares"),
+        ("volcano_vgpu_device_shared_number", "Shares on the device.", "used_shares"),
         ("volcano_vgpu_device_allocated_memory", _MEMORY, "allocated_units"),
-        ("volcano_vgpu_device_allocated_cores", _CORES, "allocated_cores_percent"),
+        ("volcano_vgpu_device_allocated_cores", _CORES, "used_cores_percent"),
         ("volcano_vgpu_device_memory_limit", _ALL_MEMORY, "memory_units"),
     )
 )

@@ -1,5 +1,6 @@
 """Requests from one service to another over NATS request-reply, and their replies; pure."""
 
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -184,6 +185,10 @@ class UsageReply(Event, subject="usage.reply.v1"):
     """Unix seconds of the latest scan; 0: there was none yet."""
     shares: Annotated[tuple[ShareMeasurement, ...], Meta(max_length=MOST_ALLOCATIONS)] = ()
     hardware: Annotated[tuple[Hardware, ...], Meta(max_length=MOST_DEVICES)] = ()
+
+
+ReadUsage = Callable[[Iterable[NodeName]], Awaitable[Mapping[NodeName, UsageReply | None]]]
+"""Returns the reply of each node's agent, or None if it had none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,6 @@ from shared.model.budget import (
 )
 from shared.model.events.pod_events import (
     BudgetChanged,
-    PlacementChosen,
-    PodBound,
     PodGated,
     PodTerminated,
 )
@@ -32,22 +30,6 @@ from tests.support.placer.ledger import queued, verdict
 from tests.support.waiting import until
 
 pytestmark = [*needed, pytest.mark.asyncio(loop_scope="module")]
-
-
-async def test_the_steps_of_a_pod_are_drawn_as_a_waterfall(
-    browser: Browser, shown: RunningApi
-) -> None:
-    lease = await reserve_lease(shown)
-    for event in (queued("p1"), PlacementChosen(lease=lease), PodBound(lease=lease)):
-        await shown.publish(event)
-        await until(shown.state, lambda state: len(state["events"]) and bool(state["events"]))
-
-    page = await opened(browser, shown, "#/pod/p1")
-
-    rows = page.locator(".waterfall tbody tr")
-    await expect(rows).to_have_count(2)
-    await expect(rows.first).to_contain_text("until placed")
-    await expect(rows.last).to_contain_text("until bound")
 
 
 def span(pod: str, name: str, parent: str, start_ms: int, end_ms: int, **more: object) -> str:

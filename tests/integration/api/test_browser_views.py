@@ -108,15 +108,6 @@ async def test_pages_have_urls_and_the_back_button_leads_through_them(
     await expect(heading).to_have_text("research/train")
 
 
-async def test_a_url_opens_its_details_at_once(browser: Browser, shown: RunningApi) -> None:
-    await reserve_lease(shown, "uid-train", 0, name="train", namespace="research")
-    await shown.until_shares(1)
-
-    page = await opened(browser, shown, "#/pod/uid-train")
-
-    await expect(page.get_by_role("main")).to_contain_text("research/train")
-
-
 async def test_a_waiting_pod_has_the_command_that_shows_what_would_make_room(
     browser: Browser, shown: RunningApi
 ) -> None:

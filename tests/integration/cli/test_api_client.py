@@ -279,7 +279,7 @@ async def test_a_trace_shows_the_steps_that_the_api_has_seen_and_where_all_spans
         pod=pod.pod, namespace=pod.namespace, name=pod.name, node=None, phase="Failed"
     )
     await at.shown.publish(pod)
-    await until(lambda: at.shown.service.projection.events.steps_of(pod.pod))
+    await until(lambda: at.shown.service.projection.events.times_of(pod.pod))
     at.shown.service.projection.events.add([ended], time.time() + 2.5)
 
     shown = await documents(at, "trace", "mine")

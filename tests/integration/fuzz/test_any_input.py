@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from services.api.legacy_metrics import SchedulerMetrics
-from services.api.routes import ROUTES as API
+from services.api.read_api import ROUTES as API
 from services.timekeeper.accounts.accrual import advance, apply_update
 from services.timekeeper.config.budget_spec import parse_spec
 from services.timekeeper.report.budget_reports import budget_changed
-from services.timekeeper.rest.api import BudgetApi
+from services.timekeeper.rest_api import BudgetApi
 from services.webhook.admission import AdmissionPolicy, decide
 from services.webhook.registration import webhook_paths
 from services.webhook.server import Drain

@@ -10,13 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from msgspec import structs
 
-from services.timekeeper.config.budget_sources import PATH, BudgetObjects, ConfiguredBudgets
-from services.timekeeper.report.status_publisher import StatusPublisher
-from shared.kubernetes.client import KubernetesClient
-from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.leases import RedisLeases
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.lease import Lease, LeaseState
@@ -27,18 +22,11 @@ from shared.runtime.telemetry import Tracing
 from tests.support.placer.ledger import facts, rebuild, report, reservation, reserve, share
 from tests.support.servers.nats import nats_server
 from tests.support.servers.valkey import ValkeyServer
-from tests.support.simcluster.apiserver import ApiUnderTest
-from tests.support.timekeeper.accounts import (
-    MINUTE_MS,
-    T0,
-    TEAM,
-    AccountLedger,
-    lease,
-    units,
-)
+from tests.support.timekeeper.accounts import TEAM, AccountLedger, units
 from tests.support.waiting import until
 
 DEFAULT, NODE = Namespace("default"), NodeName("a")
+KIND = {"apiVersion": "leasehold.dev/v1beta1", "kind": "GPUBudget"}
 QUARTER = 250
 
 
@@ -95,63 +83,6 @@ async def test_a_lease_of_a_rebuilt_ledger_counts_by_its_device_before_that_is_r
     await assert_charged_as_a_quarter(opened)
 
 
-async def test_a_budget_object_is_applied_and_gets_a_status_and_an_event(
-    opened: AccountLedger, lenient_api: ApiUnderTest
-) -> None:
-    async with KubernetesClient(load_credentials(lenient_api.kubeconfig)) as kube:
-        objects = BudgetObjects(kube)
-        configured = ConfiguredBudgets(objects=objects)
-        timekeeper = opened.timekeeper(configuration=configured, statuses=StatusPublisher(objects))
-        following = asyncio.create_task(configured.watch())
-        try:
-            await configured.wait_until_synced()
-            await kube.create("/api/v1/namespaces", {"metadata": {"name": TEAM}})
-            await kube.create(PATH, manifest(limitGPUMinutes=10))
-            await until(lambda: configured.budget_of(TEAM).limit_units == units(10))
-            await opened.journal("held", T0, lease("p"))
-            await opened.count(T0 + MINUTE_MS, keeper=timekeeper)
-            await opened.count(T0 + 24 * MINUTE_MS, keeper=timekeeper)
-            status = json.loads(await kube.read(f"{PATH}/team-a"))["status"]
-            events = [
-                event
-                for where in ("default", TEAM)
-                for event in json.loads(await kube.read(f"/api/v1/namespaces/{where}/events"))[
-                    "items"
-                ]
-            ]
-            await until(lambda: TEAM in objects.status_copies())
-
-            bad = {"spec": {"policy": {"timeZone": "Europe/Atlantis"}}}
-            await kube.patch_merge(f"{PATH}/team-a", bad)
-            await until(lambda: TEAM in objects.latest.problems)
-            assert configured.budget_of(TEAM).limit_units == units(10)
-            await opened.count(T0 + 26 * MINUTE_MS, keeper=timekeeper)
-            wrong = json.loads(await kube.read(f"{PATH}/team-a"))["status"]
-        finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
-
-    assert (status["state"], status["usedUnits"]) == ("exhausted", str(units(12)))
-    assert status["remainingGPUMinutes"] == "-2.000"
-    assert objects.status_copies()[TEAM].window.used_units >= units(12)
-    about = [(event["reason"], event["involvedObject"]["kind"]) for event in events]
-    assert about == [("BudgetExhausted", "GPUBudget"), ("BudgetExhausted", "Namespace")]
-    assert {event["involvedObject"]["name"] for event in events} == {"team-a"}
-    assert {event["message"].partition("; ")[2] for event in events} == {
-        "its pods may be preempted, new pods are admitted"
-    }
-    assert "timeZone" in wrong["conditions"][0]["message"]
-
-
-def manifest(**spec: Any) -> dict[str, Any]:
-    return {
-        "apiVersion": "leasehold.dev/v1beta1",
-        "kind": "GPUBudget",
-        "metadata": {"name": str(TEAM)},
-        "spec": spec,
-    }
-
-
 async def test_the_running_service_publishes_changes_on_the_bus(opened: AccountLedger) -> None:
     async with nats_server() as nats, Bus.connect(nats.url, name="timekeeper") as bus:
         inbox = await bus.subscribe([BudgetChanged], group="test")
@@ -176,7 +107,8 @@ async def test_a_killed_timekeeper_process_continues_without_losing_time(
     server: ValkeyServer, tmp_path: Path
 ) -> None:
     file, run_file = tmp_path / "budgets.yaml", tmp_path / "run.json"
-    file.write_text(yaml.safe_dump(manifest(limitGPUMinutes=100)).replace("team-a", "'*'"))
+    manifest = {**KIND, "metadata": {"name": "*"}, "spec": {"limitGPUMinutes": 100}}
+    file.write_text(json.dumps(manifest))
 
     @asynccontextmanager
     async def started(nats: str) -> AsyncIterator[asyncio.subprocess.Process]:

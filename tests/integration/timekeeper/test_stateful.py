@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 )
 
 from services.timekeeper.service import Timekeeper
-from shared.model.budget import BudgetPolicy, Period, PolicyType
+from shared.model.budget import Period, PolicyType
 from shared.model.lease import Lease
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.stateful import run_machine
@@ -179,7 +179,3 @@ class Accounts(RuleBasedStateMachine):
 def test_gpusharing_12_and_14_every_total_is_exact(server: ValkeyServer) -> None:
     Accounts.url = server.url
     run_machine(Accounts, examples=40, steps=25)
-
-
-def test_the_tested_policies_are_different() -> None:
-    assert len({str(BudgetPolicy(**each)) for each in POLICIES}) == len(POLICIES)

@@ -31,7 +31,6 @@ from tests.support.timekeeper.accounts import (
     T0,
     TEAM,
     AccountLedger,
-    Timeline,
     account_ledger,
     budget,
     lease,
@@ -313,8 +312,7 @@ async def test_windows_before_the_retention_are_deleted(
     opened: AccountLedger, policy: dict[str, Any], looks_back_h: int | None
 ) -> None:
     opened.config.given[TEAM] = budget(100, **policy)
-    timekeeper = opened.timekeeper()
-    timekeeper.keep_days = 1
+    timekeeper = opened.timekeeper(keep_days=1)
     for hour in range(0, 72, 2):
         await opened.count(T0 + hour * HOUR_MS, keeper=timekeeper)
 
@@ -362,11 +360,3 @@ async def test_a_step_decided_on_an_old_revision_is_refused_entirely(opened: Acc
     assert not await opened.store.save(update)
     assert await total(opened) == 1_000_000 * 500
     assert (await opened.account()).leases[0].charged_ms == T0 + 1_000_000
-
-
-async def test_periodic_counting_publishes_changed_budgets(opened: AccountLedger) -> None:
-    timekeeper = opened.timekeeper()
-    assert isinstance(timekeeper.store, Timeline)
-    timekeeper.store.now_ms = T0
-
-    assert await timekeeper.count_periodically()

@@ -1,12 +1,12 @@
 """Builders for the page's tests: nodes, leases, waiting pods, budgets."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from services.api.problems import Affected, DataAge
 from services.api.projection import Projection
 from services.api.visible_cluster import VisibleCluster, all_namespaces
-from shared.model.device import Hardware
+from shared.model.device import Device, Hardware
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.events.request_reply import UsageReply
 from shared.model.lease import Lease, LeaseState, ShareMeasurement
@@ -19,12 +19,14 @@ from tests.support import build
 EVIL = '<img src=x onerror="alert(1)">'
 
 
-def node_totals(*leases: Lease, name: str = "n1", devices: int = 2, **fields: Any) -> NodeTotals:
+def node_totals(
+    *leases: Lease, name: str = "n1", devices: int | Sequence[Device] = 2, **fields: Any
+) -> NodeTotals:
     """Return a node with the totals of its leases."""
     uses, _ = counted_use(leases)
+    known = build.devices(devices, name) if isinstance(devices, int) else devices
     device_uses = [
-        (device, uses[device.uuid]) if device.uuid in uses else device
-        for device in build.devices(devices, name)
+        (device, uses[device.uuid]) if device.uuid in uses else device for device in known
     ]
     return NodeTotals(node=build.ledger_node(name, *device_uses, **fields), leases=leases)
 
@@ -74,13 +76,16 @@ def usage(*shares: ShareMeasurement, hardware: Iterable[Hardware] = ()) -> Usage
     return UsageReply(measured_at=0.0, shares=shares, hardware=tuple(hardware))
 
 
-def budget(namespace: str = "a", state: str = "ok", at: float = 1.0) -> BudgetChanged:
+def budget(
+    namespace: str = "a", state: str = "ok", at: float = 1.0, **fields: Any
+) -> BudgetChanged:
     return BudgetChanged(
         namespace=Namespace(namespace),
         state=state,
         previous_state="ok",
         lease_class="guaranteed",
         reported_at=at,
+        **fields,
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -11,32 +12,26 @@ from services.api.http_server import HttpServer
 from services.api.read_api import ReadApi
 from services.api.service import ApiService
 from shared.credentials.authorization import AnonymousAuthenticator
-from shared.model.budget import Account, Accounts, BudgetWindow, ChargeEntry
+from shared.model.budget import (
+    UNITS_PER_GPU_MINUTE,
+    Account,
+    Accounts,
+    BudgetWindow,
+    ChargeEntry,
+)
 from shared.model.clock import SystemClock
-from shared.model.device import Device, DeviceMode, DeviceUse, MigLayout, MigProfile
+from shared.model.device import Device, DeviceMode, MigLayout, MigProfile
 from shared.model.events.node_events import ShareActivated
-from shared.model.events.pod_events import (
-    BudgetChanged,
-    LeaseResized,
-    PlacementChosen,
-    PodBound,
-    PodQueued,
-)
-from shared.model.events.request_reply import UsageReply
-from shared.model.lease import Lease, LeaseState, MigPlacement, Share, ShareMeasurement, ShareSize
-from shared.model.ledger import LedgerNode, NodeTotals, WaitingPod, counted_use
-from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.node import NodeFacts
+from shared.model.events.pod_events import BudgetChanged, LeaseResized, PlacementChosen, PodBound
+from shared.model.lease import Lease, LeaseState, MigPlacement, ShareMeasurement, ShareSize
+from shared.model.ledger import WaitingPod
+from shared.model.names import DeviceUuid, Namespace, NodeName
 from shared.model.placement import Refusal
-from shared.model.preemption import (
-    EvictionOutcome,
-    EvictionRecord,
-    PreemptionCause,
-    PreemptionState,
-)
-from shared.model.request import PodRequest
+from shared.model.preemption import PreemptionState
 from shared.runtime import health
-from tests.support.build import allocation_of
+from tests.support import build
+from tests.support.api.board import budget, eviction, node_totals
+from tests.support.api.board import usage as usage_of
 
 NOW = 1_787_000_000.0
 MODELS = {
@@ -67,29 +62,26 @@ def lease(
 ) -> Lease:
     """A lease of one of three namespaces."""
     node, gpu = place
-    is_mig = (node, gpu) == ("gpu-c", 3)
-    position = number % 4
-    share = Share(
-        container="main",
-        device=DeviceUuid(f"GPU-{node}-{gpu}"),
-        index=gpu,
+    is_mig, position = place == ("gpu-c", 3), number % 4
+    profile = LAYOUT.positions[position].name
+    share = build.share(
+        f"GPU-{node}-{gpu}",
+        gpu,
         device_mib=MODELS[node][1],
         memory_mib=mib,
         cores_percent=cores,
         slot=None if is_mig else number % 10,
-        mig=MigPlacement(
-            layout=LAYOUT.name, position=position, profile=LAYOUT.positions[position].name
-        )
+        mig=MigPlacement(layout=LAYOUT.name, position=position, profile=profile)
         if is_mig
         else None,
         fence=number,
     )
-    return Lease(
-        pod=PodUid(f"uid-{number}"),
-        namespace=Namespace(("default", "research", "vision")[number % 3]),
+    return build.lease(
+        f"uid-{number}",
+        node,
+        share,
+        namespace=("default", "research", "vision")[number % 3],
         name=f"train-{number}",
-        node=NodeName(node),
-        shares=(share,),
         state=LeaseState(state),
         dialect="volcano-vgpu",
         created_at=NOW - 600.0 * (number + 1),
@@ -122,78 +114,36 @@ LEASES: Mapping[str, Sequence[Lease]] = {
 def device(node: str, index: int) -> Device:
     """A GPU of a node; one is unhealthy, one is in MIG mode."""
     model, memory_mib = MODELS[node]
-    uuid = DeviceUuid(f"GPU-{node}-{index}")
-    is_mig = uuid == MIG_DEVICE
-    is_bad = (node, index) == ("gpu-a", 0)
-    return Device(
-        uuid=uuid,
-        index=index,
-        model=model,
-        memory_mib=memory_mib,
-        slots=10,
-        healthy=not is_bad,
-        fault="XidError: Xid 79, the GPU has fallen off the bus" if is_bad else "",
-        mode=DeviceMode.MIG if is_mig else DeviceMode.HAMI_CORE,
-        layouts=(LAYOUT,) if is_mig else (),
-    )
+    made = build.device(f"GPU-{node}-{index}", index, model=model, memory_mib=memory_mib)
+    if made.uuid == MIG_DEVICE:
+        return replace(made, mode=DeviceMode.MIG, layouts=(LAYOUT,))
+    if (node, index) == ("gpu-a", 0):
+        fault = "XidError: Xid 79, the GPU has fallen off the bus"
+        return replace(made, healthy=False, fault=fault)
+    return made
 
 
-def node_totals(node: str, leases: Sequence[Lease]) -> NodeTotals:
-    """A node of four GPUs."""
-    uses, _ = counted_use(leases)
-    known = LedgerNode(
-        facts=NodeFacts(name=NodeName(node), allocatable={"pods": 110}),
-        devices=tuple(
-            (one, uses.get(one.uuid, DeviceUse()))
-            for one in (device(node, index) for index in range(4))
-        ),
-    )
-    return NodeTotals(node=known, leases=tuple(leases))
-
-
-EVICTION = EvictionRecord(
-    at=NOW - 5,
-    preemption="uid-wait-1",
-    pod=PodUid("uid-evicted"),
-    namespace=Namespace("default"),
+EVICTION = eviction(
+    "uid-evicted",
+    NOW - 5,
     name="batch-1",
+    namespace=Namespace("default"),
     node=NodeName("gpu-c"),
-    owner="",
-    cause=PreemptionCause.PRIORITY,
-    budget="",
-    devices=(MIG_DEVICE,),
-    outcome=EvictionOutcome.EVICTED,
-    for_pod="uid-wait-1",
     for_namespace="research",
     for_name="evaluate-1",
 )
 
 
-def queued(lease: Lease) -> PodQueued:
-    """The pod of a lease, when it was queued."""
-    return PodQueued(
-        pod=lease.pod,
-        namespace=lease.namespace,
-        name=lease.name,
-        resource_version="1",
-        request=PodRequest(),
-    )
-
-
 def activated(lease: Lease) -> ShareActivated:
     """The container of a lease has its share."""
-    return ShareActivated(node=lease.node, allocation=allocation_of(lease, device_ids=()))
+    return ShareActivated(node=lease.node, allocation=build.allocation_of(lease, device_ids=()))
 
 
 def usage(lease: Lease, percent: int = 100) -> ShareMeasurement:
     """The measured usage of a lease; one of them is idle."""
     (share,), number = lease.shares, int(lease.name.rpartition("-")[2])
-    return ShareMeasurement(
-        pod=lease.pod,
-        namespace=lease.namespace,
-        name=lease.name,
-        container=share.container,
-        device=share.device,
+    return build.measurement(
+        lease,
         memory_mib=share.memory_mib * (20 + 4 * number) * percent // 10_000,
         cores_percent=0 if number == 7 else 5 + number,
         processes=1,
@@ -208,32 +158,26 @@ async def no_agents(_: Iterable[NodeName]) -> Mapping[NodeName, None]:
 
 def waiting(number: int, reason: str, hint: str) -> WaitingPod:
     """A waiting pod of the namespace research."""
-    queued = PodQueued(
-        pod=PodUid(f"uid-wait-{number}"),
-        namespace=Namespace("research"),
-        name=f"evaluate-{number}",
-        resource_version="1",
-        request=PodRequest(),
-    )
-    refusal = Refusal(reason=reason, hint=hint)
+    name = f"evaluate-{number}"
     return WaitingPod(
-        queued=queued, refusal=refusal, capacity=1, waiting_since=NOW - 1_340 / number
+        queued=build.pod_queued(f"uid-wait-{number}", namespace="research", name=name),
+        refusal=Refusal(reason=reason, hint=hint),
+        capacity=1,
+        waiting_since=NOW - 1_340 / number,
     )
 
 
-def budget(namespace: str, state: str, used: int, remaining: int | None) -> BudgetChanged:
+def reported(namespace: str, state: str, used: int, remaining: int) -> BudgetChanged:
     """A budget; amounts are GPU-minutes."""
-    return BudgetChanged(
-        namespace=Namespace(namespace),
-        state=state,
-        previous_state="ok",
-        lease_class="guaranteed",
-        reported_at=NOW,
+    return budget(
+        namespace,
+        state,
+        NOW,
         window="2026-08",
-        used_units=used * 60_000_000,
-        remaining_units=None if remaining is None else remaining * 60_000_000,
+        used_units=used * UNITS_PER_GPU_MINUTE,
+        remaining_units=remaining * UNITS_PER_GPU_MINUTE,
         current_rate_milli_gpu=1_200,
-        exhausted_at=None if remaining is None else NOW + 3_000,
+        exhausted_at=NOW + 3_000,
     )
 
 
@@ -247,8 +191,8 @@ class FixedBudgets:
             id="2026-08",
             start_ms=start_ms,
             end_ms=start_ms + 12 * 3_600_000,
-            limit_units=600 * 60_000_000,
-            used_units=540 * 60_000_000,
+            limit_units=600 * UNITS_PER_GPU_MINUTE,
+            used_units=540 * UNITS_PER_GPU_MINUTE,
         )
         return [Account(namespace=name, windows=(window,)) for name in wanted]
 
@@ -260,14 +204,16 @@ class FixedBudgets:
         """Return no account."""
         return Accounts(now_ms=round(NOW * 1000), accounts=())
 
-    async def entries(self, *_: object, **__: object) -> list[ChargeEntry]:
-        """Return a charge of 20 minutes for every 20 minutes."""
+    async def entries(self, _: object, *, after: str) -> list[ChargeEntry]:
+        """Return a charge of 20 minutes for every 20 minutes, all at once."""
+        if not after:
+            return []
         start_ms = (NOW - 3_600 * 9) * 1000
         return [
             ChargeEntry(
                 window="2026-08",
                 kind="charge",
-                units=20 * 60_000_000,
+                units=20 * UNITS_PER_GPU_MINUTE,
                 to_ms=round(start_ms + 1_200_000 * number),
             )
             for number in range(1, 28)
@@ -284,28 +230,32 @@ async def filled(history: HistoryFile) -> ApiService:
         history=history,
     )
     projection = board.projection
-    totals = [node_totals(node, leases) for node, leases in LEASES.items()]
-    projection.update_nodes([], totals)
-    for of_node in totals:
-        shares = [usage(lease) for lease in of_node.leases if lease.state is LeaseState.ACTIVE]
-        update = projection.update_measured
-        update(
-            of_node.node.facts.name,
-            UsageReply(measured_at=NOW, shares=tuple(shares)),
-            now=NOW,
-            idle_after_s=600,
-        )
+    projection.update_nodes(
+        [],
+        [
+            node_totals(*leases, name=node, devices=[device(node, index) for index in range(4)])
+            for node, leases in LEASES.items()
+        ],
+    )
+
+    def measure(node: str, percent: int = 100) -> None:
+        active = (lease for lease in LEASES[node] if lease.state is LeaseState.ACTIVE)
+        reply = usage_of(*(usage(lease, percent) for lease in active))
+        projection.update_measured(NodeName(node), reply, now=NOW, idle_after_s=600)
+
+    for node in LEASES:
+        measure(node)
     reason = "0/3 nodes are available: 2 Insufficient GPU memory, 1 GPU is unhealthy."
     projection.update_waiting(
         waiting(number, reason, "in container main set nvidia.com/gpumem: 40960, or wait")
         for number in (1, 2)
     )
     projection.update_budgets(
-        [budget("research", "warning", 540, 60), budget("vision", "ok", 9, 0)]
+        [reported("research", "warning", 540, 60), reported("vision", "ok", 9, 0)]
     )
     for number, each in enumerate(LEASES["gpu-b"]):
         for after_s, event in (
-            (0.0, queued(each)),
+            (0.0, build.pod_queued(each.pod, namespace=each.namespace, name=each.name)),
             (0.03, PlacementChosen(lease=each)),
             (0.09, PodBound(lease=each)),
             (1.4 + number, activated(each)),
@@ -321,15 +271,7 @@ async def filled(history: HistoryFile) -> ApiService:
     projection.update_preemptions(PreemptionState(evictions=(EVICTION,)))
     day, hour = range(86_400, 3600, -600), range(3600, 0, -30)
     for number, before_s in enumerate((*day, *hour)):
-        projection.update_measured(
-            NodeName("gpu-b"),
-            UsageReply(
-                measured_at=NOW,
-                shares=tuple(usage(lease, 100 - number % 60) for lease in LEASES["gpu-b"]),
-            ),
-            now=NOW,
-            idle_after_s=600,
-        )
+        measure("gpu-b", 100 - number % 60)
         await history.add(
             partial(sample_of, list(projection.devices.values()), ["NoMemory"] * 2, {}),
             NOW - before_s,

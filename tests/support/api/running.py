@@ -14,7 +14,7 @@ import aiohttp
 
 from services.api.history_file import HistoryFile
 from services.api.http_server import HttpServer
-from services.api.read_api import ReadApi, SpanDirectory
+from services.api.read_api import ReadApi
 from services.api.service import ApiService, ApiTiming
 from shared.credentials.authorization import AnonymousAuthenticator, Authenticator, load_tokens
 from shared.ledger.budgets import Budgets
@@ -25,12 +25,13 @@ from shared.model.clock import SystemClock
 from shared.model.costs.cost_records import IDLE, USED, WHOLE, CostHour, CostMark
 from shared.model.events.event import Event
 from shared.model.events.request_reply import UsageReply
-from shared.model.lease import Lease, ShareMeasurement
+from shared.model.lease import Lease
 from shared.model.names import Namespace, NodeName
 from shared.nats.bus import Bus
 from shared.runtime import health
 from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
+from tests.support.build import measurement
 from tests.support.placer.ledger import ledger, reservation, reserve, share
 from tests.support.servers.nats import nats_server
 from tests.support.servers.valkey import valkey_server
@@ -45,15 +46,7 @@ class NodesUsage:
 
     def measure(self, lease: Lease, **amounts: Any) -> None:
         """Have the agent of a lease's node report the usage of the lease's share."""
-        (share,) = lease.shares
-        measured = ShareMeasurement(
-            pod=lease.pod,
-            namespace=lease.namespace,
-            name=lease.name,
-            container=share.container,
-            device=share.device,
-            **amounts,
-        )
+        measured = measurement(lease, **amounts)
         self.nodes[lease.node] = UsageReply(measured_at=0.0, shares=(measured,))
 
     async def __call__(self, nodes: Iterable[NodeName]) -> dict[NodeName, UsageReply | None]:
@@ -150,8 +143,7 @@ async def running_api(
         started = asyncio.Event()
         runner = Runner("api", service, bus, Tracing("api", None))
         task = asyncio.create_task(runner.run(started))
-        spans = SpanDirectory(traces) if traces else None
-        api = ReadApi(service, budgets, bus, trace_url="http://j/{trace}", spans=spans)
+        api = ReadApi(service, budgets, bus, trace_url="http://j/{trace}", spans=traces)
         server = HttpServer(api, authenticator or AnonymousAuthenticator())
         async with health.served(server.application(), "127.0.0.1:0", tls=tls) as address:
             await until(lambda: started.is_set() and not service.unready_reason())

@@ -9,6 +9,7 @@ from typing import Any, cast
 from services.timekeeper.config.budget_sources import ConfiguredBudgets
 from services.timekeeper.report.status_publisher import StatusPublisher
 from services.timekeeper.service import Timekeeper
+from services.timekeeper.settings import TimekeeperSettings
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.ledger.rows.lease_rows import encode_lease
@@ -158,6 +159,7 @@ class AccountLedger:
         self,
         *,
         charge_every_s: float = 900,
+        keep_days: int = 36_500,  # entries are written today, whenever the test plays
         store: Budgets | None = None,
         configuration: ConfiguredBudgets | None = None,
         statuses: StatusPublisher | None = None,
@@ -171,10 +173,7 @@ class AccountLedger:
             configuration=configuration or self.config,
             statuses=statuses or StatusPublisher(),
             clock=clock or FakeClock(),
-            factors={},
-            tick_s=5,
-            charge_every_s=charge_every_s,
-            keep_days=36_500,  # entries are written today, whenever the test plays
+            settings=TimekeeperSettings(charge_every_s=charge_every_s, keep_days=keep_days),
         )
 
     async def journal(self, kind: str, at_ms: int, *leases: Lease) -> None:

@@ -9,8 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from services.api.costs.cost_report import OTHERS, PriceFile, cost_view, load_prices
-from services.api.costs.opencost import allocations, window_ms
+from services.api.costs import (
+    OTHERS,
+    PriceFile,
+    allocations,
+    cost_view,
+    load_prices,
+    window_ms,
+)
 from services.cli.admin.reports import FOCUS_COLUMNS, cost_table, focus_csv
 from shared.model.budget import HOUR_MS
 from shared.model.costs.cost_records import FREE, WHOLE, CostHour, CostView

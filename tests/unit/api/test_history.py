@@ -30,8 +30,8 @@ from services.api.history_file import DAY_S, HistoryFile
 from services.api.lease_views import finished_pod
 from shared.model.device import Hardware
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.lease import ShareMeasurement
 from shared.model.names import DeviceUuid, NodeName
+from tests.support import build
 from tests.support.api.board import lease, node_totals, projected, usage
 
 HOUR, DAY, WEEK = RANGES
@@ -43,6 +43,11 @@ BEGIN = 1_800_000_000.0
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "history.sqlite"
+
+
+@pytest.fixture
+def history(path: Path) -> HistoryFile:
+    return HistoryFile(path)
 
 
 def device_sample(memory: float, name: str = "gpu") -> Sample:
@@ -77,8 +82,7 @@ async def test_longer_ranges_have_the_means_of_shorter_ones_and_the_latest_value
     assert await memory_of(history, now, "7d") == pytest.approx(week, rel=1e-3)
 
 
-async def test_of_each_range_only_its_span_is_kept(path: Path) -> None:
-    history = HistoryFile(path)
+async def test_of_each_range_only_its_span_is_kept(history: HistoryFile) -> None:
     await filled(history, for_s=8 * 86_400, every_s=600)
 
     rows = await history._run(
@@ -133,8 +137,9 @@ async def test_a_file_of_another_version_is_begun_anew(
     assert "begins anew: its version is 1, not" in caplog.text
 
 
-async def test_a_file_that_is_damaged_while_it_is_in_use_is_begun_anew(path: Path) -> None:
-    history = HistoryFile(path)
+async def test_a_file_that_is_damaged_while_it_is_in_use_is_begun_anew(
+    history: HistoryFile,
+) -> None:
     await history.add(partial(device_sample, 7), BEGIN)
     await history._run(lambda db: db.execute("UPDATE samples SET row = x'00' || row"))
     await history._run(lambda db: db.execute("DROP INDEX by_end"))
@@ -173,10 +178,9 @@ async def test_a_second_process_does_not_write_to_the_same_file(
 
 
 async def test_a_subject_has_no_values_of_the_one_that_had_its_place(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    history: HistoryFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history_file, "MOST_SERIES", 2)
-    history = HistoryFile(path)
     await history.add(lambda: {POD: {"a": [1] * 5, "b": [2] * 5}}, BEGIN)
     await history.add(lambda: {POD: {"b": [2] * 5, "c": [3] * 5}}, BEGIN + 30)
     await history.add(lambda: {POD: {"b": [2] * 5, "c": [3] * 5, "d": [4] * 5}}, BEGIN + 60)
@@ -189,9 +193,8 @@ async def test_a_subject_has_no_values_of_the_one_that_had_its_place(
 
 
 async def test_a_namespace_without_leases_counts_as_zero_in_means_and_a_pod_that_is_gone_does_not(
-    path: Path,
+    history: HistoryFile,
 ) -> None:
-    history = HistoryFile(path)
     for number in range(20):
         held = {"a": [100.0] * 5} if number < 5 else {}
         sample = {NAMESPACE: held, POD: held, WAITING: {"NoMemory": (4,)} if held else {}}
@@ -205,8 +208,9 @@ async def test_a_namespace_without_leases_counts_as_zero_in_means_and_a_pod_that
     assert recorded.waiting == {"NoMemory": (1.0,)}
 
 
-async def test_a_pod_that_is_gone_for_a_day_is_forgotten_and_a_device_is_not(path: Path) -> None:
-    history = HistoryFile(path)
+async def test_a_pod_that_is_gone_for_a_day_is_forgotten_and_a_device_is_not(
+    history: HistoryFile,
+) -> None:
     await history.add(lambda: {POD: {"p": [1] * 5}, DEVICE: {"gpu": [1] * 5}}, BEGIN)
     await history.add(lambda: {POD: {}, DEVICE: {}}, BEGIN + DAY_S + 30)
     await history.add(lambda: {POD: {}, DEVICE: {}}, BEGIN + DAY_S + 660)
@@ -237,10 +241,9 @@ async def test_finished_pods_have_the_means_of_their_usage_for_a_day(path: Path)
 
 
 async def test_only_so_many_finished_pods_are_kept(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    history: HistoryFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history_file, "MOST_SERIES", 3)
-    history = HistoryFile(path)
     pods = [finished_pod(lease(f"p{number}"), BEGIN + number, "") for number in range(5)]
 
     await history.add_finished(pods, BEGIN)
@@ -252,16 +255,8 @@ def test_a_sample_has_leased_and_measured_amounts_of_everything() -> None:
     held = lease("p1", namespace="team")
     projection = projected(node_totals(held))
     (share,) = held.shares
-    measured = ShareMeasurement(
-        pod=held.pod,
-        namespace=held.namespace,
-        name=held.name,
-        container=share.container,
-        device=share.device,
-        memory_mib=share.memory_mib // 2,
-        cores_percent=7,
-        idle_since=1.0,
-    )
+    half_mib = share.memory_mib // 2
+    measured = build.measurement(held, memory_mib=half_mib, cores_percent=7, idle_since=1.0)
     projection.update_measured(NodeName("n1"), usage(measured), now=700.0, idle_after_s=600)
     hardware = Hardware(device=share.device, at=1.0, temperature_c=61, sm_clock_mhz=1410)
 
@@ -270,7 +265,7 @@ def test_a_sample_has_leased_and_measured_amounts_of_everything() -> None:
     )
 
     idle = pytest.approx(100 * projection.devices[DeviceUuid("GPU-n1-0")].shares[0].part_of_device)
-    expected = [share.memory_mib, share.cores_percent, share.memory_mib // 2, 7, idle]
+    expected = [share.memory_mib, share.cores_percent, half_mib, 7, idle]
     assert sample[DEVICE] == {"GPU-n1-0": expected, "GPU-n1-1": [0] * 5}
     assert sample[POD] == {"p1": expected}
     assert sample[NAMESPACE] == {"team": expected}

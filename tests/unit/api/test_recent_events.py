@@ -1,13 +1,17 @@
-"""Recent events, and the history of a budget."""
+"""Recent events, the changes after a reader's position, budgets, and settings."""
 
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import pytest
+
 from services.api.history import BUDGET_POINTS, budget_history
 from services.api.projection import EVENTS, NAMESPACES, Projection
 from services.api.recent_events import RecentEvents
-from services.api.visible_cluster import steps_as_spans
+from services.api.service import MAX_CHANGES, ChangeFeed
+from services.api.settings import ApiSettings
+from shared.credentials.authorization import is_loopback
 from shared.model.budget import (
     UNITS_PER_GPU_MINUTE,
     Account,
@@ -15,6 +19,7 @@ from shared.model.budget import (
     ChargedLease,
     ChargeEntry,
 )
+from shared.model.errors import RequestError
 from shared.model.events.node_events import ShareActivated, ShareRefused
 from shared.model.events.pod_events import (
     LeaseResized,
@@ -169,14 +174,14 @@ def test_the_steps_of_a_pod_are_a_waterfall() -> None:
     for number, event in enumerate(steps()):
         recent.add([event], 10.0 + number * number)
 
-    drawn = list(steps_as_spans(recent.steps_of(PodUid("uid-1"))))
+    drawn = recent.spans_of(PodUid("uid-1"))
 
     assert [(one.name, one.start_s, one.duration_s) for one in drawn] == [
         ("until placed", 0.0, 1.0),
         ("until bound", 1.0, 3.0),
         ("until running", 4.0, 5.0),
     ]
-    assert list(steps_as_spans(recent.steps_of(PodUid("unknown")))) == []
+    assert recent.spans_of(PodUid("unknown")) == ()
 
 
 def test_what_a_node_says_of_a_pod_without_a_lease_there_is_an_event_of_the_node_alone() -> None:
@@ -193,3 +198,65 @@ def test_what_a_node_says_of_a_pod_without_a_lease_there_is_an_event_of_the_node
 
     shown = [(each.pod, each.namespace, each.name, each.node) for each in events.latest]
     assert shown == [(held.pod, "team", "p", "n1"), (None, "", "", "n2")]
+
+
+def test_a_reader_receives_what_changed_after_its_position() -> None:
+    feed = ChangeFeed()
+    feed.publish({("device", "a")})
+    position = feed.position
+    feed.publish({("device", "b")})
+    feed.publish({EVENTS, ("device", "b")})
+
+    assert feed.since(position) == frozenset({("device", "b"), EVENTS})
+    assert feed.since(feed.position) == frozenset()
+
+
+@pytest.mark.parametrize("position", ["", "other-1", "x", "{feed_id}-9", "{feed_id}--1"])
+def test_an_unknown_position_means_to_start_anew(position: str) -> None:
+    feed = ChangeFeed()
+    feed.publish({EVENTS})
+
+    assert feed.since(position.format(feed_id=feed.id)) is None
+
+
+def test_a_reader_that_is_too_far_behind_starts_anew() -> None:
+    feed = ChangeFeed()
+    position = feed.position
+    for _ in range(MAX_CHANGES):
+        feed.publish({EVENTS})
+
+    assert feed.since(position) == frozenset({EVENTS})
+    feed.publish({EVENTS})
+    assert feed.since(position) is None
+
+
+@pytest.mark.parametrize(
+    ("address", "here"),
+    [
+        ("127.0.0.1:80", True),
+        ("127.8.0.1", True),
+        ("localhost:8080", True),
+        ("[::1]:80", True),
+        ("::1", True),
+        ("0.0.0.0:80", False),
+        (":80", False),
+        ("[::]:80", False),
+        ("10.0.0.1:80", False),
+        ("localhost.example.org:80", False),
+        ("127.0.0.1.example.org:80", False),
+    ],
+)
+def test_loopback_addresses_are_recognised(address: str, here: bool) -> None:
+    assert is_loopback(address) is here
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"listen": "0.0.0.0:80"}, "--auth none shows everything to any client"),
+        ({"tokens": "t"}, "add --auth tokens"),
+    ],
+)
+def test_contradictory_and_unsafe_settings_are_refused(changes: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        ApiSettings(**changes).check()

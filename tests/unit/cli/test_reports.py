@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from services.api.read_api import budget_view, uncharged_minutes
+from services.api.lease_views import budget_view, uncharged_minutes
 from services.api.visible_cluster import VisibleCluster
 from services.cli.admin import budget, reports
 from services.cli.inspect import render

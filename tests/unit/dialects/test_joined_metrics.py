@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from services.api.lease_views import device_view
 from shared.dialects.metrics import (
     DeviceAllocation,
     DeviceUsage,
@@ -18,6 +19,8 @@ from shared.dialects.metrics import (
 from shared.dialects.nvidia import metrics as hami
 from shared.dialects.nvidia.annotations import encode_register
 from shared.dialects.volcano import metrics as volcano
+from shared.model.device import DeviceUse
+from shared.model.names import NodeName
 from tests.support import build
 
 UUID = "GPU-2b6e2590-e838-592e-8c6f-15b806d1d114"
@@ -25,16 +28,10 @@ MODELS = ("NVIDIA A100-SXM4-40GB", "Tesla T4", "GRID V100D-8Q")
 
 
 def allocation(model: str) -> DeviceAllocation:
-    return DeviceAllocation(
-        node="n1",
-        uuid=UUID,
-        index=3,
-        model=model,
-        memory_mib=40960,
-        unit_mib=1,
-        allocated_mib=1000,
-        allocated_cores_percent=30,
-        shares=1,
+    used = DeviceUse(memory_mib=1000, cores_percent=30, shares=1)
+    device = build.device(UUID, 3, model=model, memory_mib=40960)
+    return DeviceAllocation.from_attributes(
+        device_view(NodeName("n1"), device, used, excluded="", shares=())
     )
 
 
@@ -51,15 +48,9 @@ def usage(model: str) -> DeviceUsage:
 
 
 def share(model: str) -> ShareAllocation:
-    return ShareAllocation(
-        device=allocation(model),
-        namespace="team",
-        pod="p",
-        pod_uid="u",
-        container="main",
-        memory_mib=1000,
-        cores_percent=30,
-    )
+    held = build.share(UUID, 3, memory_mib=1000, cores_percent=30)
+    lease = build.lease("u", "n1", held, namespace="team", name="p")
+    return ShareAllocation(device=allocation(model), lease=lease, held=held)
 
 
 SHARE_USAGE = ShareUsage(

@@ -13,8 +13,9 @@ import yaml
 from services.timekeeper.accounts.accrual import advance, apply_update
 from services.timekeeper.accounts.journal import weigh
 from services.timekeeper.config.budget_sources import BudgetFile, ConfiguredBudgets, load_file
-from services.timekeeper.config.budget_spec import parse_factors, parse_spec, parse_status
+from services.timekeeper.config.budget_spec import parse_spec, parse_status
 from services.timekeeper.report.budget_reports import budget_status
+from services.timekeeper.settings import parse_factors
 from shared.kubernetes.types import RawObject
 from shared.ledger.budgets import Budgets
 from shared.ledger.showback import EntryRange, add_up

@@ -1,4 +1,4 @@
-"""Budgets that cannot be read: what is in force, and who learns of it."""
+"""Budgets of objects and of a file: their statuses and Events, and what is in force."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import REGISTRY
 from rich.console import Console, RenderableType
 
-from services.api.read_api import budget_view
+from services.api.lease_views import budget_view
 from services.cli.admin.budget import budget_table
 from services.timekeeper.config.budget_sources import (
     PATH,
@@ -76,9 +76,35 @@ async def status_of(kube: KubernetesClient) -> Any:
     return json.loads(await kube.read(f"{PATH}/team-a"))["status"]
 
 
-async def reasons(kube: KubernetesClient) -> list[tuple[str, str]]:
-    events = json.loads(await kube.read("/api/v1/namespaces/default/events"))["items"]
+async def events_of(kube: KubernetesClient, *namespaces: str) -> list[Any]:
+    paths = (f"/api/v1/namespaces/{namespace}/events" for namespace in namespaces)
+    return [event for path in paths for event in json.loads(await kube.read(path))["items"]]
+
+
+def reasons(events: list[Any]) -> list[tuple[str, str]]:
     return [(event["reason"], event["involvedObject"]["kind"]) for event in events]
+
+
+async def test_a_budget_object_is_applied_and_gets_a_status_and_an_event(
+    opened: AccountLedger, kube: KubernetesClient
+) -> None:
+    async with keeping(opened, kube) as (keeper, objects):
+        await kube.create(PATH, manifest(limitGPUMinutes=10))
+        await until(lambda: keeper.configuration.budget_of(TEAM).limit_units == units(10))
+        await opened.journal("held", T0, lease("p"))
+        await opened.count(T0 + MINUTE_MS, keeper=keeper)
+        await opened.count(T0 + 24 * MINUTE_MS, keeper=keeper)
+        status, events = await status_of(kube), await events_of(kube, "default", TEAM)
+        await until(lambda: TEAM in objects.status_copies())
+
+    assert (status["state"], status["usedUnits"]) == ("exhausted", str(units(12)))
+    assert status["remainingGPUMinutes"] == "-2.000"
+    assert objects.status_copies()[TEAM].window.used_units >= units(12)
+    assert reasons(events) == [("BudgetExhausted", "GPUBudget"), ("BudgetExhausted", "Namespace")]
+    assert {event["involvedObject"]["name"] for event in events} == {"team-a"}
+    assert {event["message"].partition("; ")[2] for event in events} == {
+        "its pods may be preempted, new pods are admitted"
+    }
 
 
 async def test_a_new_invalid_budget_lets_no_new_pod_in_and_says_so(
@@ -89,7 +115,7 @@ async def test_a_new_invalid_budget_lets_no_new_pod_in_and_says_so(
         await until(lambda: TEAM in objects.latest.problems)
         await opened.journal("held", T0, lease("p"))
         (event,) = await opened.count(T0 + MINUTE_MS, keeper=keeper)
-        status, found = await status_of(kube), await reasons(kube)
+        status, found = await status_of(kube), reasons(await events_of(kube, "default"))
         balance = keeper.balance_of(TEAM)
 
         assert (event.state, event.new_pods, event.lease_class) == (
@@ -126,7 +152,7 @@ async def test_the_last_valid_budget_stays_in_force_also_after_a_restart(
         await kube.patch_merge(f"{PATH}/team-a", {"spec": {"policy": {"timeZone": "UTC+8"}}})
         await until(lambda: TEAM in objects.latest.problems)
         await opened.count(T0 + MINUTE_MS + 1000, keeper=keeper)
-        status, found = await status_of(kube), await reasons(kube)
+        status, found = await status_of(kube), reasons(await events_of(kube, "default"))
     async with keeping(opened, kube) as (keeper, objects):
         again = keeper.configuration.budget_of(TEAM)
 

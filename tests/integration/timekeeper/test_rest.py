@@ -1,57 +1,64 @@
-"""The timekeeper's HTTP interface, that of GPUSharing included."""
+"""The timekeeper's HTTP interface, that of GPUSharing included: callers, grants, certificates."""
 
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from services.timekeeper.rest.api import BudgetApi
+from services.timekeeper.rest_api import BudgetApi
 from services.timekeeper.service import Timekeeper
-from shared.credentials.authorization import AnonymousAuthenticator, load_tokens
+from services.timekeeper.settings import TimekeeperSettings
+from services.timekeeper.wiring import AuthorityConfigMap
+from shared.credentials.authorization import (
+    AnonymousAuthenticator,
+    Authenticator,
+    load_tokens,
+)
+from shared.credentials.certificate_rotation import ServingCertificate
+from shared.credentials.certificate_stores import SecretStore
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
+from shared.model.errors import RequestError
+from shared.model.names import Namespace
 from shared.runtime import health
+from tests.support.clock import FakeClock
+from tests.support.kubernetes.reviews import Reviews, reviewed
 from tests.support.simcluster.apiserver import ApiUnderTest
-from tests.support.timekeeper.accounts import (
-    MINUTE_MS,
-    T0,
-    TEAM,
-    AccountLedger,
-    lease,
-)
+from tests.support.timekeeper.accounts import MINUTE_MS, T0, TEAM, AccountLedger, lease
 
 ADMIN = {"Authorization": "Bearer of-admins"}
 MEMBER = {"Authorization": "Bearer of-team-a"}
-
-
-def tokens(folder: Path) -> Path:
-    file = folder / "tokens"
-    file.write_text("# who may what\nof-admins *\nof-team-a team-a\n")
-    return file
+OTHER = Namespace("team-b")
 
 
 @asynccontextmanager
 async def served(
-    found: AccountLedger,
     timekeeper: Timekeeper,
+    authenticator: Authenticator | None = None,
     *,
-    tokens: Path | None = None,
     kube: KubernetesClient | None = None,
     old_reports: str = "answer",
+    tls: ssl.SSLContext | None = None,
+    for_sidecars: bool = False,
 ) -> AsyncIterator[aiohttp.ClientSession]:
-    pages = BudgetApi(
+    """Serve the interface, by default to anybody."""
+    api = BudgetApi(
         timekeeper,
-        load_tokens(tokens) if tokens else AnonymousAuthenticator(),
+        authenticator or AnonymousAuthenticator(),
         client=kube,
         old_reports=old_reports,
     )
+    pages = api.reports() if for_sidecars else api.application()
     async with (
-        health.served(pages.application(), "127.0.0.1:0") as address,
-        aiohttp.ClientSession(f"http://{address}") as session,
+        health.served(pages, "127.0.0.1:0", tls=tls) as address,
+        aiohttp.ClientSession(f"http{'s' if tls else ''}://{address}") as session,
     ):
         yield session
 
@@ -88,7 +95,7 @@ async def test_the_request_of_the_proof_of_concept_gets_a_reply_with_more_fields
     opened: AccountLedger,
 ) -> None:
     timekeeper = opened.timekeeper()
-    async with served(opened, timekeeper) as http:
+    async with served(timekeeper) as http:
         await answer(await http.get("/budget/team-a"), 503)
         await opened.journal("held", T0, lease("p"))
         await opened.count(T0 + 4 * MINUTE_MS, keeper=timekeeper)
@@ -134,7 +141,7 @@ async def test_gpusharing_17_no_report_changes_a_balance_or_deletes_a_pod(
 
     async with (
         KubernetesClient(load_credentials(api.kubeconfig)) as kube,
-        served(opened, timekeeper, kube=kube) as http,
+        served(timekeeper, kube=kube) as http,
     ):
         await http.post("/budget/team-a/report", json=body)
         await http.post("/budget/team-a/increase", json=body)
@@ -164,7 +171,7 @@ async def test_gpusharing_17_a_sidecar_may_end_when_every_other_container_has(
 
     async with (
         KubernetesClient(load_credentials(api.kubeconfig)) as kube,
-        served(opened, opened.timekeeper(), kube=kube) as http,
+        served(opened.timekeeper(), kube=kube) as http,
     ):
         reply = await http.post(
             "/budget/team-a/report", json={"pod_name": "job", "usage_factor": 1}
@@ -177,7 +184,7 @@ async def test_gpusharing_17_a_sidecar_may_end_when_every_other_container_has(
 
 
 async def test_old_reports_can_be_answered_with_410_gone(opened: AccountLedger) -> None:
-    async with served(opened, opened.timekeeper(), old_reports="gone") as http:
+    async with served(opened.timekeeper(), old_reports="gone") as http:
         message = await answer(await http.post("/budget/team-a/report", json={}), 410)
 
     assert "gpu-sidecar" in message["error"]
@@ -186,10 +193,12 @@ async def test_old_reports_can_be_answered_with_410_gone(opened: AccountLedger) 
 async def test_tokens_decide_which_caller_reads_and_grants(
     opened: AccountLedger, tmp_path: Path
 ) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("# who may what\nof-admins *\nof-team-a team-a\n")
     timekeeper = opened.timekeeper()
     await opened.count(T0, keeper=timekeeper)
     grants, body = "/budget/team-a/increase", {"minutes": 30, "reason": "deadline"}
-    async with served(opened, timekeeper, tokens=tokens(tmp_path)) as http:
+    async with served(timekeeper, load_tokens(file)) as http:
         await answer(await http.get("/budget/team-a"), 401)
         await answer(await http.get("/budget/team-b", headers=MEMBER), 403)
         await answer(await http.get("/budget/team-a", headers=MEMBER))
@@ -201,13 +210,13 @@ async def test_tokens_decide_which_caller_reads_and_grants(
             odd = {"minutes": minutes, "reason": "odd"}
             await answer(await http.post(grants, headers=ADMIN, json=odd), 400)
         await answer(await http.post(grants, headers=ADMIN, data=b'{"minutes": "\xff"}'), 400)
-    async with served(opened, timekeeper) as http:
+    async with served(timekeeper) as http:
         await answer(await http.post(grants, json=body), 401)
 
     assert granted["budget_remaining"] == 40
 
 
-async def test_a_malformed_line_of_the_token_file_is_named_and_never_shown(tmp_path: Path) -> None:
+def test_a_malformed_line_of_the_token_file_is_named_and_never_shown(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("secret-without-a-namespace\n")
 
@@ -215,3 +224,101 @@ async def test_a_malformed_line_of_the_token_file_is_named_and_never_shown(tmp_p
         load_tokens(file)
 
     assert "secret" not in str(refused.value)
+
+
+async def test_the_api_server_decides_which_budgets_a_caller_reads_and_grants(
+    opened: AccountLedger,
+) -> None:
+    reviews, timekeeper = Reviews(), opened.timekeeper(charge_every_s=0)
+    reviews.rights["member"] = {TEAM}
+    await opened.journal("held", T0, lease("own"), lease("other", namespace=OTHER))
+    await opened.count(T0 + MINUTE_MS, keeper=timekeeper)
+    seen: dict[str, Any] = {}
+    async with (
+        reviewed(reviews, FakeClock()) as authenticator,
+        served(timekeeper, authenticator) as http,
+    ):
+
+        async def status(caller: str, path: str) -> int:
+            headers = {"Authorization": f"Bearer token-of-{caller}"}
+            async with http.get(path, headers=headers) as response:
+                return response.status
+
+        for caller in ("root", "member", "stranger"):
+            seen[caller] = [await status(caller, f"/budget/{where}") for where in (TEAM, OTHER)]
+        unknown = await status("nobody", f"/budget/{TEAM}")
+        body = {"minutes": 5, "reason": "because"}
+        granted = {}
+        for caller in ("member", "root"):
+            headers = {"Authorization": f"Bearer token-of-{caller}"}
+            async with http.post("/budget/team-a/increase", json=body, headers=headers) as response:
+                granted[caller] = response.status, await response.text()
+
+    assert seen == {"root": [200, 200], "member": [200, 403], "stranger": [403, 403]}
+    assert unknown == 401
+    assert granted["member"][0] == 403
+    assert "gpubudgets/grants" in granted["member"][1]
+    assert granted["root"][0] == 200
+
+
+async def test_the_interface_is_served_with_the_certificate_of_a_secret_that_clients_trust(
+    opened: AccountLedger, api: ApiUnderTest
+) -> None:
+    timekeeper, maps = opened.timekeeper(), "/api/v1/namespaces/lh/configmaps"
+    await opened.count(T0, keeper=timekeeper)
+    async with KubernetesClient(load_credentials(api.kubeconfig, environ={})) as kube:
+        await kube.create("/api/v1/namespaces", {"metadata": {"name": "lh"}})
+        await kube.create(maps, {"metadata": {"name": "for-clients"}})
+        authority = AuthorityConfigMap(kube, "lh", "for-clients")
+        store, now = SecretStore(kube, "lh", "shared"), partial(datetime.now, UTC)
+        shown = ServingCertificate(store, authority.trust, ("127.0.0.1",), now)
+        assert shown.unready_reason() is not None
+        await shown.refresh()
+        found = json.loads(await kube.read(f"{maps}/for-clients"))["data"]["ca.crt"]
+
+    async with served(timekeeper, tls=shown.context) as http:
+        trusting = ssl.create_default_context(cadata=found)
+        assert (await http.get("/budget/team-a", ssl=trusting)).status == 200
+        with pytest.raises(aiohttp.ClientError):
+            await http.get("/budget/team-a", ssl=ssl.create_default_context())
+        with pytest.raises(aiohttp.ClientError):
+            await http.get(str(http._base_url).replace("https", "http"))
+
+
+async def test_the_address_for_sidecars_serves_reports_only(opened: AccountLedger) -> None:
+    keeper = opened.timekeeper()
+    async with served(keeper, old_reports="gone", for_sidecars=True) as http:
+        statuses = [
+            (await http.post("/budget/team-a/report", json={})).status,
+            (await http.post("/budget/team-a/increase", json={})).status,
+            (await http.get("/budget/team-a")).status,
+        ]
+
+    assert statuses == [410, 404, 404]
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"api": "0.0.0.0:8090"}, "shows every budget to every caller"),
+        ({"auth": "tokens"}, "must be set together"),
+        ({"auth": "kube", "tokens": Path("t")}, "must be set together"),
+        ({"secret": "no-namespace"}, "NAMESPACE/NAME"),
+        ({"authority": "map"}, "needs --secret"),
+    ],
+)
+def test_open_or_contradictory_settings_are_refused(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(RequestError, match=why):
+        TimekeeperSettings(**settings).check()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"auth": "kube", "api": "0.0.0.0:8090", "secret": "ns/name", "authority": "map"},
+        {"tokens": Path("t"), "api": "0.0.0.0:8090", "tls_dir": Path("d")},
+    ],
+)
+def test_settings_for_one_machine_and_for_a_cluster_are_valid(settings: dict[str, Any]) -> None:
+    TimekeeperSettings(**settings).check()

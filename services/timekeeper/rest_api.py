@@ -12,7 +12,12 @@ from services.timekeeper.accounts.accrual import parse_gpu_minutes
 from services.timekeeper.metrics import IGNORED_REPORTS
 from services.timekeeper.report.budget_reports import optional
 from services.timekeeper.service import Timekeeper
-from shared.credentials.authorization import AccessDeniedError, Authenticator, Viewer
+from shared.credentials.authorization import (
+    AccessDeniedError,
+    Authenticator,
+    Viewer,
+    bearer_token,
+)
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.paths import pod_path
@@ -83,7 +88,12 @@ class BudgetApi:
 
     async def old_budget(self, request: web.Request) -> web.Response:
         """Show a budget as the proof of concept did, with more fields."""
-        return web.json_response(proof_of_concept_json(await self._balance(request)))
+        namespace, viewer = _namespace(request), await self._viewer(request)
+        seen = await viewer.visible([namespace])
+        if seen is not None and namespace not in seen:
+            text = f"{viewer.name} may not read namespace {namespace}"
+            raise AccessDeniedError(text, known=True)
+        return web.json_response(proof_of_concept_json(self.timekeeper.balance_of(namespace)))
 
     async def old_report(self, request: web.Request) -> web.Response:
         """Charge nothing. Reply to a sidecar whether it may terminate."""
@@ -100,32 +110,27 @@ class BudgetApi:
 
     async def old_increase(self, request: web.Request) -> web.Response:
         """Add a grant."""
-        return web.json_response(proof_of_concept_json(await self._grant(request)))
-
-    async def _balance(self, request: web.Request) -> Balance:
         namespace = _namespace(request)
-        await self._check(request, namespace)
-        return self.timekeeper.balance_of(namespace)
+        actor = await self._granter(request, namespace)
+        body = await _body(request)
+        balance = await self.timekeeper.add_grant(
+            namespace,
+            parse_gpu_minutes(body.get("minutes")),
+            actor=actor,
+            reason=str(body.get("reason", "")),
+            key=request.headers.get("Idempotency-Key", ""),
+        )
+        return web.json_response(proof_of_concept_json(balance))
 
     async def _viewer(self, request: web.Request) -> Viewer:
         """Return the caller. Raises AccessDeniedError without a known token."""
-        kind, _, token = request.headers.get("Authorization", "").partition(" ")
-        viewer = await self.authenticator.authenticate(
-            token.strip() if kind.lower() == "bearer" else ""
-        )
+        token = bearer_token(request.headers.get("Authorization", ""))
+        viewer = await self.authenticator.authenticate(token)
         if viewer is None:
             raise AccessDeniedError(
                 "a known token is required: Authorization: Bearer ...", known=False
             )
         return viewer
-
-    async def _check(self, request: web.Request, namespace: Namespace) -> None:
-        """Raise AccessDeniedError unless the caller may read the namespace."""
-        viewer = await self._viewer(request)
-        seen = await viewer.visible([namespace])
-        if seen is not None and namespace not in seen:
-            text = f"{viewer.name} may not read namespace {namespace}"
-            raise AccessDeniedError(text, known=True)
 
     async def _granter(self, request: web.Request, namespace: Namespace) -> str:
         """Return the caller's name. Raises AccessDeniedError unless it may grant."""
@@ -140,18 +145,6 @@ class BudgetApi:
             )
             raise AccessDeniedError(text, known=True)
         return viewer.name
-
-    async def _grant(self, request: web.Request) -> Balance:
-        namespace = _namespace(request)
-        actor = await self._granter(request, namespace)
-        body = await _body(request)
-        return await self.timekeeper.add_grant(
-            namespace,
-            parse_gpu_minutes(body.get("minutes")),
-            actor=actor,
-            reason=str(body.get("reason", "")),
-            key=request.headers.get("Idempotency-Key", ""),
-        )
 
     async def _is_terminated(self, namespace: Namespace, name: str) -> bool:
         """Return whether all other containers have terminated, or the pod is deleted."""

@@ -1,0 +1,287 @@
+"""Reports of costs: recorded amounts, times the prices of a file; also in OpenCost's form."""
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from services.api.api_call import ApiCall
+from shared.credentials.authorization import Viewer
+from shared.kubernetes.strict_yaml import load_document
+from shared.ledger.budgets import Budgets
+from shared.model.bounds import cut
+from shared.model.budget import HOUR_MS
+from shared.model.costs.cost_records import (
+    FREE,
+    UNITS_PER_GPU_HOUR,
+    USES,
+    CostHour,
+    CostLine,
+    CostView,
+    add_up,
+    hours_of,
+)
+from shared.model.device import longest_name_in
+from shared.model.errors import RequestError
+from shared.model.names import Namespace
+
+MOST_BYTES, MOST_PRICE = 65_536, 1_000_000
+DAY_MS = 24 * HOUR_MS
+MOST_DAYS, MOST_PERIODS = 400, 1000
+STEPS_MS = {"": 1 << 50, "hour": HOUR_MS, "day": DAY_MS}
+"""By name, the length of periods; the empty name: one period."""
+OTHERS = Namespace("(others)")
+"""Namespaces that the viewer may not see."""
+
+
+UNALLOCATED = "__idle__"
+"""The name of what is not allocated."""
+NO_COSTS = "cpu ram pv network loadBalancer shared external"
+_LENGTH = re.compile(r"([1-9][0-9]{0,4})([mhd])")
+_UNITS_MS = {"m": 60_000, "h": HOUR_MS, "d": DAY_MS}
+
+
+class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Prices of one GPU for one hour: of models whose name contains the key, or `*`."""
+
+    currency: Annotated[str, Meta(pattern=r"^[A-Z]{3}\Z")]
+    models: Annotated[Mapping[Annotated[str, Meta(max_length=100)], Decimal], Meta(max_length=500)]
+
+    def of(self, model: str) -> Fraction | None:
+        """Return the price of a model, by the longest name in it."""
+        found = self.models.get(longest_name_in(model, self.models) or "*")
+        return None if found is None else Fraction(found)
+
+
+def load_prices(path: Path) -> Prices:
+    """Load a YAML file. Raises RequestError with what is wrong with it."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise RequestError(f"{path}: {error.strerror}") from error
+    if len(text) > MOST_BYTES:
+        raise RequestError(f"{path} has more than {MOST_BYTES} bytes")
+    try:
+        found = msgspec.convert(load_document(text.decode()), Prices)
+    except ValueError as error:
+        advice = "write `currency: EUR` and `models: {A100: 2.50}`, a GPU's price for an hour"
+        raise RequestError(f"{path}: {error}; {advice}") from error
+    for name, price in found.models.items():
+        if not (price.is_finite() and 0 <= price <= MOST_PRICE and price == round(price, 6)):
+            raise RequestError(
+                f"{path}: the price of {name}, {price}, is not from 0 to {MOST_PRICE} with six "
+                "decimals"
+            )
+    return found
+
+
+@dataclass(slots=True)
+class PriceFile:
+    """Prices of a file, which is read for each report; the last valid ones stay in force."""
+
+    path: Path | None = None
+    prices: Prices = field(default_factory=lambda: Prices(currency="", models={}))
+    problem: str = ""
+
+    def read(self) -> Prices:
+        """Return the prices in force; none before there is a file."""
+        if self.path is not None and self.path.exists():
+            try:
+                self.prices, self.problem = load_prices(self.path), ""
+            except RequestError as error:
+                self.problem = f"{cut(str(error))}; the last valid prices stay in force"
+        return self.prices
+
+
+class AllocationReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Allocations by name, for each step of the window. They have costs of GPUs only."""
+
+    code: int = 200
+    data: tuple[dict[str, dict[str, Any]], ...]
+
+
+async def cost_report(call: ApiCall, budgets: Budgets, prices: PriceFile) -> CostView:
+    """Report a period, or its hours or days."""
+    step = call.query.get("step", "")
+    if step not in STEPS_MS:
+        raise RequestError(f"step={step} is not hour or day")
+    period = call.instant_ms("from"), call.instant_ms("to")
+    return await _report(call.viewer, budgets, prices, period, STEPS_MS[step])
+
+
+async def allocation_report(
+    call: ApiCall, budgets: Budgets, prices: PriceFile, now: float
+) -> AllocationReply:
+    """Report a window as OpenCost does, by namespace."""
+    query = call.query
+    if query.get("aggregate", "namespace") != "namespace":
+        raise RequestError(f"aggregate={query['aggregate']} is not namespace")
+    step_ms = length_ms(query["step"], "step") if query.get("step") else STEPS_MS[""]
+    window = window_ms(query.get("window", ""), now)
+    view = await _report(call.viewer, budgets, prices, window, max(step_ms, HOUR_MS))
+    return allocations(view, with_idle=query.get("includeIdle") == "true")
+
+
+async def _report(
+    viewer: Viewer,
+    budgets: Budgets,
+    prices: PriceFile,
+    period_ms: tuple[int | None, int | None],
+    step_ms: int,
+) -> CostView:
+    from_ms, to_ms = period_ms
+    recorded_ms = (await budgets.costs(0, 0)).at_ms
+    end = min(recorded_ms if to_ms is None else to_ms, recorded_ms)
+    earliest = max(end - 30 * DAY_MS if from_ms is None else from_ms, end - MOST_DAYS * DAY_MS)
+    hours = (await budgets.costs(earliest, end)).hours
+    if from_ms is None:
+        earliest = max(earliest, min((hour.from_ms for hour in hours.values()), default=0))
+    begin = min(earliest, end)
+    starts = range(begin - begin % step_ms + step_ms, end, step_ms)
+    if len(starts) >= MOST_PERIODS:
+        raise RequestError(
+            f"{len(starts)} periods are more than {MOST_PERIODS}: ask for a shorter time, or "
+            "for longer steps"
+        )
+    names = {name for hour in hours.values() for name in hour.sums} - {FREE}
+    seen = await viewer.visible(names)
+    visible = {FREE, *(names if seen is None else seen)}
+    return await asyncio.to_thread(
+        cost_view,
+        hours,
+        prices,
+        pairwise([begin, *starts, end]),
+        lambda name: name if name in visible else OTHERS,
+    )
+
+
+def cost_view(
+    hours: Mapping[int, CostHour],
+    prices: PriceFile,
+    periods: Iterable[tuple[int, int]],
+    shown: Callable[[Namespace], Namespace],
+) -> CostView:
+    """Report what is recorded of adjacent periods."""
+    rates, periods = prices.read(), tuple(periods)
+    begin, end = periods[0][0], periods[-1][1]
+    _, capacity, recorded = add_up(hours.values(), begin, end)
+    return CostView(
+        start=begin / 1000,
+        end=end / 1000,
+        recorded_s=float(recorded / 1000),
+        currency=rates.currency,
+        problem=prices.problem,
+        capacity_units={model: str(round(units)) for model, units in sorted(capacity.items())},
+        lines=tuple(line for each in periods for line in _lines(hours, rates, *each, shown)),
+    )
+
+
+def _lines(
+    hours: Mapping[int, CostHour],
+    prices: Prices,
+    from_ms: int,
+    to_ms: int,
+    shown: Callable[[Namespace], Namespace],
+) -> Iterator[CostLine]:
+    inside = [hours[start] for start in hours_of(from_ms, to_ms) if start in hours]
+    sums, _, _ = add_up(inside, from_ms, to_ms, shown=shown)
+    for (name, model), amounts in sorted(sums.items()):
+        price = prices.of(model)
+        for use, units in zip(USES, amounts, strict=True):
+            if units:
+                gpu_hours = Fraction(units) / UNITS_PER_GPU_HOUR
+                yield CostLine(
+                    start=from_ms / 1000,
+                    end=to_ms / 1000,
+                    namespace=name,
+                    model=model,
+                    use=use,
+                    gpu_hours=_decimal(gpu_hours),
+                    units=str(round(units)),
+                    price=None if price is None else _decimal(price),
+                    cost=None if price is None else _decimal(gpu_hours * price),
+                )
+
+
+def _decimal(value: Fraction) -> str:
+    micro = round(value * 10**6)
+    return f"{micro // 10**6}.{micro % 10**6:06d}"
+
+
+def allocations(view: CostView, *, with_idle: bool) -> AllocationReply:
+    """Return the namespaces of a report as allocations; `with_idle`: and what was free."""
+    steps: dict[float, dict[str, list[CostLine]]] = {}
+    for line in view.lines:
+        by_name = steps.setdefault(line.start, {})
+        if with_idle or line.namespace != FREE:
+            by_name.setdefault(line.namespace or UNALLOCATED, []).append(line)
+    return AllocationReply(
+        data=tuple(
+            {name: _allocation(name, lines) for name, lines in by_name.items()}
+            for by_name in steps.values()
+        )
+    )
+
+
+def _allocation(name: str, lines: list[CostLine]) -> dict[str, Any]:
+    begin, end = lines[0].start, lines[0].end
+    start, stop = (f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ}" for at in (begin, end))
+    hours = sum(int(line.units) for line in lines) / UNITS_PER_GPU_HOUR
+    used = sum(int(line.units) for line in lines if line.use == USES[0]) / UNITS_PER_GPU_HOUR
+    cost = round(sum(float(line.cost or 0) for line in lines), 6)
+    efficiency = round(used / hours, 6) if hours else 0
+    return {
+        "name": name,
+        "properties": {} if name == UNALLOCATED else {"namespace": name},
+        "window": {"start": start, "end": stop},
+        "start": start,
+        "end": stop,
+        "minutes": (end - begin) / 60,
+        **{f"{resource}Cost": 0 for resource in NO_COSTS.split()},
+        "gpuCount": round(hours * 3600 / (end - begin), 6),
+        "gpuHours": round(hours, 6),
+        "gpuCost": cost,
+        "gpuEfficiency": efficiency,
+        "totalCost": cost,
+        "totalEfficiency": efficiency,
+    }
+
+
+def length_ms(text: str, name: str) -> int:
+    """Parse a length such as `12h`. Raises RequestError for other texts."""
+    found = _LENGTH.fullmatch(text)
+    if found is None:
+        raise RequestError(f"{name}={text} is not a length such as 30m, 12h or 7d")
+    return int(found[1]) * _UNITS_MS[found[2]]
+
+
+def window_ms(text: str, now: float) -> tuple[int, int]:
+    """Parse a window: a word, a length until now, or two instants, RFC 3339."""
+    today = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    week, month = today - timedelta(days=(today.weekday() + 1) % 7), today.replace(day=1)
+    later = today + timedelta(days=1)
+    words = {
+        "today": (today, later),
+        "yesterday": (today - timedelta(days=1), today),
+        "week": (week, later),
+        "lastweek": (week - timedelta(days=7), week),
+        "month": (month, later),
+        "lastmonth": ((month - timedelta(days=1)).replace(day=1), month),
+    }
+    if text not in words and "," not in text:
+        return round(now * 1000) - length_ms(text, "window"), round(now * 1000)
+    try:
+        begin, end = words.get(text) or map(datetime.fromisoformat, text.split(","))
+        return round(begin.timestamp() * 1000), round(end.timestamp() * 1000)
+    except (ValueError, OverflowError) as error:
+        raise RequestError(f"window={text} is not two times with a comma, RFC 3339") from error
