@@ -41,8 +41,6 @@ STEPS_MS = {"": 1 << 50, "hour": HOUR_MS, "day": DAY_MS}
 """By name, the length of periods; the empty name: one period."""
 OTHERS = Namespace("(others)")
 """Namespaces that the viewer may not see."""
-
-
 UNALLOCATED = "__idle__"
 """The name of what is not allocated."""
 NO_COSTS = "cpu ram pv network loadBalancer shared external"

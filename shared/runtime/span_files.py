@@ -66,17 +66,12 @@ def span_views(spans: Sequence[TraceSpan]) -> tuple[SpanView, ...]:
     """Return spans as the API does, each before those below it."""
     began_ns = min((span.start_ns for span in spans), default=0)
     return tuple(
-        SpanView(
-            span=span.span,
-            parent=span.parent,
+        SpanView.from_attributes(
+            span,
             service=span.service.removeprefix("leasehold-"),
-            name=span.name,
             start_s=(span.start_ns - began_ns) / NS,
             duration_s=(span.end_ns - span.start_ns) / NS,
-            ok=span.ok,
-            text=span.text,
             notes=tuple(f"{(at_ns - began_ns) / NS:.1f} s: {text}" for at_ns, text in span.notes),
-            claim=span.claim,
         )
         for span in _in_tree(spans)
     )

@@ -49,7 +49,7 @@ export function statesOf(device, closed) {
 }
 
 /** The measured usage of a share, to be appended; empty: it is not measured. */
-export function measuredText({ measured }) {
+function measuredText({ measured }) {
   if (!measured) return "";
   const memory = measured.memory_mib === null ? "" : `, uses ${mib(measured.memory_mib)}`;
   const cores = measured.cores_percent === null ? "" : `, ${measured.cores_percent} % of the cores`;

@@ -95,7 +95,7 @@ export class Fleet {
 }
 
 /** The row of one node; also the head of the node's page. */
-export class NodeRow {
+class NodeRow {
   constructor(fleet) {
     this.fleet = fleet;
     this.link = el("a");

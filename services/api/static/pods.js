@@ -58,7 +58,7 @@ function waitingRow(pod) {
 const ENDED = { Succeeded: "succeeded", Failed: "failed" };
 
 /** A pod that has ended, as the API keeps it. */
-export function endedRow(pod) {
+function endedRow(pod) {
   return { pod: pod.pod, namespace: pod.namespace, name: pod.name, state: ENDED[pod.reason] ?? "ended", node: pod.node, indices: "", models: [], memory: pod.memory_mib, cores: pod.cores_percent,
     usedMemory: pod.used_memory_mib, usedCores: pod.used_cores_percent, created: pod.started, ended: pod.ended, reason: pod.reason };
 }

@@ -316,24 +316,6 @@ async def test_a_token_is_created_once_and_only_its_owner_may_read_it(tmp_path: 
     assert viewer.name == "administrator"
 
 
-async def test_without_the_right_to_get_pods_leases_are_shown_as_in_use(serve: Any) -> None:
-    reviews = Reviews()
-    async with reviewed(reviews, FakeClock()) as authenticator, serve(authenticator) as shown:
-        await reserve_lease(shown)
-        await until(lambda: shown.shares("token-of-root"))
-
-        (member,), (outsider,) = (
-            await shown.shares("token-of-member"),
-            await shown.shares("token-of-stranger"),
-        )
-
-        assert member["name"] == "name-of-p1"
-        assert (outsider["name"], outsider["pod"]) == ("", "")
-        assert (await shown.get("/api/v1/state", "token-of-nobody"))[0] == 401
-        assert (await shown.get("/api/v1/state"))[0] == 401
-        assert "in use" in (await shown.get("/?view=table", "token-of-stranger"))[1]
-
-
 async def test_a_revoked_right_ends_the_view() -> None:
     reviews, clock, where = Reviews(), FakeClock(), [Namespace("default")]
     async with reviewed(reviews, clock) as authenticator:

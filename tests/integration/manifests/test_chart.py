@@ -86,6 +86,15 @@ def in_order(found: Any) -> Any:
     return found
 
 
+def templates(found: dict[Key, Json]) -> dict[str, Json]:
+    """The pod templates of workloads by their names."""
+    return {
+        name: it["spec"]["template"]
+        for (*_, name), it in found.items()
+        if "template" in it.get("spec", {})
+    }
+
+
 def on(parts: Collection[str]) -> Json:
     return dict.fromkeys(parts, True)
 
@@ -158,11 +167,7 @@ def test_the_image_its_pull_secrets_and_other_values_are_set_in_their_fields() -
         "gpus",
     )
 
-    pods = {
-        name: it["spec"]["template"]["spec"]
-        for (_, _, name), it in found.items()
-        if "template" in it.get("spec", {})
-    }
+    pods = {name: it["spec"] for name, it in templates(found).items()}
     images = {
         container["image"]
         for name in pods.keys() - {"nats", "redis"}
@@ -248,11 +253,7 @@ def test_values_for_all_pods_and_for_one_workload_are_set_in_its_pods() -> None:
         }
     )
 
-    pods = {
-        name: it["spec"]["template"]
-        for (*_, name), it in found.items()
-        if "template" in it.get("spec", {})
-    }
+    pods = templates(found)
     agent = pods.pop("node-agent")
     for name, pod in pods.items():
         spec, first = pod["spec"], pod["spec"]["containers"][0]

@@ -1,7 +1,7 @@
 """Costs on a real valkey-server: recorded once, exactly, by any number of replicas."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -24,16 +24,9 @@ from shared.model.events.request_reply import UsageReply
 from shared.model.lease import ShareMeasurement
 from shared.model.names import Namespace, NodeName, PodUid
 from tests.support.placer.ledger import reservation, reserve, share
-from tests.support.servers.valkey import ValkeyServer
-from tests.support.timekeeper.accounts import AccountLedger, account_ledger, budget
+from tests.support.timekeeper.accounts import AccountLedger
 
 DEFAULT, T4, DEVICES = Namespace("default"), "Tesla T4", 4
-
-
-@pytest.fixture
-async def opened(server: ValkeyServer) -> AsyncIterator[AccountLedger]:
-    async with account_ledger(server.url, budget(100)) as found:
-        yield found
 
 
 def measurement(pod: str, gpu: int, *, idle: bool) -> ShareMeasurement:

@@ -47,24 +47,18 @@ async def assert_charged_as_a_quarter(found: AccountLedger) -> None:
     assert {(each.weight, each.model) for each in charges} == {(QUARTER, "Tesla T4")}
 
 
-@pytest.mark.parametrize("is_released", [False, True])
-async def test_a_lease_counts_by_its_device_although_the_node_was_removed_before(
-    opened: AccountLedger, is_released: bool
+@pytest.mark.parametrize("gone", ["node", "node and lease", "device"])
+async def test_a_lease_counts_by_its_device_although_that_is_gone(
+    opened: AccountLedger, gone: str
 ) -> None:
     """With the last lease, the ledger also deletes what it knew of the devices."""
     bound = await bound_for_a_moment(opened)
-    await opened.leases.remove_node(NODE)
-    if is_released:
+    if gone == "device":
+        await opened.leases.save_devices([report("a", [])])
+    else:
+        await opened.leases.remove_node(NODE)
+    if gone == "node and lease":
         await opened.leases.release([bound.pod], reason="a test")
-
-    await assert_charged_as_a_quarter(opened)
-
-
-async def test_a_lease_counts_by_its_device_although_the_node_does_not_report_it_any_more(
-    opened: AccountLedger,
-) -> None:
-    await bound_for_a_moment(opened)
-    await opened.leases.save_devices([report("a", [])])
 
     await assert_charged_as_a_quarter(opened)
 

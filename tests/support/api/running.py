@@ -75,6 +75,12 @@ class RunningApi:
             kind = answer.content_type
             return answer.status, json.loads(text) if kind == "application/json" else text
 
+    async def post(self, path: str, body: Any, token: str = "", **headers: str) -> tuple[int, Any]:
+        if token:
+            headers["Authorization"] = f"Bearer {token}"
+        async with self.client.post(self.url + path, json=body, headers=headers) as answer:
+            return answer.status, await answer.json()
+
     async def state(self, token: str = "") -> Any:
         status, state = await self.get("/api/v1/state", token)
         assert status == 200

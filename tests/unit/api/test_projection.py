@@ -50,24 +50,18 @@ def test_there_is_none_if_no_node_serves_a_resource() -> None:
 
 
 def test_a_device_contains_its_leases_with_their_fields() -> None:
-    board = projected(node_totals(lease(namespace="team", name="train", created_at=7.0)))
+    place = MigPlacement(layout="g1", position=2, profile="1g.10gb")
+    instance = build.lease("p", "n1", build.share("GPU-n1-1", slot=2, mig=place))
+    held = lease(namespace="team", name="train", created_at=7.0)
+    board = projected(node_totals(held, instance))
 
     device = board.devices[DeviceUuid("GPU-n1-0")]
 
     (share,) = device.shares
+    assert [each.mig for each in board.devices[DeviceUuid("GPU-n1-1")].shares] == [place]
     assert device.used_memory_mib == share.memory_mib == 1000
     assert (share.namespace, share.name, share.container) == ("team", "train", "main")
     assert (share.state, share.created_at, share.slot) == ("bound", 7.0, 0)
-
-
-def test_an_instance_is_shown_with_its_profile_and_position() -> None:
-    place = MigPlacement(layout="g1", position=2, profile="1g.10gb")
-    one = build.lease("p", "n1", build.share("GPU-n1-0", slot=2, mig=place))
-
-    board = projected(node_totals(one))
-
-    (share,) = board.devices[DeviceUuid("GPU-n1-0")].shares
-    assert share.mig == place
 
 
 def test_a_duplicate_changes_nothing() -> None:

@@ -286,13 +286,6 @@ def test_a_heavy_user_can_get_back_in_budget_although_its_rate_is_large() -> Non
     assert hysteresis_units(budget(1000), 500) == units(50)
 
 
-def test_projection_divides_what_remains_by_the_rate() -> None:
-    wanted = budget(10)
-    now = stepped(account(charged_lease()), wanted, T0 + 4 * MINUTE_MS)
-
-    assert balance(now, wanted, T0 + 4 * MINUTE_MS).exhausted_at_ms == T0 + 20 * MINUTE_MS
-
-
 def test_the_time_of_exhaustion_stands_still_after_it_has_come() -> None:
     wanted = budget(10)
     now = stepped(account(charged_lease()), wanted, T0 + 19 * MINUTE_MS)
