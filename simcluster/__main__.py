@@ -17,7 +17,7 @@ import uvloop
 from shared.model.errors import RequestError
 from shared.model.quantity import parse_count
 from shared.runtime.health import suppress_bad_request_tracebacks
-from shared.runtime.variables import check_variables, number_argument, port_argument
+from shared.runtime.variables import check_variables, number_argument
 from simcluster.apiserver.storage.store import DEFAULT_WINDOW
 from simcluster.wiring import serve
 
@@ -33,7 +33,8 @@ def parser() -> argparse.ArgumentParser:
     add("--state", type=Path, required=True, help="directory of the state and the kubeconfig")
     add("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     add("--name", default="", help="name that clients use; default: the address")
-    add("--port", type=port_argument, default=0, help="port of the API server; 0 takes a free one")
+    add("--port", type=number_argument(int, at_most=65535), default=0,
+        help="port of the API server; 0 takes a free one")  # fmt: skip
     add(
         "--nodes",
         type=number_argument(int),

@@ -108,6 +108,9 @@ _PLACEHOLDER_S = 1.0
 """Placeholder for the time of the resize, which the script writes."""
 
 
+MOST_UNSYNCED = 100
+
+
 class LeaseResizes(LedgerPart):
     """Changes the size of leases, and records which nodes and annotations may be outdated."""
 
@@ -142,9 +145,9 @@ class LeaseResizes(LedgerPart):
             raise ConflictError(f"the lock to resize the lease of pod {lease.pod} has expired")
         return _decode_refusal(lease.pod, details)
 
-    async def unsynced(self, *, older_than_s: float, most: int = 100) -> list[PodUid]:
+    async def unsynced(self, *, older_than_s: float) -> list[PodUid]:
         """Return the pods of leases whose node or annotations may be outdated after a resize."""
-        found = await self._run("unsynced", round(older_than_s * 1000), most)
+        found = await self._run("unsynced", round(older_than_s * 1000), MOST_UNSYNCED)
         return [PodUid(pod) for pod in found]
 
     async def set_synced(self, pod: PodUid, version: int) -> bool:

@@ -24,6 +24,7 @@ from shared.model.request import Gang
 logger = logging.getLogger(__name__)
 
 SCAN_COUNT = 500
+MOST_OFFERS = 128
 
 _decode_gated = msgspec.json.Decoder(PodGated).decode
 _decode_budget = msgspec.json.Decoder(BudgetChanged).decode
@@ -96,7 +97,7 @@ class WaitingPods(LedgerPart):
             found.update(await self._connection.run("query", "gone", batch))
         return found
 
-    async def choose_offers(self, *, now: float, limit: int = 128, spare: int = 32) -> OfferedPods:
+    async def choose_offers(self, *, now: float, spare: int = 32) -> OfferedPods:
         """Choose waiting pods that freed capacity may suffice for, to be decided again.
 
         Those whose smallest need fits a node on which something was freed since their verdict, as
@@ -107,7 +108,7 @@ class WaitingPods(LedgerPart):
         offered once per capacity number, and again if there was no answer for 2 s.
         """
         capacity, records, is_complete = await self._connection.run(
-            "choose_offers", now, limit, spare
+            "choose_offers", now, MOST_OFFERS, spare
         )
         pods = readable(
             lambda record: replace(

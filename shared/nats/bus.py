@@ -72,6 +72,7 @@ class Copies:
 
 logger = logging.getLogger(__name__)
 
+PATIENCE_S = 30.0
 AGAIN_S = 0.5
 """Seconds between attempts to connect for the first time."""
 RESERVED_BYTES = 1024
@@ -121,7 +122,7 @@ class Bus:
         *,
         name: str,
         credentials: ClientCredentials = NO_CREDENTIALS,
-        patience_s: float = 30.0,
+        patience_s: float = PATIENCE_S,
         policy: ResendPolicy = DEFAULT_POLICY,
         confirmation_timing: ConfirmationTiming = DEFAULT_CONFIRMATION,
     ) -> AsyncIterator["Bus"]:
@@ -149,19 +150,18 @@ class Bus:
         *,
         name: str,
         credentials: ClientCredentials = NO_CREDENTIALS,
-        patience_s: float = 30.0,
         handlers: LocalHandlers | None = None,
     ) -> AsyncIterator["Bus"]:
         """Yield at once and connect in the background like `connect`, without a time limit.
 
         Refusals and unreadable files are retried, too: users and secrets may be created later.
         Until `wait_connected` returns, publishing and requests raise UnavailableError. Each reason
-        is logged once; `unready_reason` returns it. An attempt times out after `patience_s`
+        is logged once; `unready_reason` returns it. An attempt times out after `PATIENCE_S`
         seconds.
         """
         bus = cls(name, DEFAULT_POLICY, DEFAULT_CONFIRMATION, handlers)
         async with asyncio.TaskGroup() as tasks:
-            reaching = tasks.create_task(bus._reach(url, credentials, patience_s))
+            reaching = tasks.create_task(bus._reach(url, credentials))
             try:
                 yield bus
             finally:
@@ -169,14 +169,14 @@ class Bus:
                 await end(reaching)
                 await bus._leave()
 
-    async def _reach(self, url: str, credentials: ClientCredentials, patience_s: float) -> None:
+    async def _reach(self, url: str, credentials: ClientCredentials) -> None:
         while not self.is_connected:
             try:
                 client = await connected(
                     url,
                     name=self._name,
                     credentials=credentials,
-                    patience_s=patience_s,
+                    patience_s=PATIENCE_S,
                     on_failure=self._wait.note,
                 )
             except LeaseholdError as error:

@@ -51,16 +51,9 @@ class Receipt:
 class Confirmations:
     """The messages of work that this process holds, by sender."""
 
-    def __init__(
-        self,
-        client: Any,
-        timing: ConfirmationTiming,
-        *,
-        ticks: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, client: Any, timing: ConfirmationTiming) -> None:
         self._client = client
         self._timing = timing
-        self._ticks = ticks
         self._senders: dict[str, _Sender] = {}
         self._added = asyncio.Event()
 
@@ -69,7 +62,7 @@ class Confirmations:
         prefix, number = reply.rpartition(".")[0], subjects.number_of(reply)
         if number is None or not subjects.is_inbox(prefix):
             return None
-        sender = self._senders.setdefault(prefix, _Sender(reported_at=self._ticks()))
+        sender = self._senders.setdefault(prefix, _Sender(reported_at=time.monotonic()))
         if number in sender.held:
             return None
         sender.held.add(number)
@@ -103,7 +96,7 @@ class Confirmations:
             await self._report()
 
     async def _report(self) -> None:
-        now = self._ticks()
+        now = time.monotonic()
         for prefix, sender in list(self._senders.items()):
             is_late = bool(sender.held) and now - sender.reported_at >= self._timing.held_s
             if not (sender.handled or sender.returned or sender.is_unreported or is_late):

@@ -90,20 +90,17 @@ class Inbox:
         """Whether less than a full batch waits; other replicas should share the rest."""
         return not self.is_closed and len(self.waiting) < EVENTS_PER_MESSAGE
 
-    async def batch(self, limit: int = EVENTS_PER_MESSAGE) -> list[DeliveredMessage]:
-        """Wait for one message, then return all buffered ones, up to about `limit` events."""
+    async def batch(self) -> list[DeliveredMessage]:
+        """Wait for one message, then return all buffered ones, up to about a full message."""
         async with self.turn:
             while not self.waiting:
                 self.arrived.clear()
                 await self.arrived.wait()
-            return self._take(limit)
-
-    def _take(self, limit: int) -> list[DeliveredMessage]:
-        batch, size = [], 0
-        while size < limit and self.waiting:
-            batch.append(self.waiting.popleft())
-            size += len(batch[-1].events)
-        return batch
+            batch, size = [], 0
+            while size < EVENTS_PER_MESSAGE and self.waiting:
+                batch.append(self.waiting.popleft())
+                size += len(batch[-1].events)
+            return batch
 
     async def gather(self, seconds: float, limit: int = EVENTS_PER_MESSAGE) -> None:
         """Let messages arrive that share the next batch, unless `limit` are there."""

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -110,14 +110,12 @@ class UnconfirmedWork:
         policy: ResendPolicy,
         has_lost_work: asyncio.Event,
         encode: Callable[[Sequence[Event]], Iterator[tuple[Sequence[Event], bytes]]],
-        ticks: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._service = service
         self._policy = policy
         self._has_lost_work = has_lost_work
         self._encode = encode
-        self._ticks = ticks
         self._prefix = str(client.new_inbox())
         self._kinds: dict[type[Event], _Kind] = {}
         self._messages: dict[int, _Message] = {}
@@ -169,7 +167,7 @@ class UnconfirmedWork:
         if message is None:
             return
         self._forget(number)
-        due_at = self._ticks() + (self._policy.return_s if after_s is None else after_s)
+        due_at = time.monotonic() + (self._policy.return_s if after_s is None else after_s)
         for some, data in self._encode(message.handed_over):
             kept = self._keep(message.kind, message.subject, data, len(some))
             kept.due_at, kept.is_received = due_at, True
@@ -203,19 +201,20 @@ class UnconfirmedWork:
 
     async def drain(self, limit_s: float) -> None:
         """Wait until the work that replicas receive is handled, `limit_s` seconds at most."""
-        end_at = self._ticks() + limit_s
+        end_at = time.monotonic() + limit_s
         for message in list(self._messages.values()):
             if message.handed_over:
                 self._send_later(message.number, after_s=0)
-        while (left_s := end_at - self._ticks()) > 0 and self._client.is_connected:
-            if all(kind.unheard_since is not None or not kind.messages for kind in self._all()):
+        while (left_s := end_at - time.monotonic()) > 0 and self._client.is_connected:
+            kinds = self._kinds.values()
+            if all(kind.unheard_since is not None or not kind.messages for kind in kinds):
                 return
             await self._next_report(left_s)
 
     def unready_reason(self) -> str:
         """Return why work does not reach its receivers, or an empty text."""
-        now = self._ticks()
-        for kind in self._all():
+        now = time.monotonic()
+        for kind in self._kinds.values():
             if kind.unheard_since is not None and now - kind.unheard_since > self._policy.unready_s:
                 return (
                     f"no replica receives {kind.event.subject}, {len(kind.messages)} messages wait "
@@ -223,9 +222,6 @@ class UnconfirmedWork:
                     "runs (`leasehold topology` lists them) and is connected to NATS"
                 )
         return ""
-
-    def _all(self) -> Iterable[_Kind]:
-        return self._kinds.values()
 
     def _is_full(self, kind: _Kind) -> bool:
         is_long = len(kind.messages) >= self._policy.max_messages
@@ -236,9 +232,9 @@ class UnconfirmedWork:
         await wait_for_event(self._confirmed, timeout_s)
 
     async def _make_room(self, kind: _Kind) -> None:
-        end_at = self._ticks() + self._policy.room_s
+        end_at = time.monotonic() + self._policy.room_s
         while self._is_full(kind):
-            left_s = end_at - self._ticks()
+            left_s = end_at - time.monotonic()
             if kind.unheard_since is not None or not self._client.is_connected:
                 kind.has_lost = True
                 self._forget(next(iter(kind.messages)))
@@ -250,7 +246,7 @@ class UnconfirmedWork:
                 await self._next_report(left_s)
 
     async def _write(self, message: _Message) -> None:
-        now = self._ticks()
+        now = time.monotonic()
         message.sent_at, message.due_at = now, now + self._policy.receipt_s
         message.is_received = False
         with contextlib.suppress(nats.errors.Error):  # it is sent again when it is due
@@ -259,7 +255,7 @@ class UnconfirmedWork:
             )
 
     async def _send_due(self, kind: _Kind) -> None:
-        now = self._ticks()
+        now = time.monotonic()
         due = [message for message in kind.messages.values() if message.due_at <= now]
         for message in due:
             is_unheard = not message.is_received and kind.heard_at < message.sent_at
@@ -274,7 +270,7 @@ class UnconfirmedWork:
 
     def _mark_unheard(self, kind: _Kind) -> None:
         if kind.unheard_since is None:
-            kind.unheard_since = self._ticks()
+            kind.unheard_since = time.monotonic()
 
     async def _receive(self, message: Any) -> None:
         number = subjects.number_of(message.subject)
@@ -289,7 +285,7 @@ class UnconfirmedWork:
             kept.due_at = NEVER
 
     def _apply(self, report: wire.Confirmation) -> None:
-        now = self._ticks()
+        now = time.monotonic()
         for numbers, after_s in (
             (report.held, self._policy.silent_s),
             (report.returned, self._policy.return_s),

@@ -13,16 +13,14 @@ MOST_AT_ONCE = 64
 """Requests without a reply: a cluster's agents do not reply all in one moment."""
 
 
-async def request_usage(
-    bus: Bus, nodes: Iterable[NodeName], *, timeout_s: float = REPLY_S
-) -> dict[NodeName, UsageReply | None]:
-    """Return the reply of each node's agent, or None if it had none within `timeout_s` seconds."""
+async def request_usage(bus: Bus, nodes: Iterable[NodeName]) -> dict[NodeName, UsageReply | None]:
+    """Return the reply of each node's agent, or None if it had none within `REPLY_S` seconds."""
     turns = asyncio.Semaphore(MOST_AT_ONCE)
 
     async def request(node: NodeName) -> tuple[NodeName, UsageReply | None]:
         async with turns:
             try:
-                reply = await bus.request(UsageRequest(node=node), UsageReply, timeout_s=timeout_s)
+                reply = await bus.request(UsageRequest(node=node), UsageReply, timeout_s=REPLY_S)
             except UnavailableError:
                 return node, None
             return node, reply

@@ -80,17 +80,12 @@ def argument(
     return field(default=default, metadata=metadata)
 
 
-def add_arguments(
-    kind: type[Any],
-    group_of: Callable[[str], "argparse._ActionsContainer"],
-    *,
-    environ: Mapping[str, str] = os.environ,
-) -> None:
+def add_arguments(kind: type[Any], group_of: Callable[[str], "argparse._ActionsContainer"]) -> None:
     """Add the arguments of a command, each to its group; a variable is read when it is used."""
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):
         form: ArgumentForm = item.metadata["form"]
-        group, options = group_of(form.group), _options_of(item, hints[item.name], environ)
+        group, options = group_of(form.group), _options_of(item, hints[item.name])
         flag = "--" + item.name.rstrip("_").replace("_", "-")
         if form.positional:
             group.add_argument(item.name, **options)
@@ -104,9 +99,7 @@ def add_arguments(
             )
 
 
-def _options_of(
-    item: "dataclasses.Field[Any]", hint: Any, environ: Mapping[str, str]
-) -> dict[str, Any]:
+def _options_of(item: "dataclasses.Field[Any]", hint: Any) -> dict[str, Any]:
     """Return the options of an argument as argparse takes them."""
     form, bounds, text = item.metadata["form"], item.metadata["bounds"], item.metadata["help"]
     options: dict[str, Any] = {"default": item.default}
@@ -114,7 +107,7 @@ def _options_of(
         variable = form.variable or variable_of(item.name)
         text += f" [{variable}; default: {form.env}]" if form.env else f" [{variable}]"
         fallback = str(item.default) if item.default else ""
-        options["default"] = VariableText.read(variable, fallback, environ)
+        options["default"] = VariableText.read(variable, fallback)
     if hint is bool:
         return {**options, "help": text, "action": "store_true"}
     read = form.read or reader_of(hint, dataclasses.replace(bounds, one_of=()))

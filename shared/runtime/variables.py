@@ -196,16 +196,12 @@ def argument_reader(read: Callable[[str], Any]) -> Callable[[str], Any]:
     return parse
 
 
-def number_argument(kind: type[int] | type[float], at_least: float = 0) -> Callable[[str], Any]:
+def number_argument(
+    kind: type[int] | type[float], at_least: float = 0, at_most: float = MAX_NUMBER
+) -> Callable[[str], Any]:
     """Return the `type` of an argument that is a finite number, for `int` a whole one."""
-    bounds = Bounds(at_least=at_least)
+    bounds = Bounds(at_least=at_least, at_most=at_most)
     return argument_reader(lambda text: parse_number(text, kind, bounds))
-
-
-def port_argument(text: str) -> int:
-    """Return a port; the `type` of an argument."""
-    port: int = argument_reader(lambda text: parse_number(text, int, Bounds(at_most=65535)))(text)
-    return port
 
 
 def check_variables(environ: Mapping[str, str], own: AbstractSet[str] = frozenset()) -> None:
