@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median_low
 
 from tests.campaign.schedule import FAULTS
 from tests.proof.history import Finding
@@ -30,11 +31,6 @@ class CampaignResult:
     """What the judge saw."""
 
 
-def median(values: Sequence[float]) -> float:
-    """Return the lower of the two middle values."""
-    return sorted(values)[(len(values) - 1) // 2]
-
-
 def table(result: CampaignResult) -> str:
     """Return the table."""
     lines = [
@@ -46,7 +42,7 @@ def table(result: CampaignResult) -> str:
     ]
     for kind in sorted(result.faults):
         times = result.quiet_s.get(kind, [])
-        shown = f"{median(times):>8.1f}{max(times):>8.1f}" if times else f"{'-':>8}{'-':>8}"
+        shown = f"{median_low(times):>8.1f}{max(times):>8.1f}" if times else f"{'-':>8}{'-':>8}"
         late = times and max(times) > AIM_S[FAULTS[kind].rebuilds]
         mark = f"  above the aim of {AIM_S[FAULTS[kind].rebuilds]:g} s" if late else ""
         lines.append(f"{kind:<18}{result.faults[kind]:>6}{shown}{mark}")

@@ -2,73 +2,49 @@
 
 import asyncio
 import contextlib
-import subprocess
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from shared.model.errors import UnavailableError
 from shared.nats.bus import Bus
 from tests.integration.nats.world import Recorder, queued, running
-from tests.support.servers.nats import free_port, nats_binary
+from tests.support.servers.nats import NatsServer, free_port
 from tests.support.waiting import until
 
 SERVERS = 3
 
 
-@dataclass
-class Cluster:
-    """Three servers, started with the flags of k8s/overlays/ha."""
-
-    ports: list[int]
-    processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
-
-    @property
-    def url(self) -> str:
-        """One server of the cluster: it names the others to its clients."""
-        return f"nats://127.0.0.1:{self.ports[0]}"
-
-    def start(self, number: int) -> None:
-        routes = ",".join(f"nats://127.0.0.1:{port}" for port in self.ports[SERVERS:])
-        self.processes[number] = subprocess.Popen(
-            [
-                nats_binary(), f"--name=nats-{number}", "--cluster_name=leasehold",
-                "--addr=127.0.0.1", f"--port={self.ports[number]}",
-                f"--cluster=nats://127.0.0.1:{self.ports[SERVERS + number]}", f"--routes={routes}",
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-
-    def kill(self, number: int) -> None:
-        process = self.processes[number]
-        process.kill()
-        process.wait()
-
-
 @pytest.fixture
-async def cluster() -> AsyncIterator[Cluster]:
-    made = Cluster([free_port() for _ in range(2 * SERVERS)])
+async def cluster() -> AsyncIterator[list[NatsServer]]:
+    """Three servers, with the settings of k8s/overlays/ha."""
+    ports = [free_port() for _ in range(SERVERS)]
+    routes = ", ".join(f"nats://127.0.0.1:{port}" for port in ports)
+    servers = [
+        NatsServer(
+            more=f"server_name: nats-{number}\n"
+            f'cluster {{ name: leasehold, listen: "127.0.0.1:{port}", routes: [{routes}] }}\n'
+        )
+        for number, port in enumerate(ports)
+    ]
     try:
-        for number in range(SERVERS):
-            made.start(number)
-        yield made
+        for server in servers:
+            server.launch()
+        yield servers
     finally:
-        for number in made.processes:
-            made.kill(number)
+        for server in servers:
+            server.close()
 
 
 @contextlib.asynccontextmanager
-async def connected(cluster: Cluster) -> AsyncIterator[Bus]:
-    """A bus, as soon as the servers have found each other."""
+async def connected(cluster: Sequence[NatsServer]) -> AsyncIterator[Bus]:
+    """A bus, as soon as the servers have found each other: the first one names the others."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def opened() -> Bus | None:
             with contextlib.suppress(UnavailableError):
-                return await stack.enter_async_context(
-                    Bus.connect(cluster.url, name="test", patience_s=5)
-                )
+                bus = Bus.connect(cluster[0].url, name="test", patience_s=5)
+                return await stack.enter_async_context(bus)
             return None
 
         bus: Bus = await until(opened)
@@ -76,7 +52,7 @@ async def connected(cluster: Cluster) -> AsyncIterator[Bus]:
         yield bus
 
 
-async def test_work_arrives_while_one_of_three_servers_runs(cluster: Cluster) -> None:
+async def test_work_arrives_while_one_of_three_servers_runs(cluster: list[NatsServer]) -> None:
     recorder = Recorder()
     async with (
         connected(cluster) as sender,
@@ -90,9 +66,9 @@ async def test_work_arrives_while_one_of_three_servers_runs(cluster: Cluster) ->
             await until(lambda: f"p{number}" in recorder.seen)
 
         await arrives(1)
-        for number in range(SERVERS - 1):
-            cluster.kill(number)
-            await arrives(2 + number)
-        for number in range(SERVERS - 1):
-            cluster.start(number)
+        for number, server in enumerate(cluster[:-1], start=2):
+            server.kill()
+            await arrives(number)
+        for server in cluster[:-1]:
+            server.launch()
         await arrives(4)

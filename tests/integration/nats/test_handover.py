@@ -32,15 +32,13 @@ async def sharing(server: NatsServer, name: str, handlers: LocalHandlers) -> Asy
 
 
 @contextlib.asynccontextmanager
-async def one_process(
-    server: NatsServer, placer: Recorder, other: str = "other"
-) -> AsyncIterator[tuple[Bus, Bus]]:
+async def one_process(server: NatsServer, placer: Recorder) -> AsyncIterator[tuple[Bus, Bus]]:
     """Connect a watcher that shares its process with a placer, and a service of another."""
     handlers = LocalHandlers()
     async with (
         sharing(server, "handing", handlers) as watcher,
         sharing(server, "placer", handlers) as beside,
-        connected(server, other) as apart,
+        connected(server, "other") as apart,
         running(beside, placer),
     ):
         yield watcher, apart

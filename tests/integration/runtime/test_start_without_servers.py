@@ -138,9 +138,6 @@ async def test_an_error_in_a_handler_logs_its_traceback(caplog: pytest.LogCaptur
     assert str(record.exc_info[1]) == "of ours"
 
 
-"""Of a slow machine; ten seconds are usual."""
-
-
 @asynccontextmanager
 async def proxied(api: ApiUnderTest, kubeconfig: Path) -> AsyncIterator[TcpProxy]:
     """Write a kubeconfig that leads to the API server through a proxy."""

@@ -123,8 +123,8 @@ class NatsServer:
 
 
 @contextlib.asynccontextmanager
-async def nats_server(tls: tuple[Path, Path] | None = None) -> AsyncIterator[NatsServer]:
-    server = NatsServer(tls)
+async def nats_server() -> AsyncIterator[NatsServer]:
+    server = NatsServer()
     await server.start()
     try:
         yield server
