@@ -40,7 +40,6 @@ _ELF_HEAD = 20
 _SHARED_OBJECT = 3
 _MACHINES = {"x86_64": 62, "aarch64": 183}
 """ELF's numbers, by the machine's own name."""
-_BLOCK = 1 << 20
 _NUMBERS = re.compile(r"\d+")
 _LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
 _IN_CONTAINERS = ("libcuda.so", "libnvidia-ml.so")
@@ -194,7 +193,10 @@ def _store(source: Path, root: Path) -> StoredLibrary:
     root.mkdir(parents=True, exist_ok=True)
     try:
         before = _identity(source)
-        content = _copy(source, draft)
+        shutil.copyfile(source, draft)
+        with draft.open("rb") as copy:
+            os.fsync(copy.fileno())
+        content = digest_of(draft)
         if before != _identity(source):
             raise UnavailableError(f"{source} changed while it was copied")
         place = root / content / LIBRARY_NAME
@@ -206,18 +208,6 @@ def _store(source: Path, root: Path) -> StoredLibrary:
     finally:
         draft.unlink(missing_ok=True)
     return StoredLibrary(path=place, version=source.name.removeprefix(LIBRARY_NAME).lstrip("."))
-
-
-def _copy(source: Path, draft: Path) -> str:
-    """Copy onto disk; return the name of the content that was copied."""
-    content = hashlib.sha256()
-    with source.open("rb") as origin, draft.open("wb") as copy:
-        while block := origin.read(_BLOCK):
-            content.update(block)
-            copy.write(block)
-        copy.flush()
-        os.fsync(copy.fileno())
-    return content.hexdigest()[:32]
 
 
 def digest_of(path: Path) -> str:
