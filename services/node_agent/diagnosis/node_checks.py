@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from services.node_agent.gpus.inventory import DeviceSample, Gpu
 from services.node_agent.instance_lock import POD, UNIT, AgentInstance
 from services.node_agent.isolation.library import StoredLibrary
+from services.node_agent.usage.attribution import AttributedProcess
 from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.reserved import VISIBLE
 from shared.model.device import Device
@@ -333,18 +334,10 @@ def kubelet_checkpoint(
     return ok("the kubelet's checkpoint names only pods that the agent's does, too")
 
 
-def processes(
-    samples: Iterable[DeviceSample],
-    pods: Mapping[int, PodUid | None],
-    leased: Mapping[str, set[PodUid]],
-) -> Finding:
+def processes(samples: Iterable[DeviceSample], unleased: Iterable[AttributedProcess]) -> Finding:
     """Judge whether processes use devices that their pod has no lease for."""
-    wrong = [
-        f"process {process.pid} on GPU {sample.index}"
-        for sample in samples
-        for process in sample.processes
-        if pods.get(process.pid) not in leased.get(sample.device, set())
-    ]
+    index_of = {sample.device: sample.index for sample in samples}
+    wrong = [f"process {one.process.pid} on GPU {index_of[one.device]}" for one in unleased]
     if wrong:
         return fail(
             f"without a lease: {', '.join(wrong[:MAX_LISTED])}",

@@ -44,6 +44,8 @@ from services.node_agent.records.checkpoint import CheckpointFile
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.resize.limits import excess_requests
 from services.node_agent.settings import AgentSettings
+from services.node_agent.usage.attribution import attribute_processes
+from services.node_agent.usage.leased_containers import Scan, leased_containers
 from services.node_agent.views.advertisement import NodeAdvertisement, advertisement_of
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled
@@ -368,19 +370,21 @@ class NodeProbes:
         """Find the pods of the processes on devices."""
         if not self.gpus.has_processes:
             raise SkipError("no process runs on simulated GPUs")
-        leases = self.leases
-        if leases is None:
-            leases = {entry.lease.pod: entry.lease for entry in self._checkpoint().entries}
+        entries, leases = self._checkpoint().entries, self.leases
         samples = await self.gpus.sample()
         pids = {one.pid: sample.sampled_at_s for sample in samples for one in sample.processes}
         proc = self.settings.proc_dir
-        origins = {pid: read_origin(pid, proc, reported_at_s=at) for pid, at in pids.items()}
-        leased: dict[str, set[PodUid]] = {}
-        for lease in leases.values():
-            for share in lease.shares:
-                leased.setdefault(share.device, set()).add(lease.pod)
-        pods = {pid: origin.pod if origin else None for pid, origin in origins.items()}
-        return judge.processes(samples, pods, leased)
+        found = ((pid, read_origin(pid, proc, reported_at_s=at)) for pid, at in pids.items())
+        scan = Scan(
+            node=self.settings.node_name,
+            containers=leased_containers(entries, leases or {}, complete=leases is not None),
+            regions={},
+            devices=samples,
+            origins={pid: origin for pid, origin in found if origin is not None},
+            pods={},
+            complete=True,
+        )
+        return judge.processes(samples, attribute_processes(scan).unleased)
 
     async def runtime(self) -> Finding:
         """Find NVIDIA's toolkit and the runtime's configuration."""

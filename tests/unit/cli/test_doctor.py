@@ -20,7 +20,7 @@ from services.node_agent.diagnosis import node_checks
 from services.node_agent.diagnosis.node_probes import NodeProbes
 from services.node_agent.gpu_access import open_gpus
 from services.node_agent.gpus.device_faults import no_response
-from services.node_agent.gpus.inventory import DeviceSample, Gpu, GpuProcess
+from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.instance_lock import AgentInstance
 from services.node_agent.isolation.library import StoredLibrary
 from services.node_agent.kubelet import pod_resources
@@ -59,11 +59,6 @@ ALLOCATION = allocation_of(lease(), resource=COUNT, device_ids=("GPU-a-0",))
 def gpu(**changes: Any) -> Gpu:
     facts: dict[str, Any] = {"uuid": GPU, "index": 0, "model": "Tesla T4", "memory_mib": 15360}
     return Gpu(**(facts | changes))
-
-
-def sample(*pids: int) -> DeviceSample:
-    processes = tuple(GpuProcess(pid=pid, memory_bytes=1, busy_percent=0) for pid in pids)
-    return DeviceSample(device=GPU, index=0, model="Tesla T4", processes=processes)
 
 
 LONG = [(str(n), PluginDeviceId(id=str(n), healthy=True)) for n in range(2001)]
@@ -133,9 +128,6 @@ CASES: list[tuple[Finding, Outcome, str]] = [
     (node_checks.kubelet_checkpoint(BOTH, [ALLOCATION], {"v": "team/two"}), WARN, "team/two"),
     (node_checks.kubelet_checkpoint(BOTH, [ALLOCATION], {}), OK, "1 other pods, which have ended"),
     (node_checks.kubelet_checkpoint(BOTH, [ALLOCATION], None), OK, "may not list"),
-    (node_checks.processes([sample(1)], {1: PodUid("u")}, {GPU: {PodUid("u")}}), OK, ""),
-    (node_checks.processes([sample(1)], {1: None}, {GPU: {PodUid("u")}}), FAIL, "process 1"),
-    (node_checks.processes([sample(7)], {}, {}), FAIL, "process 7 on GPU 0"),
     (node_checks.runtime(["nvidia-ctk"], is_configured=True), OK, "nvidia-ctk"),
     (node_checks.runtime(["nvidia-ctk"], is_configured=False), WARN, "no runtime is configured"),
     (node_checks.runtime([], is_configured=True), FAIL, "not installed"),

@@ -1,7 +1,10 @@
-"""The doctor's judgement of the switches of NVIDIA's runtime, beside the agent's strategies."""
+"""The doctor on a node: the switches of NVIDIA's runtime, and the processes on devices."""
 
+import shutil
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from services.node_agent.allocate.device_list_strategies import DeviceListStrategy
@@ -11,11 +14,18 @@ from services.node_agent.diagnosis.node_probes import (
     NodeProbes,
     device_variable,
 )
-from services.node_agent.gpu_access import open_gpus
+from services.node_agent.gpu_access import NodeGpus, open_gpus
+from services.node_agent.records.checkpoint import CheckpointFile
 from services.node_agent.settings import AgentSettings
+from services.node_agent.usage.leased_containers import LeasedContainer
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.findings import Outcome
+from shared.model.lease import ClaimAllocation
+from shared.model.names import PodUid
 from shared.runtime.settings import load
+from tests.support.node_agent.agent import lease_of
+from tests.support.node_agent.monitor_world import UID, monitored
+from tests.support.simcluster.kubelet import NODE
 
 ENVVAR, MOUNTS = DeviceListStrategy.ENVVAR, DeviceListStrategy.VOLUME_MOUNTS
 CDI = DeviceListStrategy.CDI_CRI
@@ -71,3 +81,56 @@ async def test_the_file_of_the_packages_is_read(
     )
 
     assert (await probes.device_variable()).outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("user", "outcome", "text"),
+    [
+        (UID, Outcome.OK, "belongs to a lease"),
+        (
+            "11111111-7f0c-4d55-9f5b-2f2f0f9d7a11",
+            Outcome.FAIL,
+            "without a lease: process 70 on GPU 0",
+        ),
+    ],
+    ids=["of the claim's pod", "of another pod"],
+)
+async def test_processes_that_use_a_claim_or_have_ended_are_no_finding(
+    tmp_path: Path, user: str, outcome: Outcome, text: str
+) -> None:
+    world = monitored(tmp_path)
+    claim = ClaimAllocation(generation="g", consumers=(PodUid(UID),))
+    world.add_container(lease_of("claim", claim=claim))
+    others = leased_by(user)
+    world.add_process(others, 70, inner=7)
+    world.add_process(others, 71, inner=8)
+    shutil.rmtree(tmp_path / "proc" / "71")
+    (tmp_path / "agent").mkdir()
+    content = CheckpointFile(node=NODE, entries=world.node.checkpoint.entries)
+    (tmp_path / "agent" / "checkpoint.json").write_bytes(msgspec.json.encode(content))
+    argv = [
+        "--node",
+        NODE,
+        "--state-dir",
+        str(tmp_path / "agent"),
+        "--proc-dir",
+        f"{tmp_path}/proc",
+    ]
+    settings = load(AgentSettings, "doctor", about="", argv=argv)
+    driver: Any = None
+    probes = NodeProbes(
+        settings,
+        NodeGpus(driver=driver, sample=world.driver.sample),
+        kubernetes=UnavailableError("none"),
+        totals=None,
+        ledger_is_readable=False,
+    )
+
+    found = await probes.processes()
+
+    assert (found.outcome, text in found.text) == (outcome, True)
+    assert "71" not in found.text
+
+
+def leased_by(pod: str) -> LeasedContainer:
+    return LeasedContainer(lease=lease_of(pod), name="main")
