@@ -104,10 +104,8 @@ class LedgerTotals(LedgerPart):
                 for name in sorted({*used_cores, *used_mib})
             },
             entitlements={
-                Namespace(name): Entitlement(
-                    weight=int(weight), has_budget=not is_spent, may_start=not must_wait
-                )
-                for name, is_spent, weight, must_wait in rows
+                Namespace(name): Entitlement(weight=int(weight), has_budget=not is_spent)
+                for name, is_spent, weight, _ in rows
             },
         )
 

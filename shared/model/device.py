@@ -197,11 +197,6 @@ def required_cores_percent(request: GpuRequest) -> int:
     return 100 if request.whole else request.cores_percent
 
 
-def slot_limit(request: GpuRequest, device: Device) -> int:
-    """Return how many shares the device may have when `request` is added."""
-    return request.slots or device.slots
-
-
 class DeviceRefusal(msgspec.Struct, frozen=True, gc=False):
     """Why a share does not fit on a device: a code and a text."""
 
@@ -279,7 +274,7 @@ def _device_reason(request: GpuRequest, device: Device) -> DeviceRefusal | None:
 def _slots_reason(
     request: GpuRequest, device: Device, use: DeviceUse, own: DeviceUse
 ) -> DeviceRefusal | None:
-    slots = slot_limit(request, device)
+    slots = request.slots or device.slots
     if not request.slotted or use.shares + own.shares < slots:
         return None
     of_them = f", {own.shares} of them by earlier containers" if own.shares else ""

@@ -39,8 +39,6 @@ class Entitlement:
 
     weight: int = 1
     has_budget: bool = True
-    may_start: bool = True
-    """Whether new pods may start; otherwise they wait for its budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

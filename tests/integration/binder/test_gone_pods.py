@@ -24,10 +24,11 @@ from shared.model.ledger import Reserved
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.request import Gang
 from tests.support.binder.world import World, chosen
-from tests.support.placer.gangs import GANG, in_gang
 from tests.support.placer.ledger import (
+    GANG,
     NOW,
     assert_sound,
+    in_gang,
     ledger,
     queued,
     reservation,

@@ -21,15 +21,18 @@ from shared.model.ledger import (
 from shared.model.names import NodeName, PodUid
 from shared.model.placement import Refusal
 from shared.model.request import Gang
-from tests.support.placer.gangs import GANG, in_gang, member, reserve_gang
 from tests.support.placer.ledger import (
+    GANG,
     NOW,
     assert_sound,
+    in_gang,
     ledger,
+    member,
     queued,
     rebuild,
     reservation,
     reserve,
+    reserve_gang,
     share,
     verdict,
 )

@@ -30,10 +30,10 @@ from shared.model.ledger import NoCapacity, Reservation, Reserved
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quota import Quota, QuotaExcess, QuotaLimits
 from shared.model.request import Term
-from tests.support.placer.gangs import charge_of
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,
+    charge_of,
     device,
     facts,
     ledger,

@@ -18,10 +18,10 @@ from shared.model.placement import Refusal
 from shared.model.quota import Quota, QuotaExcess, QuotaLimits, QuotaUsage, total_of
 from shared.model.request import Gang, Term
 from shared.placing.refusal import quota_refusals
-from tests.support.placer.gangs import charge_of
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,
+    charge_of,
     device,
     facts,
     ledger,

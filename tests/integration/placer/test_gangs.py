@@ -204,19 +204,6 @@ async def test_a_running_gang_accepts_further_pods_and_replacements_one_by_one(
         await it.until(Counter({"default/a": 3}))
 
 
-async def test_a_gang_of_different_pods_starts_with_those_that_fit(server: ValkeyServer) -> None:
-    large = [replace(pod, pod=PodUid(f"large-{pod.pod}")) for pod in gang("a", 1, DEVICE_MIB)]
-    small = gang("a", 4, DEVICE_MIB // 2)
-    belongs = Gang(name="default/a", min_member=4)
-    pods = [replace(p, request=structs.replace(p.request, gang=belongs)) for p in (*large, *small)]
-    async with nats_server() as nats, world(server, nats, 1) as it:
-        await it.queue(pods)
-
-        await it.until(Counter({"default/a": 4}))
-        leased = {lease.pod for lease in await assert_sound(it.leases)}
-        assert leased == {pod.pod for pod in small}
-
-
 @pytest.mark.parametrize(
     "steps",
     [

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -115,16 +115,6 @@ async def test_pods_of_a_batch_do_not_get_the_same_free_memory(pair: Running) ->
     assert [type(one) for one in answers].count(PlacementRefused) == 1
     [waiting] = await pair.ledger.waiting_pods.load()
     assert (waiting.queued.pod, waiting.capacity) == ("uid-2", await pair.ledger.capacity())
-
-
-async def test_pods_of_higher_priority_come_first_in_a_batch(single: Running) -> None:
-    low = pod_queued("low", request(gpu(), priority=1))
-    high = pod_queued("high", request(gpu(), priority=9))
-
-    answers = await single.placer.place_pods([low, high])
-
-    chosen = [one.lease.pod for one in answers if isinstance(one, PlacementChosen)]
-    assert chosen == ["high"]
 
 
 async def test_after_no_capacity_the_pod_is_decided_again_with_the_ledgers_totals(
@@ -452,34 +442,46 @@ async def test_each_change_of_a_reason_is_published_whichever_placer_decides(url
         assert ["not ready" in reason for reason in published] == [False, True, False]
 
 
-async def test_a_verdict_follows_the_cordon_of_a_node(url: str) -> None:
+A = NodeName("a")
+Change = Callable[[RedisLeases], Awaitable[object]]
+
+
+@pytest.mark.parametrize(
+    ("change", "changed", "undo", "undone"),
+    [
+        (
+            lambda leases: leases.set_cordoned({A: "its agent does not respond"}),
+            "agent that was not ready",
+            lambda leases: leases.set_cordoned({A: ""}),
+            "Insufficient GPU memory",
+        ),
+        (
+            lambda leases: save(leases, [card("a", 0, healthy=False, fault="XID 79")], at=1.0),
+            "unhealthy",
+            lambda leases: save(leases, [card("a", 0)], at=2.0),
+            "Insufficient GPU memory",
+        ),
+        (
+            lambda leases: leases.save_nodes([facts("b")]),
+            "0/2 nodes",
+            lambda leases: leases.remove_node(NodeName("b")),
+            "0/1 nodes",
+        ),
+    ],
+    ids=["the cordon of a node", "the health of a device", "nodes that come and go"],
+)
+async def test_a_verdict_follows(
+    url: str, change: Change, changed: str, undo: Change, undone: str
+) -> None:
     async with full_node(url, [pod_queued("w", WHOLE)]) as (leases, placer):
-        assert "Insufficient GPU memory" in (await reasons(leases))["w"]
+        assert undone in (await reasons(leases))["w"]
 
-        await leases.set_cordoned({NodeName("a"): "its agent does not respond"})
-        assert "agent that was not ready" in (await refresh(leases, placer))["w"]
+        await change(leases)
+        assert changed in (await refresh(leases, placer))["w"]
 
-        await leases.set_cordoned({NodeName("a"): ""})
-        assert "Insufficient GPU memory" in (await refresh(leases, placer))["w"]
-        assert "Insufficient GPU memory" in (await reasons(leases))["w"]
-
-
-async def test_a_verdict_follows_the_health_of_a_device(url: str) -> None:
-    async with full_node(url, [pod_queued("w", WHOLE)]) as (leases, placer):
-        await save(leases, [card("a", 0, healthy=False, fault="XID 79")], at=1.0)
-        assert "unhealthy" in (await refresh(leases, placer))["w"]
-
-        await save(leases, [card("a", 0)], at=2.0)
-        assert "Insufficient GPU memory" in (await refresh(leases, placer))["w"]
-
-
-async def test_a_verdict_follows_nodes_that_are_added_and_removed(url: str) -> None:
-    async with full_node(url, [pod_queued("w", WHOLE)]) as (leases, placer):
-        await leases.save_nodes([facts("b")])
-        assert (await refresh(leases, placer))["w"].startswith("0/2 nodes")
-
-        await leases.remove_node(NodeName("b"))
-        assert (await refresh(leases, placer))["w"].startswith("0/1 nodes")
+        await undo(leases)
+        assert undone in (await refresh(leases, placer))["w"]
+        assert undone in (await reasons(leases))["w"]
 
 
 async def test_a_change_of_amounts_alone_refreshes_no_verdict(url: str) -> None:

@@ -1,7 +1,8 @@
-"""Small nodes, shares and reservations for tests of the ledger."""
+"""Small nodes, shares and reservations for tests of the ledger, and a gang of three pods."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -11,12 +12,13 @@ from shared.ledger.leases import RedisLeases
 from shared.model.device import Device, DeviceUse
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import PodQueued
-from shared.model.lease import Lease, Share
+from shared.model.lease import Lease, Share, bookings
 from shared.model.ledger import CheckedRecords, Reservation, Reserved, WaitingPod, counted_use
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import Placement, Refusal
-from shared.model.request import PodRequest, SharingPolicy
+from shared.model.quota import QuotaUsage
+from shared.model.request import Gang, PodRequest, SharingPolicy
 from tests.support import build
 
 NOW = 1_787_000_000.0
@@ -174,3 +176,40 @@ async def assert_sound(leases: RedisLeases) -> list[Lease]:
     counted = {(gang, pod) for gang, pods in (await leases.totals.gangs()).items() for pod in pods}
     assert counted == {(lease.gang, lease.pod) for lease in found if lease.gang}
     return found
+
+
+GANG = Gang(name="default/g", min_member=3)
+
+
+def member(pod: str, gpu: int = 0, mib: int = 4_000) -> Reservation:
+    """A reservation of a pod of the gang on node a."""
+    return replace(reservation(pod, share("a", gpu, mib)), gang=GANG.name)
+
+
+def in_gang(pod: str, units: int = 4_000, gang: Gang = GANG) -> PodQueued:
+    """A queued pod of a gang."""
+    event = queued(pod, units=units)
+    return replace(event, request=structs.replace(event.request, gang=gang))
+
+
+async def reserve_gang(leases: RedisLeases, *wanted: Reservation) -> list[type]:
+    """Reserve for all or none; return the types of the outcomes."""
+    outcomes = await leases.reserve_gang(GANG, wanted, now=NOW, ttl_s=30)
+    return [type(outcome) for outcome in outcomes]
+
+
+def charge_of(lease: Lease, memory_mib: Mapping[DeviceUuid, int]) -> QuotaUsage:
+    """Return the usage of a lease, given the memory of each device; 0 or none: unknown."""
+    cores = milli = memory = 0
+    held: dict[DeviceUuid, int] = {}
+    for booking in bookings(lease.shares):
+        size = memory_mib.get(booking.device, 0)
+        part = core = 1000
+        if size > 0 and booking.sharing is not SharingPolicy.EXCLUSIVE:
+            part = min(1000, -(-1000 * booking.memory_mib // size))
+            core = 10 * booking.cores_percent or part
+        cores += core
+        milli += max(core, part)
+        memory += booking.memory_mib
+        held[booking.device] = 1
+    return QuotaUsage(cores_milli=cores, milli_gpu=milli, memory_mib=memory, devices=held)

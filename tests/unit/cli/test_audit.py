@@ -44,7 +44,7 @@ from tests.support.audit import (
     with_use,
 )
 from tests.support.binder.world import allocated, on
-from tests.support.placer.gangs import charge_of
+from tests.support.placer.ledger import charge_of
 from tests.support.snapshots import cluster_of, explained
 
 

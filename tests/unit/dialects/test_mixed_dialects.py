@@ -22,7 +22,7 @@ from shared.placing.placement import place
 from tests.support.build import dice, ledger_node
 from tests.support.dialects.mixes import BLOCK, BY_NAME, ExpectedPod, ExpectedShare, exactly
 from tests.support.dialects.recount import LABELS, NODES, SERVED, Recount, assert_environment, fits
-from tests.support.placer.gangs import charge_of
+from tests.support.placer.ledger import charge_of
 
 RULES = [Rules(), Rules(schedule_policy="binpack", gpu_scheduler_policy="binpack", prefer_mig=True)]
 

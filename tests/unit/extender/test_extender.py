@@ -133,15 +133,6 @@ def test_a_pod_of_a_gang_is_refused_with_the_way_out() -> None:
     assert set(verdict.failed_and_unresolvable_nodes.values()) == {GANG}
 
 
-def test_exactly_one_node_is_best() -> None:
-    world = ExtenderWorld()
-
-    scores = world.extender.prioritize(args("a", 1_000))
-
-    assert [each.score for each in scores].count(10) == 1
-    assert max(each.score for each in scores) == 10
-
-
 @pytest.mark.parametrize(
     ("volumes", "held_s"),
     [([], HOLD_S), ([{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}], VOLUME_HOLD_S)],

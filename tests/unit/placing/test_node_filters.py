@@ -177,13 +177,6 @@ def test_a_resource_that_a_node_does_not_list_counts_as_zero(
     assert check_resources({name: 0}, {}) is None
 
 
-def test_a_resource_that_no_device_plugin_serves_blocks_the_node() -> None:
-    served = frozenset({"volcano.sh/vgpu-number"})
-
-    assert check_served(("volcano.sh/vgpu-number",), served) is None
-    assert code_of(check_served(("volcano.sh/gpu-memory",), served)) == "ResourceNotServed"
-
-
 def test_a_node_whose_agent_is_not_ready_is_refused_with_the_reason() -> None:
     blocked = check_served(
         ("volcano.sh/vgpu-number",), frozenset({f"{CORDON_PREFIX}its agent hangs"})
