@@ -1,10 +1,6 @@
 """Runs the auth service: `python -m services.auth --help`."""
 
-from services.auth.auth_callout import (
-    AuthorizationRefusedError,
-    ServiceNamespaces,
-    TokenReviewer,
-)
+from services.auth.auth_callout import AuthorizationRefusedError, ServiceNamespaces, TokenReviewer
 from services.auth.managed_servers import ManagedServers
 from services.auth.nats_users import AUTH_CALLOUT_SUBJECT
 from services.auth.object_store import RootSecretStore

@@ -84,7 +84,7 @@ def excess_memory(
     pod: PodRequest, containers: Iterable[PodContainer], largest: LargestDeviceReported
 ) -> str:
     """Return which container requests more of one device than the largest has; empty: none."""
-    amounts = {each.name: {**each.requests, **each.limits} for each in containers}
+    amounts = {each.name: each.amounts for each in containers}
     for request in pod.containers:
         excess = _excess(request, largest)
         if excess:
@@ -267,7 +267,8 @@ def decide(
         patches += _hide_devices(pod, pod.containers, in_gpu_pod=in_gpu_pod, is_leased=is_leased)
     if not is_leased:
         warnings += _foreign_warnings(pod, gpu_containers)
-        broken = _broken_with_claims(subject, policy)
+        uses_claims = any(_uses_claims(each, policy) for each in subject.containers)
+        broken = violations(subject) if uses_claims else ()
         return _decide_without_lease(pod, policy, patches, warnings, broken)
     if denial := _shown(violations(subject)):
         return AdmissionDecision(allowed=False, message=denial, code=FORBIDDEN)
@@ -282,7 +283,8 @@ def decide(
         return AdmissionDecision(allowed=False, message=denial, code=FORBIDDEN)
     priority_class = _budget_class(pod, policy, default_class, has_budget=has_budget)
     patches += _complete_pod(pod, policy, changes, priority_class)
-    for key, value in _added_annotations(pod, exempt=exempt).items():
+    added = pod_requests.added_annotations(pod) | ({EXEMPT: "true"} if exempt else {})
+    for key, value in added.items():
         patches.append(add_annotation(pod, patches, key, value))
     return AdmissionDecision(
         allowed=True, patches=tuple(patches), warnings=tuple(warnings), requests_gpu=True
@@ -330,12 +332,6 @@ def _broken_by_scheduler(pod: PodView, policy: AdmissionPolicy) -> Iterator[str]
         _check_group(pod)
     except RequestError as error:
         yield str(error)
-
-
-def _broken_with_claims(subject: PolicySubject, policy: AdmissionPolicy) -> Iterator[str]:
-    """Yield the rules that a pod with ResourceClaims breaks; nothing for one without."""
-    if any(_uses_claims(each, policy) for each in subject.containers):
-        yield from violations(subject)
 
 
 def decide_without_gpu(pod: PodView, policy: AdmissionPolicy) -> AdmissionDecision:
@@ -401,9 +397,9 @@ def _subject(
 
 def _uses_claims(container: PodContainer, policy: AdmissionPolicy) -> bool:
     """Return whether a container may get a GPU by a ResourceClaim, its own or a scheduler's."""
-    amounts = {**container.requests, **container.limits}
+    names = container.amounts
     return policy.claims and (
-        container.has_claims or any(name.startswith(EXTENDED_RESOURCES) for name in amounts)
+        container.has_claims or any(name.startswith(EXTENDED_RESOURCES) for name in names)
     )
 
 
@@ -439,8 +435,7 @@ def _hide_devices(
     """
     runtime_adds_devices = RUNTIME_CLASSES in (pod.spec.runtime_class_name or "")
     for container in containers:
-        amounts = {**container.requests, **container.limits}
-        if not (container.requests_gpu if is_leased else amounts.keys() & SERVED) and (
+        if not (container.requests_gpu if is_leased else container.amounts.keys() & SERVED) and (
             in_gpu_pod or runtime_adds_devices or _may_see_devices(container)
         ):
             value = container.variables.get(VISIBLE)
@@ -463,7 +458,7 @@ def _amount_changes(container: PodContainer) -> Mapping[str, int | None]:
 
     Raises RequestError where its author has set to 0 what is missing beside the other amounts.
     """
-    amounts = {**container.requests, **container.limits}
+    amounts = container.amounts
     changes = pod_requests.amount_changes(amounts)
     contradicted = sorted(container.zeros & {key for key, amount in changes.items() if amount})
     if contradicted:
@@ -543,11 +538,6 @@ def _budget_class(
     if pod.spec.priority_class_name not in {"", default_class}:
         return ""
     return policy.in_budget_class if has_budget else policy.out_of_budget_class
-
-
-def _added_annotations(pod: PodView, *, exempt: bool) -> Mapping[str, str]:
-    added = pod_requests.added_annotations(pod)
-    return {**added, EXEMPT: "true"} if exempt else added
 
 
 def _complete_pod(

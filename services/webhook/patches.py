@@ -78,7 +78,7 @@ def rename_amounts(
 
     Raises RequestError for both names of one resource.
     """
-    amounts = {**container.requests, **container.limits}
+    amounts = container.amounts
     found = {other: name for other, name in names.items() if other in amounts}
     for other, name in found.items():
         if name in amounts:

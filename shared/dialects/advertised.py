@@ -1,7 +1,7 @@
 """The advertisement of a node: device-plugin lists, node status, annotations, labels; pure."""
 
 import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +12,6 @@ TRIGGER = "leasehold.dev/share"
 """Our resource, served where a dialect has none that can be: the kubelet then calls Allocate."""
 TRIGGERS = 100
 """IDs per device of a resource whose only purpose is the Allocate call: the most shares."""
-ALL_CORES = 100
-"""Percent of a device's cores."""
 _DIGITS = string.digits + string.ascii_lowercase
 
 
@@ -76,32 +74,30 @@ class Advertisement:
     objects: tuple[NodeObject, ...] = ()
 
 
+def shared_devices(devices: Iterable[Device]) -> list[Device]:
+    """Return the devices without those in MIG mode, which most dialects do not know."""
+    return [device for device in devices if device.mode is DeviceMode.HAMI_CORE]
+
+
 def trigger_ids(devices: Sequence[Device]) -> tuple[PluginDeviceId, ...]:
     """Return the list of a resource whose only purpose is the Allocate call, such as `TRIGGER`."""
-    shared = (device for device in devices if device.mode is DeviceMode.HAMI_CORE)
-    return tuple(each for device in shared for each in numbered_ids(device, TRIGGERS))
+    return numbered_ids(shared_devices(devices), lambda _: TRIGGERS)
 
 
-def numbered_ids(device: Device, count: int) -> Iterator[PluginDeviceId]:
-    """Yield IDs of a device with numbers from 0."""
-    for n in range(count):
-        yield PluginDeviceId(
-            id=numbered_id(device.uuid, n), healthy=device.healthy, device=device.uuid
-        )
+def numbered_ids(
+    devices: Iterable[Device], count: Callable[[Device], int]
+) -> tuple[PluginDeviceId, ...]:
+    """Return the IDs of devices, those of each with numbers from 0."""
+    return tuple(
+        PluginDeviceId(id=numbered_id(device.uuid, n), healthy=device.healthy, device=device.uuid)
+        for device in devices
+        for n in range(count(device))
+    )
 
 
-def numbered_id(device: DeviceUuid, number: int | str) -> str:
+def numbered_id(device: DeviceUuid, number: int) -> str:
     """Return a device ID in the form of NVIDIA's plugin, by which dcgm-exporter finds the GPU."""
     return f"{device}::{number}"
-
-
-def unit_amounts(devices: Iterable[Device], memory: str, cores: str) -> dict[str, int]:
-    """Return the healthy devices' units of memory and percent of cores, by these names."""
-    healthy = [device for device in devices if device.healthy]
-    return {
-        memory: sum(device.memory_mib // device.unit_mib for device in healthy),
-        cores: ALL_CORES * len(healthy),
-    }
 
 
 def base36(number: int) -> str:

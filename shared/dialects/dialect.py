@@ -23,6 +23,11 @@ class ContainerManifest:
     """An init container with `restartPolicy: Always`, which runs beside those after it."""
 
     @property
+    def amounts(self) -> dict[str, int]:
+        """Its limits, and what it only requests."""
+        return {**self.requests, **self.limits}
+
+    @property
     def ends_first(self) -> bool:
         """Whether it ends before the pod's next container starts."""
         return self.init and not self.sidecar

@@ -1,13 +1,15 @@
 """The variables and mounts with which HAMi-core limits a container to its shares; pure."""
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from shared.dialects.dialect import ContainerSetup, Mount, Paths, PodManifest
 from shared.dialects.reserved import DEVICE_ORDER, LIBRARY_DIRECTORY, VISIBLE
+from shared.dialects.strict_values import check_not_bytes, check_range
+from shared.model.device import Device
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, Lease, Share
 from shared.model.request import GpuRequest, PodRequest
@@ -117,7 +119,7 @@ def limited_setup(
             ),
             lock_mount(own),
             override_mount(own),
-            _mount("/etc/ld.so.preload", paths.preload, read_only=True),
+            mount("/etc/ld.so.preload", paths.preload, read_only=True),
         ),
     )
 
@@ -127,7 +129,7 @@ def lock_mount(own: str) -> Mount:
 
     With one lock per node, any container could block all others.
     """
-    return _mount(LOCKS, f"{own}.lock")
+    return mount(LOCKS, f"{own}.lock")
 
 
 def override_mount(own: str) -> Mount:
@@ -136,7 +138,7 @@ def override_mount(own: str) -> Mount:
     The library sets the variables in `/overrideEnv` in each process, and an image may carry such a
     file: it could lift a limit of cores, or give child processes a region without limits.
     """
-    return _mount(OVERRIDES, f"{own}.env", read_only=True)
+    return mount(OVERRIDES, f"{own}.env", read_only=True)
 
 
 def overrides(environment: Mapping[str, str]) -> str:
@@ -186,31 +188,49 @@ def encode_share(share: Share, memory: int) -> str:
     return f"{share.device}{place},NVIDIA,{memory},{share.cores_percent}:"
 
 
-def limits_of(
-    count: str, memory: str, percentage: str, cores: str
-) -> Callable[[GpuRequest, PodRequest], dict[str, int]]:
-    """Return `Dialect.limits` of resources with these names."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareResources:
+    """The names of a number of GPUs and, of each, of its memory, a percentage of it, and cores."""
 
-    def limits(container: GpuRequest, _: PodRequest) -> dict[str, int]:
+    count: str
+    memory: str
+    """In units of the node."""
+    percentage: str
+    cores: str
+
+    def check(self, where: str, amounts: Mapping[str, int]) -> None:
+        """Raise RequestError for an amount out of range, and for memory in bytes."""
+        check_range(where, self.percentage, amounts.get(self.percentage), 1, 100)
+        check_range(where, self.cores, amounts.get(self.cores), 0, ALL_CORES)
+        check_range(where, self.memory, amounts.get(self.memory), 0)
+        check_not_bytes(where, self.memory, amounts.get(self.memory, 0))
+
+    def limits(self, container: GpuRequest, _: PodRequest) -> dict[str, int]:
+        """Return the limits that request this."""
         amounts = {
-            count: container.gpus,
-            memory: container.memory_units or 0,
-            percentage: container.memory_percent or 0,
-            cores: container.cores_percent,
+            self.count: container.gpus,
+            self.memory: container.memory_units or 0,
+            self.percentage: container.memory_percent or 0,
+            self.cores: container.cores_percent,
         }
         return {name: amount for name, amount in amounts.items() if amount}
 
-    return limits
+    def of_node(self, devices: Iterable[Device]) -> dict[str, int]:
+        """Return the units of memory and the cores of the healthy devices."""
+        healthy = [device for device in devices if device.healthy]
+        return {
+            self.memory: sum(device.memory_mib // device.unit_mib for device in healthy),
+            self.cores: ALL_CORES * len(healthy),
+        }
 
-
-def released_amounts(share: Share, memory: str, cores: str) -> dict[str, int]:
-    """Return the requested units of memory and cores that a resize has released."""
-    if share.requested_size is None:
-        return {}
-    return {
-        memory: (share.requested_size.memory_mib - share.memory_mib) // share.unit_mib,
-        cores: share.requested_size.cores_percent - share.cores_percent,
-    }
+    def released(self, share: Share) -> dict[str, int]:
+        """Return the requested units of memory and cores that a resize has released."""
+        if share.requested_size is None:
+            return {}
+        return {
+            self.memory: (share.requested_size.memory_mib - share.memory_mib) // share.unit_mib,
+            self.cores: share.requested_size.cores_percent - share.cores_percent,
+        }
 
 
 def _size(share: Share) -> str:
@@ -221,12 +241,13 @@ def _size(share: Share) -> str:
 
 def _library_and_region(paths: Paths, regions: str, directory: str) -> tuple[Mount, Mount]:
     """Return both mounts; a mount inside the other one comes second."""
-    library = _mount(LIBRARY, paths.library, read_only=True)
-    region = _mount(regions, directory)
+    library = mount(LIBRARY, paths.library, read_only=True)
+    region = mount(regions, directory)
     return (region, library) if LIBRARY.startswith(f"{regions}/") else (library, region)
 
 
-def _mount(container_path: str, host_path: str, *, read_only: bool = False) -> Mount:
+def mount(container_path: str, host_path: str, *, read_only: bool = False) -> Mount:
+    """Return the mount of a file, if it is read-only, or of a directory."""
     return Mount(
         container_path=container_path,
         host_path=host_path,

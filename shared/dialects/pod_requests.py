@@ -4,12 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from msgspec import structs
 
-from shared.dialects import (
-    DIALECTS,
-    REQUEST_ANNOTATIONS,
-    REQUEST_LABELS,
-    pod_groups,
-)
+from shared.dialects import DIALECTS, REQUEST_ANNOTATIONS, REQUEST_LABELS, pod_groups
 from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest, Rules
 from shared.dialects.nvidia import dialect as nvidia
 from shared.model.bounds import (
@@ -220,8 +215,8 @@ def _check_amounts(request: PodRequest) -> None:
 
 def _requested(container: ContainerManifest) -> list[str]:
     """Return the dialects' resources that a container requests, sorted."""
-    amounts = {**container.requests, **container.limits}
-    return sorted(name for name, amount in amounts.items() if amount > 0 and name in _OWNERS)
+    amounts = container.amounts.items()
+    return sorted(name for name, amount in amounts if amount > 0 and name in _OWNERS)
 
 
 def amount_changes(amounts: Mapping[str, int]) -> dict[str, int | None]:

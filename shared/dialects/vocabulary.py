@@ -158,8 +158,7 @@ def find_misplaced(pod: PodManifest) -> Iterator[Misplaced]:
     yield from _misplaced("", pod.labels, Place.LABEL)
     for container in pod.containers:
         of = f"container {container.name}: "
-        named = {**container.requests, **container.limits}
-        resources = (name for name in named if not name.startswith(EXTENDED_RESOURCES))
+        resources = (name for name in container.amounts if not name.startswith(EXTENDED_RESOURCES))
         yield from _misplaced(of, resources, Place.RESOURCE)
         for name in sorted((container.requests.keys() - container.limits.keys()) & GPU_RESOURCES):
             yield Misplaced(f"{of}{name} is in the requests only: write it into the limits")

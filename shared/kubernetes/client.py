@@ -23,11 +23,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from shared.kubernetes.errors import (
-    UnexpectedResponseError,
-    UnreachableError,
-    parse_error,
-)
+from shared.kubernetes.errors import UnexpectedResponseError, UnreachableError, parse_error
 from shared.kubernetes.kubeconfig import (
     ClusterCredentials,
     ExecPlugin,

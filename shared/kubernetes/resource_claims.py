@@ -4,8 +4,6 @@
 https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-claim-v1/.
 """
 
-from collections.abc import Iterable
-
 from msgspec import Raw, Struct, field
 
 from shared.kubernetes.paths import objects_path
@@ -107,7 +105,10 @@ def allocated_claim(claim: ApiResourceClaim) -> AllocatedClaim | None:
     results = _our_results(allocation) if allocation else []
     if allocation is None or not results:
         return None
-    devices, administered = _devices(results, admin=False), _devices(results, admin=True)
+    devices, administered = (
+        tuple(_device(each) for each in results if bool(each.admin_access) is admin)
+        for admin in (False, True)
+    )
     nodes = sorted({result.pool for result in results})
     if len(nodes) > 1:
         raise RequestError(
@@ -116,13 +117,15 @@ def allocated_claim(claim: ApiResourceClaim) -> AllocatedClaim | None:
         )
     statuses = [each for each in claim.status.devices if each.driver == DRIVER]
     copies = (bytes(each.data).decode() for each in statuses)
-    consumers = _consumers(claim.status.reserved_for)
+    pods = (each for each in claim.status.reserved_for if each.resource == "pods")
+    consumers = dict(sorted((PodUid(each.uid), each.name) for each in pods))
+    given = ((each.request, each.device, each.share_id) for each in (*devices, *administered))
     found = AllocatedClaim(
         claim=PodUid(claim.metadata.uid),
         namespace=Namespace(claim.metadata.namespace),
         name=claim.metadata.name,
         node=NodeName(nodes[0]),
-        generation=_generation(allocation, (*devices, *administered)),
+        generation=generation_of(allocation.allocation_timestamp or "", given),
         devices=devices,
         admin_devices=administered,
         consumers=tuple(consumers),
@@ -142,22 +145,6 @@ def _our_results(allocation: AllocationResult) -> list[DeviceRequestAllocationRe
         for each in results
         if each.driver == DRIVER and (not each.admin_access or LEASED in each.binding_conditions)
     ]
-
-
-def _generation(allocation: AllocationResult, devices: Iterable[AllocatedDevice]) -> str:
-    results = ((each.request, each.device, each.share_id) for each in devices)
-    return generation_of(allocation.allocation_timestamp or "", results)
-
-
-def _consumers(reserved_for: Iterable[ConsumerReference]) -> dict[PodUid, str]:
-    pods = {PodUid(each.uid): each.name for each in reserved_for if each.resource == "pods"}
-    return dict(sorted(pods.items()))
-
-
-def _devices(
-    results: Iterable[DeviceRequestAllocationResult], *, admin: bool
-) -> tuple[AllocatedDevice, ...]:
-    return tuple(_device(each) for each in results if bool(each.admin_access) is admin)
 
 
 def _device(result: DeviceRequestAllocationResult) -> AllocatedDevice:

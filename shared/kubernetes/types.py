@@ -139,7 +139,6 @@ class ApiToleration(Struct, frozen=True, omit_defaults=True, rename="camel", gc=
     operator: str = ""
     value: str = ""
     effect: str = ""
-    toleration_seconds: int | None = None
 
 
 class ClaimUse(Struct, frozen=True, gc=False):
@@ -160,7 +159,6 @@ class Resources(Struct, frozen=True, gc=False):
 class ContainerPort(Struct, frozen=True, rename="camel", gc=False):
     """A port; `host_port` 0 claims none on the node."""
 
-    container_port: int = 0
     host_port: int = 0
     protocol: str = "TCP"
     host_ip: str = field(name="hostIP", default="")

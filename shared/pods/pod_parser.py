@@ -204,8 +204,9 @@ class PodParser:
     def _request(self, pod: ApiPod, resources: Mapping[str, int]) -> PodRequest:
         view = view_of(pod)
         request = _request(pod, view, resources, self.rules)
-        if pod.spec.scheduler_name == KUBE_SCHEDULER:
-            request = _without_scheduler_rules(request)
+        if pod.spec.scheduler_name == KUBE_SCHEDULER:  # it decides by these, and no lease does
+            needs = structs.replace(request.node_requirements, preferred=(), unsupported=())
+            request = structs.replace(request, node_requirements=needs)
         if request.containers and EXEMPT not in pod.metadata.annotations:
             self._check_device_access(view)
         return request
@@ -255,19 +256,6 @@ def _request(pod: ApiPod, view: PodView, resources: Mapping[str, int], rules: Ru
     return request
 
 
-def _amounts(container: Container, amounts: Quantities) -> dict[str, int]:
-    try:
-        return parse_resources(amounts)
-    except RequestError as error:
-        raise RequestError(f"container {container.name}: {error}") from error
-
-
-def _without_scheduler_rules(request: PodRequest) -> PodRequest:
-    """Return the request without what kube-scheduler decides and no lease depends on."""
-    needs = structs.replace(request.node_requirements, preferred=(), unsupported=())
-    return structs.replace(request, node_requirements=needs)
-
-
 def pod_resources(pod: ApiPod) -> dict[str, int]:
     """Return the resources of a node that the pod uses, without those of the dialects.
 
@@ -307,7 +295,10 @@ def _running(pod: ApiPod) -> dict[str, Quantities]:
 def _requests(container: Container, running: Mapping[str, Quantities]) -> dict[str, int]:
     wanted = {**container.resources.limits, **container.resources.requests}
     amounts = {**wanted, **running.get(container.name, {})}
-    parsed = _amounts(container, amounts)
+    try:
+        parsed = parse_resources(amounts)
+    except RequestError as error:
+        raise RequestError(f"container {container.name}: {error}") from error
     return {key: amount for key, amount in parsed.items() if key not in LEDGER_RESOURCES}
 
 

@@ -93,7 +93,7 @@ class PodContainer(ContainerManifest):
     @property
     def requests_gpu(self) -> bool:
         """Whether it requests a resource of a dialect."""
-        return requests_gpu({**self.requests, **self.limits})
+        return requests_gpu(self.amounts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shared.dialects.koordinator.amounts import CORE, DEPRECATED, FULL, MEMORY, PREFIX, RATIO
+from shared.dialects.koordinator.requests import CORE, DEPRECATED, FULL, MEMORY, PREFIX, RATIO
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, Lease, RequestedUnits, Share
 from shared.model.quantity import parse_count

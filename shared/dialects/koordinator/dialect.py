@@ -1,6 +1,6 @@
 """koordinator.sh/gpu*: percent of a GPU's compute, and percent or bytes of its memory; pure.
 
-A container requests a number of GPUs and its part of all of them together; see `amounts`.
+A container requests a number of GPUs and its part of all of them together; see `requests`.
 Differences from Koordinator itself, all of them stricter:
 
 * Requests are per container. Two containers of a pod never share a GPU, and each sees its own GPUs
@@ -29,32 +29,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from shared.dialects import hami_core
-from shared.dialects.advertised import Advertisement, NodeObject, NodeSoftware, trigger_ids
+from shared.dialects.advertised import (
+    Advertisement,
+    NodeObject,
+    NodeSoftware,
+    shared_devices,
+    trigger_ids,
+)
 from shared.dialects.dialect import (
     ContainerManifest,
     ContainerSetup,
     Dialect,
-    Mount,
     Paths,
     PodManifest,
     Rules,
-)
-from shared.dialects.koordinator.amounts import (
-    CORE,
-    DEPRECATED,
-    FULL,
-    GPU,
-    MEMORY,
-    NAME,
-    NVIDIA_GPUS,
-    PREFIX,
-    RATIO,
-    RESOURCES,
-    SCHEDULER,
-    SHARED,
-    amount_changes,
-    parse_part,
-    reads_nvidia_gpus,
 )
 from shared.dialects.koordinator.annotation import (
     ALLOCATED,
@@ -63,27 +51,36 @@ from shared.dialects.koordinator.annotation import (
     difference,
     encode_allocated,
 )
-from shared.dialects.koordinator.hints import (
+from shared.dialects.koordinator.requests import (
     ANNOTATIONS,
+    CORE,
+    DEPRECATED,
+    FULL,
+    GPU,
     HINT,
+    MEMORY,
     MODEL_LABEL,
+    NAME,
+    NVIDIA_GPUS,
+    PREFIX,
+    RATIO,
+    RESOURCES,
+    SCHEDULER,
+    SHARED,
     VENDOR,
     VENDOR_LABEL,
+    amount_changes,
     parse_hints,
+    parse_part,
+    reads_nvidia_gpus,
 )
 from shared.dialects.reserved import DEVICE_ORDER, LIBRARY_DIRECTORY, VISIBLE
 from shared.dialects.strict_values import check_choice
-from shared.model.device import LABEL_LENGTH, Device, DeviceMode, model_label
+from shared.model.device import LABEL_LENGTH, Device, model_label
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, Lease, Share
 from shared.model.names import DeviceUuid
-from shared.model.request import (
-    DeviceOrder,
-    GpuRequest,
-    NodeOrder,
-    NodeRequirements,
-    PodRequest,
-)
+from shared.model.request import DeviceOrder, GpuRequest, NodeOrder, NodeRequirements, PodRequest
 
 ISOLATION_LABEL = "koordinator.sh/gpu-isolation-provider"
 HAMI_CORE = "HAMi-core"
@@ -115,11 +112,6 @@ def describe_node(devices: Sequence[Device], software: NodeSoftware) -> Advertis
             ),
         ),
     )
-
-
-def shared_devices(devices: Sequence[Device]) -> list[Device]:
-    """Return the devices without those in MIG mode, which Koordinator does not know."""
-    return [device for device in devices if device.mode is DeviceMode.HAMI_CORE]
 
 
 def labels_of(devices: Sequence[Device], software: NodeSoftware) -> dict[str, str | None]:
@@ -304,7 +296,7 @@ def _is_all_memory(part: GpuRequest) -> bool:
 
 
 def _parse_container(container: ContainerManifest, *, whole_gpus: bool) -> GpuRequest | None:
-    amounts = {**container.requests, **container.limits}
+    amounts = container.amounts
     part = parse_part(
         container.name,
         amounts if whole_gpus else {**amounts, NVIDIA_GPUS: 0},
@@ -363,11 +355,6 @@ def _isolation_selector(
     return ((ISOLATION_LABEL, HAMI_CORE),) if limited else ()
 
 
-def check_scoring(rules: Rules) -> None:
-    """Raise RequestError naming a scoring strategy that there is not."""
-    check_choice("--koordinator-scoring", rules.scoring_strategy, ORDERS)
-
-
 def binding_annotations(lease: Lease, _: float) -> dict[str, str]:
     """Return the allocation; it replaces what the pod's author may have written."""
     return {ALLOCATED: encode_allocated(lease)}
@@ -418,18 +405,8 @@ def container_setup(
             **DEVICE_ORDER,
         },
         mounts=(
-            Mount(
-                container_path=LIBRARY_DIRECTORY,
-                host_path=f"{paths.containers}/{own}",
-                read_only=False,
-                directory=True,
-            ),
-            Mount(
-                container_path=hami_core.LIBRARY,
-                host_path=paths.library,
-                read_only=True,
-                directory=False,
-            ),
+            hami_core.mount(LIBRARY_DIRECTORY, f"{paths.containers}/{own}"),
+            hami_core.mount(hami_core.LIBRARY, paths.library, read_only=True),
             hami_core.lock_mount(f"{paths.containers}/{own}"),
             hami_core.override_mount(f"{paths.containers}/{own}"),
         ),
@@ -487,6 +464,6 @@ DIALECT = Dialect(
     released_amounts=released_amounts,
     amount_changes=amount_changes,
     vendor_denial=denial,
-    check_rules=check_scoring,
+    check_rules=lambda rules: check_choice("--koordinator-scoring", rules.scoring_strategy, ORDERS),
     scheduler=SCHEDULER,
 )

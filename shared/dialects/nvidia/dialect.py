@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import structs
 
 from shared.dialects import hami_core
-from shared.dialects.advertised import Advertisement, numbered_ids, unit_amounts
+from shared.dialects.advertised import Advertisement, numbered_ids
 from shared.dialects.dialect import (
     ContainerManifest,
     ContainerSetup,
@@ -30,7 +30,7 @@ from shared.dialects.dialect import (
     list_entries,
 )
 from shared.dialects.hami_core import decode_memo, encode_memo
-from shared.dialects.koordinator.amounts import NVIDIA_GPUS, reads_nvidia_gpus
+from shared.dialects.koordinator.requests import NVIDIA_GPUS, reads_nvidia_gpus
 from shared.dialects.nvidia.annotations import (
     ALLOCATED,
     PHASE,
@@ -46,13 +46,7 @@ from shared.dialects.nvidia.annotations import (
     slot_count,
 )
 from shared.dialects.reserved import LIBRARY_DIRECTORY
-from shared.dialects.strict_values import (
-    check_choice,
-    check_not_bytes,
-    check_range,
-    parse_boolean,
-    parse_decimal,
-)
+from shared.dialects.strict_values import check_choice, parse_boolean, parse_decimal
 from shared.model.device import Device, DeviceMode
 from shared.model.errors import RequestError
 from shared.model.lease import Lease
@@ -74,6 +68,7 @@ MEMORY = "nvidia.com/gpumem"
 PERCENTAGE = "nvidia.com/gpumem-percentage"
 CORES = "nvidia.com/gpucores"
 PRIORITY = "nvidia.com/priority"
+RESOURCES = hami_core.ShareResources(count=COUNT, memory=MEMORY, percentage=PERCENTAGE, cores=CORES)
 
 ALL = 100
 """Percent of a device's memory, or of its cores."""
@@ -146,12 +141,9 @@ def amount_changes(amounts: Amounts) -> dict[str, int | None]:
 
 
 def _amounts(container: ContainerManifest) -> Amounts:
-    amounts = {**container.requests, **container.limits}
-    return {
-        name: amounts[name]
-        for name in (COUNT, MEMORY, PERCENTAGE, CORES, PRIORITY)
-        if name in amounts
-    }
+    amounts = container.amounts
+    names = (COUNT, MEMORY, PERCENTAGE, CORES, PRIORITY)
+    return {name: amounts[name] for name in names if name in amounts}
 
 
 def _check(where: str, amounts: Amounts) -> None:
@@ -161,10 +153,7 @@ def _check(where: str, amounts: Amounts) -> None:
             f"{where}: {named} needs {COUNT} of 1 or more beside it in the limits (HAMi's webhook "
             f"would add {COUNT}: {DEFAULT_GPUS}); the kubelet would give the container no device"
         )
-    check_range(where, PERCENTAGE, amounts.get(PERCENTAGE), 1, ALL)
-    check_range(where, CORES, amounts.get(CORES), 0, ALL)
-    check_range(where, MEMORY, amounts.get(MEMORY), 0)
-    check_not_bytes(where, MEMORY, amounts.get(MEMORY, 0))
+    RESOURCES.check(where, amounts)
 
 
 def _request(container: ContainerManifest, *, mig_only: bool, idle: bool) -> GpuRequest:
@@ -285,12 +274,8 @@ def container_setup(
 def advertise(devices: Sequence[Device], _: str) -> Advertisement:
     """Serve slots; write the memory and cores of healthy devices into node status."""
     return Advertisement(
-        served={
-            COUNT: tuple(
-                each for device in devices for each in numbered_ids(device, slot_count(device))
-            )
-        },
-        node_status=unit_amounts(devices, MEMORY, CORES),
+        served={COUNT: numbered_ids(devices, slot_count)},
+        node_status=RESOURCES.of_node(devices),
         annotations={REGISTER: encode_register(devices), SCORES: encode_scores(devices)},
     )
 
@@ -312,7 +297,7 @@ DIALECT = Dialect(
         "topology_scope": (NUMA_BIND,),
     },
     parse=parse,
-    limits=hami_core.limits_of(COUNT, MEMORY, PERCENTAGE, CORES),
+    limits=RESOURCES.limits,
     part="memory_units",
     binding_annotations=binding_annotations,
     allocated_annotations=allocated_annotations,
@@ -320,7 +305,7 @@ DIALECT = Dialect(
     container_setup=container_setup,
     advertise=advertise,
     resized_annotations=lambda lease: {ALLOCATED: encode_devices(lease)},
-    released_amounts=lambda share: hami_core.released_amounts(share, MEMORY, CORES),
+    released_amounts=RESOURCES.released,
     amount_changes=amount_changes,
     check_rules=check_policies,
     scheduler=SCHEDULER,

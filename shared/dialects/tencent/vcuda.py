@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shared.dialects import hami_core
-from shared.dialects.advertised import Advertisement, PluginDeviceId, base36, numbered_id
+from shared.dialects.advertised import Advertisement, numbered_ids, shared_devices
 from shared.dialects.dialect import (
     ContainerManifest,
     ContainerSetup,
@@ -27,7 +27,7 @@ from shared.dialects.dialect import (
 )
 from shared.dialects.hami_core import decode_memo, encode_memo
 from shared.dialects.strict_values import check_not_bytes, parse_whole_number
-from shared.model.device import Device, DeviceMode
+from shared.model.device import Device
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, Lease
 from shared.model.names import DeviceUuid
@@ -59,7 +59,7 @@ def parse(pod: PodManifest, _: Rules) -> PodRequest | None:
     requesting = [
         container
         for container in pod.containers
-        if _amount(container, CORE) or _amount(container, MEMORY)
+        if container.amounts.get(CORE) or container.amounts.get(MEMORY)
     ]
     if not requesting:
         return None
@@ -75,7 +75,7 @@ def parse(pod: PodManifest, _: Rules) -> PodRequest | None:
 
 
 def _parse_container(container: ContainerManifest) -> GpuRequest:
-    core, memory = _amount(container, CORE), _amount(container, MEMORY)
+    core, memory = (container.amounts.get(name, 0) for name in (CORE, MEMORY))
     where = f'container "{container.name}"'
     check_not_bytes(where, MEMORY, memory, unit_mib=BLOCK_MIB)
     if core < 1:
@@ -113,10 +113,6 @@ def limits(container: GpuRequest, _: PodRequest) -> dict[str, int]:
     if container.whole:
         return {CORE: WHOLE * container.gpus}
     return {CORE: container.cores_percent, MEMORY: (container.memory_bytes or 0) // BLOCK_BYTES}
-
-
-def _amount(container: ContainerManifest, resource: str) -> int:
-    return container.limits.get(resource, container.requests.get(resource, 0))
 
 
 def _check_core_limit(annotations: Mapping[str, str]) -> None:
@@ -179,26 +175,13 @@ def advertise(devices: Sequence[Device], _: str) -> Advertisement:
     The blocks are those of the node's memory as a whole, as gpu-manager counts. Devices in MIG mode
     are left out.
     """
-    gpus = [device for device in devices if device.mode is DeviceMode.HAMI_CORE]
+    gpus = shared_devices(devices)
     return Advertisement(
-        served={
-            CORE: tuple(
-                PluginDeviceId(
-                    id=core_id(device.uuid, n), healthy=device.healthy, device=device.uuid
-                )
-                for device in gpus
-                for n in range(WHOLE)
-            )
-        },
+        served={CORE: numbered_ids(gpus, lambda _: WHOLE)},
         node_status={
             MEMORY: sum(device.memory_mib for device in gpus if device.healthy) // BLOCK_MIB
         },
     )
-
-
-def core_id(device: DeviceUuid, number: int) -> str:
-    """Return the device ID of one hundredth of a GPU."""
-    return numbered_id(device, base36(number))
 
 
 DIALECT = Dialect(

@@ -15,6 +15,7 @@ from shared.dialects.advertised import (
     PluginDeviceId,
     Strategy,
     base36,
+    shared_devices,
     trigger_ids,
 )
 from shared.dialects.dialect import (
@@ -28,7 +29,7 @@ from shared.dialects.dialect import (
 )
 from shared.dialects.reserved import VISIBLE
 from shared.dialects.strict_values import check_not_bytes
-from shared.model.device import Device, DeviceMode
+from shared.model.device import Device
 from shared.model.errors import RequestError
 from shared.model.lease import Lease
 from shared.model.names import DeviceUuid
@@ -193,7 +194,7 @@ def advertise(devices: Sequence[Device], strategy: str) -> Advertisement:
     RequestError for `share` if there are more than `MAX_UNITS` units.
     """
     lists = {UNHEALTHY: _unhealthy_indices(devices)}
-    devices = [device for device in devices if device.mode is DeviceMode.HAMI_CORE]
+    devices = shared_devices(devices)
     healthy = [device for device in devices if device.healthy]
     if strategy == Strategy.NUMBER:
         ids = tuple(PluginDeviceId(id=d.uuid, healthy=d.healthy, device=d.uuid) for d in devices)

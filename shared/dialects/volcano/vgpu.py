@@ -7,23 +7,12 @@ plugin, in the generation without handshakes.
 from collections.abc import Mapping, Sequence
 
 from shared.dialects import hami_core
-from shared.dialects.advertised import Advertisement, numbered_ids, unit_amounts
-from shared.dialects.dialect import (
-    ContainerManifest,
-    Dialect,
-    PodManifest,
-    Rules,
-    list_entries,
-)
+from shared.dialects.advertised import Advertisement, numbered_ids
+from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest, Rules, list_entries
 from shared.dialects.nvidia.dialect import NOT_TYPES, USE_TYPES
 from shared.dialects.pod_groups import VOLCANO_GROUPS, group_name
-from shared.dialects.strict_values import check_choice, check_not_bytes, check_range
-from shared.dialects.volcano.device_register import (
-    HANDSHAKE,
-    NUMBER,
-    REGISTER,
-    encode_register,
-)
+from shared.dialects.strict_values import check_choice
+from shared.dialects.volcano.device_register import HANDSHAKE, NUMBER, REGISTER, encode_register
 from shared.dialects.volcano.gpushare import SCHEDULER
 from shared.model.device import Device, DeviceMode
 from shared.model.errors import RequestError
@@ -42,6 +31,9 @@ NAME = "volcano-vgpu"
 MEMORY = "volcano.sh/vgpu-memory"
 PERCENTAGE = "volcano.sh/vgpu-memory-percentage"
 CORES = "volcano.sh/vgpu-cores"
+RESOURCES = hami_core.ShareResources(
+    count=NUMBER, memory=MEMORY, percentage=PERCENTAGE, cores=CORES
+)
 
 NODE = "volcano.sh/vgpu-node"
 TIME = "volcano.sh/vgpu-time"
@@ -106,18 +98,14 @@ def _parse_container(container: ContainerManifest) -> GpuRequest | None:
             f"{where}: {named[-1]} needs {NUMBER} of 1 or more beside it, got "
             f"{limits.get(NUMBER, 'none')}; the kubelet would give the container no device"
         )
-    memory = limits.get(MEMORY, container.requests.get(MEMORY, 0))
-    percent = limits.get(PERCENTAGE, container.requests.get(PERCENTAGE))
-    cores = limits.get(CORES, container.requests.get(CORES, 0))
-    check_range(where, PERCENTAGE, percent, 1, 100)
-    check_range(where, CORES, cores, 0, 100)
-    check_range(where, MEMORY, memory, 0)
-    check_not_bytes(where, MEMORY, memory)
+    amounts = container.amounts
+    RESOURCES.check(where, amounts)
+    cores = amounts.get(CORES, 0)
     return GpuRequest(
         container=container.name,
         gpus=limits[NUMBER],
-        memory_units=memory or None,
-        memory_percent=percent,
+        memory_units=amounts.get(MEMORY) or None,
+        memory_percent=amounts.get(PERCENTAGE),
         cores_percent=cores,
         sharing=SharingPolicy.EXCLUSIVE if cores == WHOLE else SharingPolicy.SHARED,
         mig_allowed=True,
@@ -205,10 +193,8 @@ def allocated_annotations(lease: Lease, done: frozenset[str]) -> dict[str, str]:
 def advertise(devices: Sequence[Device], _: str) -> Advertisement:
     """Serve slots; write the memory and cores of healthy devices into node status."""
     return Advertisement(
-        served={
-            NUMBER: tuple(each for device in devices for each in numbered_ids(device, device.slots))
-        },
-        node_status=unit_amounts(devices, MEMORY, CORES),
+        served={NUMBER: numbered_ids(devices, lambda device: device.slots)},
+        node_status=RESOURCES.of_node(devices),
         annotations={REGISTER: encode_register(devices)},
     )
 
@@ -232,7 +218,7 @@ DIALECT = Dialect(
         "anti_affinity_groups": (GROUP_POLICY,),
     },
     parse=parse,
-    limits=hami_core.limits_of(NUMBER, MEMORY, PERCENTAGE, CORES),
+    limits=RESOURCES.limits,
     part="memory_units",
     binding_annotations=binding_annotations,
     allocated_annotations=allocated_annotations,
@@ -242,7 +228,7 @@ DIALECT = Dialect(
     ),
     advertise=advertise,
     resized_annotations=lambda lease: {IDS: encode_ids(lease)},
-    released_amounts=lambda share: hami_core.released_amounts(share, MEMORY, CORES),
+    released_amounts=RESOURCES.released,
     mig_variables=RUNTIME_VARIABLES,
     scheduler=SCHEDULER,
 )

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from shared.dialects.dialect import Rules
-from shared.dialects.koordinator.amounts import parse_part, reads_nvidia_gpus
 from shared.dialects.koordinator.dialect import DIALECT as KOORDINATOR
+from shared.dialects.koordinator.requests import parse_part, reads_nvidia_gpus
 from shared.dialects.pod_requests import amount_changes
 from shared.model.device import (
     DeviceUse,

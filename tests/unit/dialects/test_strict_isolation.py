@@ -4,10 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.node_agent.gpus.inventory import (
-    SharingConfig,
-    devices_of,
-)
+from services.node_agent.gpus.inventory import SharingConfig, devices_of
 from shared.dialects.dialect import Rules
 from shared.model.device import DeviceMode, Isolation, MigLayout, MigProfile
 from shared.model.errors import RequestError

@@ -13,7 +13,6 @@ from services.cli.pod_summary import PodSummary
 from services.node_agent.isolation.region_image import region_path_of, seed_of
 from shared.dialects.advertised import NodeSoftware
 from shared.dialects.koordinator import dialect
-from shared.dialects.koordinator.amounts import parse_part
 from shared.dialects.koordinator.annotation import (
     AllocatedGpu,
     binary_text,
@@ -23,6 +22,7 @@ from shared.dialects.koordinator.annotation import (
     ratio_of,
 )
 from shared.dialects.koordinator.dialect import describe_node
+from shared.dialects.koordinator.requests import parse_part
 from shared.model.device import Device
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, Lease, LeaseState

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from shared.dialects.dialect import Rules
-from shared.dialects.koordinator.hints import HINT, JOINT, PARTITION
+from shared.dialects.koordinator.requests import HINT, JOINT, PARTITION
 from shared.model.device import Device
 from shared.model.errors import RequestError
 from shared.model.ledger import LedgerNode
