@@ -3,8 +3,6 @@
 import asyncio
 import base64
 import contextlib
-import json
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import replace
@@ -383,46 +381,3 @@ async def test_servers_of_a_cluster_accept_each_other_by_certificate_and_no_serv
         finally:
             for each in worlds:
                 each.stop_nats()
-
-
-async def test_the_process_makes_all_secrets_waits_for_its_servers_and_authorizes_a_placer(
-    valkey: ValkeyServer, tmp_path: Path
-) -> None:
-    cluster = AuthCluster()
-    async with cluster.served() as kube:
-        world = AuthWorld(tmp_path, cluster, kube, valkey.url)
-        config = {"clusters": [{"name": "c", "cluster": {"server": cluster.url}}], "users": [],
-                  "contexts": [{"name": "c", "context": {"cluster": "c", "user": ""}}],
-                  "current-context": "c"}  # fmt: skip
-        (tmp_path / "kubeconfig").write_text(json.dumps(config))
-        run = tmp_path / "run"
-        flags = {
-            "kubeconfig": tmp_path / "kubeconfig",
-            "state-dir": run,
-            "nats-url": world.url,
-            "nats-ca-file": run / "ca.crt",
-            "redis-url": valkey.url,
-            "names": "127.0.0.1",
-            "nats-files": world.files,
-            "redis-files": "",
-            "run-file": tmp_path / "ready",
-        }
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.auth"),
-            *(f"--{name}={value}" for name, value in flags.items()),
-        )
-        try:
-            async with asyncio.timeout(60):
-                await until(lambda: cluster.objects["secrets", "redis-placer"])
-                world.mount("auth-redis", tmp_path / "etc-redis")
-                valkey.start("--aclfile", str(tmp_path / "etc-redis" / "users.acl"))
-                world.start_nats()
-                await until((tmp_path / "ready").exists)
-            token = cluster.issue_token("placer")
-            keys = world.credentials(token, "placer")
-            async with Bus.connect(world.url, name="placer", credentials=keys) as bus:
-                assert bus.connected
-        finally:
-            world.stop_nats()
-            process.terminate()
-            assert await process.wait() == 0

@@ -28,7 +28,7 @@ from shared.kubernetes.errors import (
 from shared.kubernetes.kubeconfig import ClusterCredentials, KubeconfigError
 from shared.kubernetes.paths import pod_path
 from shared.kubernetes.reachability import INTERVAL_S, RETRY_S, ApiServerReachability
-from shared.kubernetes.types import ApiNode, ApiPod
+from shared.kubernetes.types import ApiPod
 from shared.model.clock import end
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 from tests.support.clock import FakeClock
@@ -163,16 +163,6 @@ async def test_an_unreachable_server_is_unavailable() -> None:
     async with KubernetesClient(ClusterCredentials(server=url)) as kube:
         with pytest.raises(UnavailableError, match="GET /x received no response: Cannot connect"):
             await kube.read("/x")
-
-
-async def test_objects_are_decoded_where_a_type_is_given() -> None:
-    node = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "8", "pods": 110}}}
-    async with client_and_server(answers(200, node), answers(200, b"raw")) as (kube, _):
-        decoded = await kube.read("/api/v1/nodes/n", ApiNode)
-        raw = await kube.read("/api/v1/nodes/n")
-
-    assert decoded.status.allocatable == {"cpu": "8", "pods": 110}
-    assert raw == b"raw"
 
 
 async def test_a_response_of_another_shape_is_not_retried() -> None:

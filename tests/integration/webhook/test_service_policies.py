@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 
 from services.binder.clients import PodClient
-from services.binder.report.explanations import (
-    KubernetesEvent,
-    count_patch,
-    event_body,
-)
+from services.binder.report.explanations import KubernetesEvent, count_patch, event_body
 from services.node_agent.views.advertisement import advertisement_of
 from services.node_agent.views.node_views import ViewWriter
 from services.watcher.quota_sources import CONFIG_MAPS

@@ -54,11 +54,6 @@ class AuthCluster:
         }
         return token
 
-    def add_object(self, kind: str, name: str) -> None:
-        """Add an object; its uid is its name."""
-        self.objects[kind, name] = {}
-        self.versions[kind, name] = 1
-
     @contextlib.asynccontextmanager
     async def served(self) -> AsyncIterator[KubernetesClient]:
         """Serve, and yield a client."""

@@ -6,11 +6,7 @@ from typing import Any
 import jsonpatch
 import msgspec
 
-from services.webhook.admission import (
-    AdmissionDecision,
-    AdmissionPolicy,
-    decide,
-)
+from services.webhook.admission import AdmissionDecision, AdmissionPolicy, decide
 from shared.model.events.pod_events import LargestDeviceReported
 from shared.pods.pod_view import PodView, decode_view
 

@@ -192,16 +192,6 @@ def test_an_agent_whose_token_does_not_name_one_node_is_not_authorized(nodes: li
         user_of_token(TokenUser(username=user, extra={NODE_NAME_KEY: tuple(nodes)}), NAMESPACES)
 
 
-def test_an_agents_permissions_are_those_of_its_node_as_declared() -> None:
-    user = "system:serviceaccount:leasehold-agents:node-agent"
-    reviewed = TokenUser(username=user, extra={NODE_NAME_KEY: ("gpu.example",)})
-
-    found = user_of_token(reviewed, NAMESPACES)
-
-    declared = {one.name: one for one in all_users([NodeName("gpu.example")])}
-    assert found == declared["node-agent.gpu.example"]
-
-
 def user_of(account: str, named: str, *, combined_scheduler: bool) -> NatsUser:
     """The user of a connection with the token of an account whose client names a user."""
     namespace = "leasehold-agents" if account == "node-agent" else "leasehold-system"

@@ -151,14 +151,6 @@ def test_changes_add_up_to_the_objects_that_exist(history: History, data: st.Dat
         assert len(known) == len(recorded.pods)
 
 
-@given(histories())
-def test_a_list_of_known_objects_yields_no_changes(history: History) -> None:
-    known: KnownObjects[ApiPod] = KnownObjects()
-    list_at(known, history, LAST)
-
-    assert list_at(known, history, LAST) == []
-
-
 def test_an_unreadable_replacement_removes_the_pod_that_had_its_name() -> None:
     known: KnownObjects[ApiPod] = KnownObjects()
     known.upsert(pod("a", "first", 1))

@@ -6,16 +6,7 @@ import pytest
 
 from services.webhook.admission import AdmissionDecision, AdmissionPolicy, decide_update
 from shared.dialects.reserved import CAPABILITIES, EXEMPT, VISIBLE
-from tests.support.webhook.reviews import (
-    Obj,
-    applied,
-    container,
-    decided,
-    env,
-    gpu,
-    pod,
-    reviewed,
-)
+from tests.support.webhook.reviews import Obj, applied, container, decided, env, gpu, pod, reviewed
 
 CUDA = "nvcr.io/nvidia/pytorch:24.05"
 
