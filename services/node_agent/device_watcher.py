@@ -18,7 +18,7 @@ from services.node_agent.gpus.inventory import Gpu, SharingConfig
 from services.node_agent.kubelet.registration import DevicePlugins
 from services.node_agent.node import Node
 from services.node_agent.partition.layout_reconciler import LayoutReconciler
-from services.node_agent.records.device_guard import devices_of_records, held_slots
+from services.node_agent.records.device_guard import held_slots
 from services.node_agent.resize.limits import excess_requests
 from services.node_agent.views.advertisement import advertisement_of
 from services.node_agent.views.node_views import ViewWriter
@@ -59,7 +59,6 @@ class DeviceWatcher:
         self.plugins = plugins
         self.views = views
         self._served: tuple[Device, ...] = ()
-        self._excess: dict[str, int] = {}
         self._warnings: tuple[str, ...] = ()
         self._remembered: tuple[Device, ...] | None = None
         """The devices of the agent's earlier run, once a probe has succeeded."""
@@ -90,7 +89,7 @@ class DeviceWatcher:
             await self._mark_silent(config, no_response(str(error)))
             raise
         if self._remembered is None:
-            self._remembered = self._recorded(config)
+            self._remembered = self.node.checkpoint.devices
             self.health.remember(self._remembered)
         self.health.update(gpus)
         software = NodeSoftware(
@@ -106,14 +105,10 @@ class DeviceWatcher:
             raise
         await self._observe(gpus, config, software)
         self._set_unready(None)
-        await self._record()
+        await self.record_devices()
 
-    def _recorded(self, config: SharingConfig) -> tuple[Device, ...]:
-        given = devices_of_records(self.node.checkpoint.entries, config.split_count)
-        known = {device.uuid: device for device in (*given, *self.node.checkpoint.devices)}
-        return tuple(known.values())
-
-    async def _record(self) -> None:
+    async def record_devices(self) -> None:
+        """Record the devices, so that a missing one is noticed after a restart."""
         try:
             await self.node.checkpoint.record_devices(self.node.devices)
         except UnavailableError as error:  # allocations are refused meanwhile
@@ -185,15 +180,13 @@ class DeviceWatcher:
         self.advertise_amounts()
 
     def advertise_amounts(self) -> None:
-        """Advertise the node's amounts, with what pods request beyond their current shares."""
-        self._excess = excess_requests(self.node.checkpoint.entries)
-        self.views.set_advertisement(self.node.shown.with_more(self._excess))
+        """Advertise the node's amounts, with what pods request beyond their current shares.
 
-    def advertise_freed_amounts(self) -> None:
-        """Advertise the amounts again if pods whose shares had been resized have ended."""
-        is_advertised = self.views.advertisement is not None
-        if is_advertised and excess_requests(self.node.checkpoint.entries) != self._excess:
-            self.advertise_amounts()
+        Does nothing until the devices are known.
+        """
+        shown = self.node.shown.with_more(excess_requests(self.node.checkpoint.entries))
+        if self.node.snapshot is not None and shown != self.views.advertisement:
+            self.views.set_advertisement(shown)
 
     def _set_unready(self, reason: str | None) -> None:
         if reason != self._unready_reason:

@@ -336,7 +336,7 @@ class NodeAgent:
         await self.node.files.probe_disk()
         try:
             await self.reconciler.remove_ended()
-            self.watcher.advertise_freed_amounts()
+            self.watcher.advertise_amounts()  # pods whose shares were resized may have ended
         finally:
             is_unreadable = bool(self.pods.unreadable_reason)
             if is_unreadable != self._was_unreadable:
@@ -363,6 +363,7 @@ class NodeAgent:
         self._leases_changed()
         if self.checkpoint.lost:
             await self.reconciler.rebuild()
+            await self.watcher.record_devices()
             self.node.report_due.set()
         return not self.checkpoint.lost
 

@@ -186,24 +186,3 @@ def held_slots(
             needed = 0 if share.slot is None else share.slot + 1
             held[share.device] = max(needed, held.get(share.device, 0))
     return held
-
-
-def devices_of_records(entries: Iterable[CheckpointEntry], slots: int) -> tuple[Device, ...]:
-    """Return the devices that containers were given, as they were when their shares were placed."""
-    shares = {
-        share.device: share
-        for entry in entries
-        for share in entry.lease.shares_of(entry.allocation.container)
-    }
-    return tuple(
-        Device(
-            uuid=share.device,
-            index=share.index,
-            model=share.device_model,
-            memory_mib=share.device_mib,
-            slots=slots,
-            unit_mib=share.unit_mib,
-            mode=DeviceMode.MIG if share.mig else DeviceMode.HAMI_CORE,
-        )
-        for share in shares.values()
-    )

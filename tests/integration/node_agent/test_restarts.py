@@ -69,6 +69,7 @@ async def test_a_damaged_or_deleted_checkpoint_is_rebuilt_and_containers_may_res
             await handler_of(agent).pre_start_container(NUMBER, ids)
 
             assert agent.checkpoint.allocations[0].name == "one"
+            assert await until(lambda: agent.checkpoint.devices) == agent.node.devices
             assert (cluster.root / "agent" / "checkpoint.damaged").exists() is not deleted
 
 
