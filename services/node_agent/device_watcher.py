@@ -6,7 +6,7 @@ ledger in device reports.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
 
 from services.node_agent.allocate.allocation import NodeSnapshot
@@ -114,12 +114,6 @@ class DeviceWatcher:
         except UnavailableError as error:  # allocations are refused meanwhile
             logger.debug("the devices are not recorded: %s", error)
 
-    def _held(self) -> Mapping[DeviceUuid, int] | None:
-        """Return what is held of the devices, if it is known."""
-        if self.node.checkpoint.lost or not self.node.leases.synced:
-            return None
-        return held_slots(self.node.checkpoint.entries, self.node.leases.leases.values())
-
     async def _mark_silent(self, config: SharingConfig, fault: Fault) -> None:
         self.health.update((), fault)
         snapshot = self.node.snapshot
@@ -132,7 +126,11 @@ class DeviceWatcher:
         self, gpus: Sequence[Gpu], config: SharingConfig, software: NodeSoftware
     ) -> None:
         known = self.node.devices or self._remembered or ()
-        devices = inventory.devices_of(gpus, config, known, self.health.faults, self._held())
+        checkpoint, leases = self.node.checkpoint, self.node.leases
+        held = None  # is not known
+        if leases.synced and not checkpoint.lost:
+            held = held_slots(checkpoint.entries, leases.leases.values())
+        devices = inventory.devices_of(gpus, config, known, self.health.faults, held)
         removed = {each.uuid for each in known}.difference(each.uuid for each in devices)
         self.health.forget(removed.difference(gpu.uuid for gpu in gpus))
         self.mig.profiles = {gpu.uuid: gpu.mig.profiles for gpu in gpus if gpu.mig is not None}

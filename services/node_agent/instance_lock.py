@@ -80,7 +80,10 @@ async def instance_lock(
     with file:
         await _lock(file, state_dir, warn_after_s)
         with contextlib.suppress(OSError):  # a full disk; others see an agent without its name
-            _write(file, this_instance(environ))
+            file.seek(0)
+            file.truncate()
+            file.write(json.dumps(asdict(this_instance(environ))))
+            file.flush()
         yield
 
 
@@ -109,13 +112,6 @@ def _locked(file: IO[str], kind: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _write(file: IO[str], holder: AgentInstance) -> None:
-    file.seek(0)
-    file.truncate()
-    file.write(json.dumps(asdict(holder)))
-    file.flush()
 
 
 def _read(file: IO[str]) -> AgentInstance | None:

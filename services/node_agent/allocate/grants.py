@@ -139,9 +139,6 @@ class Grants:
                     sync_at = node.clock.ticks() + SYNC_S
                     await node.lease_sync.sync()
                 await self.reconciler.forget_ended()
-            self._check_held(entry.lease)
-
-    def _check_held(self, lease: Lease) -> None:
-        known = self.node.leases.find(lease.pod)
-        if lease.claim is not None and (known is None or known.shares != lease.shares):
-            raise LeaseEndedError(f"version {lease.version} of the lease of {lease.pod} is old")
+            lease, known = entry.lease, node.leases.find(entry.lease.pod)
+            if lease.claim is not None and (known is None or known.shares != lease.shares):
+                raise LeaseEndedError(f"version {lease.version} of the lease of {lease.pod} is old")

@@ -72,7 +72,12 @@ def resolve_container(
     ]
     fresh = [candidate for candidate in waiting if candidate.pod.uid not in history.refused]
     again = _answered_before(live, resource, count, holders, history)
-    repeated = [c for c in again if _same_ids(c, history, device_ids)]
+    repeated = [
+        c
+        for c in again
+        if device_ids is not None
+        and set(history.allocated[c.pod.uid, c.container.name]) == set(device_ids)
+    ]
     for candidates in (fresh, repeated, [*waiting, *again]):
         if candidates:
             return _only(candidates, pod_resources)
@@ -91,7 +96,8 @@ def _next_of(
     served = [
         number
         for number, container in enumerate(requesting)
-        if _is_served(pod, container, holders, history)
+        if (pod.namespace, pod.name, container.name) in holders
+        or (pod.uid, container.name) in history.allocated
     ]
     following = served[-1] + 1 if served else 0
     return (
@@ -99,16 +105,6 @@ def _next_of(
         if following < len(requesting)
         else None
     )
-
-
-def _is_served(
-    pod: KubeletPod,
-    container: KubeletContainer,
-    holders: Set[ContainerPlace],
-    history: AllocationHistory,
-) -> bool:
-    shown = (pod.namespace, pod.name, container.name) in holders
-    return shown or (pod.uid, container.name) in history.allocated
 
 
 def _answered_before(
@@ -144,13 +140,6 @@ def _up_to_first_main(containers: Iterable[KubeletContainer]) -> list[KubeletCon
         if not container.init:
             break
     return found
-
-
-def _same_ids(
-    candidate: ContainerCandidate, history: AllocationHistory, device_ids: Sequence[str] | None
-) -> bool:
-    allocated = history.allocated[candidate.pod.uid, candidate.container.name]
-    return device_ids is not None and set(allocated) == set(device_ids)
 
 
 def _only(

@@ -48,24 +48,18 @@ class KubeletPodResources:
         The kubelet allows 10 calls at once and 100 per second; a call beyond that is retried for
         `TIMEOUT_S`. Raises UnavailableError if there is no response by then.
         """
-        last_error: grpc.aio.AioRpcError | None = None
-        try:
+        reason: str | None = f"no answer within {TIMEOUT_S:g} s"
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TIMEOUT_S):
                 while True:
                     try:
                         return _decode(await self._stub.List(api_pb2.ListPodResourcesRequest()))
                     except grpc.aio.AioRpcError as error:
-                        last_error = error
+                        reason = error.details()
                         if error.code() not in _RETRYABLE:
                             break
                     await asyncio.sleep(RETRY_S)
-        except TimeoutError:
-            pass
-        timed_out = f"no answer within {TIMEOUT_S:g} s"
-        reason = timed_out if last_error is None else last_error.details()
-        raise UnavailableError(
-            f"the kubelet's PodResources at {self.socket}: {reason}"
-        ) from last_error
+        raise UnavailableError(f"the kubelet's PodResources at {self.socket}: {reason}")
 
 
 def _claims_of(pod: api_pb2.PodResources) -> Iterator[ClaimHolding]:

@@ -293,29 +293,17 @@ class PluginEndpoint:
         checked_at = began
         while not await wait_for_event(server.ended, until_tick(LOOK_S)):
             now = time.monotonic()
-            if reason := self._lost(server, before, own, now - began):
-                return reason
+            if file_identity(self._kubelet) != before:
+                return "the kubelet's socket was replaced"
+            if file_identity(server.socket) != own:
+                return "our own socket was removed"
+            if server.watched_at is None and now - began > FIRST_LIST_S:
+                return f"the kubelet did not request the list within {FIRST_LIST_S:g} s"
             if now - checked_at >= self._plugins.node.timing.registration_check_s:
                 checked_at = now
                 if await self._is_unallocatable():
                     return "the node shows none of it as allocatable"
         return "the kubelet ended the stream"
-
-    def _lost(
-        self,
-        server: PluginServer,
-        before: FileIdentity,
-        own: FileIdentity | None,
-        for_s: float,
-    ) -> str:
-        """Return why the kubelet has lost a registration of `for_s` seconds, if it has."""
-        if file_identity(self._kubelet) != before:
-            return "the kubelet's socket was replaced"
-        if file_identity(server.socket) != own:
-            return "our own socket was removed"
-        if server.watched_at is None and for_s > FIRST_LIST_S:
-            return f"the kubelet did not request the list within {FIRST_LIST_S:g} s"
-        return ""
 
     async def _is_unallocatable(self) -> bool:
         if not any(entry.healthy for entry in self._ids.values()):

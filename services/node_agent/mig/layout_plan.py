@@ -71,7 +71,11 @@ def plan_layout(
         missing = _missing(layout, kept, known)
         starts = arrange(missing, kept, _compute_slices(profiles))
         if starts is not None:
-            return _steps(instances, kept, missing, starts)
+            return (
+                *(DestroyInstance(instance) for instance in instances if instance not in kept),
+                *(CompleteInstance(instance) for instance in kept if not instance.uuid),
+                *(CreateInstance(*pair) for pair in zip(missing, starts, strict=True)),
+            )
     if used:
         raise InUseError(
             f"the other instances of layout {layout.name} do not fit beside "
@@ -92,19 +96,6 @@ def _known_profiles(
             f"{', '.join(known) or 'no instances'}"
         )
     return known
-
-
-def _steps(
-    instances: Sequence[MigInstance],
-    kept: Sequence[MigInstance],
-    missing: Sequence[InstanceProfile],
-    starts: Sequence[int],
-) -> tuple[PlanStep, ...]:
-    return (
-        *(DestroyInstance(instance) for instance in instances if instance not in kept),
-        *(CompleteInstance(instance) for instance in kept if not instance.uuid),
-        *(CreateInstance(*pair) for pair in zip(missing, starts, strict=True)),
-    )
 
 
 def arrange(

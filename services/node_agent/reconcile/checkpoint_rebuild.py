@@ -6,10 +6,9 @@ from dataclasses import replace
 
 from services.node_agent.allocate.allocation import NodeSnapshot, claim_entry, container_setup
 from services.node_agent.kubelet.device_ids import compact
-from services.node_agent.kubelet.pods import Holding, KubeletPod, PodResources
+from services.node_agent.kubelet.pods import KubeletPod, PodResources
 from services.node_agent.mig.instances import MigInstance, container_instances
 from services.node_agent.records.checkpoint_entry import CheckpointEntry, new_entry
-from shared.dialects import DIALECTS
 from shared.model.claim import device_name
 from shared.model.errors import RequestError
 from shared.model.events.node_events import Allocation
@@ -32,7 +31,15 @@ def rebuild_entries(
     devices in MIG mode: a container has the one at its placement.
     """
     entries: list[CheckpointEntry] = []
-    for lease, holding in _held_by_pods(node, leases, pods, pod_resources):
+    live: dict[tuple[str, str], Lease | None] = {
+        (pod.namespace, pod.name): leases.get(pod.uid) for pod in pods if not pod.terminal
+    }
+    for holding in pod_resources.holdings:
+        lease = live.get((holding.namespace, holding.name))
+        if lease is None or holding.resource not in node.served:
+            continue
+        if not lease.shares_of(holding.container):
+            continue
         with contextlib.suppress(RequestError):
             name, ids = holding.container, compact(holding.device_ids)
             uuids = container_instances(lease, name, node.devices, instances)
@@ -46,24 +53,6 @@ def rebuild_entries(
             uuids = container_instances(lease, name, node.devices, instances)
             entries.append(claim_entry(lease, name, replace(node, instances=uuids, now=now)))
     return entries
-
-
-def _held_by_pods(
-    node: NodeSnapshot,
-    leases: Mapping[PodUid, Lease],
-    pods: Iterable[KubeletPod],
-    pod_resources: PodResources,
-) -> Iterator[tuple[Lease, Holding]]:
-    live: dict[tuple[str, str], PodUid] = {
-        (pod.namespace, pod.name): pod.uid for pod in pods if not pod.terminal
-    }
-    for holding in pod_resources.holdings:
-        pod = live.get((holding.namespace, holding.name))
-        lease = leases.get(pod) if pod is not None else None
-        if lease is None or holding.resource not in node.served or lease.dialect not in DIALECTS:
-            continue
-        if lease.shares_of(holding.container):
-            yield lease, holding
 
 
 def _held_by_claims(
