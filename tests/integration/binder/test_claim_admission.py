@@ -14,7 +14,7 @@ from services.binder.ledger_sync.recovery import Recovery
 from services.binder.observations import generation_of
 from shared.model.claim import LEASED, REFUSED
 from shared.model.errors import UnavailableError
-from shared.model.events.claim_events import AllocatedClaim, ClaimDeallocated
+from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice, ClaimDeallocated
 from shared.model.events.node_events import LeaseHolder
 from shared.model.events.pod_events import LeaseChanged, ListedPods, PodsListed
 from shared.model.events.request_reply import ClaimLeaseReply, LeasesRequest
@@ -187,19 +187,23 @@ async def test_a_claim_is_refused_if_a_container_combines_limits(
     assert await binder.lease_of(claim) is None
 
 
-async def test_each_container_may_use_a_request_of_its_own(binder: ClaimBinder) -> None:
-    claim = binder.claims.put(by_pod(allocated("c", *TWO)))
-    binder.claims.uses["pod"] = used(("c", "one")) + used(("c", "two"), container="second")
-
-    await binder.lease(claim)
-
-    assert binder.answered(claim) == [LEASED]
+WHOLE = (on(GPU, None, request="a/best"), on(uuid("a", 1), None, request="b"))
 
 
-async def test_a_container_may_use_several_whole_devices(binder: ClaimBinder) -> None:
-    devices = (on(GPU, None, request="a/best"), on(uuid("a", 1), None, request="b"))
+@pytest.mark.parametrize(
+    ("devices", "uses"),
+    [
+        pytest.param(
+            TWO, used(("c", "one")) + used(("c", "two"), container="second"), id="one each"
+        ),
+        pytest.param(WHOLE, used(("c", ""), ("c", "a")), id="several whole devices"),
+    ],
+)
+async def test_requests_that_no_container_combines_with_limits_are_leased(
+    binder: ClaimBinder, devices: tuple[AllocatedDevice, ...], uses: list[RequestUse]
+) -> None:
     claim = binder.claims.put(by_pod(allocated("c", *devices)))
-    binder.claims.uses["pod"] = used(("c", ""), ("c", "a"))
+    binder.claims.uses["pod"] = uses
 
     await binder.lease(claim)
 

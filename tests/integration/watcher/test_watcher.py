@@ -6,14 +6,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+from prometheus_client import REGISTRY
 
+from services.watcher.quota_sources import QuotaReflectors
 from services.watcher.wiring import build_watcher
 from shared.dialects.dialect import Rules
 from shared.dialects.nvidia import annotations as hami
 from shared.dialects.volcano import device_register, gpushare
 from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.gpu_quotas import OBJECTS
 from shared.kubernetes.kubeconfig import load_credentials
+from shared.model.clock import end
 from shared.model.events.event import Event
 from shared.model.events.pod_events import (
     BindingFailed,
@@ -25,6 +30,8 @@ from shared.model.events.pod_events import (
     PodTerminated,
     ResyncRequested,
 )
+from shared.model.names import Namespace
+from shared.model.quota import Quota, QuotaLimits
 from shared.model.request import Gang
 from shared.nats.bus import Bus
 from shared.nats.inbox import Inbox
@@ -33,6 +40,7 @@ from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.servers.nats import nats_server
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
+from tests.support.simcluster.custom_kinds import older_definition
 from tests.support.waiting import until
 
 MERGE = {"Content-Type": "application/merge-patch+json"}
@@ -319,3 +327,49 @@ async def test_a_pod_group_of_kubernetes_says_why_its_pods_wait_and_when_they_ar
                 await client.post(f"{pods}/{name}/binding", json=target)
             found = await until(scheduled, lambda now: now and now["status"] == "True")
             assert (found["reason"], found["message"]) == ("Scheduled", "2 pods have a node")
+
+
+TEAM = Namespace("team-a")
+
+
+def manifest(spec: dict[str, Any]) -> dict[str, Any]:
+    kind = {"apiVersion": "leasehold.dev/v1beta1", "kind": "GPUQuota"}
+    return {**kind, "metadata": {"name": str(TEAM)}, "spec": spec}
+
+
+@pytest.fixture
+async def lenient_api() -> AsyncIterator[ApiUnderTest]:
+    """An API server with an older definition, which accepts any text as memory."""
+    async with api_server() as started:
+        started.store.create("customresourcedefinitions", older_definition("gpuquotas"))
+        yield started
+
+
+async def test_an_invalid_quota_lets_nothing_new_in_and_the_last_valid_one_stays_in_force(
+    lenient_api: ApiUnderTest, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: asyncio.Queue[tuple[Quota, ...]] = asyncio.Queue()
+
+    async def collect(quotas: QuotaReflectors) -> None:
+        async for batch in quotas.batches():
+            seen.put_nowait(batch)
+
+    async with KubernetesClient(load_credentials(lenient_api.kubeconfig)) as kube:
+        await kube.create(OBJECTS, manifest({"maxMemory": "abc"}))
+        collecting = asyncio.create_task(collect(QuotaReflectors(kube)))
+        new = await seen.get()
+        shown = REGISTRY.get_sample_value("leasehold_quota_invalid", {"name": str(TEAM)})
+        await kube.patch_merge(f"{OBJECTS}/{TEAM}", {"spec": {"maxMemory": "1Gi", "maxCards": 2}})
+        valid = await seen.get()
+        await kube.patch_merge(f"{OBJECTS}/{TEAM}", {"spec": {"maxMemory": "abc"}})
+        other = {**manifest({}), "metadata": {"name": "other"}}
+        await kube.create(OBJECTS, other)
+        later = await seen.get()
+        await end(collecting)
+
+    nothing = QuotaLimits(cores_milli=0, milli_gpu=0, memory_mib=0, cards=0)
+    assert new == (Quota(namespace=TEAM, limits=nothing),)
+    assert shown == 1
+    assert "GPUQuota team-a: spec: maxMemory: 'abc' is not a Kubernetes quantity" in caplog.text
+    assert valid[0].limits == QuotaLimits(memory_mib=1024, cards=2)
+    assert next(quota for quota in later if quota.namespace == TEAM) == valid[0]

@@ -421,26 +421,12 @@ def test_a_resource_that_no_node_has_is_published_of_pods_of_other_schedulers() 
     )
 
 
-def test_item_6_cards_that_the_annotation_lists_are_cordoned() -> None:
-    node = msgspec.convert(
-        {
-            "metadata": {
-                "name": "n",
-                "annotations": {"volcano.sh/gpu-unhealthy-ids": "0,1,x, 3,99999,-7"},
-            }
-        },
-        ApiNode,
-    )
-
-    assert parse_node(node).excluded_devices == (0, 1, 3)
-
-
-def test_cards_are_closed_by_each_annotation_with_its_reason() -> None:
+def test_item_6_cards_are_closed_by_each_annotation_with_its_reason() -> None:
     notes = {
         "cordon.leasehold.dev/gpu-0": "fan is loud",
         "cordon.leasehold.dev/gpu-2": "",
         "cordon.leasehold.dev/gpu-x": "no index",
-        "volcano.sh/gpu-unhealthy-ids": "3",
+        "volcano.sh/gpu-unhealthy-ids": "x, 3,99999,-7",
         "hami.io/device-cordon": "GPU-b",
         "hami.io/node-nvidia-register": '[{"id":"GPU-a"},{"id":"GPU-b","index":1}]',
     }

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+import pytest
 from msgspec import structs
 
 from services.binder.ledger_sync.recovery import Recovery
-from shared.model.lease import Lease, LeaseState
+from shared.model.lease import Lease, LeaseState, Share
 from shared.model.names import DeviceUuid, NodeName
 from tests.support.binder.events import activation, bound
 from tests.support.binder.world import lease
@@ -30,71 +31,50 @@ def test_leases_of_listed_pods_are_restored_before_those_of_unlisted_pods() -> N
     assert recovery.problems == []
 
 
-def sized(lease: Lease, mib: int) -> Lease:
-    shares = (structs.replace(lease.shares[0], memory_mib=mib),)
-    return structs.replace(lease, version=5, shares=shares)
+def sized(mib: int, version: int = 5) -> Lease:
+    shares = (structs.replace(KNOWN.shares[0], memory_mib=mib),)
+    return structs.replace(KNOWN, version=version, shares=shares)
 
 
-def test_a_lease_gets_the_size_of_its_agent_or_of_its_copy_whichever_is_less() -> None:
-    larger, smaller, same = lease("larger"), lease("smaller"), lease("same")
-    recovery = Recovery([bound(larger), bound(smaller), bound(same)])
-
-    reported = recovery.add_reports(
-        {
-            same.node: (
-                activation(sized(larger, 7_000)),
-                activation(sized(smaller, 700)),
-                activation(same),
-            )
-        }
-    )
-
-    assert [(each.lease.name, each.lease.shares[0].memory_mib) for each in reported] == [
-        ("larger", 1_000),
-        ("smaller", 700),
-        ("same", 1_000),
-    ]
-    assert [each.name for each in recovery.lagging] == ["larger", "smaller"]
-    assert [each.lease.version for each in reported] == [6, 5, 1], "agents follow newer leases"
+KNOWN = lease("p1")
+GIVEN = structs.replace(KNOWN.shares[0], slot=(KNOWN.shares[0].slot or 0) + 1, fence=9)
 
 
-def test_a_size_that_an_agent_has_from_before_a_resize_is_newer_than_that_of_the_copy() -> None:
-    """The resize is lost, and whoever has heard of it follows newer leases only."""
-    has, resized = lease("p1"), sized(lease("p1"), 7_000)
-    recovery = Recovery([bound(resized)])
+@pytest.mark.parametrize(
+    ("reported", "copy", "shares", "version", "lags"),
+    [
+        pytest.param(sized(7_000), KNOWN, KNOWN.shares, 6, True, id="the copy has less"),
+        pytest.param(sized(700), KNOWN, sized(700).shares, 5, True, id="the agent has less"),
+        pytest.param(KNOWN, KNOWN, KNOWN.shares, 1, False, id="the same"),
+        pytest.param(KNOWN, sized(7_000), KNOWN.shares, 6, True, id="a resize is lost"),
+        pytest.param(
+            structs.replace(KNOWN, shares=(GIVEN,)), KNOWN, (GIVEN,), 1, True, id="another slot"
+        ),
+    ],
+)
+def test_a_lease_has_the_slot_of_its_agent_and_the_smaller_size_in_a_new_version(
+    reported: Lease, copy: Lease, shares: tuple[Share, ...], version: int, *, lags: bool
+) -> None:
+    """Agents follow newer leases only."""
+    recovery = Recovery([bound(copy)])
 
-    [found] = recovery.add_reports({has.node: (activation(has),)})
+    [found] = recovery.add_reports({KNOWN.node: (activation(reported),)})
 
-    assert found.lease.shares == has.shares
-    assert found.lease.version == resized.version + 1
+    assert (found.lease.shares, found.lease.version) == (shares, version)
+    assert bool(recovery.lagging) is lags
+    assert recovery.problems == []
 
 
 def test_a_lease_on_other_devices_than_its_copy_is_restored_from_the_copy() -> None:
-    known = lease("p1")
-    forged = structs.replace(
-        known, shares=(structs.replace(known.shares[0], device=DeviceUuid("GPU-n2-0")),)
-    )
-    recovery = Recovery([bound(known)])
+    elsewhere = structs.replace(KNOWN.shares[0], device=DeviceUuid("GPU-n2-0"))
+    forged = structs.replace(KNOWN, shares=(elsewhere,))
+    recovery = Recovery([bound(KNOWN)])
 
-    assert recovery.add_reports({known.node: (activation(forged),)}) == []
+    assert recovery.add_reports({KNOWN.node: (activation(forged),)}) == []
     [[restored]] = recovery.annotated()
 
-    assert restored.shares == known.shares
+    assert restored.shares == KNOWN.shares
     assert "other devices than those" in recovery.problems[0]
-
-
-def test_a_slot_is_the_one_that_the_agent_has_given() -> None:
-    known = lease("p1")
-    [share] = known.shares
-    given = structs.replace(share, slot=(share.slot or 0) + 1, fence=share.fence + 5)
-    recovery = Recovery([bound(known)])
-
-    [found] = recovery.add_reports(
-        {known.node: (activation(structs.replace(known, shares=(given,))),)}
-    )
-
-    assert found.lease.shares == (given,)
-    assert recovery.problems == []
 
 
 def test_a_node_is_silent_until_it_reports() -> None:
