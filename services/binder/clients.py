@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -172,16 +172,16 @@ class PodClient:
         known = {pod.pod: pod for pod in map(snapshot_of, pods)}
         return known, [_disruptions(each, known.values()) for each in budgets]
 
-    async def announce(self, victim: Victim, at: float) -> bool:
-        """Annotate the pod with the time of its eviction.
+    async def announce(self, victim: Victim, at: float) -> None:
+        """Annotate the pod, if it is there and can be changed, with the time of its eviction.
 
-        False if the pod is gone, or cannot be changed. Raises UnavailableError as `evict` does.
+        Raises UnavailableError as `evict` does.
         """
-        return await self._annotate(victim, timestamp(at))
+        await self._annotate(victim, timestamp(at))
 
-    async def withdraw(self, victim: Victim) -> bool:
-        """Remove that annotation; return whether the pod is there."""
-        return await self._annotate(victim, None)
+    async def withdraw(self, victim: Victim) -> None:
+        """Remove that annotation."""
+        await self._annotate(victim, None)
 
     async def evict(
         self, victim: Victim | PodSnapshot, *, dry_run: bool = False
@@ -191,47 +191,47 @@ class PodClient:
         Returns the outcome and the reason for it. Raises UnavailableError if the API server does
         not answer, or reports a conflict although the pod is there.
         """
+        namespace, name = victim.namespace, victim.name
         try:
-            await self.client.evict(victim.namespace, victim.name, uid=victim.pod, dry_run=dry_run)
+            return await self._written(
+                victim, self.client.evict(namespace, name, uid=victim.pod, dry_run=dry_run)
+            )
         except EvictionBlockedError as error:
-            return EvictionOutcome.BLOCKED, error.response.message
-        except NotFoundError as error:
-            return EvictionOutcome.GONE, error.response.message
-        except KubernetesConflictError as error:
-            await self._raise_unless_gone(victim, error)
-            return EvictionOutcome.GONE, error.response.message
-        except RequestRejectedError as error:
-            # Rejected by an admission policy of the cluster, for example.
             return EvictionOutcome.BLOCKED, error.response.message
         except OverloadedError as error:
             if error.response.code == SEVERAL_DISRUPTION_BUDGETS:
                 return EvictionOutcome.BLOCKED, error.response.message
             raise
-        return EvictionOutcome.EVICTED, ""
 
-    async def _annotate(self, victim: Victim, value: str | None) -> bool:
+    async def _annotate(self, victim: Victim, value: str | None) -> None:
+        namespace, name = victim.namespace, victim.name
         notes = {PREEMPT_AT: value}
-        try:
-            await self.annotate(victim.namespace, victim.name, victim.pod, notes)
-        except NotFoundError:
-            return False
-        except KubernetesConflictError as error:
-            await self._raise_unless_gone(victim, error)
-            return False
-        except RequestRejectedError as error:
-            logger.warning("pod %s/%s is not annotated: %s", victim.namespace, victim.name, error)
-            return False
-        return True
+        outcome, reason = await self._written(
+            victim, self.annotate(namespace, name, victim.pod, notes)
+        )
+        if outcome is EvictionOutcome.BLOCKED:
+            logger.warning("pod %s/%s is not annotated: %s", namespace, name, reason)
 
-    async def _raise_unless_gone(
-        self, victim: Victim | PodSnapshot, error: KubernetesConflictError
-    ) -> None:
-        """Raise UnavailableError if the pod is there: the same write may succeed later."""
-        found = await self.get(victim.namespace, victim.name)
-        if found is not None and found.pod == victim.pod:
-            raise UnavailableError(
-                f"pod {victim.namespace}/{victim.name}: {error.response.message}; tried again soon"
-            ) from error
+    async def _written(
+        self, victim: Victim | PodSnapshot, write: Awaitable[object]
+    ) -> tuple[EvictionOutcome, str]:
+        """Return what came of a write to a pod, and why; EVICTED: it was written."""
+        try:
+            await write
+        except NotFoundError as error:
+            return EvictionOutcome.GONE, error.response.message
+        except RequestRejectedError as error:
+            # Rejected by an admission policy of the cluster, for example.
+            return EvictionOutcome.BLOCKED, error.response.message
+        except KubernetesConflictError as error:
+            found = await self.get(victim.namespace, victim.name)
+            if found is not None and found.pod == victim.pod:  # the same write may succeed later
+                raise UnavailableError(
+                    f"pod {victim.namespace}/{victim.name}: {error.response.message}; "
+                    "tried again soon"
+                ) from error
+            return EvictionOutcome.GONE, error.response.message
+        return EvictionOutcome.EVICTED, ""
 
     async def _list(self, path: str, kind: type[Item], **query: str) -> list[Item]:
         pages = self.client.pages(path, query=query)

@@ -16,7 +16,6 @@ from services.binder.report.event_writer import EventRecorder
 from services.binder.report.explanations import event_of
 from services.binder.resize.rules import (
     SizeChange,
-    SizeUnchanged,
     decide,
     is_smaller,
     no_capacity,
@@ -88,10 +87,8 @@ class Resizer:
         match decide(lease, request, node):
             case ResizeReply() as refusal:
                 return refusal
-            case SizeUnchanged(container=container, shares=shares) if lease is not None:
-                pending = await self._synchronize(lease)
-                same = SizeChange(container=container, lease=lease, before=shares)
-                return _reply("unchanged", same, pending)
+            case SizeChange(is_none=True) as same:
+                return _reply("unchanged", same, await self._synchronize(same.lease))
             case SizeChange() as change if node is not None:
                 return await self._change(change, node)
         return None

@@ -32,16 +32,8 @@ def refused(reason: str, hint: str = "") -> ResizeReply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SizeUnchanged:
-    """The container has that size already."""
-
-    container: str
-    shares: tuple[Share, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SizeChange:
-    """Another size for one container."""
+    """The size that is requested for one container."""
 
     container: str
     lease: Lease
@@ -54,6 +46,11 @@ class SizeChange:
         return self.lease.shares_of(self.container)
 
     @property
+    def is_none(self) -> bool:
+        """Whether the container has that size already."""
+        return self.after == self.before
+
+    @property
     def shrinks(self) -> bool:
         """Whether some device's memory is released: its node must agree first."""
         pairs = zip(self.before, self.after, strict=True)
@@ -62,7 +59,7 @@ class SizeChange:
 
 def decide(
     lease: Lease | None, request: ResizeRequest, node: LedgerNode | None
-) -> SizeChange | SizeUnchanged | ResizeReply:
+) -> SizeChange | ResizeReply:
     """Decide on a request. `node` is the lease's, with its devices."""
     if lease is None:
         return refused(
@@ -80,12 +77,10 @@ def decide(
     sized = tuple(
         _sized(share, request) if share.container == container else share for share in lease.shares
     )
-    if sized == lease.shares:
-        return SizeUnchanged(container=container, shares=shares)
     change = SizeChange(
         container=container, lease=structs.replace(lease, shares=sized), before=shares
     )
-    return next(_unenforceable(lease, change, node, devices), change)
+    return change if change.is_none else next(_unenforceable(lease, change, node, devices), change)
 
 
 def _container_of(lease: Lease, request: ResizeRequest) -> str | ResizeReply:

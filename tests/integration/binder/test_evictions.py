@@ -259,11 +259,10 @@ class Mortal(PodClient):
             if self.left == 0:
                 raise KilledError
 
-    async def announce(self, victim: Victim, at: float) -> bool:
+    async def announce(self, victim: Victim, at: float) -> None:
         self._die(after=False)
-        done = await super().announce(victim, at)
+        await super().announce(victim, at)
         self._die(after=True)
-        return done
 
     async def evict(
         self, victim: Victim | PodSnapshot, *, dry_run: bool = False

@@ -97,15 +97,6 @@ async def test_all_of_a_claim_is_refused_where_a_pod_has_the_share(binder: Claim
     await assert_sound(binder.ledger)
 
 
-async def test_a_device_that_is_not_there_is_refused(binder: ClaimBinder) -> None:
-    claim = binder.claims.put(allocated("c", on(uuid("elsewhere", 0))))
-
-    await binder.lease(claim)
-
-    [answer] = binder.claims.answers["c"]
-    assert answer.message == "node a has no device gpu-elsewhere-0"
-
-
 @pytest.mark.parametrize("shares", [(16_000, 1), (1, 16_000)])
 async def test_a_whole_device_is_exclusive(binder: ClaimBinder, shares: tuple[int, int]) -> None:
     first, second = (allocated(f"c{mib}", on(GPU, mib)) for mib in shares)

@@ -16,8 +16,6 @@ from shared.model.events.node_events import ShareActivated, ShareRefused
 from shared.model.events.pod_events import (
     BindingFailed,
     LeaseChanged,
-    NodeChanged,
-    PlacementChosen,
     PodQueued,
     ResyncRequested,
 )
@@ -25,8 +23,6 @@ from shared.model.events.request_reply import LeasesRequest
 from shared.model.lease import LeaseState
 from shared.model.ledger import OfferedPods
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.node import NodeFacts
-from shared.runtime.service import roles_of
 from tests.support.binder.events import activation, in_state, report, terminated
 from tests.support.binder.world import NOW, NewWorld, ObservedLedger, World, lease, running
 from tests.support.clock import FakeClock
@@ -35,31 +31,24 @@ from tests.support.servers.valkey import valkey_server
 from tests.support.waiting import until
 
 
-def test_every_handler_signature_can_be_read() -> None:
-    roles = {role.method: role for role in roles_of(Binder)}
-
-    assert roles["bind_pods"].consumes == (PlacementChosen,)
-    assert roles["bind_pods"].concurrency == 16
-    assert roles["explain_waiting"].publishes == ()
-
-
-@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-async def test_the_lease_of_a_terminated_pod_ends_at_once(new_world: NewWorld, phase: str) -> None:
-    world = await new_world(in_state(LeaseState.ACTIVE))
+@pytest.mark.parametrize(
+    ("state", "phase"),
+    [
+        (LeaseState.ACTIVE, "Succeeded"),
+        (LeaseState.ACTIVE, "Failed"),
+        pytest.param(LeaseState.RESERVED, "", id="deleted before its binding"),
+    ],
+)
+async def test_the_lease_of_a_pod_that_cannot_run_ends_at_once(
+    new_world: NewWorld, state: LeaseState, phase: str
+) -> None:
+    world = await new_world(in_state(state))
 
     (changed,) = await world.binder.end_leases([terminated(phase=phase)])
 
     assert isinstance(changed, LeaseChanged)
-    assert changed.lease.state is LeaseState.RELEASED
+    assert not await world.leases()
     assert not world.agents.requested_pods
-
-
-async def test_the_lease_of_a_pod_deleted_before_its_binding_ends_at_once(
-    new_world: NewWorld,
-) -> None:
-    world = await new_world(in_state(LeaseState.RESERVED))
-
-    assert len(await world.binder.end_leases([terminated()])) == 1
 
 
 @pytest.mark.parametrize("state", [LeaseState.BOUND, LeaseState.ACTIVE])
@@ -303,17 +292,6 @@ async def test_only_the_newest_report_of_a_node_is_saved(new_world: NewWorld) ->
 
     [node] = await world.ledger.totals.of_nodes([newest.node])
     assert node.node.served == newest.served
-
-
-async def test_nodes_come_and_go(new_world: NewWorld) -> None:
-    world = await new_world()
-    facts = NodeFacts(name=NodeName("n3"))
-
-    await world.binder.updater.save_nodes([NodeChanged(node=facts)])
-    assert facts.name in await world.ledger.node_names()
-    await world.binder.updater.save_nodes([NodeChanged(node=facts, deleted=True)])
-
-    assert facts.name not in await world.ledger.node_names()
 
 
 async def test_the_lease_of_a_refused_share_is_released(new_world: NewWorld) -> None:

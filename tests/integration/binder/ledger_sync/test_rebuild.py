@@ -54,24 +54,17 @@ async def test_a_listing_counts_only_when_it_is_complete(new_world: NewWorld) ->
     assert len(second) == 1
 
 
-async def test_the_binding_of_a_new_lease_is_not_sent_again(new_world: NewWorld) -> None:
-    new = structs.replace(in_state(LeaseState.BOUND), created_at=NOW - 4)
-    world = await new_world(new)
-    world.pods.seen["p1"] = PodSnapshot(new.pod, None)
-
-    assert not await world.binder.reconciler.reconcile_listing([listing()])
-
-
+@pytest.mark.parametrize(("age_s", "is_sent"), [(4, False), (60, True)])
 async def test_the_binding_of_a_committed_lease_is_sent_again_if_its_pod_is_unbound(
-    new_world: NewWorld,
+    new_world: NewWorld, age_s: float, *, is_sent: bool
 ) -> None:
-    committed = in_state(LeaseState.BOUND)
+    committed = structs.replace(in_state(LeaseState.BOUND), created_at=NOW - age_s)
     world = await new_world(committed)
     world.pods.seen["p1"] = PodSnapshot(committed.pod, None)
 
-    (event,) = await world.binder.reconciler.reconcile_listing([listing()])
+    events = await world.binder.reconciler.reconcile_listing([listing()])
 
-    assert event == PlacementChosen(lease=committed)
+    assert events == ([PlacementChosen(lease=committed)] if is_sent else [])
 
 
 async def test_a_lease_that_only_the_pod_carries_is_reported_not_created(

@@ -123,18 +123,6 @@ async def test_a_pod_of_another_scheduler_gets_one_event_and_no_condition(
     )
 
 
-def test_a_rejected_request_is_explained_with_its_own_reason() -> None:
-    rejected = PodRejected(
-        pod=PodUid("u"),
-        namespace=Namespace("default"),
-        name="p",
-        resource_version="1",
-        reason="container c: volcano.sh/vgpu-number is 0",
-    )
-
-    assert explain(rejected).message == rejected.reason
-
-
 def test_an_equal_condition_is_not_written_again() -> None:
     why = explain(refused())
     same = seen(status="False", reason="Unschedulable", message=why.message)

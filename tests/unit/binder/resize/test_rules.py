@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from services.binder.resize.rules import SizeChange, SizeUnchanged, decide, is_smaller, no_capacity
+from services.binder.resize.rules import SizeChange, decide, is_smaller, no_capacity
 from shared.dialects import DIALECTS
 from shared.model.device import DeviceUse
 from shared.model.events.request_reply import ResizeReply, ResizeRequest
@@ -78,9 +78,7 @@ def test_the_same_size_is_no_change_and_the_requested_size_clears_the_former_one
     before = running()
     larger = assert_changed(before, resize_to(6_000)).lease
 
-    assert decide(before, resize_to(4_000, 20), NODE) == SizeUnchanged(
-        container="main", shares=before.shares
-    )
+    assert assert_changed(before, resize_to(4_000, 20)).is_none
     assert assert_changed(larger, resize_to(4_000)).lease.shares == before.shares
 
 
@@ -240,7 +238,7 @@ def test_the_size_that_a_hint_names_fits_every_gpu_of_the_container(
     largest = resize_to(10_000 - 10_000 % unit)
     for wanted, code in ((largest, "memory"), (resize_to(None, 99), "cores")):
         change = decide(before, wanted, node)
-        if not isinstance(change, SizeChange):
+        if not isinstance(change, SizeChange) or change.is_none:
             continue
         lacking = NoCapacity(pod=before.pod, reason=f"{code} of GPU-a", devices=taken)
         hint = no_capacity(lacking, change, node).hint
@@ -270,10 +268,8 @@ def test_an_exceeded_quota_is_named() -> None:
 def test_a_resize_and_its_reverse_restore_the_lease(mib: int, cores: int, to: int, tc: int) -> None:
     before = running(share(memory_mib=mib, cores_percent=cores))
     there = decide(before, resize_to(to, tc), NODE)
-    if isinstance(there, SizeUnchanged):
-        assert (mib, cores) == (to, tc)
-        return
     assert isinstance(there, SizeChange)
+    assert there.is_none is ((mib, cores) == (to, tc))
 
     back = assert_changed(structs.replace(there.lease, version=4), resize_to(mib, cores))
 
