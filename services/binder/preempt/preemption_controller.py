@@ -22,11 +22,9 @@ from services.binder.preempt.rules import (
     PreemptionRules,
     Step,
     allowance,
-    announced_event,
     beneficiary_event,
     cancelled_events,
     ends_by_policy,
-    evicted_event,
     eviction_record,
     expiry,
     is_evictable,
@@ -34,6 +32,7 @@ from services.binder.preempt.rules import (
     next_step,
     over_limit,
     preempted,
+    victim_event,
     victim_of,
 )
 from services.binder.report.event_writer import EventRecorder
@@ -229,7 +228,7 @@ class PreemptionController:
         at = self.clock.now() + self.rules.preemption_notice_s
         for victim in preemption.victims:
             await self.pods.announce(victim, at)
-            self.events.record(announced_event(victim, preemption, at))
+            self.events.record(victim_event(victim, preemption, at))
         # No pod is evicted before the last one has had its notice.
         evict_at = self.clock.now() + self.rules.preemption_notice_s
         announced = replace(
@@ -252,7 +251,9 @@ class PreemptionController:
             outcome, reason = await self.pods.evict(victim)
             if outcome is not EvictionOutcome.BLOCKED:
                 current = await self._record_eviction(current, victim, outcome)
-            elif _any_evicted(current.preemption):
+            elif any(
+                each.outcome is EvictionOutcome.EVICTED for each in current.preemption.victims
+            ):
                 self._blocked_until[read.preemption.id] = self.clock.now() + BLOCKED_S
             else:
                 await self._cancel(current, reason, victim)
@@ -262,7 +263,7 @@ class PreemptionController:
         self, read: StoredPreemption, victim: Victim, outcome: EvictionOutcome
     ) -> StoredPreemption | None:
         preemption = read.preemption
-        event = evicted_event(victim, preemption)
+        event = victim_event(victim, preemption)
         record = eviction_record(victim, preemption, outcome, event, self.clock.now())
         saved = await self.store.save(read, preemption.after(victim, outcome), [record])
         if saved is not None and outcome is EvictionOutcome.EVICTED:
@@ -327,7 +328,11 @@ class PreemptionController:
         self._plan_at_once_if_new(pending, budgets)
         if not (pending or policies) or now < self._plan_at:
             return
-        begun = await self._begin(pending[:MAX_PENDING], policies)
+        cluster, begun = await self.cluster(), False
+        for budget in policies:
+            begun |= await self._end_by_policy(budget, cluster)
+        for each in pending[:MAX_PENDING]:
+            begun |= await self._preempt_for(each, cluster)
         self._pause_s = PLAN_S if begun else min(2 * self._pause_s, MAX_PLAN_S)
         self._plan_at = self.clock.now() + self._pause_s
 
@@ -341,17 +346,6 @@ class PreemptionController:
         )
         if planned_for != self._planned_for:
             self._planned_for, self._plan_at, self._pause_s = planned_for, 0.0, PLAN_S
-
-    async def _begin(
-        self, pending: Sequence[WaitingPod], policies: Sequence[BudgetChanged]
-    ) -> bool:
-        cluster = await self.cluster()
-        begun = False
-        for budget in policies:
-            begun |= await self._end_by_policy(budget, cluster)
-        for waiting in pending:
-            begun |= await self._preempt_for(waiting, cluster)
-        return begun
 
     async def cluster(self) -> ClusterSnapshot:
         """Read the nodes, the pods and the PodDisruptionBudgets."""
@@ -417,7 +411,3 @@ class PreemptionController:
             if opened is not None:
                 begun |= await self._announce(opened)
         return begun
-
-
-def _any_evicted(preemption: Preemption) -> bool:
-    return any(victim.outcome is EvictionOutcome.EVICTED for victim in preemption.victims)

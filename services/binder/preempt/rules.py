@@ -381,16 +381,12 @@ def expiry(victims: Collection[Victim], notice_s: float, now: float) -> float:
     return now + notice_s + max((each.grace_s for each in victims), default=0.0) + SLACK_S
 
 
-def announced_event(victim: Victim, preemption: Preemption, at: float) -> KubernetesEvent:
-    """Return the Event of a victim that will be evicted."""
-    return _victim_event(
-        victim, f"will be evicted at {timestamp(at)}: {_cause(victim, preemption)}"
-    )
-
-
-def evicted_event(victim: Victim, preemption: Preemption) -> KubernetesEvent:
-    """Return the Event of a victim that was evicted."""
-    return _victim_event(victim, f"evicted: {_cause(victim, preemption)}")
+def victim_event(
+    victim: Victim, preemption: Preemption, at: float | None = None
+) -> KubernetesEvent:
+    """Return the Event of a victim that will be evicted at a time, or that was evicted."""
+    what = "evicted" if at is None else f"will be evicted at {timestamp(at)}"
+    return _victim_event(victim, f"{what}: {_cause(victim, preemption)}")
 
 
 def beneficiary_event(preemption: Preemption) -> KubernetesEvent:

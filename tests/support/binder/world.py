@@ -34,7 +34,7 @@ from shared.model.events.pod_events import PlacementChosen
 from shared.model.events.request_reply import BindReply, LimitsReply, LimitsRequest
 from shared.model.lease import Lease, LeaseState, Share, ShareSize
 from shared.model.ledger import LedgerStatus
-from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.names import BUDGET_GATE, DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import AntiAffinityTerm
 from shared.runtime.runner import run_loop
 from shared.runtime.service import roles_of
@@ -165,6 +165,9 @@ class FakePods(PodClient):
         self.events: dict[str, dict[str, Any]] = {}
         self.event_writes = 0
         self.nodes: set[NodeName] = set()
+        self.opened: list[str] = []
+        """Pods whose gates were removed."""
+        self.after_gate: Callable[[], Awaitable[None]] = _nothing
 
     async def list_selected(
         self, term: AntiAffinityTerm, node: NodeName | None
@@ -232,6 +235,15 @@ class FakePods(PodClient):
         )
 
     async def remove_gate(self, namespace: str, name: str, uid: str, gate: str) -> bool:
+        assert (gate, uid) == (BUDGET_GATE, f"uid-{name}")
+        if self.away:
+            raise UnavailableError("no answer")
+        if self.errors.get(name):
+            raise self.errors[name].pop(0)
+        if self.seen.get(name, True) is None:
+            return False
+        self.opened.append(name)
+        await self.after_gate()
         return True
 
     async def patch_status(self, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
