@@ -27,7 +27,7 @@ from shared.model.events.request_reply import PodBindingReply, PodBindingRequest
 from shared.model.ledger import FeedTruncatedError
 from shared.model.names import NodeName, PodUid
 from shared.model.placement import Placement, Refusal
-from shared.model.request import NodeOrder, PodRequest
+from shared.model.request import PodRequest
 from shared.placing.choice.container_choice import build_shares
 from shared.placing.choice.device_choice import allowed_modes, choose_devices
 from shared.placing.index.node_index import NodeIndex, placement_key
@@ -167,7 +167,7 @@ def scores(
     if not nodes:
         return {}
     costs = _ranks(request, nodes, index)
-    if request.node_order is NodeOrder.FRAGMENTATION:
+    if request.node_order.compares:
         costs = _fragmentation(request, nodes, costs, index)
     ordered = sorted(set(costs))
     scale = (BEST - 1) / len(ordered)
@@ -356,7 +356,7 @@ class Extender:
 
     def _learns(self, pod: RememberedPod) -> bool:
         first = pod.published is None
-        return first and pod.queued.request.node_order is NodeOrder.FRAGMENTATION
+        return first and pod.queued.request.node_order.compares
 
     def _publish_refusal(self, pod: RememberedPod, refusal: Refusal) -> None:
         capacity = pod.excess_capacity if pod.excesses else self.mirror.capacity

@@ -62,8 +62,8 @@ class Rules:
     """Volcano's `deviceshare.GPUExclusiveRules`: labels; pods with all labels of a rule
     never share a device."""
     node_scheduler_policy: str = "binpack"
-    """HAMi's `--node-scheduler-policy`: `binpack` or `spread`; or `fragmentation`, for the pods of
-    all dialects and those without GPUs."""
+    """HAMi's `--node-scheduler-policy`: `binpack` or `spread`; or, for the pods of all dialects and
+    those without GPUs, `fragmentation` or `power`."""
     gpu_scheduler_policy: str = "spread"
     """HAMi's `--gpu-scheduler-policy`: a chain of words, see `nvidia.dialect`."""
     scoring_strategy: str = "LeastAllocated"

@@ -68,10 +68,9 @@ def parse_pod_request(pod: PodManifest, rules: Rules) -> PodRequest:
     _check_shares(request)
     if request.containers and is_strict(pod, rules):
         request = strict_request(request)
-    if rules.node_scheduler_policy == NodeOrder.FRAGMENTATION and request.dialect != nvidia.NAME:
-        request = structs.replace(
-            request, node_order=NodeOrder.FRAGMENTATION, device_order=DeviceOrder.BINPACK
-        )
+    order = NodeOrder(rules.node_scheduler_policy)
+    if order.compares and request.dialect != nvidia.NAME:
+        request = structs.replace(request, node_order=order, device_order=DeviceOrder.BINPACK)
     if rules.prefer_mig:
         request = structs.replace(request, prefer_mig=True)
     check_bounds(request, "the request for GPUs")

@@ -106,6 +106,8 @@ class Device:
     layouts: Annotated[tuple[MigLayout, ...], Meta(max_length=64)] = ()
     """The layouts that it can be partitioned into, in order of preference; MIG mode only."""
     isolation: Isolation = Isolation.SHARED
+    power_limit_w: Count = 0
+    """The most power that it draws, in W; 0: unknown."""
 
     @property
     def public_fault(self) -> str:

@@ -81,6 +81,13 @@ class NodeOrder(StrEnum):
     """The one whose devices are used least."""
     FRAGMENTATION = "fragmentation"
     """The one after which the pods that usually arrive can use most of what is idle."""
+    POWER = "power"
+    """The same, weighed with the power that the node draws more."""
+
+    @property
+    def compares(self) -> bool:
+        """Whether nodes are compared by what they are worth to the pods that usually arrive."""
+        return self in {NodeOrder.FRAGMENTATION, NodeOrder.POWER}
 
 
 class GpuRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):

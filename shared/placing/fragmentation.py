@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from shared.model.device import MIB, Device, required_cores_percent
-from shared.model.request import ALL_PERCENT, DeviceSelection, PodRequest, SharingPolicy
+from shared.model.request import ALL_PERCENT, DeviceSelection, NodeOrder, PodRequest, SharingPolicy
 from shared.placing.choice.container_choice import DevicePick
 from shared.placing.choice.device_choice import device_excluded
 from shared.placing.mirror.cluster_mirror import ChangeReader, ClusterMirror
@@ -272,6 +272,27 @@ class NodeValue:
         self.value = usable.value(self.cpu, self.memory, self.parts)
 
 
+GPU_IDLE_PART = 1 / 8
+"""Of its power limit, so much is drawn by a GPU without leases."""
+PACKAGE_CPU, PACKAGE_WATTS = 32_000, 105
+"""A CPU package of so many thousandths of a CPU draws so many watts more once one is requested."""
+WATT_COST = 2.0
+"""The thousandths of a usable GPU that weigh as much as a watt."""
+
+
+def added_watts(request: PodRequest, node: MirroredNode, picks: Sequence[DevicePick]) -> float:
+    """Return how many watts more a node draws with the pod on it.
+
+    As in "Power- and Fragmentation-aware Online Scheduling for GPU Datacenters" (2024): a GPU draws
+    all of its power with any lease, and a CPU package with any request.
+    """
+    idle = {device for _, device, _, _ in picks if free_part(device) == WHOLE}
+    watts = (1 - GPU_IDLE_PART) * sum(device.device.power_limit_w for device in idle)
+    used = node.facts.allocatable.get("cpu", 0) - node.free_resources.get("cpu", 0)
+    needed = used + request.resources.get("cpu", 0)
+    return watts + PACKAGE_WATTS * (-(-needed // PACKAGE_CPU) - -(-used // PACKAGE_CPU))
+
+
 class Fragmentation:
     """Compares placements by the learned workload. Values of nodes are kept until they change."""
 
@@ -285,8 +306,14 @@ class Fragmentation:
     def cost(self, request: PodRequest, node: MirroredNode, picks: Sequence[DevicePick]) -> float:
         """Return the thousandths of a GPU that typical pods can use before and not after.
 
-        What the pod itself uses counts, too: it is the same on all nodes.
+        What the pod itself uses counts, too: it is the same on all nodes. For a pod with the policy
+        power, the watts that are added count, too.
         """
+        if request.node_order is not NodeOrder.POWER:
+            return self._lost(request, node, picks)
+        return self._lost(request, node, picks) + WATT_COST * added_watts(request, node, picks)
+
+    def _lost(self, request: PodRequest, node: MirroredNode, picks: Sequence[DevicePick]) -> float:
         if not node.devices or not self.workload.typical:
             return 0.0
         before = self._nodes.get(node) or self._value_of(node)

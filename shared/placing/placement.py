@@ -19,7 +19,7 @@ from shared.placing.refusal.refusals import cached_refusal, explain_refusal
 Rng = Callable[[], float]
 """Returns a random number from 0 to below 1."""
 Fit = tuple[MirroredNode, list[DevicePick]]
-FRAGMENTATION: Final = NodeOrder.FRAGMENTATION
+POWER_TOO: Final = {NodeOrder.FRAGMENTATION: "", NodeOrder.POWER: ", and by their power"}
 UNEXPLAINED: Final = Refusal(reason="")
 RANDOM_TRIES: Final = 8
 """Nodes tried in random order, of the best ones, before nodes are tried by rank."""
@@ -46,7 +46,7 @@ def place(
     While choices are `contested`, a pod that packs gets a node that no other placer has just used,
     as its only candidate, if there is one. Unless it is to be `explained`, a refusal has no reason.
     """
-    if request.node_order is FRAGMENTATION:
+    if request.node_order.compares:
         return place_compared(request, index, rng, candidates, explained=explained)
     plan = index.plan(request)
     kinds = plan.kinds
@@ -238,8 +238,8 @@ def _least_costly(
     best = costs[:WEIGHED_NODES]
     weighed = ", ".join(f"{cost / 1000:.2f} on {node.name}" for cost, _, node, _ in best)
     text = (
-        f"policy fragmentation compared {len(costs)} nodes by the GPUs that the usual pods could "
-        f"use before and not after: {weighed}"
+        f"policy {request.node_order} compared {len(costs)} nodes by the GPUs that the usual pods "
+        f"could use before and not after{POWER_TOO[request.node_order]}: {weighed}"
     )
     return tuple([_placement(node, picks, text) for _, _, node, picks in best[:candidates]])
 

@@ -54,8 +54,9 @@ class RequestSettings:
     )
     node_scheduler_policy: str = setting(
         "binpack",
-        "nodes for pods in HAMi's words: binpack or spread; or fragmentation, for all pods: the "
-        "node on which the pod leaves most idle GPU usable for the pods that usually arrive",
+        "nodes for pods in HAMi's words: binpack or spread; or, for all pods, fragmentation: "
+        "the node on which the pod leaves most idle GPU usable for the pods that usually arrive, "
+        "or power: the same, weighed with the power that the node draws more",
     )
     gpu_scheduler_policy: str = setting(
         "spread",

@@ -117,7 +117,7 @@ class Load:
 
     def step(self, wanted):
         """Place one pod and count it."""
-        if wanted.node_order is NodeOrder.FRAGMENTATION:
+        if wanted.node_order.compares:
             self.index.fragmentation.workload.learn(wanted)
         answer = place(wanted, self.index, self.dice.random, 1)
         if isinstance(answer, Refusal):

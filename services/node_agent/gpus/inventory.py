@@ -87,6 +87,8 @@ class Gpu:
     """Root complex, if it is known."""
     bus: str = ""
     """PCI address, if it is known."""
+    power_limit_w: int = 0
+    """In force; 0: unknown."""
     links: Mapping[DeviceUuid, int] = field(default_factory=dict)
     driver: str = ""
     """Version of its driver, if it is known."""
@@ -263,6 +265,7 @@ def _device(gpu: Gpu, sharing: SharingConfig, fault: str, slots: int) -> Device:
         links=gpu.links,
         layouts=layouts,
         isolation=_isolation(gpu, sharing),
+        power_limit_w=gpu.power_limit_w,
     )
 
 

@@ -15,7 +15,7 @@ from shared.model.lease import will_end_by
 from shared.model.ledger import GangEnrollment
 from shared.model.names import PodUid
 from shared.model.placement import Placement, Refusal
-from shared.model.request import Gang, GpuRequest, NodeOrder, PodRequest
+from shared.model.request import Gang, GpuRequest, PodRequest
 from shared.placing.choice.container_choice import build_shares
 from shared.placing.choice.device_choice import choose_devices, fits
 from shared.placing.index.node_index import NodeIndex, placement_key
@@ -120,7 +120,7 @@ class DecisionContext:
 
     def choose(self, event: PodQueued) -> tuple[Placement, ...] | Refusal:
         """Place the pod, and count the first candidate as used in the mirror."""
-        if event.request.node_order is NodeOrder.FRAGMENTATION and not event.requeue_number:
+        if event.request.node_order.compares and not event.requeue_number:
             self.index.fragmentation.workload.learn(event.request)
         restricted = self.index.repelled_pods.restricted
         result = self.quotas.place_within(

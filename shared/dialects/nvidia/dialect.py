@@ -197,7 +197,7 @@ def parse_device_choice(
     check_choice(NODE_POLICY, node_policy, NODE_ORDERS)
     node_order = NODE_ORDERS[node_policy]
     orders = [ORDERS[policy] for policy in (*chain, *default, "spread") if policy in ORDERS]
-    if node_order is NodeOrder.FRAGMENTATION and ORDERS.keys().isdisjoint(chain):
+    if node_order.compares and ORDERS.keys().isdisjoint(chain):
         orders = [DeviceOrder.BINPACK]
     numa = parse_boolean(NUMA_BIND, annotations.get(NUMA_BIND, ""))
     request = PodRequest(

@@ -63,8 +63,9 @@ def request_kind(
     packs = request.node_order is not NodeOrder.SPREAD
     containers = request.containers
     if not containers:
-        compared = request.node_order is NodeOrder.FRAGMENTATION
-        return RequestKind(FREEST if compared else NONE, 0, 0, False, False, packs), 0
+        return RequestKind(
+            FREEST if request.node_order.compares else NONE, 0, 0, False, False, packs
+        ), 0
     lead = containers[0] if len(containers) == 1 else max(containers, key=_demand)
     measure, need = _need(lead)
     if mode is DeviceMode.MIG:

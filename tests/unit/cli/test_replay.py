@@ -102,7 +102,7 @@ def test_the_command_compares_policies(
     assert run(PODS, "--load", "2", "--json") == 0
 
     found = json.loads(capsys.readouterr().out)["policies"]
-    assert [each["policy"] for each in found] == ["binpack", "spread", "fragmentation"]
+    assert [each["policy"] for each in found] == list(NodeOrder)
     assert found[0]["wait_s"]["max"] == 95
     assert [each["idle_gpus"] for each in found[0]["intervals"]][-1] == 0.1
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from services.placer.rounds.decisions import DecisionContext
+from shared.model.device import DeviceUse
 from shared.model.ledger import LedgerNode
 from shared.model.names import PodUid
 from shared.model.placement import Placement, Refusal
@@ -42,14 +43,32 @@ def pod(memory: int, gpus: int = 1, cpu: int = 1000, **fields: Any) -> PodReques
     )
 
 
-def node(name: str, *used: int, cpu: int = 64_000, model: str = "V100") -> LedgerNode:
+def node(
+    name: str,
+    *used: int,
+    cpu: int = 64_000,
+    model: str = "V100",
+    watts: int = 0,
+    cpu_used: int = 0,
+) -> LedgerNode:
     """A node with devices of which so many thousandths are used."""
     return ledger_node(
         name,
         *(
-            (device(f"GPU-{name}-{n}", n, memory_mib=1000, slots=100, model=model), use(mib, 0))
+            (
+                device(
+                    f"GPU-{name}-{n}",
+                    n,
+                    memory_mib=1000,
+                    slots=100,
+                    model=model,
+                    power_limit_w=watts,
+                ),
+                use(mib, 0) if mib else DeviceUse(),
+            )
             for n, mib in enumerate(used)
         ),
+        used={"cpu": cpu_used},
         allocatable={"cpu": cpu, "memory": 256 * GIB, "pods": 110},
     )
 
@@ -161,6 +180,33 @@ def test_pods_without_gpus_go_where_cpu_is_of_no_use_for_pods_with_gpus() -> Non
     nodes = node("idle", 0, 0, cpu=20_000), node("full", 1000, 1000, cpu=20_000)
 
     assert chosen(pod(0, gpus=0, cpu=10_000), index_of(workload, *nodes)) == "full"
+
+
+@pytest.mark.parametrize(
+    ("policy", "wanted", "chosen_node"),
+    [
+        (NodeOrder.POWER, pod(1000), "t4"),
+        (NodeOrder.FRAGMENTATION, pod(1000), "v100"),
+        (NodeOrder.POWER, pod(400), "used-v100"),
+        (NodeOrder.POWER, pod(0, gpus=0, cpu=8000), "used-v100"),
+    ],
+    ids=["a frugal model", "by fragmentation", "a GPU in use", "a CPU package in use"],
+)
+def test_with_the_policy_power_a_pod_goes_where_it_adds_the_fewest_watts(
+    policy: NodeOrder, wanted: PodRequest, chosen_node: str
+) -> None:
+    usual = learned(
+        *[pod(1000), pod(1000), pod(1000, selection=DeviceSelection(models=("T4",)))] * 8
+    )
+    nodes = [
+        node("t4", 0, 0, model="T4", watts=70),
+        node("v100", 0, 0, model="V100", watts=300),
+        node("used-v100", 600, 1000, model="V100", watts=300, cpu_used=8000),
+    ]
+
+    placed = chosen(structs.replace(wanted, node_order=policy), index_of(usual, *nodes))
+
+    assert placed == chosen_node
 
 
 def test_a_node_without_devices_takes_pods_without_gpus_first() -> None:

@@ -148,6 +148,7 @@ def _gpu(number: int) -> Gpu:
         numa=location.numa,
         pcie=location.root_complex,
         bus=location.address,
+        power_limit_w=value_or(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) // 1000, 0),
         driver=value_or(lambda: text_of(pynvml.nvmlSystemGetDriverVersion()), ""),
         mig=state,
         instances=value_or(lambda: mig.instances_of(handle, state.profiles), ())

@@ -45,9 +45,9 @@ async def test_gpus_are_discovered(nvml: GpuDriver) -> None:
         ("NVIDIA A100-SXM4-80GB", None, None),
         ("NVIDIA H100 80GB HBM3", None, None),
     ]
-    assert [(one.bus, one.driver) for one in found] == [
-        ("0000:01:00.0", "570.00"),
-        ("0000:02:00.0", "570.00"),
+    assert [(one.bus, one.driver, one.power_limit_w) for one in found] == [
+        ("0000:01:00.0", "570.00", 400),
+        ("0000:02:00.0", "570.00", 400),
     ]
     assert [one.ecc_errors for one in found] == [0, 3]
     assert found[0].links.keys() == {SECOND.uuid}
