@@ -12,6 +12,7 @@ from services.node_agent.isolation.library import NodeLibrary
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from shared.dialects.dialect import ContainerSetup, Mount
 from shared.dialects.hami_core import override_mount
+from shared.model.errors import UnavailableError
 from shared.model.names import PodUid
 from tests.support.node_agent.regions import process
 
@@ -66,6 +67,15 @@ async def test_41_a_mounted_file_keeps_its_inode(tmp_path: Path) -> None:
 
     assert (tmp_path / "state/ld.so.preload").stat().st_ino == before
     assert (tmp_path / "state/containers/u1_main/region").read_text() == "used"
+
+
+async def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    files = host(tmp_path)
+    await files.create_shared_files()
+    (tmp_path / "state/containers/u1_main").write_text("in the way")
+
+    with pytest.raises(UnavailableError, match=r"state/containers/u1_main: File exists"):
+        await files.prepare(setup_for(files))
 
 
 @pytest.mark.parametrize("old_s", [310, -4e9])
