@@ -79,16 +79,6 @@ class AdmissionWindow:
             return _closed(leases, unready_reason or "its devices are not known yet")
         if unserved.keys() >= node.served.keys():
             return _closed(leases, explain_unserved(unserved))
-        return self._admit_unserved(leases, node, unserved, unreadable_reason)
-
-    def _admit_unserved(
-        self,
-        leases: Sequence[Lease],
-        node: NodeSnapshot,
-        unserved: Mapping[str, Unserved],
-        unreadable_reason: str,
-    ) -> BindReply:
-        """Return which of the pods must wait, the kubelet being able to allocate some resources."""
         missing = {
             lease.pod: names
             for lease in leases

@@ -181,7 +181,7 @@ async def test_known_leases_are_honoured_while_nats_is_down() -> None:
         created = cluster.node.create(obj)["metadata"]
         lease = cluster.ledger.grant(lease_of(created["uid"], share(0, 1500), name="one"))
         await binder.bus.publish([LeaseChanged(lease=lease)])
-        await _known(cluster)
+        await until(lambda: http_text(cluster, "/metrics"), lambda text: "agent_leases 1.0" in text)
         nats.kill()
         post(cluster, "one")
         await cluster.node.phase("one", "Running")
@@ -189,10 +189,3 @@ async def test_known_leases_are_honoured_while_nats_is_down() -> None:
         assert cluster.env("one")["CUDA_DEVICE_MEMORY_LIMIT_0"] == "1500m"
         await nats.start()
         await until(lambda: cluster.activated, limit_s=15)
-
-
-async def _known(cluster: OneNodeCluster) -> None:
-    async def has_one_lease() -> bool:
-        return "leasehold_agent_leases 1.0" in await http_text(cluster, "/metrics")
-
-    await until(has_one_lease)

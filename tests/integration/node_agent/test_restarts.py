@@ -15,7 +15,6 @@ from shared.model.events.request_reply import TerminationRequest
 from shared.model.names import NodeName, PodUid
 from tests.support.node_agent.agent import (
     NUMBER,
-    OneNodeCluster,
     handler_of,
     lease_of,
     one_node_cluster,
@@ -78,13 +77,12 @@ async def test_23_a_repeated_allocate_gets_the_same_response_after_a_restart() -
         async with cluster.running() as agent:
             await cluster.run_pod("one", share(0, 1000))
             ids = list((await cluster.node.allocated_devices())["one", "main"])
-            first = agent.checkpoint.find(*_key(cluster, "one"))
+            (first,) = agent.checkpoint.entries
         assert cluster.node.kubelet._pods is not None
         cluster.node.kubelet._pods._devices.state.allocations.clear()  # the kubelet lost its record
         async with cluster.running() as agent:
             again = await handler_of(agent).allocate(NUMBER, ids)
 
-    assert first is not None
     assert encode_setup(first.setup) == encode_setup(again)
 
 
@@ -166,25 +164,20 @@ async def test_a_container_that_outlives_pod_and_lease_counts_until_it_ends(
 async def test_a_second_agent_waits_until_the_first_has_stopped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    async def settled() -> None:
+        async with cluster.running(registered=False):
+            return
+
     caplog.set_level(logging.INFO)
     async with one_node_cluster() as cluster:
         async with cluster.running():
-            second = asyncio.create_task(_settled(cluster))
+            second = asyncio.create_task(settled())
             await until(lambda: "waiting for another node agent" in caplog.text)
             early = second.done()
         async with asyncio.timeout(30):
             await second
 
     assert not early
-
-
-async def _settled(cluster: OneNodeCluster) -> None:
-    async with cluster.running(registered=False):
-        return
-
-
-def _key(cluster: OneNodeCluster, name: str) -> tuple[PodUid, str, str]:
-    return PodUid(cluster.node.pod(name)["metadata"]["uid"]), "main", NUMBER
 
 
 async def test_a_kubelet_restart_during_allocate_fails_only_that_pod() -> None:
