@@ -17,24 +17,19 @@ from services.node_agent.gpus.nvml.calls import text_of, value_or
 from shared.model.bounds import HIGHEST_INDEX
 from shared.model.names import DeviceUuid
 
-ACROSS_SOCKETS = 10
-ON_ONE_SOCKET = 20
-UNDER_HOST_BRIDGE = 30
-UNDER_SWITCHES = 40
-UNDER_ONE_SWITCH = 50
-ON_ONE_BOARD = 60
 _ADDRESS = re.compile(r"([0-9a-f]+):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])", re.IGNORECASE)
 _ROOT_COMPLEX = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}")
 SYSFS = Path("/sys/bus/pci/devices")
 
 _ANCESTOR_SCORES: Mapping[Any, int] = {
-    pynvml.NVML_TOPOLOGY_INTERNAL: ON_ONE_BOARD,
-    pynvml.NVML_TOPOLOGY_SINGLE: UNDER_ONE_SWITCH,
-    pynvml.NVML_TOPOLOGY_MULTIPLE: UNDER_SWITCHES,
-    pynvml.NVML_TOPOLOGY_HOSTBRIDGE: UNDER_HOST_BRIDGE,
-    pynvml.NVML_TOPOLOGY_NODE: ON_ONE_SOCKET,
-    pynvml.NVML_TOPOLOGY_SYSTEM: ACROSS_SOCKETS,
+    pynvml.NVML_TOPOLOGY_INTERNAL: 60,
+    pynvml.NVML_TOPOLOGY_SINGLE: 50,
+    pynvml.NVML_TOPOLOGY_MULTIPLE: 40,
+    pynvml.NVML_TOPOLOGY_HOSTBRIDGE: 30,
+    pynvml.NVML_TOPOLOGY_NODE: 20,
+    pynvml.NVML_TOPOLOGY_SYSTEM: 10,
 }
+"""On one board; below one switch, several switches, or one host bridge; on one socket, or two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
