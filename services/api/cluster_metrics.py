@@ -19,18 +19,18 @@ from shared.runtime.telemetry import exemplar_of
 
 WAITING = Gauge(
     "leasehold_waiting_pods",
-    "Waiting pods, by dialect and by the code of the reason of most nodes.",
-    ["dialect", "reason"],
+    "Waiting pods, by the system of their resource names and the code of most nodes' reason.",
+    ["system", "reason"],
 )
 OLDEST = Gauge(
     "leasehold_waiting_oldest_seconds",
     "How long the pod that has waited longest waits.",
-    ["dialect", "reason"],
+    ["system", "reason"],
 )
 TIME_TO_BIND = Histogram(
     "leasehold_time_to_bind_seconds",
     "From the first event of a pod to its Binding; waited: whether it had to wait for capacity.",
-    ["dialect", "waited"],
+    ["system", "waited"],
     buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60, 300, 1800, 7200, 28800, 86400),
 )
 DEVICES = Gauge(

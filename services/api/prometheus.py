@@ -19,7 +19,7 @@ TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 MOST_BYTES = 8 * 2**20
 COLUMN, WAITING, OK = "leasehold_column", "waiting", 200
 METRIC = re.compile(r"(\w+)@")
-WAITING_PODS = "sum by (reason) (max by (dialect, reason) (leasehold_waiting_pods))"
+WAITING_PODS = "sum by (reason) (max by (system, reason) (leasehold_waiting_pods))"
 LEASED = {
     "memory": f"sum(max by (model) (leasehold_leased_memory_bytes)) / {MIB}",
     "cores": "100 * sum(max by (model) (leasehold_leased_gpus))",

@@ -98,7 +98,7 @@ class HeldShare(ShareView, frozen=True, kw_only=True):
     claim: bool = False
     created_at: float = 0.0
     expires_at: float = 0.0
-    dialect: str = ""
+    dialect: str = msgspec.field(name="system", default="")
     gang: str = ""
     version: int = 0
 
@@ -186,7 +186,7 @@ class LeaseView(View, frozen=True, kw_only=True):
     node: NodeName
     state: str
     version: int
-    dialect: str
+    dialect: str = msgspec.field(name="system")
     gang: str
     created_at: float
     expires_at: float

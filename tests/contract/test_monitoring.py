@@ -138,10 +138,10 @@ LeaseholdDeviceUnhealthy 6m device_uuid=GPU-1 index=1 state=cordoned severity=wa
 LeaseholdApiDown 3m service=api severity=critical
   leasehold_agent_leases{instance="1"} 0+0x20
   leasehold_handling_seconds_count{service="binder"} 0+1x20
-LeaseholdPodsWaitLong 10m dialect=hami reason=A severity=warning
-  leasehold_waiting_oldest_seconds{dialect="hami",reason="A",instance="1"} 3540+60x20
-  leasehold_waiting_oldest_seconds{dialect="hami",reason="B",instance="1"} 0+60x20
-  leasehold_waiting_oldest_seconds{dialect="hami",reason="A",instance="2"} 3540+60x20
+LeaseholdPodsWaitLong 10m system=hami reason=A severity=warning
+  leasehold_waiting_oldest_seconds{system="hami",reason="A",instance="1"} 3540+60x20
+  leasehold_waiting_oldest_seconds{system="hami",reason="B",instance="1"} 0+60x20
+  leasehold_waiting_oldest_seconds{system="hami",reason="A",instance="2"} 3540+60x20
 LeaseholdComponentMissing 3m service=binder severity=critical
   leasehold_missing_components{service="binder"} 1+0x20
 LeaseholdBudgetNearlyUsed 1m namespace=a severity=warning
@@ -169,7 +169,7 @@ LeaseholdDeviceConfigInvalid 2m config=a instance=1 severity=warning
   leasehold_agent_config_errors{config="a",instance="2"} 0+0x20
 LeaseholdLeasesIdle 70m namespace=a severity=warning
   leasehold_idle_leases{namespace="a"} 2+0x90
-  leasehold_waiting_pods{dialect="hami",reason="A"} 1+0x90
+  leasehold_waiting_pods{system="hami",reason="A"} 1+0x90
 """.strip()
 """An alert, when it must fire and with which labels; then its series, with a sample each minute."""
 

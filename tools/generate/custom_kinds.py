@@ -22,7 +22,7 @@ FOLDER = ROOT / "shared" / "kubernetes" / "kinds"
 KINDS = {
     "gpubudgets.yaml": ("The GPU time that a namespace may use.", BudgetSpec, BudgetStatus),
     "gpuquotas.yaml": (
-        "The most that a namespace's live leases may use together, in any dialect.",
+        "The most that a namespace's live leases may use together, by any resource names.",
         QuotaSpec,
         QuotaStatus,
     ),

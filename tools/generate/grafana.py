@@ -11,7 +11,7 @@ MODEL, NAMESPACE, NODE = (
     '{namespace=~"$namespace"}',
     '{instance=~"$instance:.*"}',
 )
-DIALECT = '{dialect=~"$dialect"}'
+SYSTEM = '{system=~"$system"}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +64,14 @@ QUESTIONS = (
     Question(
         "queue",
         "What waits, and for how long?",
-        {"dialect": "leasehold_time_to_bind_seconds_count"},
+        {"system": "leasehold_time_to_bind_seconds_count"},
         (
             Panel("Waiting pods by reason", "short",
-                  (f"max by (dialect, reason) (leasehold_waiting_pods{DIALECT})",)),
+                  (f"max by (system, reason) (leasehold_waiting_pods{SYSTEM})",)),
             Panel("Longest wait by reason", "s",
-                  (f"max by (dialect, reason) (leasehold_waiting_oldest_seconds{DIALECT})",)),
+                  (f"max by (system, reason) (leasehold_waiting_oldest_seconds{SYSTEM})",)),
             Panel("Time to bind, 99th percentile", "s",
-                  (_p99("leasehold_time_to_bind_seconds", "dialect, waited", DIALECT),)),
+                  (_p99("leasehold_time_to_bind_seconds", "system, waited", SYSTEM),)),
             Panel("Decisions per second, by outcome", "short",
                   (_rate("leasehold_placements_total", "outcome"),)),
             Panel("Evictions by cause", "short",

@@ -81,7 +81,7 @@ export class PodPage extends Detail {
 function leaseFacts(lease, now) {
   const unhealthy = Object.entries(lease.unhealthy_devices ?? {}).map(([, fault]) => fault).join("; ");
   return { Node: el("a", { href: url("node", lease.node), "data-key": "node" }, lease.node), Age: `${age(now - lease.created_at)}, since ${when(lease.created_at)}`,
-    Expires: lease.expires_at ? `${clock(lease.expires_at)}, unless bound` : "", Until: lease.ends_by ? `${when(lease.ends_by)} at the latest` : "", "Requested as": lease.dialect, "Its GPU is unhealthy": unhealthy, "Placed by": lease.weighed };
+    Expires: lease.expires_at ? `${clock(lease.expires_at)}, unless bound` : "", Until: lease.ends_by ? `${when(lease.ends_by)} at the latest` : "", "Requested as": lease.system, "Its GPU is unhealthy": unhealthy, "Placed by": lease.weighed };
 }
 
 function finishedFacts(pod) {

@@ -145,7 +145,7 @@ class PodReport(View, frozen=True, kw_only=True):
     """Why the request is invalid, with container, field, value and rule."""
     refusal: str = ""
     """Why a valid request does not fit the example node."""
-    dialect: str = ""
+    dialect: str = field(name="system", default="")
     example_node: str = ""
     containers: tuple[ContainerReport, ...] = ()
     binding: dict[str, str] = field(default_factory=dict)

@@ -96,7 +96,7 @@ async def test_leases_are_shown_until_they_end(shown: RunningApi) -> None:
 
 async def test_the_time_to_bind_of_each_pod_is_observed_once(shown: RunningApi) -> None:
     def count() -> float:
-        labels = {"dialect": lease.dialect, "waited": "no"}
+        labels = {"system": lease.dialect, "waited": "no"}
         return REGISTRY.get_sample_value("leasehold_time_to_bind_seconds_count", labels) or 0
 
     lease = await reserve_lease(shown)

@@ -142,7 +142,7 @@ def value(name: str, **labels: str) -> float | None:
     return REGISTRY.get_sample_value(f"leasehold_{name}", labels)
 
 
-def test_waiting_pods_are_counted_by_dialect_and_reason_with_the_longest_wait() -> None:
+def test_waiting_pods_are_counted_by_system_and_reason_with_the_longest_wait() -> None:
     shown = Projection()
     full = Refusal(reason="0/2 nodes", counts=(("GpuMemoryTaken", 2), ("GpuUnhealthy", 1)))
     pods = [
@@ -155,14 +155,14 @@ def test_waiting_pods_are_counted_by_dialect_and_reason_with_the_longest_wait() 
     export_cluster(shown, [], NOW)
 
     dialect = pods[0].queued.request.dialect
-    assert value("waiting_pods", dialect=dialect, reason="GpuMemoryTaken") == 2
-    assert value("waiting_oldest_seconds", dialect=dialect, reason="GpuMemoryTaken") == 600
-    assert value("waiting_pods", dialect=dialect, reason="GpuQuota") == 1
+    assert value("waiting_pods", system=dialect, reason="GpuMemoryTaken") == 2
+    assert value("waiting_oldest_seconds", system=dialect, reason="GpuMemoryTaken") == 600
+    assert value("waiting_pods", system=dialect, reason="GpuQuota") == 1
 
     shown.update_waiting([])
     export_cluster(shown, [], NOW)
 
-    assert value("waiting_pods", dialect=dialect, reason="GpuMemoryTaken") is None
+    assert value("waiting_pods", system=dialect, reason="GpuMemoryTaken") is None
 
 
 def test_capacity_counts_usable_devices_and_the_largest_free_share_by_model() -> None:
@@ -218,7 +218,7 @@ def test_the_time_to_bind_is_observed_and_whether_the_pod_waited(
 
     observe_bound(bound, steps)
 
-    assert (value("time_to_bind_seconds_sum", dialect=dialect, waited=waited) or 0) == took_s
+    assert (value("time_to_bind_seconds_sum", system=dialect, waited=waited) or 0) == took_s
 
 
 DEVICE = {"devID", "NodeName"}

@@ -82,7 +82,7 @@ def test_the_json_form_has_plain_numbers(explained: Explained) -> None:
 
     [read] = json.loads(out)["pods"]
     [container] = read["containers"]
-    assert (read["dialect"], read["ours"], read["fault"]) == ("volcano-vgpu", True, "")
+    assert (read["system"], read["ours"], read["fault"]) == ("volcano-vgpu", True, "")
     assert [device["limit_bytes"] for device in container["devices"]] == [3000 << 20] * 2
     assert read["binding"]["volcano.sh/vgpu-ids-new"].count(",NVIDIA,3000,50:") == 2
 
