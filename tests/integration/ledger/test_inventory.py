@@ -17,6 +17,7 @@ from tests.support.placer.ledger import (
     device,
     facts,
     ledger,
+    refusal,
     report,
     reservation,
     reserve,
@@ -91,8 +92,7 @@ async def test_a_cordoned_device_gets_no_shares_until_it_is_uncordoned(leases: R
 
     more = [device("a", gpu, slots=5) for gpu in range(3)]
     await leases.save_devices([report("a", more, at=NOW)])
-    [still] = await leases.reserve([reservation("p", share("a", 1))], now=NOW, ttl_s=30)
-    assert isinstance(still, NoCapacity), "a new report does not open it"
+    await refusal(leases, reservation("p", share("a", 1)))  # a new report does not open it
     [third] = await leases.reserve([reservation("p", share("a", 2))], now=NOW, ttl_s=30)
     assert isinstance(third, Reserved), "devices that are not closed are open"
 
@@ -185,10 +185,7 @@ async def test_a_device_with_leases_stays_with_its_node_when_another_node_report
     both = [device("b", 0), replace(device("a", 0), index=1)]
 
     await leases.save_devices([report("b", both, at=NOW)])
-    [refused] = await leases.reserve(
-        [reservation("q", share("a", index=1), node="b")], now=NOW, ttl_s=30
-    )
-    assert isinstance(refused, NoCapacity)
+    refused = await refusal(leases, reservation("q", share("a", index=1), node="b"))
     assert refused.reason == f"b: device-moved of {uuid('a', 0)}"
 
     await leases.remove_node(NodeName("b"))

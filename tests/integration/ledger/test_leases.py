@@ -38,6 +38,7 @@ from tests.support.placer.ledger import (
     facts,
     ledger,
     queued,
+    refusal,
     report,
     reservation,
     reserve,
@@ -164,9 +165,8 @@ async def test_a_resize_leaves_the_state_as_it_is(leases: RedisLeases, state: Le
 async def test_a_refusal_carries_the_totals_of_the_candidates(leases: RedisLeases) -> None:
     await reserve(leases, reservation("p", share("a", mib=10_000, cores=40)))
 
-    [full] = await leases.reserve([reservation("q", share("a", mib=10_000))], now=NOW, ttl_s=30)
+    full = await refusal(leases, reservation("q", share("a", mib=10_000)))
 
-    assert isinstance(full, NoCapacity)
     assert full.reason == f"a: memory of {uuid('a', 0)}"
     assert full.devices[uuid("a", 0)].memory_mib == 10_000
     assert full.nodes[NodeName("a")].used == {"cpu": 100, "pods": 1}
@@ -201,9 +201,8 @@ async def test_what_does_not_fit_is_refused(
 ) -> None:
     await reserve(leases, *before)
 
-    [full] = await leases.reserve([replace(wanted[0], pod=PodUid("q"))], now=NOW, ttl_s=30)
+    full = await refusal(leases, replace(wanted[0], pod=PodUid("q")))
 
-    assert isinstance(full, NoCapacity)
     assert full.reason == f"a: {reason}"
 
 
@@ -256,8 +255,7 @@ async def test_a_removed_node_is_deleted_with_its_last_lease(leases: RedisLeases
 
     assert await leases.remove_node(NodeName("a"))
 
-    [full] = await leases.reserve([reservation("q", share("a"))], now=NOW, ttl_s=30)
-    assert isinstance(full, NoCapacity)
+    await refusal(leases, reservation("q", share("a")))
     assert [node.facts.name for node in (await leases.snapshot()).nodes] == ["b"]
     await assert_sound(leases)
     await leases.release([lease.pod], reason="gone")
@@ -432,7 +430,7 @@ async def test_a_resize_of_a_stale_or_ended_lease_changes_nothing(leases: RedisL
 
 async def test_a_lease_shrinks_only_while_its_lock_is_held(leases: RedisLeases) -> None:
     lease = await running(leases)
-    token = await leases.resizes.lock(lease.pod, ttl_s=0.05)
+    token = await leases.resizes.lock(lease.pod, ttl_s=1)
     assert token is not None
     assert await leases.resizes.lock(lease.pod, ttl_s=60) is None
     other = await until(lambda: leases.resizes.lock(lease.pod, ttl_s=60))

@@ -44,6 +44,7 @@ from tests.support.placer.ledger import (
     ledger,
     queued,
     rebuild,
+    refusal,
     report,
     reservation,
     reserve,
@@ -479,13 +480,11 @@ async def test_groups_and_gangs_are_compared_as_a_whole(
     first = replace(reservation("p", share("a"), tag=one), gang=one, anti_affinity_groups=(one,))
     second = replace(reservation("q", share("a"), tag=other), gang=other)
 
-    outcomes = await leases.reserve([first, second], now=NOW, ttl_s=30)
+    await reserve(leases, first, second)
 
-    assert all(isinstance(outcome, Reserved) for outcome in outcomes)
     assert await _gang_counts(leases, [one, other]) == [int(bool(one)), int(bool(other))]
     again = replace(first, pod=PodUid("r"))
-    [refused] = await leases.reserve([again], now=NOW, ttl_s=30)
-    assert isinstance(refused, NoCapacity)
+    refused = await refusal(leases, again)
     assert refused.reason.startswith("a: anti-affinity of ")
 
 
@@ -496,9 +495,7 @@ async def _gang_counts(leases: RedisLeases, gangs: Sequence[str]) -> list[int]:
 async def test_the_lease_of_a_copy_with_impossible_numbers_is_not_restored(
     leases: RedisLeases,
 ) -> None:
-    [outcome] = await leases.reserve([reservation("p", share("a"))], now=NOW, ttl_s=30)
-    assert isinstance(outcome, Reserved)
-    lease = outcome.lease
+    [lease] = await reserve(leases, reservation("p", share("a")))
     await leases.release([lease.pod], reason="to be restored")
     impossible: list[dict[str, Any]] = [
         {"fence": 2**53},

@@ -15,7 +15,7 @@ from shared.model.clock import SystemClock
 from shared.model.events.pod_events import PlacementChosen, PlacementRefused
 from shared.model.lease import ClaimAllocation, Lease, LeaseState
 from shared.model.lease_copy import dump_lease, load_lease
-from shared.model.ledger import NoCapacity, Reservation, Reserved, counted_use
+from shared.model.ledger import Reservation, Reserved, counted_use
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.preemption import Preemption
 from shared.model.quota import Quota, QuotaLimits
@@ -24,6 +24,7 @@ from tests.support.placer.ledger import (
     NOW,
     assert_sound,
     rebuild,
+    refusal,
     reservation,
     reserve,
     share,
@@ -57,8 +58,7 @@ async def test_a_pod_and_a_device_are_claimed_once(
     assert not await preemptions.open(preemption("p", 2))
     assert not await preemptions.open(preemption("q", 1, 2))
     assert await preemptions.open(preemption("q", 2))
-    [refused] = await leases.reserve([reservation("r", share("a", 0))], now=NOW, ttl_s=30)
-    assert isinstance(refused, NoCapacity)
+    await refusal(leases, reservation("r", share("a", 0)))
     await reserve(leases, reservation("p", share("a", 0), share("a", 1)))
     await reserve(leases, reservation("r", share("a", 0)))
 
@@ -174,9 +174,8 @@ async def test_a_claims_lease_keeps_its_allocation_in_every_state(leases: RedisL
 async def test_a_claim_gets_nothing_that_a_pod_has(leases: RedisLeases) -> None:
     await reserve(leases, reservation("pod", share("a", 1, 8_000)))
 
-    [outcome] = await leases.reserve([claimed()], now=NOW, ttl_s=30)
+    outcome = await refusal(leases, claimed())
 
-    assert isinstance(outcome, NoCapacity)
     assert "memory" in outcome.reason
     [lease] = await assert_sound(leases)
     assert lease.pod == "pod"

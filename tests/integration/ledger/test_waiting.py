@@ -23,7 +23,6 @@ from shared.model.fair_share import Entitlement, GpuAmount, fair_order
 from shared.model.lease import Lease
 from shared.model.ledger import (
     RESERVED_FOR_OTHER,
-    NoCapacity,
     Reservation,
     Reserved,
     WaitingPod,
@@ -40,6 +39,7 @@ from tests.support.placer.ledger import (
     ledger,
     queued,
     rebuild,
+    refusal,
     report,
     reservation,
     reserve,
@@ -239,19 +239,14 @@ async def test_what_is_offered_to_a_higher_priority_is_reserved_for_it(leases: R
     await let_wait(leases, queued("high", priority=5))
     await leases.release([PodUid("full-0")], reason="test")
 
-    [before_the_offer] = await leases.reserve([low("low")], now=NOW, ttl_s=30)
+    before_the_offer = await refusal(leases, low("low"))
     assert await offered(leases) == ["high"]
-    [after_the_offer] = await leases.reserve([low("low")], now=NOW + 1, ttl_s=30)
-    [equal] = await leases.reserve(
-        [replace(reservation("equal", share("a", 1)), priority=5)], now=NOW + 1, ttl_s=30
-    )
+    after_the_offer = await refusal(leases, low("low"), now=NOW + 1)
+    equal = replace(reservation("equal", share("a", 1)), priority=5)
 
-    assert isinstance(before_the_offer, NoCapacity)
     assert before_the_offer.reserved_for_other
-    assert isinstance(after_the_offer, NoCapacity)
     assert after_the_offer.reserved_for_other
-    assert isinstance(equal, NoCapacity)
-    assert not equal.reserved_for_other
+    assert not (await refusal(leases, equal, now=NOW + 1)).reserved_for_other
 
 
 async def test_nothing_is_reserved_for_a_pod_once_its_offer_was_refused_or_has_expired(
@@ -374,20 +369,16 @@ async def test_a_new_pod_does_not_get_what_is_being_offered_to_another(leases: R
     await let_wait(leases, waits("poor", B))
     await leases.release([PodUid("full-0"), PodUid("full-1")], reason="test")
 
-    [before] = await leases.reserve([held("rich", A, 0)], now=NOW, ttl_s=30)
+    before = await refusal(leases, held("rich", A, 0))
     [event] = (await leases.waiting_pods.choose_offers(now=NOW, spare=0)).pods
-    [during] = await leases.reserve([held("rich", A, 0)], now=NOW, ttl_s=30)
-    [poorer] = await leases.reserve([held("none", C, 0, 1_000)], now=NOW, ttl_s=30)
+    during = await refusal(leases, held("rich", A, 0))
+    await reserve(leases, held("none", C, 0, 1_000))  # holds as little: need not wait
     await leases.waiting_pods.enqueue([verdict(waits("poor", B), await leases.capacity())])
-    [after] = await leases.reserve([held("rich", A, 0, 3_000)], now=NOW, ttl_s=30)
+    await reserve(leases, held("rich", A, 0, 3_000))  # the other has answered
 
     assert event.pod == "poor"
-    assert isinstance(before, NoCapacity)
     assert before.reserved_for_other
-    assert isinstance(during, NoCapacity)
     assert during.reserved_for_other
-    assert isinstance(poorer, Reserved), "another that holds as little need not wait"
-    assert isinstance(after, Reserved), "it has answered"
 
 
 async def test_within_a_batch_a_namespace_stops_once_it_holds_more_than_one_that_waits(

@@ -36,25 +36,21 @@ async def record_span(tracing: Tracing) -> None:
     await asyncio.to_thread(tracing.close)
 
 
-async def test_spans_go_to_the_endpoint_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with otlp_receiver() as spans:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", spans.url)
-        monkeypatch.setenv("OTEL_SERVICE_NAME", "gpu-placer")
-
-        await record_span(open_tracing("placer", ServiceSettings()))
-
-        assert [(name, span.name) for name, span in spans.received] == [("gpu-placer", "review")]
-
-
-async def test_a_service_has_its_own_name_without_the_variable(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [({}, "leasehold-placer"), ({"OTEL_SERVICE_NAME": "gpu-placer"}, "gpu-placer")],
+)
+@pytest.mark.parametrize("endpoint", ["ENDPOINT", "TRACES_ENDPOINT"])
+async def test_the_variables_say_where_spans_go_and_whose_they_are(
+    variables: dict[str, str], name: str, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with otlp_receiver() as spans:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", spans.url)
+        for variable, text in {f"OTEL_EXPORTER_OTLP_{endpoint}": spans.url, **variables}.items():
+            monkeypatch.setenv(variable, text)
 
         await record_span(open_tracing("placer", ServiceSettings()))
 
-        assert [name for name, _ in spans.received] == ["leasehold-placer"]
+        assert [(service, span.name) for service, span in spans.received] == [(name, "review")]
 
 
 async def test_the_sampler_of_the_variable_decides(monkeypatch: pytest.MonkeyPatch) -> None:

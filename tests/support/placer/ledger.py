@@ -13,7 +13,14 @@ from shared.model.device import Device, DeviceUse
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import PodQueued
 from shared.model.lease import Lease, Share, bookings
-from shared.model.ledger import CheckedRecords, Reservation, Reserved, WaitingPod, counted_use
+from shared.model.ledger import (
+    CheckedRecords,
+    NoCapacity,
+    Reservation,
+    Reserved,
+    WaitingPod,
+    counted_use,
+)
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.placement import Placement, Refusal
@@ -137,6 +144,13 @@ async def reserve(leases: RedisLeases, *wanted: Reservation, now: float = NOW) -
     outcomes = await leases.reserve(wanted, now=now, ttl_s=30)
     assert all(isinstance(outcome, Reserved) for outcome in outcomes), outcomes
     return [outcome.lease for outcome in outcomes if isinstance(outcome, Reserved)]
+
+
+async def refusal(leases: RedisLeases, wanted: Reservation, *, now: float = NOW) -> NoCapacity:
+    """Reserve what must not fit."""
+    [outcome] = await leases.reserve([wanted], now=now, ttl_s=30)
+    assert isinstance(outcome, NoCapacity), outcome
+    return outcome
 
 
 async def uses(leases: RedisLeases) -> dict[DeviceUuid, DeviceUse]:

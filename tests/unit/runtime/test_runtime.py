@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, strategies
@@ -212,6 +212,12 @@ QUEUED = PodQueued(
 )
 
 
+def written(directory: Path) -> list[dict[str, Any]]:
+    """Read the spans of all files."""
+    files = directory.rglob("*.jsonl")
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
 def test_a_pods_trace_id_is_its_uid_and_the_next_span_is_its_child(tmp_path: Path) -> None:
     tracing = telemetry.open_tracing("test", ServiceSettings(trace_dir=tmp_path))
 
@@ -221,8 +227,7 @@ def test_a_pods_trace_id_is_its_uid_and_the_next_span_is_its_child(tmp_path: Pat
     telemetry.end(first)
     tracing.close()
 
-    (file,) = tmp_path.glob("*.jsonl")
-    two, one = (json.loads(line) for line in file.read_text().splitlines())
+    two, one = written(tmp_path)
     assert one["trace"] == two["trace"] == "7f7c2c5e57a54d3c9d0e0d7e6c1f2a3b"
     assert two["parent"] == one["span"]
     assert (two["ok"], two["text"]) == (False, "no")
@@ -237,8 +242,7 @@ def test_spans_are_written_soon_by_a_thread_that_ends(tmp_path: Path) -> None:
     (writer,) = set(threading.enumerate()) - before
     writer.join(20)
 
-    (file,) = tmp_path.glob("*.jsonl")
-    assert [json.loads(line)["name"] for line in file.read_text().splitlines()] == ["one", "two"]
+    assert [span["name"] for span in written(tmp_path)] == ["one", "two"]
     assert not writer.is_alive()
 
 
@@ -256,11 +260,7 @@ def test_all_spans_of_a_pod_are_below_its_root_whoever_records_that(tmp_path: Pa
     telemetry.end([*first, *second])
     tracing.close()
 
-    spans = [
-        json.loads(line)
-        for file in tmp_path.glob("*/*.jsonl")
-        for line in file.read_text().splitlines()
-    ]
+    spans = written(tmp_path)
     roots = {span["span"] for span in spans if span["name"] == telemetry.ROOT}
     assert len(roots) == 1
     assert {span["parent"] for span in spans} == {"", *roots}
