@@ -55,7 +55,7 @@ IDLE = Gauge("leasehold_idle_leases", "Leases with an idle share.", ["namespace"
 MISSING = Gauge(
     "leasehold_missing_components", "Replicas that are missing or not ready.", ["service"]
 )
-USABLE, CORDONED = "usable", "cordoned"
+USABLE, CORDONED, UNHEALTHY = "usable", "cordoned", "unhealthy"
 WHOLE = 100
 ALL = (WAITING, OLDEST, DEVICES, CLOSED, MEMORY, LEASED_MEMORY, LEASED_GPUS, LARGEST, IDLE, MISSING)
 
@@ -84,21 +84,6 @@ def observe_bound(bound: PodBound, times: Mapping[str, float]) -> None:
         series.observe(took_s, exemplar_of(bound.trace))
 
 
-def state_of(view: DeviceView, projection: Projection) -> str:
-    """Return whether new shares of a device can be leased."""
-    if not view.healthy:
-        return "unhealthy"
-    return CORDONED if _closed_by(view, projection) else USABLE
-
-
-def _closed_by(view: DeviceView, projection: Projection) -> str:
-    """Return why a healthy device gets no new shares, or an empty text if it does."""
-    node = projection.nodes.get(view.node)
-    if node is None or node.deleted:
-        return "the node is gone"
-    return node.closed_by or view.excluded
-
-
 def _export_waiting(pods: Iterable[WaitingPod], now: float) -> None:
     ages: dict[tuple[str, str], list[float]] = {}
     for waiting in pods:
@@ -111,9 +96,11 @@ def _export_waiting(pods: Iterable[WaitingPod], now: float) -> None:
 
 
 def _export_state(view: DeviceView, projection: Projection) -> bool:
-    state = state_of(view, projection)
-    if state == CORDONED:
-        CLOSED.labels(view.node, view.index, _closed_by(view, projection)).set(1)
+    """Export whether new shares of a device can be leased, and return it."""
+    closed = projection.closed_by(view) if view.healthy else ""
+    if closed:
+        CLOSED.labels(view.node, view.index, closed).set(1)
+    state = CORDONED if closed else USABLE if view.healthy else UNHEALTHY
     DEVICES.labels(view.model, state).inc()
     return state == USABLE
 

@@ -136,6 +136,13 @@ class Projection:
         """Return the nodes with leases."""
         return sorted(name for name, totals in self.totals.items() if totals.leases)
 
+    def closed_by(self, view: DeviceView) -> str:
+        """Return why a healthy device gets no new shares, or an empty text if it does."""
+        node = self.nodes.get(view.node)
+        if node is None or node.deleted:
+            return "the node is gone"
+        return view.excluded or node.closed_by
+
     def unmeasured_nodes(self) -> list[NodeName]:
         """Return the nodes with leases whose agents did not report their usage."""
         return [name for name in self.leased_nodes() if name not in self._measured]

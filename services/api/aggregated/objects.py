@@ -136,7 +136,7 @@ def _devices(cluster: VisibleCluster) -> Iterator[VisibleObject]:
     """Yield the devices, which name no pod: any reader of nodes may see them."""
     projection = cluster.projection
     for view in projection.devices.values():
-        closed = view.excluded or projection.nodes[view.node].closed_by
+        closed = projection.closed_by(view)
         phase, message = ("Closed" if closed else "Ready"), closed
         if not view.healthy:
             fault = visible_fault(view.fault, lambda _: False)

@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 from prometheus_client import REGISTRY, Metric
 
+from services.api.aggregated.objects import KINDS
 from services.api.cluster_metrics import export_cluster, observe_bound
 from services.api.legacy_metrics import LEFT_OUT, metric_families
 from services.api.problems import (
@@ -26,7 +27,7 @@ from shared.model.ledger import NodeTotals, counted_use
 from shared.model.names import Namespace, NodeName
 from shared.model.placement import Refusal
 from tests.support import build
-from tests.support.api.board import lease, node_totals, projected, usage, waiting
+from tests.support.api.board import lease, node_totals, projected, seen, usage, waiting
 
 
 def report(service: str, instance: str = "", **fields: Any) -> Heartbeat:
@@ -184,6 +185,16 @@ def test_capacity_counts_usable_devices_and_the_largest_free_share_by_model() ->
     assert value("devices", model=model, state="unhealthy") == 1
     free = total - held.shares[0].memory_mib
     assert value("largest_free_share_bytes", model=model) == free * MIB
+
+
+def test_a_device_of_a_node_that_is_gone_is_closed_in_metrics_and_for_kubectl() -> None:
+    shown = projected(node_totals(lease(), devices=1, allocatable={}))
+
+    export_cluster(shown, [], NOW)
+    (found,) = KINDS[0].read(seen(shown))
+
+    assert value("device_cordoned", node="n1", gpu="0", reason="the node is gone") == 1
+    assert (found.status.phase, found.status.message) == ("Closed", "the node is gone")
 
 
 def test_idle_leases_and_missing_components_are_counted() -> None:
