@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from aiohttp import web
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from services.api.api_call import ApiCall, RouteTable
 from services.api.costs import AllocationReply, PriceFile, allocation_report, cost_report
@@ -490,14 +490,7 @@ class ReadApi:
         order = call.decode(ResizeOrder)
         try:
             reply = await self.bus.request(
-                ResizeRequest(
-                    pod=pod,
-                    container=order.container,
-                    memory_mib=order.memory_mib,
-                    cores_percent=order.cores_percent,
-                ),
-                ResizeReply,
-                timeout_s=RESIZE_S,
+                ResizeRequest(pod=pod, **structs.asdict(order)), ResizeReply, timeout_s=RESIZE_S
             )
         except UnavailableError as error:
             raise UnavailableError(
@@ -513,17 +506,9 @@ class ReadApi:
         may = await call.viewer.may_grant(namespace)
         self._require(call, "create gpubudgets/grants of leasehold.dev", namespace, may=may)
         order = call.decode(GrantOrder)
-        reply = await self.bus.request(
-            GrantRequest(
-                namespace=namespace,
-                minutes=order.minutes,
-                actor=call.viewer.name[:MAX_ACTOR],
-                reason=order.reason,
-                key=order.key,
-            ),
-            GrantReply,
-            timeout_s=GRANT_S,
-        )
+        actor = call.viewer.name[:MAX_ACTOR]
+        request = GrantRequest(namespace=namespace, actor=actor, **structs.asdict(order))
+        reply = await self.bus.request(request, GrantReply, timeout_s=GRANT_S)
         if reply.refusal:
             raise RequestError(reply.refusal)
         return GrantView(

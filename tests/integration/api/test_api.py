@@ -124,7 +124,8 @@ async def test_a_pod_has_a_history_and_is_listed_for_a_day_after_it_finished(
     _, cluster = await shown.get("/api/v1/history")
     assert cluster["cores_capacity"] == 200
     assert cluster["used_cores"][-1] == 7
-    assert (await shown.get("/api/v1/history?range=1y"))[0] == 400
+    status, wrong = await shown.get("/api/v1/history?range=1y")
+    assert (status, wrong["error"]) == (400, "range=1y is not one of 1h, 1d, 7d")
 
     ended = PodTerminated(
         pod=lease.pod,

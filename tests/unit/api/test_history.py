@@ -29,7 +29,7 @@ from services.api.history import (
 from services.api.history_file import DAY_S, HistoryFile
 from services.api.lease_views import finished_pod
 from shared.model.device import Hardware
-from shared.model.errors import RequestError, UnavailableError
+from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid, NodeName
 from tests.support import build
 from tests.support.api.board import lease, node_totals, projected, usage
@@ -297,11 +297,6 @@ def test_a_reason_that_no_pod_waits_for_counts_none() -> None:
 
     assert at == (0.0, 30.0, 60.0, 300.0)
     assert waiting == {"a": (0.0, 3.0, None, 0.0)}
-
-
-def test_an_unknown_range_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(RequestError, match="range=1y is not one of 1h, 1d, 7d"):
-        range_of("1y")
 
 
 async def test_a_step_that_nobody_waits_for_any_more_ends_before_the_file_is_closed(
