@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from services.binder.preempt.plan import (
     ClusterSnapshot,
-    NoPlan,
     PlanInput,
     PreemptionPlan,
     pending_pods,
@@ -54,8 +53,8 @@ async def dry_run(request: DryRunRequest, controller: PreemptionController) -> D
     found = plan(repelled_request(queued, facts), planned_from)
     return DryRunReply(
         waits=True,
-        plan=None if isinstance(found, NoPlan) else plan_view(found),
-        reason=found.reason if isinstance(found, NoPlan) else "",
+        plan=None if isinstance(found, str) else plan_view(found),
+        reason=found if isinstance(found, str) else "",
         protected=tuple(
             ProtectedPod(pod=one, reason=why) for one, why in protected[:MAX_PROTECTED]
         ),

@@ -37,13 +37,6 @@ class PreemptionPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoPlan:
-    """No pod is evicted."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInput:
     """All that a plan is made from."""
 
@@ -55,14 +48,14 @@ class PlanInput:
     )
 
 
-def plan(request: PodRequest, given: PlanInput) -> PreemptionPlan | NoPlan:
-    """Return the cheapest set of leases whose end makes the pod fit on one node.
+def plan(request: PodRequest, given: PlanInput) -> PreemptionPlan | str:
+    """Return the cheapest set of leases whose end makes the pod fit on one node, or why none is.
 
     There is no plan if the pod fits anyway, now or once the leaving pods are gone.
     """
     node = given.trials.node_as_it_is(request)
     if node is not None:
-        return NoPlan(reason=f"it will fit on {node} as it is")
+        return f"it will fit on {node} as it is"
     search = RoomSearch(
         request,
         given.trials,
@@ -79,8 +72,8 @@ def plan(request: PodRequest, given: PlanInput) -> PreemptionPlan | NoPlan:
         victims = sorted((by_pod[lease.pod] for lease in room.leases), key=lambda v: v.lease.pod)
         return PreemptionPlan(node=room.node, shares=room.shares, victims=tuple(victims))
     if not any(allowed([each.lease], given) for each in given.candidates):
-        return NoPlan(reason="no lease may be preempted for it")
-    return NoPlan(reason="it would fit on no node even if every preemptible lease ended")
+        return "no lease may be preempted for it"
+    return "it would fit on no node even if every preemptible lease ended"
 
 
 def allowed(leases: Collection[Lease], given: PlanInput) -> bool:

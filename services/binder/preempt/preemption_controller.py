@@ -12,7 +12,7 @@ from uuid import uuid4
 from services.binder.clients import PodClient
 from services.binder.ledger_sync.sweep import SchedulerOffers
 from services.binder.metrics import EVICTIONS
-from services.binder.preempt.plan import ClusterSnapshot, NoPlan, pending_pods, plan, plan_input
+from services.binder.preempt.plan import ClusterSnapshot, pending_pods, plan, plan_input
 from services.binder.preempt.planned_starts import StartPlanner, chosen, reserve_claimed
 from services.binder.preempt.rules import (
     HOUR_S,
@@ -371,7 +371,7 @@ class PreemptionController:
             given = plan_input(pending, cluster, state, self.rules, now=now, without=refused)
             request = repelled_request(waiting.queued, (node.node.facts for node in cluster.nodes))
             found = plan(request, given)
-            if isinstance(found, NoPlan):
+            if isinstance(found, str):
                 return False
             for start in state.starts:
                 if start.id == pending.pod:  # else its own claim is in the way

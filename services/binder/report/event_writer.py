@@ -8,7 +8,7 @@ import asyncio
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol
 
 from services.binder.clients import PodClient
@@ -64,13 +64,11 @@ class TokenBucket:
 
     per_s: float
     burst: float
-    tokens: float
     at: float
+    tokens: float = field(init=False)
 
-    @classmethod
-    def full(cls, *, per_s: float, burst: float, now: float) -> "TokenBucket":
-        """Return a full bucket."""
-        return cls(per_s=per_s, burst=burst, tokens=burst, at=now)
+    def __post_init__(self) -> None:
+        self.tokens = self.burst
 
     def take(self, now: float, count: float = 1) -> bool:
         """Take tokens if there are as many."""
@@ -115,7 +113,7 @@ class EventWriter:
 
     def __post_init__(self) -> None:
         now = self.clock.ticks()
-        self.rate_limit = TokenBucket.full(per_s=self.per_s, burst=self.burst, now=now)
+        self.rate_limit = TokenBucket(self.per_s, self.burst, now)
         self._warnings: OrderedDict[KubernetesEvent, _Occurrences] = OrderedDict()
         self._others: OrderedDict[KubernetesEvent, _Occurrences] = OrderedDict()
         self._counts: OrderedDict[KubernetesEvent, int] = OrderedDict()
@@ -211,7 +209,7 @@ class EventWriter:
     def _pod_rate_limit(self, pod: PodUid, now: float) -> TokenBucket:
         rate_limit = self._pod_rate_limits.get(pod)
         if rate_limit is None:
-            rate_limit = TokenBucket.full(per_s=POD_EVENTS_PER_S, burst=POD_BURST, now=now)
+            rate_limit = TokenBucket(POD_EVENTS_PER_S, POD_BURST, now)
             self._pod_rate_limits[pod] = rate_limit
             if len(self._pod_rate_limits) > MAX_REMEMBERED:
                 self._pod_rate_limits.popitem(last=False)

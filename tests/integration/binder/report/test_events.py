@@ -345,7 +345,7 @@ async def test_a_bound_pod_gets_its_scheduled_event_once(new_world: NewWorld) ->
 
 
 def test_a_token_bucket_gives_its_burst_and_then_its_rate() -> None:
-    bucket = TokenBucket.full(per_s=2, burst=3, now=0)
+    bucket = TokenBucket(per_s=2, burst=3, at=0)
 
     assert [bucket.take(0) for _ in range(4)] == [True, True, True, False]
     assert bucket.wait_s(0) == 0.5
