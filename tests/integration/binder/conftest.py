@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from shared.model.lease import Lease
+from tests.support.binder import world as worlds
 from tests.support.binder.claim_binder import ClaimBinder
 from tests.support.binder.preemption import Scene, scene
-from tests.support.binder.world import NewWorld, World, world
+from tests.support.binder.world import NewWorld, World
 from tests.support.placer.ledger import ledger
 from tests.support.servers.valkey import ValkeyServer
 
@@ -29,9 +30,15 @@ async def new_world(url: str) -> AsyncIterator[NewWorld]:
     async with AsyncExitStack() as stack:
 
         async def make(*leases: Lease, **options: Any) -> World:
-            return await stack.enter_async_context(world(url, *leases, **options))
+            return await stack.enter_async_context(worlds.world(url, *leases, **options))
 
         yield make
+
+
+@pytest.fixture
+async def world(new_world: NewWorld) -> World:
+    """A binder on an empty ledger."""
+    return await new_world()
 
 
 @pytest.fixture

@@ -245,9 +245,7 @@ async def test_another_binder_ends_the_lease_of_a_pod_that_vanished_before_it_st
     assert await assert_sound(binder.ledger) == []
 
 
-async def test_a_listing_finds_a_lease_that_was_reserved_a_moment_before_it(
-    binder: Binder,
-) -> None:
+async def test_a_listing_finds_a_lease_that_was_reserved_a_moment_before_it(binder: Binder) -> None:
     await binder.ledger.bind(await reserve(binder.ledger, reservation("p", share("a"))))
 
     assert [event.pod for event in await binder.list_pods()] == ["p"]

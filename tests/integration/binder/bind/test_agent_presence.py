@@ -99,10 +99,7 @@ async def test_a_batch_is_redelivered_if_its_pods_are_not_admitted_in_time(
     assert await world.states() == {"p1": LeaseState.RESERVED}
 
 
-async def test_a_reservation_that_ended_while_deferred_is_a_failed_binding(
-    new_world: NewWorld,
-) -> None:
-    world = await new_world()
+async def test_a_reservation_that_ended_while_deferred_is_a_failed_binding(world: World) -> None:
     world.agents.replies = {N1: away("p1")}
 
     events = await world.binder.pods.bind_pods(chosen(lease("p1")))

@@ -66,9 +66,7 @@ async def test_a_placement_is_bound_once_with_all_annotations_after_its_lease_is
     assert states == [LeaseState.BOUND]
 
 
-async def test_an_expired_lease_is_not_bound_and_its_binding_fails(new_world: NewWorld) -> None:
-    world = await new_world()
-
+async def test_an_expired_lease_is_not_bound_and_its_binding_fails(world: World) -> None:
     assert [type(event) for event in await world.bind_all(lease())] == [BindingFailed]
     assert not world.pods.bindings
     assert not world.bus.published

@@ -183,9 +183,8 @@ async def test_a_binder_that_was_suspended_does_not_treat_agents_as_dead(
     ids=["expiry", "offers"],
 )
 async def test_a_call_without_a_response_requests_a_resync(
-    new_world: NewWorld, loop: Callable[[Binder], Awaitable[object]]
+    world: World, loop: Callable[[Binder], Awaitable[object]]
 ) -> None:
-    world = await new_world()
     answer = world.ledger.status
 
     async def silence(**_: object) -> Any:
@@ -275,17 +274,14 @@ async def test_activations_are_saved_from_events_and_from_reports(new_world: New
     assert [each.state for each in (await world.leases()).values()] == [LeaseState.ACTIVE] * 2
 
 
-async def test_an_activation_without_a_lease_is_counted_once(new_world: NewWorld) -> None:
-    world = await new_world()
-
+async def test_an_activation_without_a_lease_is_counted_once(world: World) -> None:
     await world.binder.save_devices([report("n1", activation(lease()))])
     await world.binder.save_devices([report("n1", activation(lease()))])
 
     assert world.metrics.anomalies["active_without_lease"] == 1
 
 
-async def test_only_the_newest_report_of_a_node_is_saved(new_world: NewWorld) -> None:
-    world = await new_world()
+async def test_only_the_newest_report_of_a_node_is_saved(world: World) -> None:
     newest = replace(report(at=NOW), served=("nvidia.com/gpu",))
 
     await world.binder.save_devices([newest, report(at=NOW - 5)])
@@ -330,10 +326,9 @@ async def test_a_node_gets_only_its_own_leases(new_world: NewWorld) -> None:
     ],
 )
 async def test_no_lease_is_restored_for_a_pod_that_does_not_run_there(
-    new_world: NewWorld,
+    world: World,
     pod: PodSnapshot | None,
 ) -> None:
-    world = await new_world()
     world.pods.seen["p1"] = pod
 
     await world.binder.save_devices([report("n1", activation(lease()))])

@@ -121,8 +121,7 @@ async def test_a_node_stays_cordoned_until_a_report_of_it_is_accepted_by_any_bin
     assert await one.cordoned() == {}
 
 
-async def test_a_reply_about_pods_of_other_nodes_defers_none_of_them(new_world: NewWorld) -> None:
-    world = await new_world()
+async def test_a_reply_about_pods_of_other_nodes_defers_none_of_them(world: World) -> None:
     own, other = lease("own", STOLEN), lease("other", OTHER)
     world.agents.replies[STOLEN] = BindReply(
         deferred_pods=(other.pod, own.pod), unserved_pods=(other.pod,), reason="it lies"

@@ -67,11 +67,7 @@ async def test_the_binding_of_a_committed_lease_is_sent_again_if_its_pod_is_unbo
     assert events == ([PlacementChosen(lease=committed)] if is_sent else [])
 
 
-async def test_a_lease_that_only_the_pod_carries_is_reported_not_created(
-    new_world: NewWorld,
-) -> None:
-    world = await new_world()
-
+async def test_a_lease_that_only_the_pod_carries_is_reported_not_created(world: World) -> None:
     assert not await world.binder.reconciler.reconcile_listing([listing(bound(lease()))])
 
     assert world.metrics.anomalies["pods_without_lease"] == 1
@@ -101,8 +97,7 @@ async def finished(world: World) -> None:
         await until(lambda: world.clock.sleepers or has_finished(world))
 
 
-async def test_an_empty_ledger_is_restored_from_agents_and_pods(new_world: NewWorld) -> None:
-    world = await new_world()
+async def test_an_empty_ledger_is_restored_from_agents_and_pods(world: World) -> None:
     await world.lose()
     active, silent = lease("p1", "n1"), lease("p2", "n2")
 
@@ -139,8 +134,7 @@ async def test_a_rebuild_lists_pods_only_after_the_bindings_in_flight(new_world:
     assert ResyncRequested not in early
 
 
-async def test_a_silent_node_delays_the_rebuild_10_s_at_most(new_world: NewWorld) -> None:
-    world = await new_world()
+async def test_a_silent_node_delays_the_rebuild_10_s_at_most(world: World) -> None:
     await world.lose()
     began = world.clock.now()
 
@@ -155,8 +149,7 @@ async def test_a_silent_node_delays_the_rebuild_10_s_at_most(new_world: NewWorld
     assert [each.name for each in (await world.leases()).values()] == ["p1"]
 
 
-async def test_leases_that_cannot_be_restored_are_reported(new_world: NewWorld) -> None:
-    world = await new_world()
+async def test_leases_that_cannot_be_restored_are_reported(world: World) -> None:
     await world.lose()
     forged = replace(bound(lease("p1")), pod=PodUid("another"))
     negative = (structs.replace(lease().shares[0], cores_percent=101),)
@@ -172,10 +165,7 @@ async def test_leases_that_cannot_be_restored_are_reported(new_world: NewWorld) 
     assert world.metrics.anomalies["not_restored"] == 2
 
 
-async def test_an_agents_word_counts_only_for_pods_that_are_on_its_node(
-    new_world: NewWorld,
-) -> None:
-    world = await new_world()
+async def test_an_agents_word_counts_only_for_pods_that_are_on_its_node(world: World) -> None:
     await world.lose()
     gone, bound_late, elsewhere = lease("p1"), lease("p2"), lease("p3")
     world.pods.seen["p2"] = PodSnapshot(bound_late.pod, bound_late.node)
@@ -191,10 +181,7 @@ async def test_an_agents_word_counts_only_for_pods_that_are_on_its_node(
     assert list(await world.leases()) == [bound_late.pod]
 
 
-async def test_nodes_that_keep_reporting_are_waited_for_and_not_asked_again(
-    new_world: NewWorld,
-) -> None:
-    world = await new_world()
+async def test_nodes_that_keep_reporting_are_waited_for_and_not_asked_again(world: World) -> None:
     await world.lose()
     leases = [lease(f"p{number}", f"n{number}") for number in range(30)]
 

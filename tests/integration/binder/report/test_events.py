@@ -80,8 +80,7 @@ def event(text: str = "no room", name: str = "p1", *, warning: bool = True) -> K
     )
 
 
-async def test_a_refusal_is_in_the_condition_and_in_an_event(new_world: NewWorld) -> None:
-    world = await new_world()
+async def test_a_refusal_is_in_the_condition_and_in_an_event(world: World) -> None:
     world.pods.seen["p1"] = seen()
 
     async with running(world.binder.events.write_events, world.binder.conditions.write_conditions):
@@ -96,10 +95,7 @@ async def test_a_refusal_is_in_the_condition_and_in_an_event(new_world: NewWorld
     assert (event["reason"], event["message"]) == ("FailedScheduling", condition["message"])
 
 
-async def test_a_pod_of_another_scheduler_gets_one_event_and_no_condition(
-    new_world: NewWorld,
-) -> None:
-    world = await new_world()
+async def test_a_pod_of_another_scheduler_gets_one_event_and_no_condition(world: World) -> None:
     world.pods.seen |= {"p1": seen(), "p": seen("p")}
     foreign = PodRejected(
         pod=PodUid("uid-p"),
@@ -378,10 +374,7 @@ async def test_a_violation_is_a_warning_event_of_its_pod(new_world: NewWorld) ->
     assert len(bodies[1]["message"]) <= 1024
 
 
-async def test_an_invalid_device_configuration_is_a_warning_event_of_its_node(
-    new_world: NewWorld,
-) -> None:
-    world = await new_world()
+async def test_an_invalid_device_configuration_is_a_warning_event_of_its_node(world: World) -> None:
     valid = DeviceReported(node=NodeName("n1"), devices=(), served=())
 
     async with running(world.binder.events.write_events):
