@@ -53,11 +53,8 @@ class Hosts:
         assert ended.value.code == 0
         return out
 
-    async def token(self, **spec: Any) -> str:
-        """A token of the agent's account, by hand."""
-        return await self.token_by(self.api.kubeconfig, **spec)
-
     async def token_by(self, kubeconfig: Path, **spec: Any) -> str:
+        """A token of the agent's account, by hand."""
         path = f"/api/v1/namespaces/{AGENTS_NAMESPACE}/serviceaccounts/node-agent/token"
         async with KubernetesClient(load_credentials(kubeconfig)) as kube:
             answer = await kube.create(path, {"spec": spec}, dict[str, Any])
@@ -115,18 +112,6 @@ async def test_the_keys_of_a_node_are_valid_for_its_nats_subjects_and_the_api_se
         path.name: stat.S_IMODE(path.stat().st_mode) for path in out.iterdir()
     } == dict.fromkeys((API_TOKEN, NATS_TOKEN, NATS_AUTHORITY, KUBECONFIG), 0o600)
     assert "tokens of node node.b, valid until" in capsys.readouterr().out
-
-
-async def test_an_agents_token_that_is_not_bound_is_rejected(hosts: Hosts) -> None:
-    bound = {"apiVersion": "v1", "kind": "Node", "name": A}
-
-    unbound = await hosts.token(audiences=[AUDIENCE])
-    of_another_audience = await hosts.token(boundObjectRef=bound)
-    good = await hosts.token(audiences=[AUDIENCE], boundObjectRef=bound)
-
-    assert await hosts.is_refused(unbound, "node-agent.node-a")
-    assert await hosts.is_refused(of_another_audience, "node-agent.node-a")
-    assert not await hosts.is_refused(good, "node-agent.node-a")
 
 
 async def test_keys_of_a_deleted_node_are_rejected_and_renew_nothing(

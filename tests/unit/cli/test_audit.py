@@ -18,6 +18,7 @@ from services.timekeeper.accounts.accrual import RESTORED
 from shared.model.budget import BudgetWindow, ChargeEntry
 from shared.model.claim import LEASED
 from shared.model.costs.cost_records import FREE, CostHour
+from shared.model.device import DeviceUse
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.node_events import Allocation
 from shared.model.fair_share import fair_share_of
@@ -92,6 +93,10 @@ LARGE = lease("a", share(memory_mib=5_000))
 SMALL_COPY = dump_lease(structs.replace(lease("a"), shares=(share(memory_mib=2_000),)))
 
 
+PREEMPTED = with_use(account(), DeviceUse(exclusive=True, claimed_by=True))
+CLAIMING = replace(PREEMPTED, node=replace(PREEMPTED.node, used={"cpu": 100}))
+
+
 def counted(totals: NodeTotals, **use: int) -> Snapshot:
     return facts(with_use(totals, structs.replace(totals.node.devices[0][1], **use)))
 
@@ -108,6 +113,9 @@ SOUND_CASES = {
     "a gang": facts(account(MEMBER), gangs={GANG.name: frozenset({MEMBER.pod})}),
     "a waiting gang": GANG_WAITS,
     "nodes that were not read": facts(account(), api_nodes=None),
+    "what a preemption has claimed of a node": facts(
+        CLAIMING, preemption_claims={NODE: {"cpu": 100}}
+    ),
     "a node that both have": facts(account(), api_nodes=frozenset({NODE})),
     "a claim that is not answered": replace(facts(account()), claims=(replace(CLAIM, answer=""),)),
     "pods that others bound and pods that ended": facts(
@@ -128,6 +136,10 @@ CASES: dict[str, tuple[Any, ...]] = {
     "a node's total that is not the sum of its leases": (
         facts(replace(SOUND, node=replace(SOUND.node, used={"cpu": 700, "pods": 1}))),
         "S1 the ledger counts 700 of cpu, its leases add up to 500",
+    ),
+    "a node's total with what no preemption has claimed": (
+        facts(CLAIMING),
+        "S1 the ledger counts 100 of cpu, its leases add up to 0",
     ),
     "more memory than the device has": (
         two(

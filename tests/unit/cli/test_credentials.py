@@ -5,11 +5,9 @@ from pathlib import Path
 import pytest
 
 from services.auth.nats_users import all_users
-from services.auth.redis_users import USERS, password_digest, password_users, redis_acl
 from services.cli import credentials
 from services.cli.commands import CredentialArguments
 from services.topology import SERVICES, edges
-from shared.ledger.script_sources import script_commands
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import LeaseChanged
 from shared.model.names import NodeName
@@ -48,27 +46,6 @@ def test_an_agents_subjects_all_end_in_its_node() -> None:
     assert "leasehold.broadcast.heartbeat.sent.v1.node-agent_gpu_example" in agent.publish
     assert subjects.subscribe_subject(LeaseChanged, "gpu.example") in agent.subscribe
     assert not any(subject.endswith("*") for subject in agent.publish + agent.subscribe)
-
-
-def test_an_acl_file_has_no_secret_and_no_default_user() -> None:
-    text = redis_acl({name: password_digest(f"secret of {name}") for name in password_users()})
-
-    assert "secret" not in text
-    assert text.startswith("user default off ")
-    known = {*password_users(), "default", "probe"}
-    assert {line.split()[1] for line in text.splitlines()} == known
-
-
-def test_commands_are_read_from_the_scripts() -> None:
-    assert {"hmget", "hset", "xadd", "zrangebylex", "scan"} <= script_commands()
-
-
-def test_a_user_without_writable_keys_may_call_no_write_command() -> None:
-    text = redis_acl(dict.fromkeys(password_users(), "0"))
-    lines = {line.split()[1]: line for line in text.splitlines()}
-
-    readers = {u.name for u in USERS if lines[u.name].endswith("-@write")}
-    assert readers == {"api", "extender"}
 
 
 def test_only_the_owner_reads_the_files_and_existing_secrets_stay(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The output of `leasehold preemptions`, and how the audit counts claims."""
+"""The output of `leasehold preemptions`."""
 
 from dataclasses import replace
 
@@ -7,10 +7,6 @@ from services.binder.preempt.dry_run import plan_view
 from services.binder.preempt.plan import PreemptionPlan
 from services.binder.preempt.rules import EvictionTier, VictimCandidate
 from services.cli.admin.preemptions import dry_run_text, text
-from services.cli.audit.invariants import differences
-from services.cli.audit.snapshot import Snapshot
-from shared.model.device import DeviceUse
-from shared.model.ledger import LedgerNode, NodeTotals
 from shared.model.names import NodeName
 from shared.model.preemption import (
     DryRunView,
@@ -24,7 +20,7 @@ from shared.model.preemption import (
 )
 from shared.model.views import ProtectedPod
 from tests.support.build import lease
-from tests.support.placer.ledger import device, facts, share
+from tests.support.placer.ledger import share
 from tests.unit.binder.preempt.test_rules import ANNOUNCED, EVICTED, NOW, eviction, victim
 
 TIER = EvictionTier(unowned=True, cause=1, overdraft=-250, priority=3)
@@ -75,17 +71,3 @@ def test_the_journal_names_victim_cause_and_beneficiary() -> None:
         VictimView(pod="a/v", outcome=str(EvictionOutcome.EVICTED)),
     )
     assert "no preemption in progress" in text(shown_of())
-
-
-def test_the_audit_adds_claims_of_preemptions() -> None:
-    use = DeviceUse(exclusive=True, claimed_by=True)
-    node = LedgerNode(facts=facts("n"), used={"cpu": 100}, devices=((device("n", 0), use),))
-    claimed = Snapshot(
-        read_at=NOW,
-        nodes=(NodeTotals(node=node, leases=()),),
-        preemption_claims={NodeName("n"): {"cpu": 100}},
-    )
-
-    assert not differences(claimed)
-    [wrong] = differences(replace(claimed, preemption_claims={}))
-    assert "counts 100 of cpu" in wrong.text

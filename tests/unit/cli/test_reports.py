@@ -95,13 +95,6 @@ def test_a_lease_is_not_marked_before_the_time_has_passed() -> None:
     assert not any(line.startswith("idle") for line in explained(POD, cluster).lines)
 
 
-def test_each_viewer_chooses_the_time_after_which_a_share_is_idle() -> None:
-    patient = replace(idle_cluster(), idle_after_s=3 * 3600.0)
-
-    assert patient.leases().leases[0].idle_since is None
-    assert idle_cluster().leases().leases[0].idle_since == 800.0
-
-
 def test_a_lease_with_one_share_in_use_is_not_idle_but_its_other_share_is() -> None:
     second = structs.replace(LEASE.shares[0], container="side", slot=2)
     lease = structs.replace(LEASE, shares=(*LEASE.shares, second))

@@ -138,6 +138,7 @@ def test_a_pod_without_a_gpu_is_reported_as_such(explained: Explained) -> None:
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
+        ("", "has no pod in it"),
         ("{", "is not YAML"),
         ("- a", "is not a Kubernetes object"),
         ("kind: Service\nmetadata: {name: s}", "has no pod in it"),
@@ -183,11 +184,6 @@ def test_a_manifest_and_a_pod_exclude_each_other(explained: Explained) -> None:
 
     assert code == 2
     assert "either a POD or, with --request, a manifest" in err
-
-
-def test_an_empty_file_has_no_pod() -> None:
-    with pytest.raises(RequestError, match="has no pod in it"):
-        pods_in("", "empty.yaml")
 
 
 DOUBLED = "".join(f"b{n}: &b{n} [*b{n - 1}, *b{n - 1}]\n" for n in range(1, 40))

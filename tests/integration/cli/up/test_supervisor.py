@@ -25,7 +25,7 @@ from services.cli.up.components import Component, RunFileCheck
 from services.cli.up.down import down, kill_leftovers, leftovers
 from services.cli.up.supervisor import RestartPolicy, StartError, SupervisionTiming, Supervisor
 from shared.model.errors import RequestError
-from tests.support.servers.supervised import STUBBORN, WITH_CHILD, dummy
+from tests.support.servers.supervised import STUBBORN, dummy
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -297,16 +297,6 @@ def test_down_reports_that_nothing_runs(
 ) -> None:
     assert down(Down(state=directory.root)) == 0
     assert "nothing runs" in capsys.readouterr().out
-
-
-async def test_processes_that_a_component_started_are_killed_as_leftovers(
-    directory: StateDir,
-) -> None:
-    async with running(directory, dummy(directory, "one", before=WITH_CHILD)):
-        pass
-
-    assert kill_leftovers(directory) == 1
-    assert leftovers(directory) == []
 
 
 def test_wiping_keeps_the_lock_and_refuses_a_directory_that_is_not_ours(tmp_path: Path) -> None:
