@@ -272,14 +272,16 @@ class _TlsConnection(http.client.HTTPSConnection):
         self.sock = self._tls.wrap_socket(self.sock, server_hostname=self._server_name or self.host)
 
 
+class _Refusal(msgspec.Struct, frozen=True):
+    error: str = ""
+
+
 def _reason_in(content: bytes) -> str:
     """Return the reason in an error response of Leasehold's API, or an empty text."""
     try:
-        found = msgspec.json.decode(content)
+        return msgspec.json.decode(content, type=_Refusal).error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
-    reason = found.get("error") if isinstance(found, dict) else None
-    return reason if isinstance(reason, str) else ""
 
 
 def _kubernetes_error(method: str, path: str, status: int, content: bytes) -> KubernetesError:

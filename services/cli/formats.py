@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shared.model.budget import IdleView
+from shared.model.lease import ShareSize
 from shared.model.views import GpusView, LeasesView, MeasuredView
 
 WRAPPED_WIDTH = 30
@@ -73,6 +74,16 @@ def age(seconds: float) -> str:
         if whole >= 2 * size:
             return f"{whole // size}{unit}"
     return f"{whole}s"
+
+
+def cores_text(percent: int) -> str:
+    """Describe a part of a device's cores; 0 percent are none in particular."""
+    return f"{percent} %" if percent else "any part"
+
+
+def size_text(size: ShareSize) -> str:
+    """Describe the size of a share."""
+    return f"{size.memory_mib} MiB and {cores_text(size.cores_percent)} of the cores"
 
 
 def used_texts(measured: MeasuredView | None) -> tuple[str, str]:

@@ -5,6 +5,7 @@ import sys
 from services.cli import terminal
 from services.cli.api_client import ApiClient
 from services.cli.commands import Resize
+from services.cli.formats import size_text
 from services.cli.terminal import program_name
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, ShareSize
@@ -46,15 +47,10 @@ def lines(view: ResizeView) -> list[str]:
     container = f"container {view.container} of {view.namespace}/{view.name}"
     gpus = f"GPU {', '.join(map(str, view.devices))} of node {view.node}"
     if view.outcome == "unchanged":
-        first = f"{container} has {_size_text(after)} of {gpus} already"
+        first = f"{container} has {size_text(after)} of {gpus} already"
     else:
-        first = f"{container} has {_size_text(after)} of {gpus} now; it had {_size_text(before)}"
+        first = f"{container} has {size_text(after)} of {gpus} now; it had {size_text(before)}"
     return [first, *view.notes, *(f"pending: {each}" for each in view.pending)]
-
-
-def _size_text(size: ShareSize) -> str:
-    cores = f"{size.cores_percent} %" if size.cores_percent else "any part"
-    return f"{size.memory_mib} MiB and {cores} of the cores"
 
 
 def refusal(view: ResizeView) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from services.cli.formats import age, measured_text
+from services.cli.formats import age, cores_text, measured_text, size_text
 from services.cli.pod_summary import PodSummary
 from shared.dialects import KUBE_SCHEDULER
 from shared.dialects.reserved import DENIED_ANNOTATIONS, STRIPPED_ANNOTATIONS
@@ -154,10 +154,6 @@ def _summary_lines(pod: PodSummary, found: PodView, lease: LeaseView) -> Iterato
         yield f"waits for   {found.cordoned}; if that lasts, the pod is placed elsewhere"
 
 
-def _cores_text(percent: int) -> str:
-    return f"{percent} %" if percent else "any part"
-
-
 def _share_lines(
     lease: LeaseView, share: ShareView, device: DeviceView | None, now: float
 ) -> Iterator[str]:
@@ -167,15 +163,13 @@ def _share_lines(
     model = f", {device.model}" if device else ""
     sick = f", UNHEALTHY: {device.fault}".rstrip(": ") if device and not device.healthy else ""
     yield f"GPU         {share.index} of node {lease.node}{model}{of}{init}{sick}"
-    part = f"{_cores_text(share.cores_percent)} of its cores"
+    part = f"{cores_text(share.cores_percent)} of its cores"
     if share.mig is not None:
         part = f"instance {share.mig.profile}"
     whole = "the whole GPU: " if share.whole else ""
     resized = ""
     if share.requested_size is not None:
-        size = share.requested_size
-        requested = f"{size.memory_mib} MiB and {_cores_text(size.cores_percent)} of the cores"
-        resized = f" (resized: its pod requests {requested})"
+        resized = f" (resized: its pod requests {size_text(share.requested_size)})"
     yield f"share       {whole}{share.memory_mib} of {share.device_mib} MiB, {part}{resized}"
     if share.measured is not None:
         yield f"uses        {measured_text(share.measured, now)}"

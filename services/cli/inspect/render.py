@@ -18,6 +18,7 @@ from shared.model.views import (
     HeldShare,
     LeasesView,
     LeaseView,
+    MeasuredView,
     ShareView,
     View,
 )
@@ -232,6 +233,11 @@ class TopRow(ShareView, frozen=True, kw_only=True):
     node: NodeName
 
     @property
+    def usage(self) -> MeasuredView:
+        """What was measured; less than nothing where the usage is not known."""
+        return self.measured or MeasuredView(memory_mib=-1, cores_percent=-1)
+
+    @property
     def place(self) -> tuple[str, int, str, str, str]:
         """Node, device and container, which order rows with the same usage."""
         return self.node, self.index, self.namespace, self.name, self.container
@@ -244,23 +250,15 @@ class TopView(View, frozen=True, kw_only=True):
     unmeasured_nodes: tuple[NodeName, ...] = ()
 
 
-def _memory(row: TopRow) -> float:
-    return -1 if row.measured is None else row.measured.memory_mib or 0
-
-
-def _cores(row: TopRow) -> float:
-    return -1 if row.measured is None else row.measured.cores_percent or 0
-
-
-def _idle_key(row: TopRow) -> float:
-    since = row.measured.idle_since if row.measured else None
+def _unused_since(row: TopRow) -> float:
+    since = row.usage.idle_since
     return float("inf") if since is None else since
 
 
 SORT_KEYS: Mapping[str, Callable[[TopRow], Any]] = {
-    "memory": lambda row: (-_memory(row), row.place),
-    "cores": lambda row: (-_cores(row), row.place),
-    "idle": lambda row: (_idle_key(row), row.place),
+    "memory": lambda row: (-(row.usage.memory_mib or 0), row.place),
+    "cores": lambda row: (-(row.usage.cores_percent or 0), row.place),
+    "idle": lambda row: (_unused_since(row), row.place),
     "pod": lambda row: (row.namespace, row.name, row.place),
     "node": lambda row: row.place,
 }
@@ -298,8 +296,7 @@ def top_table(rows: Sequence[TopRow], view: LeasesView, *, wide: bool = False) -
         wide=wide,
     )
     for row in rows:
-        measured = row.measured
-        memory, cores = used_texts(measured)
+        memory, cores = used_texts(row.measured)
         listed.add_row(
             f"{row.namespace}/{row.name}",
             row.container,
@@ -307,16 +304,14 @@ def top_table(rows: Sequence[TopRow], view: LeasesView, *, wide: bool = False) -
             str(row.index),
             f"{memory} of {row.memory_mib}",
             f"{cores} of {cores_text(row)}",
-            "-" if measured is None else str(measured.processes),
+            "-" if row.measured is None else str(row.measured.processes),
             _idle_text(row, view.read_at),
             row.device,
-            style="yellow" if measured and measured.idle else "",
+            style="yellow" if row.usage.idle else "",
         )
     return Group(listed if rows else _no_lease(""), *notes(view))
 
 
 def _idle_text(row: TopRow, now: float) -> str:
-    since = row.measured.idle_since if row.measured else None
-    if since is None:
-        return "-"
-    return f"{age(now - since)}{' idle' if row.measured and row.measured.idle else ''}"
+    since = row.usage.idle_since
+    return "-" if since is None else f"{age(now - since)}{' idle' if row.usage.idle else ''}"

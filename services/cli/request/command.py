@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TextIO
 
-from msgspec import UNSET, UnsetType, field, structs
+from msgspec import UNSET, UnsetType, convert, field, structs
 from rich.console import Group
 from rich.text import Text
 
@@ -263,10 +263,7 @@ def _granted(
     setup = container_setup(lease, report.container, snapshot)
     return structs.replace(
         report,
-        devices=tuple(
-            GrantedShare(**{name: getattr(share, name) for name in GrantedShare.__struct_fields__})
-            for share in shares
-        ),
+        devices=tuple(convert(share, GrantedShare, from_attributes=True) for share in shares),
         environment=dict(setup.environment),
         mounts=tuple(setup.mounts),
     )
