@@ -26,16 +26,20 @@ class CommandEntry:
     """A command of the program."""
 
     name: str
-    arguments: type[Any]
-    """The dataclass of its arguments."""
+    declared: type[Any]
     function: str
     """`module:name` below services.cli, which is imported when the command runs."""
     examples: tuple[str, ...]
 
     @property
+    def arguments(self) -> type[Any]:
+        """The dataclass of its arguments."""
+        return completed(self.declared)
+
+    @property
     def about(self) -> str:
         """What it does, from the docstring of its arguments."""
-        return inspect.getdoc(self.arguments) or ""
+        return inspect.getdoc(self.declared) or ""
 
     def run(self, arguments: Any) -> int:
         """Run the command and return its exit code."""
@@ -49,16 +53,29 @@ C = TypeVar("C")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def command(name: str, function: str, *examples: str) -> Callable[[type[C]], type[C]]:
-    """Declare the arguments of a command as a frozen dataclass; its docstring is the help."""
+    """Declare the arguments of a command as a frozen dataclass; its docstring is the help.
+
+    It becomes one when it is needed first: a process uses one command of all.
+    """
 
     def declared(kind: type[C]) -> type[C]:
-        arguments = dataclass(frozen=True, kw_only=True)(kind)
-        COMMANDS[name] = CommandEntry(
-            name=name, arguments=arguments, function=function, examples=examples
-        )
-        return arguments
+        def init(self: C, **values: Any) -> None:
+            completed(kind).__init__(self, **values)
+
+        kind.__init__ = init  # type: ignore[assignment]
+        entry = CommandEntry(name=name, declared=kind, function=function, examples=examples)
+        COMMANDS[name] = entry
+        return kind
 
     return declared
+
+
+def completed(kind: type[C]) -> type[C]:
+    """Return a declared class as a dataclass."""
+    if "__dataclass_fields__" in kind.__dict__:
+        return kind
+    del kind.__init__
+    return dataclass(frozen=True, kw_only=True)(kind)
 
 
 WORKLOADS = (
