@@ -99,30 +99,25 @@ def _all(
     ]
 
 
+OBEYED, NO_EFFECT = Effect.OBEYED, Effect.NO_EFFECT
+PREFERENCE, HANDED_OVER = Effect.PREFERENCE, Effect.HANDED_OVER
+
+
 def _container_fields(containers: str) -> list[PodField]:
     of = f"spec.{containers}"
     return [
-        *_all(
-            Effect.NO_EFFECT,
-            of,
-            "args command env envFrom imagePullPolicy lifecycle livenessProbe name readinessProbe "
-            "resizePolicy securityContext startupProbe stdin stdinOnce terminationMessagePath "
-            "terminationMessagePolicy tty volumeDevices volumeMounts workingDir "
-            "ports[].containerPort ports[].name ports[].protocol ports[].hostIP "
-            "resources.claims restartPolicyRules[]",
-        ),
-        *_all(Effect.OBEYED, of, "resources.limits resources.requests"),
-        *_all(Effect.PREFERENCE, of, "image", note="nodes that have the image"),
-        *_all(
-            Effect.HANDED_OVER, of, "ports[].hostPort", reason="host-ports",
-            note="set by the API server for all ports of pods with `hostNetwork`",
-        ),
-        PodField(
-            path=f"{of}.restartPolicyRules[]",
-            effect=Effect.HANDED_OVER,
-            reason="node-features",
-            when={"action": "RestartAllContainers"},
-        ),
+        *_all(NO_EFFECT, of,
+              "args command env envFrom imagePullPolicy lifecycle livenessProbe name "
+              "readinessProbe resizePolicy securityContext startupProbe stdin stdinOnce "
+              "terminationMessagePath terminationMessagePolicy tty volumeDevices volumeMounts "
+              "workingDir ports[].containerPort ports[].name ports[].protocol ports[].hostIP "
+              "resources.claims restartPolicyRules[]"),
+        *_all(OBEYED, of, "resources.limits resources.requests"),
+        *_all(PREFERENCE, of, "image", note="nodes that have the image"),
+        *_all(HANDED_OVER, of, "ports[].hostPort", reason="host-ports",
+              note="set by the API server for all ports of pods with `hostNetwork`"),
+        PodField(path=f"{of}.restartPolicyRules[]", effect=HANDED_OVER, reason="node-features",
+                 when={"action": "RestartAllContainers"}),
     ]  # fmt: skip
 
 
@@ -135,109 +130,56 @@ _TERM = " ".join(
 )
 
 FIELDS = (
-    *_all(Effect.OBEYED, "metadata", "annotations deletionTimestamp"),
-    *_all(
-        Effect.OBEYED,
-        "metadata",
-        "labels namespace",
-        note="required anti-affinity of running pods selects by them",
-    ),
-    *_all(
-        Effect.NO_EFFECT,
-        "metadata",
-        "creationTimestamp deletionGracePeriodSeconds finalizers generateName generation "
-        "managedFields name ownerReferences resourceVersion selfLink uid",
-    ),
-    *_all(
-        Effect.OBEYED,
-        "spec",
-        "nodeSelector overhead preemptionPolicy priority resources.requests schedulerName "
-        "schedulingGates[].name tolerations[].effect tolerations[].key tolerations[].operator "
-        "tolerations[].value",
-    ),
-    *_all(Effect.OBEYED, "spec", "schedulingGroup.podGroupName", note="a gang of its PodGroup"),
-    *_all(Effect.OBEYED, "spec", "nodeName", note="denied in pods with GPUs"),
-    *_all(
-        Effect.NO_EFFECT,
-        "spec",
-        "activeDeadlineSeconds automountServiceAccountToken dnsConfig dnsPolicy enableServiceLinks "
-        "ephemeralContainers hostAliases hostIPC hostNetwork hostPID hostUsers hostname "
-        "hostnameOverride imagePullSecrets os readinessGates resources.claims resources.limits "
-        "restartPolicy securityContext serviceAccount serviceAccountName setHostnameAsFQDN "
-        "shareProcessNamespace subdomain terminationGracePeriodSeconds "
-        "tolerations[].tolerationSeconds",
-    ),
-    *_all(
-        Effect.NO_EFFECT, "spec", "priorityClassName", note="the API server writes its `priority`"
-    ),
-    *_all(
-        Effect.NO_EFFECT,
-        "spec",
-        "runtimeClassName",
-        note="the API server writes its `overhead`, `nodeSelector` and `tolerations`",
-    ),
+    *_all(OBEYED, "metadata", "annotations deletionTimestamp"),
+    *_all(OBEYED, "metadata", "labels namespace",
+          note="required anti-affinity of running pods selects by them"),
+    *_all(NO_EFFECT, "metadata",
+          "creationTimestamp deletionGracePeriodSeconds finalizers generateName generation "
+          "managedFields name ownerReferences resourceVersion selfLink uid"),
+    *_all(OBEYED, "spec",
+          "nodeSelector overhead preemptionPolicy priority resources.requests schedulerName "
+          "schedulingGates[].name tolerations[].effect tolerations[].key tolerations[].operator "
+          "tolerations[].value"),
+    *_all(OBEYED, "spec", "schedulingGroup.podGroupName", note="a gang of its PodGroup"),
+    *_all(OBEYED, "spec", "nodeName", note="denied in pods with GPUs"),
+    *_all(NO_EFFECT, "spec",
+          "activeDeadlineSeconds automountServiceAccountToken dnsConfig dnsPolicy "
+          "enableServiceLinks ephemeralContainers hostAliases hostIPC hostNetwork hostPID "
+          "hostUsers hostname hostnameOverride imagePullSecrets os readinessGates resources.claims "
+          "resources.limits restartPolicy securityContext serviceAccount serviceAccountName "
+          "setHostnameAsFQDN shareProcessNamespace subdomain terminationGracePeriodSeconds "
+          "tolerations[].tolerationSeconds"),
+    *_all(NO_EFFECT, "spec", "priorityClassName", note="the API server writes its `priority`"),
+    *_all(NO_EFFECT, "spec", "runtimeClassName",
+          note="the API server writes its `overhead`, `nodeSelector` and `tolerations`"),
     *_container_fields("containers[]"),
     *_container_fields("initContainers[]"),
-    *_all(Effect.NO_EFFECT, "spec", "containers[].restartPolicy"),
-    *_all(Effect.OBEYED, "spec", "initContainers[].restartPolicy"),
-    *_all(
-        Effect.OBEYED,
-        f"spec.affinity.nodeAffinity.{_REQUIRED}",
-        _TERM.format("nodeSelectorTerms[]"),
-    ),
-    *_all(
-        Effect.OBEYED,
-        f"spec.affinity.nodeAffinity.{_PREFERRED}[]",
-        f"weight {_TERM.format('preference')}",
-    ),
-    *_all(Effect.HANDED_OVER, "spec.affinity.podAffinity", f"{_REQUIRED}[]", reason="pod-affinity"),
-    *_all(
-        Effect.HANDED_OVER,
-        "spec.affinity.podAntiAffinity",
-        f"{_REQUIRED}[]",
-        reason="pod-anti-affinity",
-        note="that of running pods, and of pods with GPUs that are being bound, is obeyed",
-    ),
-    *_all(Effect.PREFERENCE, "spec.affinity", f"podAffinity.{_PREFERRED}"),
-    *_all(Effect.PREFERENCE, "spec.affinity", f"podAntiAffinity.{_PREFERRED}"),
-    PodField(
-        path="spec.topologySpreadConstraints[]",
-        effect=Effect.HANDED_OVER,
-        reason="topology-spread",
-        when={"whenUnsatisfiable": "DoNotSchedule"},
-    ),
-    PodField(
-        path="spec.topologySpreadConstraints[]",
-        effect=Effect.PREFERENCE,
-        when={"whenUnsatisfiable": "ScheduleAnyway"},
-    ),
-    PodField(
-        path="spec.hostUsers",
-        effect=Effect.HANDED_OVER,
-        reason="node-features",
-        when={"hostUsers": False, "hostNetwork": True},
-    ),
-    *_all(Effect.HANDED_OVER, "spec", "resourceClaims[]", reason="resource-claims"),
-    *_all(
-        Effect.HANDED_OVER,
-        "spec.volumes[]",
-        "ephemeral persistentVolumeClaim",
-        reason="volumes",
-    ),
-    *_all(
-        Effect.HANDED_OVER,
-        "spec.volumes[]",
-        "awsElasticBlockStore azureDisk azureFile cinder gcePersistentDisk iscsi portworxVolume "
-        "rbd vsphereVolume",
-        reason="volumes",
-        note="a disk is attached to one node, or nodes have a limit of them",
-    ),
-    *_all(
-        Effect.NO_EFFECT,
-        "spec.volumes[]",
-        "cephfs configMap csi downwardAPI emptyDir fc flexVolume flocker gitRepo glusterfs "
-        "hostPath image name nfs photonPersistentDisk projected quobyte scaleIO secret storageos",
-    ),
-)
+    *_all(NO_EFFECT, "spec", "containers[].restartPolicy"),
+    *_all(OBEYED, "spec", "initContainers[].restartPolicy"),
+    *_all(OBEYED, f"spec.affinity.nodeAffinity.{_REQUIRED}", _TERM.format("nodeSelectorTerms[]")),
+    *_all(OBEYED, f"spec.affinity.nodeAffinity.{_PREFERRED}[]",
+          f"weight {_TERM.format('preference')}"),
+    *_all(HANDED_OVER, "spec.affinity.podAffinity", f"{_REQUIRED}[]", reason="pod-affinity"),
+    *_all(HANDED_OVER, "spec.affinity.podAntiAffinity", f"{_REQUIRED}[]",
+          reason="pod-anti-affinity",
+          note="that of running pods, and of pods with GPUs that are being bound, is obeyed"),
+    *_all(PREFERENCE, "spec.affinity", f"podAffinity.{_PREFERRED} podAntiAffinity.{_PREFERRED}"),
+    PodField(path="spec.topologySpreadConstraints[]", effect=HANDED_OVER, reason="topology-spread",
+             when={"whenUnsatisfiable": "DoNotSchedule"}),
+    PodField(path="spec.topologySpreadConstraints[]", effect=PREFERENCE,
+             when={"whenUnsatisfiable": "ScheduleAnyway"}),
+    PodField(path="spec.hostUsers", effect=HANDED_OVER, reason="node-features",
+             when={"hostUsers": False, "hostNetwork": True}),
+    *_all(HANDED_OVER, "spec", "resourceClaims[]", reason="resource-claims"),
+    *_all(HANDED_OVER, "spec.volumes[]", "ephemeral persistentVolumeClaim", reason="volumes"),
+    *_all(HANDED_OVER, "spec.volumes[]",
+          "awsElasticBlockStore azureDisk azureFile cinder gcePersistentDisk iscsi portworxVolume "
+          "rbd vsphereVolume",
+          reason="volumes", note="a disk is attached to one node, or nodes have a limit of them"),
+    *_all(NO_EFFECT, "spec.volumes[]",
+          "cephfs configMap csi downwardAPI emptyDir fc flexVolume flocker gitRepo glusterfs "
+          "hostPath image name nfs photonPersistentDisk projected quobyte scaleIO secret "
+          "storageos"),
+)  # fmt: skip
 
-_HANDED_OVER = tuple(row for row in FIELDS if row.effect is Effect.HANDED_OVER)
+_HANDED_OVER = tuple(row for row in FIELDS if row.effect is HANDED_OVER)

@@ -8,8 +8,8 @@ from shared.model.placement import Placement, Refusal
 from shared.model.request import PodRequest
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
-from shared.placing.placement import place
-from tests.support.build import dice, ledger_node
+from shared.placing.trial_cluster import TrialCluster
+from tests.support.build import ledger_node
 
 
 def index_of(*nodes: LedgerNode) -> NodeIndex:
@@ -29,26 +29,26 @@ def refused(wanted: PodRequest, *nodes: LedgerNode) -> Refusal:
     return outcome
 
 
+def placed(wanted: PodRequest, *nodes: LedgerNode) -> Placement:
+    outcome = Cluster(*nodes).place(wanted)
+    assert isinstance(outcome, Placement)
+    return outcome
+
+
 class Cluster:
-    """A mirror with its index. Pods are called uid-1, uid-2, ..."""
+    """Nodes on which what is placed stays placed. Pods are called uid-1, uid-2, ..."""
 
     def __init__(self, *nodes: LedgerNode) -> None:
-        self.index = index_of(*nodes)
-        self.mirror = self.index.mirror
-        self.pods = 0
+        self._trial = TrialCluster(nodes)
+        self._pods = 0
 
     def place(self, wanted: PodRequest) -> Placement | Refusal:
-        answer = place(wanted, self.index, dice(7))
-        if isinstance(answer, Refusal):
-            return answer
-        self.pods += 1
-        self.mirror.reserve(
-            PodUid(f"uid-{self.pods}"), answer[0], wanted.resources, wanted.anti_affinity_groups
-        )
-        return answer[0]
+        answer = self._trial.place(PodUid(f"uid-{self._pods + 1}"), wanted)
+        self._pods += isinstance(answer, Placement)
+        return answer
 
     def end(self, pod: str) -> None:
-        self.mirror.drop(PodUid(pod))
+        self._trial.remove(PodUid(pod))
 
     def indices(self, wanted: PodRequest) -> list[int]:
         """Indices of the devices a pod gets; empty if it is refused."""

@@ -9,12 +9,12 @@ from shared.dialects.dialect import Rules
 from shared.model.device import DeviceMode, Isolation, MigLayout, MigProfile
 from shared.model.errors import RequestError
 from shared.model.names import ISOLATION, NodeName
-from shared.model.placement import Placement, Refusal
+from shared.model.placement import Placement
 from shared.model.request import GpuRequest, PodRequest, SharingPolicy
 from simcluster.node_agent.gpus import SimulatedGpus
 from tests.support.build import device, ledger_node, request, use
 from tests.support.dialects import builders
-from tests.support.placer.placing import Cluster
+from tests.support.placer.placing import Cluster, refused
 from tests.support.webhook import reviews
 from tests.support.webhook.reviews import container, decided
 
@@ -136,9 +136,8 @@ def test_a_node_gets_only_shares_that_both_sides_allow(
 
 
 def test_a_strict_part_without_instances_is_refused_for_good() -> None:
-    refusal = Cluster(ledger_node("n", SHARED)).place(STRICT_PART)
+    refusal = refused(STRICT_PART, ledger_node("n", SHARED))
 
-    assert isinstance(refusal, Refusal)
     assert "can use only MIG instances and whole GPUs" in refusal.nearest_nodes[0].devices[0].reason
     assert "volcano.sh/vgpu-cores: 100 and remove volcano.sh/vgpu-memory," in refusal.hint
     assert refusal.permanent

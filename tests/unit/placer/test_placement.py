@@ -20,7 +20,7 @@ from shared.model.request import (
 from shared.placing.choice.container_choice import best_linked_set
 from shared.placing.mirror.node_mirror import MirroredNode
 from tests.support.build import V100_MIB, device, devices, gpu, ledger_node, request, use
-from tests.support.placer.placing import Cluster, index_of
+from tests.support.placer.placing import Cluster, index_of, placed, refused
 from tests.support.placer.placing import chosen_devices as chosen
 
 SHARED = {"slotted": False}
@@ -56,9 +56,8 @@ def test_item_04_a_pod_that_no_longer_fits_card_0_gets_card_1() -> None:
 
 
 def test_item_04_containers_of_one_pod_never_split_over_cards() -> None:
-    refusal = Cluster(eight_cards()).place(gpushare(10000, 10000))
+    refusal = refused(gpushare(10000, 10000), eight_cards())
 
-    assert isinstance(refusal, Refusal)
     assert refusal.permanent
     assert refusal.reason == "0/1 nodes are available: 1 Insufficient GPU memory."
 
@@ -97,9 +96,8 @@ def test_item_10_one_pod_one_card_by_the_memory_rule() -> None:
 
 
 def test_item_18_two_gpus_are_two_different_cards_in_order_of_choice() -> None:
-    placement = Cluster(two_cards()).place(request(gpu(gpus=2, memory=3000, cores_percent=50)))
+    placement = placed(request(gpu(gpus=2, memory=3000, cores_percent=50)), two_cards())
 
-    assert isinstance(placement, Placement)
     assert [(s.device, s.memory_mib, s.cores_percent) for s in placement.shares] == [
         ("GPU-bbbb", 3000, 50),
         ("GPU-aaaa", 3000, 50),
@@ -115,9 +113,8 @@ def test_item_18_two_gpus_are_two_different_cards_in_order_of_choice() -> None:
     ],
 )
 def test_items_19_to_21_a_share_has_the_requested_memory(wanted: Any, memory_mib: int) -> None:
-    placement = Cluster(two_cards()).place(request(wanted))
+    placement = placed(request(wanted), two_cards())
 
-    assert isinstance(placement, Placement)
     assert [(s.memory_mib, s.cores_percent) for s in placement.shares] == [(memory_mib, 0)]
 
 
@@ -143,9 +140,8 @@ def test_item_22_all_cores_require_an_idle_card_and_make_it_exclusive() -> None:
 
 
 def test_item_22_more_than_all_cores_never_fit() -> None:
-    refusal = Cluster(two_cards()).place(request(gpu(memory=10, cores_percent=101)))
+    refusal = refused(request(gpu(memory=10, cores_percent=101)), two_cards())
 
-    assert isinstance(refusal, Refusal)
     assert refusal.permanent
 
 
@@ -160,9 +156,8 @@ def test_item_23_the_eleventh_share_of_ten_is_refused() -> None:
 
 
 def test_item_24_more_gpus_than_cards_names_the_check() -> None:
-    refusal = Cluster(two_cards()).place(request(gpu(gpus=3, memory=10)))
+    refusal = refused(request(gpu(gpus=3, memory=10)), two_cards())
 
-    assert isinstance(refusal, Refusal)
     assert refusal.counts == (("NotEnoughGpus", 1),)
     assert "3 different GPUs requested, 2 present" in refusal.nearest_nodes[0].reason
     assert "in container main set volcano.sh/vgpu-number: 2," in refusal.hint
@@ -244,11 +239,11 @@ def test_item_29_the_policy_orders_the_cards(order: DeviceOrder, indices: list[l
 
 
 def test_item_30_containers_of_one_pod_may_share_a_card() -> None:
-    placement = Cluster(two_cards()).place(
-        request(gpu("a", memory=3000, cores_percent=10), gpu("b", memory=5000, cores_percent=20))
+    placement = placed(
+        request(gpu("a", memory=3000, cores_percent=10), gpu("b", memory=5000, cores_percent=20)),
+        two_cards(),
     )
 
-    assert isinstance(placement, Placement)
     assert [(s.container, s.device, s.memory_mib) for s in placement.shares] == [
         ("a", "GPU-bbbb", 3000),
         ("b", "GPU-bbbb", 5000),
@@ -341,8 +336,7 @@ def test_item_24_each_container_may_have_as_many_gpus_as_the_node_has_cards() ->
     two = [device(f"GPU-{n}", n) for n in range(2)]
 
     assert chosen(request(gpu("a", 2, 10), gpu("b", 2, 10)), *two) == [1, 0, 1, 0]
-    refusal = Cluster(ledger_node("n1", *two)).place(request(gpu("a", 1, 10), gpu("b", 3, 10)))
-    assert isinstance(refusal, Refusal)
+    refusal = refused(request(gpu("a", 1, 10), gpu("b", 3, 10)), ledger_node("n1", *two))
     assert refusal.counts == (("NotEnoughGpus", 1),)
 
 
@@ -398,11 +392,10 @@ def test_the_pair_with_the_best_link_comes_before_the_order_of_devices() -> None
 def test_a_device_of_unknown_location_is_in_no_scope_and_the_refusal_names_it() -> None:
     known, unknown = device("GPU-0", 0, numa=0), device("GPU-1", 1)
 
-    refusal = Cluster(ledger_node("n1", known, unknown)).place(
-        asking(2, topology_scope=TopologyScope.NUMA)
+    refusal = refused(
+        asking(2, topology_scope=TopologyScope.NUMA), ledger_node("n1", known, unknown)
     )
 
-    assert isinstance(refusal, Refusal)
     assert refusal.permanent
     assert [(v.index, v.reason) for v in refusal.nearest_nodes[0].devices] == [
         (1, "its NUMA node is not known, and the pod requires all its GPUs on one")
@@ -414,9 +407,8 @@ def test_a_device_of_unknown_location_is_in_no_scope_and_the_refusal_names_it() 
 def test_devices_that_fit_in_different_scopes_are_counted_in_the_refusal() -> None:
     apart = [device(f"GPU-{n}", n, pcie=f"pci{n}") for n in range(2)]
 
-    refusal = Cluster(ledger_node("n1", *apart)).place(asking(2, topology_scope=TopologyScope.PCIE))
+    refusal = refused(asking(2, topology_scope=TopologyScope.PCIE), ledger_node("n1", *apart))
 
-    assert isinstance(refusal, Refusal)
     assert refusal.counts == (("GpusDoNotFitTogether", 1),)
     assert "on one PCIe root" in refusal.reason
     assert refusal.permanent
