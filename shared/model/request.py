@@ -87,7 +87,7 @@ class NodeOrder(StrEnum):
     @property
     def compares(self) -> bool:
         """Whether nodes are compared by what they are worth to the pods that usually arrive."""
-        return self in {NodeOrder.FRAGMENTATION, NodeOrder.POWER}
+        return self is NodeOrder.FRAGMENTATION or self is NodeOrder.POWER
 
 
 class GpuRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):

@@ -13,6 +13,7 @@ request that creates a pod until a watch shows its node. CPU is that of the proc
     freed      a pod ends: until one that waits for its GPU is bound
     reclaim    a pod of higher priority comes, then as many as GPUs: until they are bound
     gang       512 pods of one GPU that start together
+    returned   a node is deleted with its pods and comes back: until its GPUs are used again
     churn      a minute of pods that come and end, with --kill twice: what is wrong then
 """
 
@@ -167,6 +168,21 @@ async def gang(run):
         await run.api.delete(run.api.live())
 
 
+async def returned(run):
+    [node] = await run.api.create_nodes(1, GPUS)
+    here = {"spec": {"nodeSelector": {"kubernetes.io/hostname": node}}}
+    names = run.names(GPUS)
+    await run.api.create_pods(names, 1, here)
+    await run.bound(names)
+    await run.api.delete_nodes([node])
+    await run.api.delete(names)
+    if await run.api.create_nodes(1, GPUS) != [node]:
+        raise AssertionError("the node has another name now")
+    names = await run.at_once(f"a node comes back: {GPUS} GPUs of it", GPUS, 1, here)
+    await run.api.delete(names)
+    await run.api.delete_nodes([node])
+
+
 async def churn(run):
     kills = 0
     began, wrong, bare, waiting = time.perf_counter(), set(), set(), {}
@@ -214,7 +230,7 @@ def spread(ms, count):
     return text if len(ms) == count else f"{text}, {count - len(ms)} of {count} never"
 
 
-SCENARIOS = (rate, burst, whole, refused, freed, reclaim, gang, churn)
+SCENARIOS = (rate, burst, whole, refused, freed, reclaim, gang, returned, churn)
 
 
 async def benchmark(options):
