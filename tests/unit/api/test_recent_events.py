@@ -79,25 +79,16 @@ def test_every_resize_is_listed_with_both_sizes() -> None:
     ]
 
 
-def test_an_offer_of_freed_capacity_is_ignored_and_a_refusal_is_listed() -> None:
-    recent = RecentEvents(lambda _: None)
-    refused = PlacementRefused(
-        pod=PodUid("p"), namespace=Namespace("a"), name="x", refusal=Refusal(reason="full")
-    )
-
-    assert not recent.add([replace(build.pod_queued("p"), requeue_number=7)], 1.0)
-    assert recent.add([refused], 2.0)
-    assert (recent.latest[0].kind, recent.latest[0].text) == ("waiting", "full")
-
-
-def test_a_pod_that_terminates_has_its_phase() -> None:
+def test_an_offer_of_freed_capacity_is_ignored_and_refusals_and_ends_have_their_text() -> None:
     board = Projection()
-    terminated = PodTerminated(
-        pod=PodUid("p"), namespace=Namespace("a"), name="x", node=None, phase="Succeeded"
-    )
+    named: dict[str, Any] = {"pod": PodUid("p"), "namespace": Namespace("a"), "name": "x"}
+    refused = PlacementRefused(**named, refusal=Refusal(reason="full"))
+    ended = PodTerminated(**named, node=None, phase="Succeeded")
 
-    assert board.add_events([terminated], 1.0) == {EVENTS}
-    assert board.events.latest[0].text == "Succeeded"
+    assert not board.add_events([replace(build.pod_queued("p"), requeue_number=7)], 1.0)
+    assert board.add_events([refused, ended], 2.0) == {EVENTS}
+    shown = [(event.kind, event.text) for event in board.events.latest]
+    assert shown == [("waiting", "full"), ("terminated", "Succeeded")]
 
 
 def test_an_older_budget_event_is_ignored() -> None:
