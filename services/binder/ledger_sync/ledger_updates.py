@@ -27,6 +27,7 @@ from shared.model.events.pod_events import (
 )
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.pods.observed_pod import TERMINAL
 from shared.runtime.service import handles, loops
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,6 @@ MAX_REQUESTS = 64
 PODS_PER_REQUEST = 1000
 _Held = tuple[PodUid, int, float]
 """What an agent has given out: a pod, and the version and the last resize of its lease."""
-TERMINAL = frozenset({"Succeeded", "Failed"})
 CLAIM_ENDED = "the claim is neither allocated nor prepared any more"
 GANG_ENDED = "a reservation of its gang ended before any of its pods was bound"
 

@@ -81,6 +81,19 @@ def candidate(
     )
 
 
+def inputs_of(
+    leases: Sequence[Lease],
+    candidates: Sequence[VictimCandidate],
+    *,
+    gpus: int = 2,
+    leaving: Sequence[PodUid] = (),
+    **limits: Any,
+) -> PlanInput:
+    """Node `a` with these leases on its GPUs."""
+    trials = ClusterTrials([node_totals("a", gpus, leases)], leaving)
+    return PlanInput(trials=trials, candidates=candidates, **limits)
+
+
 def requesting(mib: int, gpus: int = 1, *, whole: bool = False) -> PodRequest:
     container = GpuRequest(
         container="main",
@@ -99,31 +112,22 @@ def assert_victims(found: PreemptionPlan | str) -> list[str]:
 
 def test_gpusharing_29_capacity_is_counted_per_device_not_per_node() -> None:
     leases = [lease("p0", "a", 0, 12_000), lease("p1", "a", 1, 12_000)]
-    inputs = PlanInput(
-        trials=ClusterTrials([node_totals("a", 2, leases)]), candidates=[candidate(leases[0])]
-    )
+    inputs = inputs_of(leases, [candidate(leases[0])])
 
     assert assert_victims(plan(requesting(16_000), inputs)) == ["p0"]
     others = [lease("k0", "a", 0, 8_000), lease("k1", "a", 1, 8_000)]
     small = [lease("s0", "a", 0, 8_000), lease("s1", "a", 1, 8_000)]
-    inputs = PlanInput(
-        trials=ClusterTrials([node_totals("a", 2, [*others, *small])]),
-        candidates=[candidate(each) for each in small],
-    )
+    inputs = inputs_of([*others, *small], [candidate(each) for each in small])
     # 16,000 MiB would be free on the node, and 8,000 on each of its devices.
     assert isinstance(plan(requesting(16_000), inputs), str)
 
 
 def test_no_victim_is_chosen_if_the_pod_fits_or_will_fit() -> None:
     leases = [lease("p0", "a", 0, 12_000), lease("p1", "a", 1, 12_000)]
-    nodes = [node_totals("a", 2, leases)]
     candidates = [candidate(leases[0])]
 
-    assert isinstance(
-        plan(requesting(4_000), PlanInput(trials=ClusterTrials(nodes), candidates=candidates)),
-        str,
-    )
-    leaving = PlanInput(trials=ClusterTrials(nodes, {PodUid("p1")}), candidates=candidates)
+    assert isinstance(plan(requesting(4_000), inputs_of(leases, candidates)), str)
+    leaving = inputs_of(leases, candidates, leaving=[PodUid("p1")])
     assert isinstance(plan(requesting(16_000), leaving), str)
 
 
@@ -143,13 +147,10 @@ def test_no_victim_is_chosen_if_the_pod_fits_or_will_fit() -> None:
 )
 def test_the_cheaper_victim_is_chosen(first: dict[str, Any], second: dict[str, Any]) -> None:
     leases = [lease("p0", "a", 0, 16_000), lease("p1", "a", 1, 16_000)]
-    nodes = [node_totals("a", 2, leases)]
 
     for cheap, dear in ((0, 1), (1, 0)):
         candidates = [candidate(leases[cheap], **first), candidate(leases[dear], **second)]
-        found = plan(
-            requesting(8_000), PlanInput(trials=ClusterTrials(nodes), candidates=candidates)
-        )
+        found = plan(requesting(8_000), inputs_of(leases, candidates))
         assert assert_victims(found) == [f"p{cheap}"]
 
 
@@ -157,13 +158,8 @@ def test_a_pod_disruption_budget_is_never_exceeded() -> None:
     leases = [lease("s1", "a", 0, 8_000), lease("s2", "a", 0, 8_000), lease("big", "a", 1, 16_000)]
     candidates = [candidate(each, used_gpu_s=float(n)) for n, each in enumerate(leases)]
     candidates[2] = candidate(leases[2], priority=9)
-    inputs = PlanInput(
-        trials=ClusterTrials([node_totals("a", 2, leases)]),
-        candidates=candidates,
-        disruption_budgets=[
-            DisruptionBudget(name="a/web", pods=frozenset({PodUid("s1"), PodUid("s2")}), allowed=1)
-        ],
-    )
+    web = DisruptionBudget(name="a/web", pods=frozenset({PodUid("s1"), PodUid("s2")}), allowed=1)
+    inputs = inputs_of(leases, candidates, disruption_budgets=[web])
 
     assert assert_victims(plan(requesting(16_000), inputs)) == ["big"]
     assert assert_victims(plan(requesting(8_000), inputs)) == ["s1"]
@@ -171,11 +167,8 @@ def test_a_pod_disruption_budget_is_never_exceeded() -> None:
 
 def test_limits_on_victims_are_never_exceeded() -> None:
     leases = [lease("s1", "a", 0, 8_000), lease("s2", "a", 0, 8_000)]
-    inputs = PlanInput(
-        trials=ClusterTrials([node_totals("a", 1, leases)]),
-        candidates=[candidate(each) for each in leases],
-        allowance=Allowance(total=5, per_namespace=1),
-    )
+    candidates = [candidate(each) for each in leases]
+    inputs = inputs_of(leases, candidates, gpus=1, allowance=Allowance(total=5, per_namespace=1))
 
     assert isinstance(plan(requesting(16_000), inputs), str)
 
@@ -185,7 +178,7 @@ def test_plans_with_many_candidates_take_bounded_work() -> None:
     for gpu in range(8):
         leases += [lease(f"q{gpu}", "a", gpu, 9_600)]
     candidates = [candidate(each, used_gpu_s=float(n)) for n, each in enumerate(leases)]
-    inputs = PlanInput(trials=ClusterTrials([node_totals("a", 8, leases)]), candidates=candidates)
+    inputs = inputs_of(leases, candidates, gpus=8)
     wanted = requesting(16_000, gpus=4)
     search = RoomSearch(wanted, inputs.trials)
 
