@@ -1,7 +1,5 @@
 """Secrets and ConfigMaps; the manifests install them empty."""
 
-import base64
-import binascii
 import contextlib
 from collections.abc import Mapping
 
@@ -10,8 +8,8 @@ from services.auth.root_secret import ManagedObject
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
 from shared.kubernetes.paths import objects_path
-from shared.kubernetes.types import RawObject
-from shared.model.errors import ConflictError, RequestError, UnavailableError
+from shared.kubernetes.types import ApiSecret, RawObject
+from shared.model.errors import ConflictError, UnavailableError
 
 
 class RootSecretStore:
@@ -49,18 +47,23 @@ class RootSecretStore:
     async def _read(self, managed: ManagedObject) -> tuple[Mapping[str, bytes], str]:
         kind, name = managed.kind, managed.name
         try:
+            if managed.kind == "secrets":
+                secret = await self.client.read(self._path(managed), ApiSecret)
+                return secret.data or {}, secret.metadata.resource_version
             found = await self.client.read(self._path(managed), RawObject)
         except NotFoundError as error:
             raise UnavailableError(
                 f"{kind} {self._namespace(managed)}/{name} not found: apply the manifests again, "
                 "which contain it empty"
             ) from error
-        data = {key: _decode(kind, name, text) for key, text in (found.data or {}).items()}
+        data = {key: text.encode() for key, text in (found.data or {}).items()}
         return data, found.metadata.resource_version
 
     async def _write(self, managed: ManagedObject, version: str) -> None:
-        encoded = {key: _encode(managed.kind, value) for key, value in managed.data.items()}
-        body = {"metadata": {"resourceVersion": version}, "data": encoded}
+        data: Mapping[str, object] = managed.data
+        if managed.kind != "secrets":
+            data = {key: value.decode() for key, value in managed.data.items()}
+        body = {"metadata": {"resourceVersion": version}, "data": data}
         try:
             await self.client.patch_merge(self._path(managed), body)
         except KubernetesConflictError as error:
@@ -71,16 +74,3 @@ class RootSecretStore:
 
     def _path(self, managed: ManagedObject) -> str:
         return objects_path(self._namespace(managed), managed.kind, managed.name)
-
-
-def _encode(kind: str, value: bytes) -> str:
-    return base64.b64encode(value).decode() if kind == "secrets" else value.decode()
-
-
-def _decode(kind: str, name: str, text: str) -> bytes:
-    if kind != "secrets":
-        return text.encode()
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error as error:
-        raise RequestError(f"the Secret {name} is not valid base64: {error}") from error

@@ -54,9 +54,10 @@ def add_label(pod: PodView, key: str, value: str) -> PatchOperation:
 
 def add_gate(pod: PodView, name: str) -> Iterator[PatchOperation]:
     """Add a scheduling gate unless the pod has it."""
-    if not [gate.name for gate in pod.spec.scheduling_gates]:
+    gates = [gate.name for gate in pod.spec.scheduling_gates]
+    if not gates:
         yield add("/spec/schedulingGates", [{"name": name}])
-    elif name not in [gate.name for gate in pod.spec.scheduling_gates]:
+    elif name not in gates:
         yield add("/spec/schedulingGates/-", {"name": name})
 
 

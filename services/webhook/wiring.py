@@ -1,6 +1,5 @@
 """Builds the webhook from real clients and serves it."""
 
-import base64
 import contextlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -60,9 +59,8 @@ class RegistrationWriter:
 
         Raises UnavailableError while the configuration is not installed, or another replica writes.
         """
-        bundle = base64.b64encode(authorities).decode()
         wanted = {
-            name: ClientConfig(ca_bundle=bundle, url=self.url and f"{self.url}{path}")
+            name: ClientConfig(ca_bundle=authorities, url=self.url and f"{self.url}{path}")
             for name, path in webhook_paths().items()
         }
         path = f"{CONFIGURATIONS}/{NAME}"
@@ -81,7 +79,7 @@ class RegistrationWriter:
             if hook.client_config != wanted.get(hook.name, hook.client_config)
         ]
         operations: list[dict[str, object]] = [
-            {"op": "add", "path": f"/webhooks/{number}/clientConfig/caBundle", "value": bundle}
+            {"op": "add", "path": f"/webhooks/{number}/clientConfig/caBundle", "value": authorities}
             for number in changed
         ]
         if self.url and (changed or not self._is_current):

@@ -1,20 +1,17 @@
 """Stores of the certificate that replicas share: a Secret or a directory."""
 
-import base64
-import binascii
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import quote
 
 from shared.credentials import certificates
 from shared.credentials.logins import write_private
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
 from shared.kubernetes.paths import objects_path
-from shared.kubernetes.types import RawObject
+from shared.kubernetes.types import ApiSecret
 from shared.model.errors import RequestError
 
 LIFE_DAYS = 90
@@ -117,28 +114,22 @@ class SecretStore:
         self.name = name
         self._version: str | None = None
 
-    @property
-    def _secrets(self) -> str:
-        return objects_path(self.namespace, "secrets")
-
     async def load(self) -> CertificateBundle | None:
         """Read the Secret. One without a certificate counts as missing."""
+        path = objects_path(self.namespace, "secrets", self.name)
         try:
-            secret = await self.kube.read(f"{self._secrets}/{quote(self.name, safe='')}", RawObject)
+            secret = await self.kube.read(path, ApiSecret)
         except NotFoundError:
             self._version = None
             return None
-        self._version = secret.metadata.resource_version
-        data = secret.data or {}
+        self._version, data = secret.metadata.resource_version, secret.data or {}
         if not data.get(FILES["certificate"]):
             return None
-        return _decoded(data)
+        return CertificateBundle(**{part: data.get(name, b"") for part, name in FILES.items()})
 
     async def save(self, bundle: CertificateBundle, *, after: CertificateBundle | None) -> bool:
         """Create the Secret, or update the one that was read last."""
-        data = {
-            name: base64.b64encode(getattr(bundle, part)).decode() for part, name in FILES.items()
-        }
+        data = {name: getattr(bundle, part) for part, name in FILES.items()}
         try:
             if self._version is None:
                 body = {
@@ -148,22 +139,11 @@ class SecretStore:
                     "metadata": {"name": self.name, "namespace": self.namespace},
                     "data": data,
                 }
-                await self.kube.create(self._secrets, body)
+                await self.kube.create(objects_path(self.namespace, "secrets"), body)
             else:
                 body = {"metadata": {"resourceVersion": self._version}, "data": data}
-                await self.kube.patch_merge(f"{self._secrets}/{quote(self.name, safe='')}", body)
+                path = objects_path(self.namespace, "secrets", self.name)
+                await self.kube.patch_merge(path, body)
         except KubernetesConflictError:
             return False
         return True
-
-
-def _decoded(data: Mapping[str, str]) -> CertificateBundle:
-    try:
-        return CertificateBundle(
-            **{
-                part: base64.b64decode(data.get(name, ""), validate=True)
-                for part, name in FILES.items()
-            }
-        )
-    except binascii.Error as error:
-        raise RequestError(f"the Secret with the certificate is invalid: {error}") from error

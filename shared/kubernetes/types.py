@@ -54,7 +54,14 @@ class RawObject(Struct, frozen=True, gc=False):
     spec: Any = None
     status: Any = None
     data: dict[str, str] | None = None
-    """Of a Secret or ConfigMap."""
+    """Of a ConfigMap."""
+
+
+class ApiSecret(Struct, frozen=True, gc=False):
+    """`v1 Secret`; msgspec decodes and encodes bytes as the base64 that it has."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    data: dict[str, bytes] | None = None
 
 
 class ObjectList(Struct, Generic[T], frozen=True, gc=False):
@@ -406,9 +413,9 @@ class ApiDisruptionBudget(Struct, frozen=True, gc=False):
 
 
 class ClientConfig(Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
-    """The address of a webhook, and the authorities (PEM in base64) of its certificate."""
+    """The address of a webhook, and the authorities (PEM) of its certificate."""
 
-    ca_bundle: str = ""
+    ca_bundle: bytes = b""
     url: str = ""
 
 

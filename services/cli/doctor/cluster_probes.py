@@ -1,7 +1,6 @@
 """Reads the cluster's components for the doctor: one method per check."""
 
 import asyncio
-import base64
 import contextlib
 import ssl
 import time
@@ -130,9 +129,8 @@ class ClusterProbes:
             webhooks, missing = (), [kind]
         missing += await self._unreviewed_claims(webhooks)
         configs = [each.client_config for each in webhooks]
-        bundle = next((each.ca_bundle for each in configs if each.ca_bundle), "")
+        trusted = next((each.ca_bundle for each in configs if each.ca_bundle), b"")
         url = next((each.url for each in configs if each.url), "")
-        trusted = base64.b64decode(bundle) if bundle else b""
         refusal = await self._refusal(url, trusted) if url and trusted else ""
         return judge.webhook(missing, _days_left(trusted), refusal)
 

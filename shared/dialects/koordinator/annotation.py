@@ -7,8 +7,9 @@ or serves kubelets reads it. The audit reads it to find out whether it was chang
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+
+import msgspec
+from msgspec import Struct, field, structs
 
 from shared.dialects.koordinator.requests import CORE, DEPRECATED, FULL, MEMORY, PREFIX, RATIO
 from shared.model.errors import RequestError
@@ -21,15 +22,18 @@ BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 DECIMAL = ("", "k", "M", "G", "T", "P", "E")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllocatedGpu:
+class AllocatedGpu(Struct, frozen=True, kw_only=True):
     """One GPU of the annotation."""
 
     minor: int
-    uuid: str = ""
-    """The GPU's UUID; empty: unknown to the writer."""
-    resources: Mapping[str, int] | None = None
-    """By their current names; None: unknown."""
+    uuid: str = field(name="id", default="")
+    """The GPU's UUID, or empty if its writer does not know it."""
+    resources: Mapping[str, int | float | str] | None = None
+    """By their current names, or None if they are unknown."""
+
+
+class _Allocated(Struct, frozen=True):
+    gpu: tuple[AllocatedGpu, ...] | None = None
 
 
 def encode_allocated(lease: Lease) -> str:
@@ -124,26 +128,17 @@ def parse_allocated(text: str) -> tuple[AllocatedGpu, ...]:
     RequestError if the text is malformed.
     """
     try:
-        entries = json.loads(text).get("gpu") or []
-        return tuple(_entry(entry) for entry in entries)
-    except (
-        *(ArithmeticError, ValueError, TypeError),
-        *(KeyError, AttributeError, RecursionError),
-    ) as error:
+        listed = msgspec.json.decode(text, type=_Allocated).gpu or ()
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise RequestError(f"{ALLOCATED} is malformed: {error!r}") from error
-
-
-def _entry(entry: Mapping[str, Any]) -> AllocatedGpu:
-    resources = entry.get("resources")
-    return AllocatedGpu(
-        minor=int(entry["minor"]),
-        uuid=str(entry.get("id", "")),
-        resources=None
-        if resources is None
-        else {
-            key.replace(DEPRECATED, PREFIX, 1) if key.startswith(DEPRECATED) else key: parse_count(
-                amount
-            )
-            for key, amount in resources.items()
-        },
+    return tuple(
+        structs.replace(gpu, resources=gpu.resources and _current(gpu.resources)) for gpu in listed
     )
+
+
+def _current(resources: Mapping[str, int | float | str]) -> dict[str, int | float | str]:
+    amounts = ((name, parse_count(amount)) for name, amount in resources.items())
+    return {
+        name.replace(DEPRECATED, PREFIX, 1) if name.startswith(DEPRECATED) else name: amount
+        for name, amount in amounts
+    }

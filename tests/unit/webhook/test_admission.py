@@ -328,7 +328,6 @@ def test_an_object_that_is_not_a_pod_is_refused(obj: Any) -> None:
 
 CARD = LargestDeviceReported(memory_mib=16_384, memory_units=1638)
 """One device of 16 GiB, and one on a node that counts in units of 10 MiB."""
-CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
 KOORDINATOR = {"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-core": "50"}
 
 

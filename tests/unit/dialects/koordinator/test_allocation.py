@@ -1,6 +1,8 @@
 """What Koordinator's users see of pods and nodes, byte for byte, and what the audit finds."""
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -150,7 +152,7 @@ def test_koordinator_15_annotations_of_other_writers_are_parsed() -> None:
 @given(st.integers(1, 99), st.integers(1, 200_000))
 def test_the_enforced_limit_never_exceeds_the_annotated_amount(ratio: int, mib: int) -> None:
     lease = leased(device(0, mib), shared=1, ratio=ratio)
-    shown = parse_allocated(encode_allocated(lease))[0].resources or {}
+    shown: Mapping[str, Any] = parse_allocated(encode_allocated(lease))[0].resources or {}
 
     assert shown[RATIO] == ratio
     assert 0 <= shown[MEMORY] - lease.shares[0].limit_bytes < MIB
@@ -160,7 +162,7 @@ def test_the_enforced_limit_never_exceeds_the_annotated_amount(ratio: int, mib: 
 def test_bytes_are_written_and_enforced_exactly(mib: int, data: st.DataObject) -> None:
     requested = data.draw(st.integers(MIB, mib * MIB))
     lease = leased(device(0, mib), shared=1, memory=requested)
-    shown = parse_allocated(encode_allocated(lease))[0].resources or {}
+    shown: Mapping[str, Any] = parse_allocated(encode_allocated(lease))[0].resources or {}
 
     assert shown[MEMORY] == requested == lease.shares[0].limit_bytes
     assert lease.shares[0].memory_mib * MIB >= requested
