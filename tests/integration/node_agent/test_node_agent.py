@@ -7,7 +7,7 @@ import pytest
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
 from simcluster.node_agent.gpus import uuid_of
-from tests.support.node_agent.agent import MEMORY, NUMBER, handler_of, one_node_cluster, share
+from tests.support.node_agent.agent import MEMORY, NUMBER, one_node_cluster, share
 from tests.support.simcluster.kubelet import NODE, container, pod
 from tests.support.waiting import until
 
@@ -99,7 +99,7 @@ async def test_22_a_refusal_takes_less_than_a_tenth_of_a_second() -> None:
             with pytest.raises(
                 RequestError, match="no pod in the kubelet's list waits for these devices"
             ):
-                await handler_of(agent).allocate(NUMBER, [f"{uuid_of(NodeName(NODE), 0)}::0"])
+                await agent.plugins.handler.allocate(NUMBER, [f"{uuid_of(NodeName(NODE), 0)}::0"])
             took.append(loop.time() - began)
 
     assert min(took) < 0.1

@@ -15,7 +15,6 @@ from shared.model.events.request_reply import TerminationRequest
 from shared.model.names import NodeName, PodUid
 from tests.support.node_agent.agent import (
     NUMBER,
-    handler_of,
     lease_of,
     one_node_cluster,
     share,
@@ -65,7 +64,7 @@ async def test_a_damaged_or_deleted_checkpoint_is_rebuilt_and_containers_may_res
             (cluster.root / "agent" / "checkpoint.json").write_text("{")
         async with cluster.running() as agent:
             await until(lambda: agent.checkpoint.allocations)
-            await handler_of(agent).pre_start_container(NUMBER, ids)
+            await agent.plugins.handler.pre_start_container(NUMBER, ids)
 
             assert agent.checkpoint.allocations[0].name == "one"
             assert await until(lambda: agent.checkpoint.devices) == agent.node.devices
@@ -81,7 +80,7 @@ async def test_23_a_repeated_allocate_gets_the_same_response_after_a_restart() -
         assert cluster.node.kubelet._pods is not None
         cluster.node.kubelet._pods._devices.state.allocations.clear()  # the kubelet lost its record
         async with cluster.running() as agent:
-            again = await handler_of(agent).allocate(NUMBER, ids)
+            again = await agent.plugins.handler.allocate(NUMBER, ids)
 
     assert encode_setup(first.setup) == encode_setup(again)
 

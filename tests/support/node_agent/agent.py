@@ -14,9 +14,7 @@ from typing import Any
 from msgspec import structs
 
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
-from services.node_agent.allocate.handler import AllocationHandler
 from services.node_agent.gpu_access import open_gpus
-from services.node_agent.kubelet.registration import DevicePlugins
 from services.node_agent.service import NodeAgent
 from services.node_agent.views.advertisement import NodeAdvertisement
 from services.node_agent.wiring import node_agent
@@ -276,14 +274,6 @@ class OneNodeCluster:
 
     def message(self, pod: str) -> str:
         return str(self.node.pod(pod)["status"].get("message", ""))
-
-
-def handler_of(agent: NodeAgent | None) -> AllocationHandler:
-    """Return the handler of the kubelet's calls."""
-    assert agent is not None
-    assert isinstance(agent.plugins, DevicePlugins)
-    assert isinstance(agent.plugins.handler, AllocationHandler)
-    return agent.plugins.handler
 
 
 OWN_FACTS = ("timing", "rate", "backoff_s", "hang_limit_s")

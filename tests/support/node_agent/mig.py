@@ -1,6 +1,5 @@
 """MIG instances of one node, for the tests of its agent."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,10 +53,6 @@ def hardware(cluster: OneNodeCluster) -> SimulatedGpus:
 async def instances_by_start(cluster: OneNodeCluster) -> dict[int, MigInstance]:
     """Return the device's instances by their first slice."""
     return {one.start: one for one in await hardware(cluster).instances(GPU)}
-
-
-def inject_faults(cluster: OneNodeCluster, *names: str) -> None:
-    (cluster.root / "faults.json").write_text(json.dumps(dict(enumerate(names))))
 
 
 async def end_pod(cluster: OneNodeCluster, lease: Lease) -> None:

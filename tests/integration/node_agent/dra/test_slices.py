@@ -1,7 +1,5 @@
 """The node's ResourceSlice says what pods leave for claims; it is written again when it is lost."""
 
-import json
-
 import pytest
 
 from services.node_agent.dra.slice_writer import COLLECTION
@@ -93,7 +91,7 @@ def uid_of(obj: Json) -> str:
 
 async def test_an_unhealthy_device_is_tainted_with_the_effect_of_the_settings() -> None:
     async with serving_claims(dra_taint_effect=TaintEffect.NO_EXECUTE) as (cluster, _):
-        cluster.settings.fault_file.write_text(json.dumps({"0": "xid-79"}))  # type: ignore[union-attr]
+        cluster.inject(gpu0="xid-79")
         await until(lambda: devices(cluster)[0].get("taints"))
 
         [taint] = devices(cluster)[0]["taints"]

@@ -21,7 +21,6 @@ from simcluster.node_agent.gpus import uuid_of
 from tests.support.node_agent.agent import (
     NUMBER,
     OneNodeCluster,
-    handler_of,
     lease_of,
     one_node_cluster,
     share,
@@ -173,7 +172,7 @@ async def test_the_pods_of_a_missing_gpu_get_an_event_and_its_containers_do_not_
         (entry,) = agent.checkpoint.entries
         ids = entry.allocation.device_ids
         with pytest.raises(RequestError, match=r"GPU 1 \(.*\) is missing on the node: .*NotListed"):
-            await handler_of(agent).pre_start_container(NUMBER, ids)
+            await agent.plugins.handler.pre_start_container(NUMBER, ids)
 
     assert [holder.pod for holder in event.holders] == [lease.pod]
 

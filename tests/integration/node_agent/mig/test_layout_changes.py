@@ -4,13 +4,12 @@ import pytest
 from prometheus_client import REGISTRY
 
 from services.node_agent.agent_timing import AgentTiming
-from tests.support.node_agent.agent import NUMBER, handler_of, one_node_cluster, share
+from tests.support.node_agent.agent import NUMBER, one_node_cluster, share
 from tests.support.node_agent.mig import (
     GPU,
     PHASE,
     end_pod,
     hardware,
-    inject_faults,
     instances_by_start,
     mig_share,
     plugin_variables,
@@ -50,14 +49,14 @@ async def test_item_46_a_process_that_nvml_shows_protects_its_instance_until_it_
     ):
         first = await cluster.run_pod("one", mig_share("group1"))
         await end_pod(cluster, first)
-        inject_faults(cluster, "busy")
+        cluster.inject(gpu0="busy")
         await cluster.fail_pod("two", mig_share("group4", fence=2))
         message, kept = cluster.message("two"), len(await instances_by_start(cluster))
         agent.node.timing = AgentTiming(instances_ready_s=10.0)
         agent.mig._blocked_by.clear()
         cluster.bind(pod("three", limits={NUMBER: 1}), mig_share("group4", fence=3))
         await until(lambda: agent.mig._blocked_by)
-        inject_faults(cluster)
+        cluster.inject()
         await cluster.node.phase("three", "Running")
 
     assert "are in use" in message
@@ -78,12 +77,12 @@ async def test_item_47_a_failed_partition_fails_only_its_pod_with_the_reason(
     before = partitions("failed"), partitions("done")
     async with one_node_cluster("2xA100-40GB:mig") as cluster, cluster.running() as agent:
         await cluster.run_pod("well", mig_share("group1", index=1))
-        inject_faults(cluster, fault_name)
+        cluster.inject(gpu0=fault_name)
         await cluster.fail_pod("one", mig_share("group3"))
         message = cluster.message("one")
         await until(lambda: cluster.annotation("one", PHASE) == "failed")
         refused = await until(lambda: cluster.refused)
-        inject_faults(cluster)
+        cluster.inject()
         await cluster.run_pod("two", mig_share("group3", 1, fence=2))
         instances = await instances_by_start(cluster)
 
@@ -104,7 +103,7 @@ async def test_item_47_a_hanging_driver_call_times_out() -> None:
         ) as cluster,
         cluster.running(),
     ):
-        inject_faults(cluster, "create-hangs")
+        cluster.inject(gpu0="create-hangs")
         cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group3"))
         cluster.bind(pod("share", limits={NUMBER: 1}), share(1, 2000))
         await cluster.node.phase("one", "Failed")
@@ -150,6 +149,6 @@ async def test_instances_lost_in_a_reset_are_created_again_before_a_container_st
         await cluster.run_pod("one", mig_share("group2", 1))
         before = await instances_by_start(cluster)
         (cluster.root / "agent" / "simulated-mig.json").unlink()
-        await handler_of(agent).pre_start_container(NUMBER, [f"{GPU}::1"])
+        await agent.plugins.handler.pre_start_container(NUMBER, [f"{GPU}::1"])
 
         assert await instances_by_start(cluster) == before
