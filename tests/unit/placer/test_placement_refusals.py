@@ -85,101 +85,85 @@ UNSERVED = replace(
 )
 
 
-@pytest.mark.parametrize(
-    ("wanted", "nodes", "hint"),
-    [
-        pytest.param(
-            request(gpu(memory=5000)),
-            [
-                ledger_node("full", (device("GPU-full"), use(30000))),
-                ledger_node("closed", device("GPU-empty"), unschedulable=True),
-            ],
-            "in container main set volcano.sh/vgpu-memory: 2768, as node full has room for it now; "
-            "or wait until pods on node full have ended",
-            id="only nodes that are blocked for that reason count",
-        ),
-        pytest.param(
-            request(gpu(memory=5000)),
-            [ledger_node("full", FULL)],
-            "wait until pods on node full have ended",
-            id="nobody is advised to request nothing",
-        ),
-        pytest.param(
-            request(gpu(memory=5000)),
-            [ledger_node("full", FULL, (device("GPU-b", 1, slots=1), use(0, shares=1)))],
-            "wait until pods on node full have ended",
-            id="a device without a free slot",
-        ),
-        pytest.param(
-            request(gpu(memory=1)),
-            [ledger_node("n1", device(), served=())],
-            "ask an administrator: run a node agent whose --systems and --gpu-strategy serve "
-            "volcano.sh/vgpu-number; if one should, its log names what its kubelet cannot allocate",
-            id="a resource that is not served",
-        ),
-        pytest.param(
-            request(gpu(memory=1), triggers=("volcano.sh/gpu-memory",), dialect="volcano-gpushare"),
-            [ledger_node("n1", device(), served=("leasehold.dev/share",))],
-            "waiting does not help: in container main set leasehold.dev/share: 1, as node n1 has "
-            "room for it now",
-            id="memory without the trigger",
-        ),
-        pytest.param(
-            request(gpu(memory=1), triggers=("leasehold.dev/share",), dialect="volcano-gpushare"),
-            [ledger_node("n1", device(), served=("volcano.sh/gpu-memory",))],
-            "ask an administrator: start the node agent of node n1 with --gpu-strategy auto: it "
-            "serves other resources than leasehold.dev/share, for clusters without the webhook",
-            id="the trigger where units are served",
-        ),
-        pytest.param(
-            request(gpu(memory=1), selection=DeviceSelection(types=("A100",))),
-            [ledger_node("n1", device())],
-            "waiting does not help: remove the annotation nvidia.com/use-gputype and remove the "
-            "annotation nvidia.com/nouse-gputype, as node n1 (Tesla V100-SXM2-32GB) has room for "
-            "it now",
-            id="a type that no node has",
-        ),
-        pytest.param(
-            request(gpu(memory=1), node_requirements=NodeRequirements(selector=(("zone", "x"),))),
-            [ledger_node("n1", (device(), use(V100_MIB)), labels={"zone": "b"})],
-            "waiting alone does not help: change the node selector zone to b, and wait until pods "
-            "on node n1 have ended",
-            id="a label that no node has, and no room",
-        ),
-        pytest.param(
-            request(gpu(memory=1)),
-            [
-                ledger_node(
-                    "n1", device(), taints=(Taint(key="team", effect="NoSchedule", value="a"),)
-                )
-            ],
-            "waiting does not help: tolerate the taint team=a:NoSchedule, as node n1 has room for "
-            "it now",
-            id="a taint",
-        ),
-        pytest.param(
-            request(gpu(memory=1)),
-            [ledger_node("n1", device(), unschedulable=True)],
-            "ask an administrator: kubectl uncordon n1",
-            id="a cordon",
-        ),
-        pytest.param(
-            request(resources={"nvidia.com/GPU": 1}),
-            [ledger_node("n1", device())],
-            "no node of this cluster has nvidia.com/GPU: did you mean nvidia.com/gpu? Otherwise "
-            "ask an administrator: add a node that has it",
-            id="a resource that no node has",
-        ),
-        pytest.param(
-            request(gpu(), triggers=("volcano.sh/vgpu-number",)),
-            [UNSERVED],
-            "ask an administrator: check the node agent of node a: the node shows no allocatable "
-            "volcano.sh/vgpu-number, which a kubelet updates within 10 s after the agent has "
-            "registered",
-            id="a node without allocatable",
-        ),
-    ],
-)
+HINTS: dict[str, tuple[PodRequest, list[LedgerNode], str]] = {
+    "only nodes that are blocked for that reason count": (
+        request(gpu(memory=5000)),
+        [
+            ledger_node("full", (device("GPU-full"), use(30000))),
+            ledger_node("closed", device("GPU-empty"), unschedulable=True),
+        ],
+        "in container main set volcano.sh/vgpu-memory: 2768, as node full has room for it now; "
+        "or wait until pods on node full have ended",
+    ),
+    "nobody is advised to request nothing": (
+        request(gpu(memory=5000)),
+        [ledger_node("full", FULL)],
+        "wait until pods on node full have ended",
+    ),
+    "a device without a free slot": (
+        request(gpu(memory=5000)),
+        [ledger_node("full", FULL, (device("GPU-b", 1, slots=1), use(0, shares=1)))],
+        "wait until pods on node full have ended",
+    ),
+    "a resource that is not served": (
+        request(gpu(memory=1)),
+        [ledger_node("n1", device(), served=())],
+        "ask an administrator: run a node agent whose --systems and --gpu-strategy serve "
+        "volcano.sh/vgpu-number; if one should, its log names what its kubelet cannot allocate",
+    ),
+    "memory without the trigger": (
+        request(gpu(memory=1), triggers=("volcano.sh/gpu-memory",), dialect="volcano-gpushare"),
+        [ledger_node("n1", device(), served=("leasehold.dev/share",))],
+        "waiting does not help: in container main set leasehold.dev/share: 1, as node n1 has "
+        "room for it now",
+    ),
+    "the trigger where units are served": (
+        request(gpu(memory=1), triggers=("leasehold.dev/share",), dialect="volcano-gpushare"),
+        [ledger_node("n1", device(), served=("volcano.sh/gpu-memory",))],
+        "ask an administrator: start the node agent of node n1 with --gpu-strategy auto: it "
+        "serves other resources than leasehold.dev/share, for clusters without the webhook",
+    ),
+    "a type that no node has": (
+        request(gpu(memory=1), selection=DeviceSelection(types=("A100",))),
+        [ledger_node("n1", device())],
+        "waiting does not help: remove the annotation nvidia.com/use-gputype and remove the "
+        "annotation nvidia.com/nouse-gputype, as node n1 (Tesla V100-SXM2-32GB) has room for "
+        "it now",
+    ),
+    "a label that no node has, and no room": (
+        request(gpu(memory=1), node_requirements=NodeRequirements(selector=(("zone", "x"),))),
+        [ledger_node("n1", (device(), use(V100_MIB)), labels={"zone": "b"})],
+        "waiting alone does not help: change the node selector zone to b, and wait until pods "
+        "on node n1 have ended",
+    ),
+    "a taint": (
+        request(gpu(memory=1)),
+        [ledger_node("n1", device(), taints=(Taint(key="team", effect="NoSchedule", value="a"),))],
+        "waiting does not help: tolerate the taint team=a:NoSchedule, as node n1 has room for "
+        "it now",
+    ),
+    "a cordon": (
+        request(gpu(memory=1)),
+        [ledger_node("n1", device(), unschedulable=True)],
+        "ask an administrator: kubectl uncordon n1",
+    ),
+    "a resource that no node has": (
+        request(resources={"nvidia.com/GPU": 1}),
+        [ledger_node("n1", device())],
+        "no node of this cluster has nvidia.com/GPU: did you mean nvidia.com/gpu? Otherwise "
+        "ask an administrator: add a node that has it",
+    ),
+    "a node without allocatable": (
+        request(gpu(), triggers=("volcano.sh/vgpu-number",)),
+        [UNSERVED],
+        "ask an administrator: check the node agent of node a: the node shows no allocatable "
+        "volcano.sh/vgpu-number, which a kubelet updates within 10 s after the agent has "
+        "registered",
+    ),
+}
+
+
+@pytest.mark.parametrize(("wanted", "nodes", "hint"), HINTS.values(), ids=HINTS)
 def test_a_hint_names_what_to_do(wanted: PodRequest, nodes: list[LedgerNode], hint: str) -> None:
     assert refused(wanted, *nodes).hint == hint
 
