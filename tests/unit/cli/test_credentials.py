@@ -8,6 +8,7 @@ from services.auth.nats_users import all_users
 from services.cli import credentials
 from services.cli.commands import CredentialArguments
 from services.topology import SERVICES, edges
+from shared.credentials import certificates
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import LeaseChanged
 from shared.model.names import NodeName
@@ -64,6 +65,20 @@ def test_only_the_owner_reads_the_files_and_existing_secrets_stay(tmp_path: Path
     assert second.nats("placer").read_text().strip().partition(":")[2] in (
         second.nats_configuration.read_text()
     )
+
+
+def test_a_new_authority_issues_the_servers_certificates_anew(tmp_path: Path) -> None:
+    files = credentials.write(tmp_path, [], nats=False, names=["127.0.0.1"])
+    before = files.certificate.read_bytes()
+    credentials.write(tmp_path, [], nats=False, names=["127.0.0.1"])
+    assert files.certificate.read_bytes() == before
+
+    (tmp_path / "ca.key").unlink()
+    credentials.write(tmp_path, [], nats=False, names=["127.0.0.1"])
+
+    authority = certificates.load(files.authority.read_bytes())
+    for issued in (files.certificate, files.scheduler_certificate):
+        certificates.load(issued.read_bytes()).verify_directly_issued_by(authority)
 
 
 def test_the_output_has_placeholders_for_secrets(capsys: pytest.CaptureFixture[str]) -> None:
