@@ -4,7 +4,9 @@ Errors of /api/v1 are JSON `{"error": ...}`.
 """
 
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib import resources
 
@@ -41,6 +43,8 @@ HEADERS = {
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MAX_BODY = 256 * 1024
 HEARTBEAT_S = 10.0
+MOST, MOST_OF_USER = 1_000, 50
+"""Responses that stay open, each of which costs a comparison for every change."""
 """After this time without a change, a comment is sent, and permissions are checked again."""
 encode = msgspec.json.Encoder().encode
 
@@ -61,6 +65,7 @@ class HttpServer:
         folder = resources.files("services.api") / "static"
         self.files = {path.name: _load_file(path.read_bytes()) for path in folder.iterdir()}
         self.modules = sorted(name for name in self.files if _is_module(name))
+        self._streams: Counter[str] = Counter()
 
     def application(self) -> web.Application:
         """Return the application."""
@@ -198,9 +203,27 @@ class HttpServer:
         response.enable_compression()
         return response
 
+    @contextmanager
+    def streaming(self, user: str) -> Iterator[None]:
+        """Count a response that stays open; refuse one too many."""
+        for most, count in ((MOST_OF_USER, self._streams[user]), (MOST, self._streams.total())):
+            if count >= most:
+                reason = f"{most} watches and live pages are open, the most at a time: close some"
+                raise web.HTTPTooManyRequests(reason=reason)
+        self._streams[user] += 1
+        try:
+            yield
+        finally:
+            self._streams[user] -= 1
+            self._streams += Counter()  # without those that are 0
+
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Stream changes after the header Last-Event-ID, or else `?after=`."""
-        await self._required_call(request)
+        call = await self._required_call(request)
+        with self.streaming(call.viewer.name):
+            return await self._stream(request)
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
         after = request.headers.get("Last-Event-ID") or request.query.get("after", "")
         response = web.StreamResponse(
             headers={

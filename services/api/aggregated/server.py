@@ -47,10 +47,13 @@ from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.quantity import parse_decimal
 
 REASONS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound",
-           405: "MethodNotAllowed", 422: "Invalid", 503: "ServiceUnavailable"}  # fmt: skip
+           405: "MethodNotAllowed", 422: "Invalid", 429: "TooManyRequests",
+           503: "ServiceUnavailable"}  # fmt: skip
 USER = web.RequestKey("user", TokenUser)
 COMPARE_S = 1.0
 """Between two comparisons of the objects with what a watch has sent."""
+GONE_S = 10.0
+"""So long after its client has gone, a watch that has nothing to say ends."""
 WATCH_S = 1800.0
 """The time limit of a watch."""
 MOST_VERSIONS = 32
@@ -168,8 +171,11 @@ class AggregatedApi:
             raise web.HTTPUnprocessableEntity(reason="sendInitialEvents is not served: list first")
         limit_s = min(parse_decimal(query.get("timeoutSeconds", "")) or WATCH_S, WATCH_S)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
-        await response.prepare(request)
-        with suppress(TimeoutError, ConnectionResetError):  # the client watches again
+        with (
+            self.server.streaming(request[USER].username),
+            suppress(TimeoutError, ConnectionResetError),  # the client watches again
+        ):
+            await response.prepare(request)
             async with asyncio.timeout(limit_s):
                 async for change, each, version in self._changes(kind, request):
                     shown = self._encodable(kind, [each], version, request)
@@ -195,7 +201,9 @@ class AggregatedApi:
             for key, each in after.items():
                 yield "MODIFIED" if key in before else "ADDED", each, version
             known = objects
-            await self.service.feed.wait_after(position, limit_s=WATCH_S)
+            await self.service.feed.wait_after(position, limit_s=GONE_S)
+            if request.transport is None or request.transport.is_closing():
+                return
             await asyncio.sleep(COMPARE_S)
 
     def _selected(self, kind: Kind, request: web.Request) -> tuple[int, Objects]:

@@ -144,6 +144,27 @@ async def test_a_watch_continues_after_a_list_and_ends_what_is_selected_no_more(
     assert (ended["type"], ended["object"]["status"]["state"]) == ("DELETED", "reserved")
 
 
+async def test_one_user_has_so_many_watches_at_a_time(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.api.http_server.MOST_OF_USER", 2)
+    monkeypatch.setattr("services.api.aggregated.server.GONE_S", 0.1)
+    path = f"{GROUP}/gpudevices?watch=1"
+    async with group.client.get(path) as first, group.client.get(path) as second:
+        assert (first.status, second.status) == (200, 200)
+        refused = await read(group.client, path, code=429)
+        second.close()
+
+        async def status() -> int:
+            async with group.client.get(path) as third:
+                return third.status
+
+        await until(status, lambda code: code == 200)
+
+    assert refused["reason"] == "TooManyRequests"
+    assert refused["message"] == "2 watches and live pages are open, the most at a time: close some"
+
+
 async def test_discovery_and_explanations_name_the_kinds(group: Group) -> None:
     kind = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
     groups = await read(group.client, "/apis", headers={"Accept": kind})
