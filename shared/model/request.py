@@ -87,7 +87,8 @@ class NodeOrder(StrEnum):
     @property
     def compares(self) -> bool:
         """Whether nodes are compared by what they are worth to the pods that usually arrive."""
-        return self is NodeOrder.FRAGMENTATION or self is NodeOrder.POWER
+        # Texts: it is asked for every pod, and to look up two members takes five times as long.
+        return self in ("fragmentation", "power")
 
 
 class GpuRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
