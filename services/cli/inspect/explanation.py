@@ -1,6 +1,7 @@
 """The explanation why a pod runs on its node, or why it waits; pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from statistics import fmean
 from typing import Any
 
 from services.cli.formats import age, cores_text, measured_text, size_text
@@ -16,6 +17,7 @@ from shared.model.views import (
     DeviceView,
     GangView,
     LeaseView,
+    MeasuredView,
     PodView,
     QueuePlace,
     ShareView,
@@ -136,8 +138,13 @@ def _summary_lines(pod: PodSummary, found: PodView, lease: LeaseView) -> Iterato
         users = f", which {pods} pods use" if pods > 1 else ""
         yield f"claim       {lease.namespace}/{lease.name}{users}"
     devices = {device.uuid: device for device in found.devices}
+    alike: dict[tuple[str, str, int | None], list[ShareView]] = {}
     for share in lease.shares:
-        yield from _share_lines(lease, share, devices.get(share.device), found.read_at)
+        texts = _share_texts(lease, share, devices.get(share.device))
+        position = share.mig.position if share.mig else None  # one GPU may have several instances
+        alike.setdefault((*texts, position), []).append(share)
+    for (kind, size, _), shares in alike.items():
+        yield from _alike_lines(kind, size, shares, found.read_at)
     yield f"since       {timestamp(lease.created_at)}, {age(found.read_at - lease.created_at)} ago"
     if (since := lease.idle_since) is not None:
         idle_for = f"for {age(found.read_at - since)}, since {timestamp(since)}"
@@ -154,15 +161,13 @@ def _summary_lines(pod: PodSummary, found: PodView, lease: LeaseView) -> Iterato
         yield f"waits for   {found.cordoned}; if that lasts, the pod is placed elsewhere"
 
 
-def _share_lines(
-    lease: LeaseView, share: ShareView, device: DeviceView | None, now: float
-) -> Iterator[str]:
+def _share_texts(lease: LeaseView, share: ShareView, device: DeviceView | None) -> tuple[str, str]:
+    """Return of which GPU a share is, without its index, and how much it is."""
     several = len({each.container for each in lease.shares}) > 1
     of = f" for {'request' if lease.claim else 'container'} {share.container}" if several else ""
     init = " (init)" if share.init else ""
     model = f", {device.model}" if device else ""
     sick = f", UNHEALTHY: {device.fault}".rstrip(": ") if device and not device.healthy else ""
-    yield f"GPU         {share.index} of node {lease.node}{model}{of}{init}{sick}"
     part = f"{cores_text(share.cores_percent)} of its cores"
     if share.mig is not None:
         part = f"instance {share.mig.profile}"
@@ -170,9 +175,37 @@ def _share_lines(
     resized = ""
     if share.requested_size is not None:
         resized = f" (resized: its pod requests {size_text(share.requested_size)})"
-    yield f"share       {whole}{share.memory_mib} of {share.device_mib} MiB, {part}{resized}"
-    if share.measured is not None:
-        yield f"uses        {measured_text(share.measured, now)}"
+    size = f"{whole}{share.memory_mib} of {share.device_mib} MiB, {part}{resized}"
+    return f"of node {lease.node}{model}{of}{init}{sick}", size
+
+
+def _alike_lines(kind: str, size: str, shares: Sequence[ShareView], now: float) -> Iterator[str]:
+    """Yield the lines of shares of the same kind and size, and of the one that is used least."""
+    if len(shares) == 1:
+        yield f"GPU         {shares[0].index} {kind}"
+        yield f"share       {size}"
+        if shares[0].measured is not None:
+            yield f"uses        {measured_text(shares[0].measured, now)}"
+        return
+    indices = ", ".join(str(share.index) for share in shares)
+    yield f"GPUs        {len(shares)} ({indices}) {kind}"
+    yield f"share       each {size}"
+    used = [(share.index, share.measured) for share in shares if share.measured is not None]
+    if not used:
+        return
+    memory = [each.memory_mib for _, each in used if each.memory_mib is not None]
+    cores = [each.cores_percent for _, each in used if each.cores_percent is not None]
+    mib = str(sum(memory)) if memory else "-"
+    percent = f"{round(fmean(cores))}%" if cores else "-"
+    idle = sum(each.idle_since is not None for _, each in used)
+    unknown = f", {len(shares) - len(used)} not measured" if len(used) < len(shares) else ""
+    yield f"uses        {mib} MiB and {percent} of their cores; {idle} of them idle{unknown}"
+    index, least = min(used, key=lambda each: _busy_order(each[1]))
+    yield f"least used  GPU {index}: {measured_text(least, now)}"
+
+
+def _busy_order(used: MeasuredView) -> tuple[bool, int, int]:
+    return used.cores_percent is None, used.cores_percent or 0, used.memory_mib or 0
 
 
 def _detail_lines(lease: LeaseView, share: ShareView, device: DeviceView | None) -> Iterator[str]:

@@ -9,15 +9,17 @@ from msgspec import structs
 from services.cli.arguments import own_schedulers
 from services.cli.inspect import render
 from shared.dialects import KUBE_SCHEDULER
+from shared.model.device import DeviceUse
 from shared.model.events.pod_events import PodQueued
-from shared.model.lease import LeaseState
+from shared.model.lease import LeaseState, ShareMeasurement
 from shared.model.ledger import NodeTotals, WaitingPod
-from shared.model.names import BUDGET_GATE, PodUid
+from shared.model.names import BUDGET_GATE, DeviceUuid, PodUid
 from shared.model.node import CORDON_PREFIX
 from shared.model.placement import Refusal
 from shared.model.request import Gang, PodRequest, Term
 from shared.model.views import ReasonCount
 from tests.support.snapshots import (
+    DEVICE,
     EMPTY,
     HELD,
     LEASE,
@@ -62,6 +64,39 @@ def test_explain_of_a_running_pod_says_in_five_lines_what_its_user_wants() -> No
     assert "volcano.sh/vgpu-node: x" in wide
     assert answer.lease is not None
     assert answer.lease.version == 7
+
+
+def test_explain_adds_up_what_equal_shares_use_and_names_the_one_that_is_used_least() -> None:
+    gpus = [replace(DEVICE, uuid=DeviceUuid(f"GPU-{at}"), index=at) for at in (0, 1, 2, 5)]
+    sick = replace(gpus[3], healthy=False, fault="Xid 79")
+    devices = tuple((each, DeviceUse()) for each in (*gpus[:3], sick))
+    whole = structs.replace(LEASE.shares[0], memory_mib=15_000, cores_percent=100, whole=True)
+    shares = tuple(structs.replace(whole, device=one.uuid, index=one.index) for one in gpus)
+    node = NodeTotals(
+        node=replace(NODE.node, devices=devices), leases=(structs.replace(LEASE, shares=shares),)
+    )
+    used = [
+        replace(MEASURED, device=one.uuid, memory_mib=100 * (1 + one.index), cores_percent=cores)
+        for one, cores in zip(gpus, (90, 0, 60, 50), strict=True)
+    ]
+    busy = [replace(each, idle_since=None) if each.cores_percent else each for each in used]
+
+    def lines(*measured: ShareMeasurement) -> tuple[str, ...]:
+        return explained(POD, cluster_of(node, measured=measured)).lines
+
+    assert lines(*busy)[:7] == (
+        "GPUs        3 (0, 1, 2) of node node-0, Tesla T4",
+        "share       each the whole GPU: 15000 of 15000 MiB, 100 % of its cores",
+        "uses        600 MiB and 50% of their cores; 1 of them idle",
+        "least used  GPU 1: 200 MiB and 0% of its cores, processes: 2, idle for 10m",
+        "GPU         5 of node node-0, Tesla T4, UNHEALTHY: Xid 79",
+        "share       the whole GPU: 15000 of 15000 MiB, 100 % of its cores",
+        "uses        600 MiB and 50% of its cores, processes: 2",
+    )
+    assert "uses        400 MiB and 75% of their cores; 0 of them idle, 1 not measured" in lines(
+        busy[0], busy[2]
+    )
+    assert lines()[2].startswith("GPU         5")
 
 
 def test_explain_shows_why_a_reservation_on_a_cordoned_node_is_not_bound() -> None:
