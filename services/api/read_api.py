@@ -86,7 +86,7 @@ from shared.model.views import (
     VersionView,
 )
 from shared.nats.bus import Bus
-from shared.placing.starts import with_claims
+from shared.placing.starts import no_end_text, waiting_units, with_claims
 from shared.placing.what_if import Forecast, TriedPod, WhatIfOrder, forecast
 from shared.pods.pod_parser import PodParser
 from shared.runtime.span_files import TraceSpan, read_spans, read_trace, span_views
@@ -185,6 +185,9 @@ class ReadApi:
         lease = self.service.projection.lease_of(pod)
         trace = await self._trace(lease.pod if lease else pod)
         found = self.cluster(call).pod(pod, trace)
+        if found is not None and found.waiting and not found.waiting.start:
+            waiting = structs.replace(found.waiting, no_end=await self._no_end(pod, call))
+            return structs.replace(found, waiting=waiting)
         if found is not None and (found.lease or found.waiting):
             return found
         now = self.service.clock.now()
@@ -202,6 +205,17 @@ class ReadApi:
             reason = "no lease, waiting, recent or finished pod that you may see has this UID"
             raise web.HTTPNotFound(reason=reason)
         return found
+
+    async def _no_end(self, pod: PodUid, call: ApiCall) -> str:
+        """Return for which leases without a known end a pod waits, or its gang; empty: none."""
+        now, projection = self.service.clock.now(), self.service.projection
+        nodes, end_of = list(projection.totals.values()), partial(projection.end_of, now=now)
+        for unit in waiting_units(projection.waiting.values(), nodes, now=now, after_s=0):
+            if any(each.queued.pod == pod for each in unit.pods):
+                trial = partial(no_end_text, unit, nodes, end_of, now=now, visible=call.visible)
+                async with self._one_trial:
+                    return await asyncio.to_thread(trial)
+        return ""
 
     @ROUTES.at("/api/v1/traces/{namespace}/{pod}", needs_sync=True)
     async def trace(self, call: ApiCall) -> TraceView:

@@ -329,6 +329,8 @@ class WaitingDetails(WaitingView, frozen=True, kw_only=True):
     counts: tuple[ReasonCount, ...] = ()
     nearest: tuple[NodeVerdict, ...] = ()
     quota: Namespace = Namespace("")
+    no_end: str = ""
+    """Which leases would have to end for it, if no end of them is known."""
     queue: QueuePlace
 
 

@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 from shared.model.device import without_claim
 from shared.model.lease import Lease, ends_by, expected_end
-from shared.model.ledger import LedgerNode, NodeTotals, with_changes
-from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.ledger import LedgerNode, NodeTotals, WaitingPod, with_changes
+from shared.model.names import MAX_RUN_TIME, DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.preemption import EndingLease, StoredStart
-from shared.model.request import PodRequest
+from shared.model.request import Gang, PodRequest
+from shared.placing.anti_affinity import repelled_request
+from shared.placing.index.node_index import placement_key
 from shared.placing.node_filters import free_resources, has_too_little
 from shared.placing.room import without
 from shared.placing.trial_cluster import TrialCluster
@@ -26,8 +28,14 @@ MOST_STARTS = 8
 """Starts that are planned at once."""
 AGAIN_S, EARLIER_S = 60.0, 60.0
 """A start is planned again after so long, and changed if it can be so much earlier."""
+MOST_KINDS = 16
+"""No start is planned of a gang with more different requests: each takes about as long as a pod."""
 FIRST_ENDS = 4
 """So many leases end before the first try; then twice as many each time."""
+MOST_NAMED = 3
+"""Pods that are named as those that would have to end."""
+NEVER = 1e12
+"""Unix seconds after all ends that are known."""
 
 
 class LeaseEnd(NamedTuple):
@@ -141,6 +149,92 @@ def plan_start(
     search = _Search(requests, needed, nodes, end_of, now)
     ended = search.fewest_ends()
     return None if ended is None else search.start_after(ended)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingUnit:
+    """A pod that waits, or the waiting pods of a gang of which none runs."""
+
+    id: str
+    pods: tuple[WaitingPod, ...]
+    needed: int
+    """So many of them start at once."""
+    gang: Gang | None
+
+    @property
+    def priority(self) -> int:
+        """The highest of its pods' priorities."""
+        return max(each.queued.request.priority for each in self.pods)
+
+    @property
+    def namespace(self) -> Namespace:
+        """That of its pods."""
+        return self.pods[0].queued.namespace
+
+    @property
+    def since(self) -> float:
+        """How long it has waited: Unix seconds of the first."""
+        return min(each.waiting_since for each in self.pods)
+
+    def requests(self, nodes: Iterable[NodeTotals]) -> list[PodRequest]:
+        """Return the requests of its pods, with what repels them from nodes."""
+        facts = [totals.node.facts for totals in nodes]
+        return [repelled_request(each.queued, facts) for each in self.pods]
+
+
+def waiting_units(
+    waiting: Iterable[WaitingPod], nodes: Iterable[NodeTotals], *, now: float, after_s: float
+) -> list[WaitingUnit]:
+    """Return what may get a planned start, in order: highest priority first, then oldest.
+
+    A pod without a gang has to have waited for `after_s`.
+    """
+    running = {lease.gang for totals in nodes for lease in totals.leases if lease.gang}
+    single, gangs = list[WaitingUnit](), dict[str, list[WaitingPod]]()
+    for each in waiting:
+        queued, gang = each.queued, each.queued.request.gang
+        if not queued.request.containers or queued.by_kube_scheduler:
+            continue
+        if each.refusal.permanent or each.refusal.quota:
+            continue
+        if gang is not None and gang.min_member > 1:
+            gangs.setdefault(gang.name, []).append(each)
+        elif now - each.waiting_since >= after_s:
+            single.append(WaitingUnit(id=queued.pod, pods=(each,), needed=1, gang=None))
+    for name, pods in gangs.items():
+        gang = pods[0].queued.request.gang
+        enough = gang is not None and len(pods) >= gang.min_member
+        kinds = {placement_key(each.queued.request) for each in pods}
+        if gang and enough and name not in running and len(kinds) <= MOST_KINDS:
+            members = sorted(pods, key=lambda each: each.queued.request.size, reverse=True)
+            single.append(
+                WaitingUnit(id=name, pods=tuple(members), needed=gang.min_member, gang=gang)
+            )
+    return sorted(single, key=lambda unit: (-unit.priority, unit.since, unit.id))
+
+
+def no_end_text(
+    unit: WaitingUnit,
+    nodes: Sequence[NodeTotals],
+    end_of: Callable[[Lease], LeaseEnd | None],
+    *,
+    now: float,
+    visible: Callable[[Namespace], bool],
+) -> str:
+    """Return which leases without a known end have to end first, the youngest; empty: none."""
+
+    def some_end(lease: Lease) -> LeaseEnd | None:
+        last = LeaseEnd(NEVER - lease.created_at, enforced=False)
+        return None if lease.claim else end_of(lease) or last
+
+    plan = plan_start(unit.requests(nodes), unit.needed, nodes, some_end, now=now)
+    ends = [lease for lease in plan.waits_for if not end_of(lease)] if plan else []
+    seen = [f"{each.namespace}/{each.name}" for each in ends if visible(each.namespace)]
+    named = seen[:MOST_NAMED]
+    more = f"{len(ends) - len(named)} {'more' if named else 'that you may not see'}"
+    who = " and ".join(filter(None, (", ".join(named), more if len(named) < len(ends) else "")))
+    text = f"no end in sight: no maximum run time ({MAX_RUN_TIME}) is set for {who}"
+    return f"{text}, which would have to end first" if ends else ""
 
 
 class _Search:

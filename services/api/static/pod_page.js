@@ -101,7 +101,7 @@ function waitingFacts(waiting, now) {
 
 /** The reason, what to try, and the nodes that are nearest to fitting. */
 function whyParts(waiting) {
-  return [el("p", { class: "reason" }, waiting.reason), waiting.hint ? el("p", { class: "hint" }, waiting.hint) : null,
+  return [el("p", { class: "reason" }, waiting.reason), waiting.start || waiting.no_end ? el("p", { class: "start" }, waiting.start?.text ?? waiting.no_end) : null, waiting.hint ? el("p", { class: "hint" }, waiting.hint) : null,
     el("ul", { class: "counts" }, ...waiting.counts.filter((one) => one.nodes).map((one) => el("li", {}, el("b", {}, `${one.nodes}`), ` ${one.nodes === 1 ? "node" : "nodes"}: ${words(one.reason)}`))),
     waiting.nearest?.length ? el("h3", {}, "Nearest nodes") : null,
     waiting.nearest?.length ? el("ul", { class: "plain" }, ...waiting.nearest.map((node) => el("li", {}, el("a", { href: url("node", node.node), "data-key": `near:${node.node}` }, node.node), `: ${node.reason}`))) : null].filter(Boolean);

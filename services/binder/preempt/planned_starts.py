@@ -5,7 +5,7 @@ end before the start are let onto them. Used by the binder that leads.
 """
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -28,7 +28,7 @@ from shared.model.ledger import (
 )
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.preemption import PreemptionState, StoredStart
-from shared.model.request import Gang, PodRequest
+from shared.model.request import Gang
 from shared.placing.anti_affinity import repelled_request
 from shared.placing.node_filters import check_anti_affinity
 from shared.placing.starts import (
@@ -38,9 +38,11 @@ from shared.placing.starts import (
     RESERVE_AFTER_S,
     LeaseEnd,
     PlannedStart,
+    WaitingUnit,
     ending_lease,
     lease_end,
     plan_start,
+    waiting_units,
     with_claims,
 )
 
@@ -56,76 +58,8 @@ MAX_PLAN_S = 30.0
 """Plans without a result double the pause before the next ones up to this."""
 MOST_PASS_S = 5.0
 """After this time, the others are left for the next plans, where they come first."""
-MOST_KINDS = 16
-"""No start is planned of a gang with more different requests: each takes about as long as a pod."""
 MOST_EVENTS = 16
 """Pods of a gang that get an Event, and the text in their condition."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitingUnit:
-    """A pod that waits, or the waiting pods of a gang of which none runs."""
-
-    id: str
-    pods: tuple[WaitingPod, ...]
-    needed: int
-    """So many of them start at once."""
-    gang: Gang | None
-
-    @property
-    def priority(self) -> int:
-        """The highest of its pods' priorities."""
-        return max(each.queued.request.priority for each in self.pods)
-
-    @property
-    def namespace(self) -> Namespace:
-        """That of its pods."""
-        return self.pods[0].queued.namespace
-
-    @property
-    def since(self) -> float:
-        """How long it has waited: Unix seconds of the first."""
-        return min(each.waiting_since for each in self.pods)
-
-
-def waiting_units(
-    waiting: Iterable[WaitingPod], nodes: Iterable[NodeTotals], *, now: float, after_s: float
-) -> list[WaitingUnit]:
-    """Return what may get a planned start, in order: highest priority first, then oldest.
-
-    A pod without a gang has to have waited for `after_s`.
-    """
-    running = {lease.gang for totals in nodes for lease in totals.leases if lease.gang}
-    single, gangs = list[WaitingUnit](), dict[str, list[WaitingPod]]()
-    for each in waiting:
-        queued, gang = each.queued, each.queued.request.gang
-        if not queued.request.containers or queued.by_kube_scheduler:
-            continue
-        if each.refusal.permanent or each.refusal.quota:
-            continue
-        if gang is not None and gang.min_member > 1:
-            gangs.setdefault(gang.name, []).append(each)
-        elif now - each.waiting_since >= after_s:
-            single.append(WaitingUnit(id=queued.pod, pods=(each,), needed=1, gang=None))
-    for name, pods in gangs.items():
-        gang = pods[0].queued.request.gang
-        enough = gang is not None and len(pods) >= gang.min_member
-        if gang and enough and name not in running and _has_few_kinds(pods):
-            members = sorted(pods, key=lambda each: each.queued.request.size, reverse=True)
-            single.append(
-                WaitingUnit(id=name, pods=tuple(members), needed=gang.min_member, gang=gang)
-            )
-    return sorted(single, key=lambda unit: (-unit.priority, unit.since, unit.id))
-
-
-def _has_few_kinds(pods: Iterable[WaitingPod]) -> bool:
-    kinds = list[PodRequest]()
-    for each in pods:
-        if each.queued.request not in kinds:
-            kinds.append(each.queued.request)
-        if len(kinds) > MOST_KINDS:
-            return False
-    return True
 
 
 def beyond_share(ordered: Iterable[WaitingUnit | StoredStart]) -> set[str]:
@@ -160,18 +94,15 @@ def start_of(
 ) -> StoredStart:
     """Return what is stored of a plan, beside other planned starts."""
     counted = {each.pod for other in others for each in other.waits_for}
-    freed: dict[NodeName, dict[str, int]] = {}
+    freed = defaultdict[NodeName, Counter[str]](Counter)
     for lease in plan.waits_for:
         if lease.pod not in counted:
-            sums = freed.setdefault(lease.node, {})
-            for name, amount in lease.resources.items():
-                sums[name] = sums.get(name, 0) + amount
+            freed[lease.node].update(lease.resources)
     wanted, at_once = list[Reservation](), list[Mapping[str, int]]()
     for each, placement in zip(unit.pods, plan.placements, strict=True):
         if placement is not None:
-            left = freed.get(placement.node, {})
             wanted.append(reservation_for(each.queued, (placement,)))
-            at_once.append(_beyond(each.queued.request.resources, left))
+            at_once.append(_beyond(each.queued.request.resources, freed[placement.node]))
     return StoredStart(
         id=unit.id,
         wanted=tuple(wanted),
@@ -185,12 +116,12 @@ def start_of(
     )
 
 
-def _beyond(needed: Mapping[str, int], freed: dict[str, int]) -> dict[str, int]:
+def _beyond(needed: Mapping[str, int], freed: Counter[str]) -> dict[str, int]:
     """Return what is needed beyond what is freed, and take the rest from that."""
     beyond = {}
     for name, amount in needed.items():
-        taken = min(amount, freed.get(name, 0))
-        freed[name] = freed.get(name, 0) - taken
+        taken = min(amount, freed[name])
+        freed[name] -= taken
         beyond[name] = amount - taken
     return beyond
 
@@ -234,10 +165,7 @@ class StartPlanner:
 
     async def advance(self, starts: Sequence[StoredStart]) -> list[PlacementChosen]:
         """Hand over, or withdraw, the starts whose time has come; return the placements."""
-        placements: list[PlacementChosen] = []
-        for start in starts:
-            placements += await self._advance(start)
-        return placements
+        return [each for start in starts for each in await self._advance(start)]
 
     async def _advance(self, start: StoredStart) -> list[PlacementChosen]:
         pods = start.pods
@@ -360,10 +288,8 @@ class StartPlanner:
         staying = [each for each in starts if each not in (known, *lower)]
         if len(staying) >= MOST_STARTS:
             return False
-        requests = [
-            repelled_request(each.queued, (node.node.facts for node in nodes)) for each in unit.pods
-        ]
         given = with_claims(nodes, staying, [*lower, known] if known else lower)
+        requests = unit.requests(nodes)
         plan = await asyncio.to_thread(
             plan_start, requests, unit.needed, given, lambda lease: ends.get(lease.pod), now=now
         )

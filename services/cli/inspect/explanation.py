@@ -9,7 +9,7 @@ from services.cli.pod_summary import PodSummary
 from shared.dialects import KUBE_SCHEDULER
 from shared.dialects.reserved import DENIED_ANNOTATIONS, STRIPPED_ANNOTATIONS
 from shared.dialects.vocabulary import did_you_mean
-from shared.model.lease import LeaseState
+from shared.model.lease import LeaseState, MigPlacement
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import BUDGET_GATE, OWN_SCHEDULER, Namespace, PodUid
 from shared.model.quantity import timestamp
@@ -17,7 +17,6 @@ from shared.model.views import (
     DeviceView,
     GangView,
     LeaseView,
-    MeasuredView,
     PodView,
     QueuePlace,
     ShareView,
@@ -138,11 +137,9 @@ def _summary_lines(pod: PodSummary, found: PodView, lease: LeaseView) -> Iterato
         users = f", which {pods} pods use" if pods > 1 else ""
         yield f"claim       {lease.namespace}/{lease.name}{users}"
     devices = {device.uuid: device for device in found.devices}
-    alike: dict[tuple[str, str, int | None], list[ShareView]] = {}
+    alike: dict[tuple[str, str, MigPlacement | None], list[ShareView]] = {}
     for share in lease.shares:
-        texts = _share_texts(lease, share, devices.get(share.device))
-        position = share.mig.position if share.mig else None  # one GPU may have several instances
-        alike.setdefault((*texts, position), []).append(share)
+        alike.setdefault(_share_kind(lease, share, devices.get(share.device)), []).append(share)
     for (kind, size, _), shares in alike.items():
         yield from _alike_lines(kind, size, shares, found.read_at)
     yield f"since       {timestamp(lease.created_at)}, {age(found.read_at - lease.created_at)} ago"
@@ -161,8 +158,10 @@ def _summary_lines(pod: PodSummary, found: PodView, lease: LeaseView) -> Iterato
         yield f"waits for   {found.cordoned}; if that lasts, the pod is placed elsewhere"
 
 
-def _share_texts(lease: LeaseView, share: ShareView, device: DeviceView | None) -> tuple[str, str]:
-    """Return of which GPU a share is, without its index, and how much it is."""
+def _share_kind(
+    lease: LeaseView, share: ShareView, device: DeviceView | None
+) -> tuple[str, str, MigPlacement | None]:
+    """Return of which GPU a share is, but for its index, how much, and which of its instances."""
     several = len({each.container for each in lease.shares}) > 1
     of = f" for {'request' if lease.claim else 'container'} {share.container}" if several else ""
     init = " (init)" if share.init else ""
@@ -176,22 +175,21 @@ def _share_texts(lease: LeaseView, share: ShareView, device: DeviceView | None) 
     if share.requested_size is not None:
         resized = f" (resized: its pod requests {size_text(share.requested_size)})"
     size = f"{whole}{share.memory_mib} of {share.device_mib} MiB, {part}{resized}"
-    return f"of node {lease.node}{model}{of}{init}{sick}", size
+    return f"of node {lease.node}{model}{of}{init}{sick}", size, share.mig
 
 
 def _alike_lines(kind: str, size: str, shares: Sequence[ShareView], now: float) -> Iterator[str]:
-    """Yield the lines of shares of the same kind and size, and of the one that is used least."""
-    if len(shares) == 1:
-        yield f"GPU         {shares[0].index} {kind}"
-        yield f"share       {size}"
-        if shares[0].measured is not None:
-            yield f"uses        {measured_text(shares[0].measured, now)}"
-        return
-    indices = ", ".join(str(share.index) for share in shares)
-    yield f"GPUs        {len(shares)} ({indices}) {kind}"
-    yield f"share       each {size}"
+    """Yield the lines of shares of the same kind and size; of several, also what the least uses."""
+    several = len(shares) > 1
+    title = f"{len(shares)} GPUs" if several else "GPU"
+    yield f"{title:12}{', '.join(str(share.index) for share in shares)} {kind}"
+    yield f"share       {'each ' if several else ''}{size}"
     used = [(share.index, share.measured) for share in shares if share.measured is not None]
     if not used:
+        return
+    index, least = min(used, key=lambda each: (each[1].cores_percent or 0, each[1].memory_mib or 0))
+    if not several:
+        yield f"uses        {measured_text(least, now)}"
         return
     memory = [each.memory_mib for _, each in used if each.memory_mib is not None]
     cores = [each.cores_percent for _, each in used if each.cores_percent is not None]
@@ -200,12 +198,7 @@ def _alike_lines(kind: str, size: str, shares: Sequence[ShareView], now: float) 
     idle = sum(each.idle_since is not None for _, each in used)
     unknown = f", {len(shares) - len(used)} not measured" if len(used) < len(shares) else ""
     yield f"uses        {mib} MiB and {percent} of their cores; {idle} of them idle{unknown}"
-    index, least = min(used, key=lambda each: _busy_order(each[1]))
     yield f"least used  GPU {index}: {measured_text(least, now)}"
-
-
-def _busy_order(used: MeasuredView) -> tuple[bool, int, int]:
-    return used.cores_percent is None, used.cores_percent or 0, used.memory_mib or 0
 
 
 def _detail_lines(lease: LeaseView, share: ShareView, device: DeviceView | None) -> Iterator[str]:
@@ -224,12 +217,13 @@ def _detail_lines(lease: LeaseView, share: ShareView, device: DeviceView | None)
 
 def _waiting(pod: PodSummary, found: PodView, waiting: WaitingDetails, program: str) -> Explanation:
     waited = age(found.read_at - waiting.since)
+    start = waiting.start.text if waiting.start else waiting.no_end
     return _explained(
         pod,
         "waiting",
         f"has waited for {waited}: {waiting.reason}",
         lines=(
-            *([f"start       {waiting.start.text}"] if waiting.start else ()),
+            *([f"start       {start}"] if start else ()),
             *_gang_lines(found.gang),
             *_nearest_lines(waiting),
             *_queue_lines(waiting.namespace, waiting.queue),

@@ -174,7 +174,9 @@ async def test_a_reader_with_an_unknown_position_must_start_anew(shown: RunningA
 async def test_a_waiting_pod_is_shown_with_position_and_reason_until_it_leaves(
     shown: RunningApi,
 ) -> None:
-    event = queued("w1", units=99_000)
+    for pod, gpu in (("p1", 0), ("p2", 1)):
+        await reserve_lease(shown, pod, gpu)
+    event = queued("w1", units=16_000)
     await shown.ledger.waiting_pods.enqueue([verdict(event, await shown.ledger.capacity())])
     refused = PlacementRefused(
         pod=event.pod,
@@ -192,6 +194,7 @@ async def test_a_waiting_pod_is_shown_with_position_and_reason_until_it_leaves(
     _, response = await shown.get("/api/v1/leases/w1")
     assert response["lease"] is None
     assert response["waiting"]["position"] == 1
+    assert "is set for default/name-of-p" in response["waiting"]["no_end"]
 
     await shown.ledger.waiting_pods.remove([event.pod])
     await shown.publish(event)

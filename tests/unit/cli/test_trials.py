@@ -8,12 +8,22 @@ from msgspec import structs
 from services.cli.plan.moves import MovePlan, plan_moves
 from shared.kubernetes.manifests import pods_in
 from shared.model.lease import Lease
-from shared.model.ledger import NodeTotals, counted_use
-from shared.model.names import PodUid
+from shared.model.ledger import NodeTotals, WaitingPod, counted_use
+from shared.model.names import Namespace, PodUid
+from shared.model.placement import Refusal
 from shared.model.request import NO_TERM, NodeRequirements, NodeTerm, PodRequest, Term
-from shared.placing.starts import lease_end
+from shared.placing.starts import lease_end, no_end_text, waiting_units
 from shared.placing.what_if import Forecast, TriedPod, forecast
-from tests.support.build import V100_MIB, device, gpu, lease, ledger_node, request, share
+from tests.support.build import (
+    V100_MIB,
+    device,
+    gpu,
+    lease,
+    ledger_node,
+    pod_queued,
+    request,
+    share,
+)
 
 NOW = 1_000.0
 
@@ -86,6 +96,33 @@ def test_pods_that_would_wait_start_once_those_before_them_have_ended(
     )
 
     assert [each.when for each in found.pods] == ["", when]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "namespaces", "who"),
+    [
+        (5, {"default", "other"}, "default/p4, default/p3, default/p2 and 1 more"),
+        (5, {"other"}, "other/p1 and 3 more"),
+        (5, set(), "4 that you may not see"),
+        (2, {"default"}, "default/p4"),
+        (1, {"default"}, ""),
+    ],
+)
+def test_no_end_is_in_sight_without_those_that_would_have_to_end_first(
+    gpus: int, namespaces: set[str], who: str
+) -> None:
+    leases = [held(f"p{n}", "n1", n, V100_MIB, created_at=n) for n in range(5)]
+    leases[0] = structs.replace(leases[0], activated_at=NOW, term=Term(max_run_s=60))
+    leases[1] = structs.replace(leases[1], namespace=Namespace("other"))
+    nodes, wanted = [totals("n1", 5, *leases)], request(gpu(gpus=gpus, memory=V100_MIB))
+    pod = WaitingPod(queued=pod_queued("w", wanted), refusal=Refusal(reason="full"), capacity=1)
+
+    [unit] = waiting_units([pod], nodes, now=NOW, after_s=0)
+    text = no_end_text(
+        unit, nodes, lambda e: lease_end(e, NOW), now=NOW, visible=namespaces.__contains__
+    )
+
+    assert (f"is set for {who}, which would" in text) if who else not text
 
 
 def test_nodes_to_add_are_of_the_kinds_of_the_cluster_and_as_few_as_possible() -> None:
