@@ -256,12 +256,14 @@ class ReplayArguments(ClusterArguments):
 
     The nodes are idle at first. Quotas, budgets and other pods of the cluster do not count.
 
-    FILE is CSV with these columns; others are ignored:
-      creation_time, deletion_time   seconds; an empty deletion_time: the pod never ends
+    FILE is CSV with the columns of Alibaba's trace of 2023 or 2025; others are ignored:
+      creation_time, deletion_time   seconds; empty: there from second 0, or without an end
       scheduled_time                 optional; a pod runs from then, or its creation, until its end
-      cpu_milli, memory_mib          thousandths of a cpu, MiB
-      num_gpu, gpu_milli             number of GPUs, thousandths of each
-      gpu_spec                       optional; models as in the labels of nodes, separated by |
+      2023: cpu_milli, memory_mib    thousandths of a cpu, MiB
+            num_gpu, gpu_milli       number of GPUs, thousandths of each
+            gpu_spec                 optional; models as in the labels of nodes, separated by |
+      2025: cpu_request, memory_request, gpu_request   cpus, GiB, whole GPUs
+            app_name, max_instance_per_node   pods of the app with that limit per node; -1: any
     --nodes is CSV with the columns sn (the name), cpu_milli, memory_mib, gpu (how many) and model.
     """
 

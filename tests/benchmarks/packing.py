@@ -7,9 +7,10 @@ Gradient Descent" (USENIX ATC 2023): the pods of a trace, and more that are draw
 arrive in random order until they request 130 % of the cluster's GPUs; none ends, and what fits
 nowhere is dropped. The figure is the percentage of the GPUs that is allocated at the end. The
 placer's own code decides. Pods without GPUs are placed by the policy as all others, or as
-kube-scheduler's default scores would (LeastAllocated and BalancedAllocation). Columns of the files:
-sn, cpu_milli, memory_mib, gpu, model; and cpu_milli, memory_mib, num_gpu, gpu_milli and, unless
-pods accept all models, gpu_spec (models separated by |).
+kube-scheduler's default scores would (LeastAllocated and BalancedAllocation). The nodes' columns:
+sn, cpu_milli, memory_mib, gpu, model; those of the pods are described by `leasehold replay --help`.
+A trace without nodes, as that of 2025, needs some: of at least as many cpus and MiB as a pod can
+request, some of them without GPUs (gpu 0) for pods without GPUs, and of a model of `GPU_WATTS`.
 
 Power is the mean while pods that request 50 to 80 % of the GPUs have arrived, by the model of
 "Power- and Fragmentation-aware Online Scheduling for GPU Datacenters" (2024): a GPU draws all of
@@ -23,7 +24,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from services.cli.plan.trace import PARTS, parts_of, read_nodes, read_pods, with_order
+from services.cli.plan.trace import (
+    PARTS,
+    parts_of,
+    read_nodes,
+    read_pods,
+    with_density,
+    with_order,
+)
 from services.placer.rounds.decisions import DecisionContext
 from shared.model.events.pod_events import PodQueued
 from shared.model.names import Namespace, PodUid
@@ -120,12 +128,10 @@ def _spread(pod, request, mirror, dice):
 
 def _score(request, node):
     """Return LeastAllocated plus BalancedAllocation, or -1 if the pod does not fit."""
-    free = [
-        (node.free_resources[name] - request.resources[name]) / node.facts.allocatable[name]
-        for name in ("cpu", "memory")
-    ]
-    if min(free) < 0:
+    left = {name: node.free_resources[name] - amount for name, amount in request.resources.items()}
+    if min(left.values()) < 0:
         return -1
+    free = [left[name] / node.facts.allocatable[name] for name in ("cpu", "memory")]
     least = sum(int(100 * part) for part in free) // 2
     return least + int(100 * (1 - abs(free[0] - free[1]) / 2))
 
@@ -141,8 +147,8 @@ def main():
     parser.add_argument("--policies", nargs="+", default=[order.value for order in NodeOrder])
     flags = parser.parse_args()
     found = read_nodes(flags.nodes.read_text().splitlines(), str(flags.nodes))
-    nodes = [with_watts(node) for node in found]
     trace = read_pods(flags.pods.read_text().splitlines(), str(flags.pods))
+    nodes = [with_watts(node) for node in with_density(found, trace)]
     seeds = [int(seed) for seed in flags.seeds.split(",")]
     print(
         f"{'policy':<14} {'pods without GPUs':<18} {'allocated %':>11} {'kW':>6}  "

@@ -16,7 +16,7 @@ from services.cli.commands import Defrag, ReplayArguments, WhatIf
 from services.cli.plan import render
 from services.cli.plan.moves import DefragView, MovePlan, plan_moves
 from services.cli.plan.replay import Terms, replay
-from services.cli.plan.trace import idle_in_parts, read_nodes, read_pods, with_gangs
+from services.cli.plan.trace import idle_in_parts, read_nodes, read_pods, with_density, with_gangs
 from services.cli.request.command import load, load_watcher_rules
 from services.cli.terminal import program
 from shared.dialects.dialect import Rules
@@ -39,7 +39,7 @@ def replay_trace(flags: ReplayArguments) -> int:
     pods = read_pods(text.splitlines(), source, timed=True)
     if not pods or pods[0].created_s == pods[-1].created_s:
         raise RequestError(f"{source} has no pods that arrive at different times")
-    nodes = _nodes(flags)
+    nodes = with_density(_nodes(flags), pods)
     if not any(node.devices for node in nodes):
         raise RequestError(f"{flags.nodes or 'the cluster'} has no node with GPUs")
     pods = [replace(pod, created_s=pod.created_s / flags.load) for pod in pods]

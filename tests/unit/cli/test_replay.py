@@ -9,7 +9,7 @@ import pytest
 
 from services.cli.__main__ import main
 from services.cli.plan.replay import Means, Terms, replay
-from services.cli.plan.trace import TracePod, read_nodes, read_pods, with_gangs
+from services.cli.plan.trace import TracePod, read_nodes, read_pods, with_density, with_gangs
 from shared.model.errors import RequestError
 from shared.model.request import NodeOrder
 
@@ -23,6 +23,17 @@ cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time,deletion_time,sche
 1000,1024,1,600,T4,10,110,60
 1000,1024,1,300,,20,30,
 1000,1024,2,1000,,40,90,
+"""
+
+
+INSTANCES = """\
+instance_sn,role,app_name,cpu_request,gpu_request,memory_request,max_instance_per_node,\
+creation_time,scheduled_time,deletion_time
+i0,HN,a,1,1,8.0,2,,,
+i1,CN,a,0.5,0,0.5,-1,,,30.0
+i2,HN,a,1,1,8.0,2,10.0,20.0,50.0
+i3,HN,a,1,1,8.0,2,15.0,15.0,25.0
+i4,HN,b,1,1,8.0,2,20.0,20.0,30.0
 """
 
 
@@ -69,11 +80,45 @@ def test_a_pod_without_an_end_keeps_its_place() -> None:
 
 
 @pytest.mark.parametrize(
+    ("instance", "pod"),
+    [
+        ("8,1,2.0,-1,5.0,7.0,9.0", "8000,2048,1,1000,5,9,7"),
+        ("0.5,0,0.25,-1,5.0,,", "500,256,0,0,5,,"),
+        ("0.5,2,16,-1,,,30.0", "500,16384,2,1000,0,30,0"),
+        ("1,1,8.0,-1,,,", "1000,8192,1,1000,,,"),
+    ],
+)
+def test_an_instance_is_the_pod_that_the_older_columns_describe(instance: str, pod: str) -> None:
+    header = PODS.splitlines()[0].replace("gpu_spec,", "")
+    columns = INSTANCES.splitlines()[0].removeprefix("instance_sn,role,")
+
+    assert pods(f"{columns}\na,{instance}") == pods(f"{header}\n{pod}")
+
+
+def test_a_node_has_no_more_pods_of_an_app_than_their_limit() -> None:
+    eight = NODES.replace(",1,T4", ",8,T4")
+    nodes = with_density(read_nodes(eight.splitlines(), "nodes.csv"), pods(INSTANCES))
+
+    found = replay(pods(INSTANCES), nodes, NodeOrder.BINPACK)
+
+    assert nodes[0].facts.allocatable["a/2-per-node"] == 2
+    assert found.waits_s == [0, 0, 0, 25]
+    assert (found.never, found.impossible) == (0, 0)
+    alone = pods(INSTANCES.replace("8.0,2", "8.0,1"))
+    one = replay(alone, with_density(nodes, alone), NodeOrder.BINPACK)
+    assert (sorted(one.waits_s), one.never) == ([0, 0], 2)
+
+
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
         (PODS.replace("num_gpu", "gpus"), "no column num_gpu; its first line must name"),
-        (PODS.replace("0,100,", "0,soon,", 1), "line 2: .*'soon'"),
-        (PODS.replace("1000,1024,2,1000,,40,90,", "1000,1024"), "line 5: "),
+        (PODS.replace("0,100,", "0,soon,", 1), "line 2: column deletion_time: 'soon'"),
+        (PODS.replace("0,100,", "0,nan,", 1), "line 2: column deletion_time: 'nan'"),
+        (PODS.replace("1000,1024,2,1000,,40,90,", "1000,1024"), "line 5: column num_gpu: ''"),
+        (PODS.replace(",600,", ",0.5,", 1), "line 2: column gpu_milli: '0.5' is not a whole"),
+        (INSTANCES.replace("app_name", "app"), "no column app_name; its first line must name"),
+        (INSTANCES.replace("8.0,2", "8.0,-2", 1), "line 2: column max_instance_per_node: '-2'"),
     ],
 )
 def test_what_is_wrong_with_a_trace_is_said(text: str, reason: str) -> None:
