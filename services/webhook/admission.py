@@ -8,6 +8,7 @@ that the watcher uses, so an admitted pod is never rejected later for the syntax
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -57,6 +58,13 @@ STALE_S = 30.0
 """How long a report counts: a node that is briefly absent does not lower the maximum."""
 
 
+class DeviceMaximum(NamedTuple):
+    """The most memory of any device, in MiB and in units of its node."""
+
+    memory_mib: int
+    memory_units: int
+
+
 class LargestDevice:
     """The largest device by the placers' recent reports; MiB and units may be of different ones."""
 
@@ -68,20 +76,20 @@ class LargestDevice:
         """Record a report and when it was received (on this process' monotonic clock, seconds)."""
         self._reported_at[report.memory_mib, report.memory_units] = received_at
 
-    def now(self, now: float) -> LargestDeviceReported | None:
+    def now(self, now: float) -> DeviceMaximum | None:
         """Return the maximum of the reports that count at `now` (on the same clock), if any."""
         recent = {key: at for key, at in self._reported_at.items() if now - at <= STALE_S}
         self._reported_at = recent
         if not recent:
             return None
-        return LargestDeviceReported(
+        return DeviceMaximum(
             memory_mib=max(mib for mib, _ in recent),
             memory_units=max(units for _, units in recent),
         )
 
 
 def excess_memory(
-    pod: PodRequest, containers: Iterable[PodContainer], largest: LargestDeviceReported
+    pod: PodRequest, containers: Iterable[PodContainer], largest: DeviceMaximum
 ) -> str:
     """Return which container requests more of one device than the largest has; empty: none."""
     amounts = {each.name: each.amounts for each in containers}
@@ -97,9 +105,7 @@ def excess_memory(
     return ""
 
 
-def _most(
-    pod: PodRequest, request: GpuRequest, largest: LargestDeviceReported
-) -> tuple[Change, ...]:
+def _most(pod: PodRequest, request: GpuRequest, largest: DeviceMaximum) -> tuple[Change, ...]:
     """Return the change of a container's limits to all the memory of the largest device."""
     step, changes = DIALECTS[pod.dialect].memory_step, {"memory_units": largest.memory_units}
     if request.memory_bytes is not None:
@@ -109,7 +115,7 @@ def _most(
     return changes_between(pod, structs.replace(pod, containers=containers))
 
 
-def _excess(request: GpuRequest, largest: LargestDeviceReported) -> str:
+def _excess(request: GpuRequest, largest: DeviceMaximum) -> str:
     if request.whole or request.memory_percent is not None:
         return ""
     if request.memory_bytes is not None:
@@ -240,7 +246,7 @@ def decide(
     policy: AdmissionPolicy,
     *,
     has_budget: bool = True,
-    largest: LargestDeviceReported | None = None,
+    largest: DeviceMaximum | None = None,
     default_class: str = "",
     exempt: bool = False,
 ) -> AdmissionDecision:
@@ -508,7 +514,7 @@ def _size_warnings(
     pod: PodView,
     request: PodRequest,
     policy: AdmissionPolicy,
-    largest: LargestDeviceReported | None,
+    largest: DeviceMaximum | None,
 ) -> list[str]:
     """Return warnings. Raises RequestError for more memory than any device of the cluster has."""
     excess = excess_memory(request, pod.containers, largest) if largest else ""

@@ -49,7 +49,7 @@ class Terminal:
         return await run(*TERMINAL, "bash", "-c", command, env=env)
 
     async def apply(self, manifest: str) -> None:
-        applied = await self.type(f"cat <<EOF | kubectl apply -f -{manifest}EOF")
+        applied = await self.type(f"cat <<EOF | kubectl apply -f -\n{manifest}EOF")
         assert "created" in applied.out, applied
 
 

@@ -6,8 +6,7 @@ from typing import Any
 import jsonpatch
 import msgspec
 
-from services.webhook.admission import AdmissionDecision, AdmissionPolicy, decide
-from shared.model.events.pod_events import LargestDeviceReported
+from services.webhook.admission import AdmissionDecision, AdmissionPolicy, DeviceMaximum, decide
 from shared.pods.pod_view import PodView, decode_view
 
 VGPU = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "3000"}
@@ -49,7 +48,7 @@ def decided(
     *,
     has_budget: bool = True,
     exempt: bool = False,
-    largest: LargestDeviceReported | None = None,
+    largest: DeviceMaximum | None = None,
     **policy: Any,
 ) -> AdmissionDecision:
     made = AdmissionPolicy(**policy)

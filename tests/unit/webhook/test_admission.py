@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from services.webhook.admission import STALE_S, AdmissionDecision, LargestDevice, SchedulerChoice
+from services.webhook.admission import (
+    STALE_S,
+    AdmissionDecision,
+    DeviceMaximum,
+    LargestDevice,
+    SchedulerChoice,
+)
 from services.webhook.admission_review import ReviewRequest, decode_request, encode_response
 from services.webhook.settings import WebhookSettings
 from shared.dialects.tencent.vcuda import DENIAL
@@ -326,13 +332,13 @@ def test_an_object_that_is_not_a_pod_is_refused(obj: Any) -> None:
         reviewed(obj, "ns")
 
 
-CARD = LargestDeviceReported(memory_mib=16_384, memory_units=1638)
+CARD = DeviceMaximum(memory_mib=16_384, memory_units=1638)
 """One device of 16 GiB, and one on a node that counts in units of 10 MiB."""
 KOORDINATOR = {"koordinator.sh/gpu.shared": "1", "koordinator.sh/gpu-core": "50"}
 
 
 def asked(
-    limits: dict[str, str], largest: LargestDeviceReported | None = CARD, **policy: Any
+    limits: dict[str, str], largest: DeviceMaximum | None = CARD, **policy: Any
 ) -> AdmissionDecision:
     return decided(pod(container("log"), container("cuda", limits)), largest=largest, **policy)
 
@@ -412,8 +418,8 @@ def test_a_device_counts_for_a_limited_time_after_its_last_report() -> None:
     largest.note(report(80_000), 100.0)
     largest.note(report(16_000), 150.0)
 
-    assert largest.now(100.0 + STALE_S) == report(80_000)
-    assert largest.now(101.0 + STALE_S) == report(16_000)
+    assert largest.now(100.0 + STALE_S) == DeviceMaximum(80_000, 80_000)
+    assert largest.now(101.0 + STALE_S) == DeviceMaximum(16_000, 16_000)
     assert largest.now(151.0 + STALE_S) is None
 
 
@@ -422,4 +428,4 @@ def test_the_largest_units_and_the_largest_mib_may_be_of_different_devices() -> 
     largest.note(LargestDeviceReported(memory_mib=80_000, memory_units=8_000), 1.0)
     largest.note(LargestDeviceReported(memory_mib=16_000, memory_units=16_000), 1.0)
 
-    assert largest.now(2.0) == LargestDeviceReported(memory_mib=80_000, memory_units=16_000)
+    assert largest.now(2.0) == DeviceMaximum(memory_mib=80_000, memory_units=16_000)
