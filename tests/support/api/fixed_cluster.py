@@ -181,6 +181,11 @@ def reported(namespace: str, state: str, used: int, remaining: int) -> BudgetCha
     )
 
 
+class NoPreemptions:
+    async def state(self, **_: float) -> PreemptionState:
+        return PreemptionState()
+
+
 class FixedBudgets:
     """The account of the namespace research: an hour's window of 600 GPU-minutes."""
 
@@ -226,7 +231,7 @@ async def filled(history: HistoryFile) -> ApiService:
         None,  # type: ignore[arg-type]
         FixedClock(),
         read_usage=no_agents,
-        preemptions=None,  # type: ignore[arg-type]
+        preemptions=NoPreemptions(),  # type: ignore[arg-type]
         history=history,
     )
     projection = board.projection
