@@ -1,5 +1,5 @@
 // One GPU as a cell of the map. It remembers what it has drawn, so that only changes are written to the page.
-import { colourClass } from "./colours.js";
+import { USE_STEPS, colourClass, useClass } from "./colours.js";
 import { deviceText, faultText, lastingShares, measuredCores, shareText } from "./devices.js";
 import { el, setAttribute, setProperty, setText } from "./dom.js";
 import { mib } from "./format.js";
@@ -17,9 +17,9 @@ export class Cell {
   }
 
   /** Draw a device; does nothing if it is unchanged. */
-  draw(device, { closed, dim }) {
-    if (this.device === device && this.closed === closed && this.dim === dim) return;
-    Object.assign(this, { device, closed, dim });
+  draw(device, { closed, dim, byUse }) {
+    if (this.device === device && this.closed === closed && this.dim === dim && this.byUse === byUse) return;
+    Object.assign(this, { device, closed, dim, byUse });
     setAttribute(this.root, "class", `dev${device.healthy ? "" : " bad"}${closed ? " closed" : ""}${dim ? " dim" : ""}`);
     setAttribute(this.root, "data-uuid", device.uuid);
     this.root.removeAttribute("title");
@@ -42,10 +42,10 @@ export class Cell {
       this.shares.push(element);
       this.bar.insertBefore(element, this.free);
     }
-    const { measured } = share;
+    const { measured } = share, colour = this.byUse ? useClass(measuredCores(this.device)) : share.pod ? colourClass(share.namespace) : "anonymous";
     element.share = share;
     element.removeAttribute("title");
-    setAttribute(element, "class", `share ${share.state} ${share.pod ? colourClass(share.namespace) : "anonymous"}${measured ? " measured" : ""}${measured?.idle ? " idle" : ""}`);
+    setAttribute(element, "class", `share ${share.state} ${colour}${measured ? " measured" : ""}${measured?.idle && !this.byUse ? " idle" : ""}`);
     setProperty(element, "--memory", part(measured?.memory_mib, share.memory_mib));
     setText(element, [share.mig?.profile, share.name].filter(Boolean).join(" "));
     setProperty(element, "flex-grow", share.memory_mib);
@@ -66,6 +66,13 @@ function amounts(device) {
 
 function part(used, amount) { return `${Math.min(Math.round(100 * (used ?? 0) / Math.max(amount, 1)), 100)}%`; }
 
+/** What the colours mean where a GPU is coloured by how busy its cores are. */
+export function useScale() {
+  const entry = (kind, text) => el("div", {}, el("dt", { "aria-hidden": "true" }, el("span", { class: `swatch ${kind}` })), el("dd", {}, text));
+  const steps = USE_STEPS.map((from, at) => entry(`u${at}`, from ? `${from} to ${(USE_STEPS[at + 1] ?? 101) - 1} %` : "0 %"));
+  return el("div", { class: "use", hidden: true }, el("p", { class: "soft" }, "Cores of the GPU in use"), el("dl", { class: "legend" }, ...steps, entry("anonymous", "not measured")));
+}
+
 /** What the parts of a cell mean. */
 export function legend() {
   const entry = (picture, text) => el("div", {}, el("dt", { "aria-hidden": "true" }, picture), el("dd", {}, text));
@@ -74,7 +81,7 @@ export function legend() {
   setProperty(used, "--memory", "60%");
   setProperty(cores, "--leased", "80%");
   setProperty(cores, "--measured", "35%");
-  const parts = el("dl", { class: "legend" }, entry(used, "memory: leased, in the colour of the namespace, and used"), entry(cores, "cores: leased and used"), entry(share("idle c0"), "leased, but idle"),
+  const parts = el("dl", { class: "legend" }, entry(used, "memory: leased, in the colour of the namespace or of use, and used"), entry(cores, "cores: leased and used"), entry(share("idle c0"), "leased, but idle"),
     entry(share("bound c0"), "its container has not started"), entry(share("anonymous"), "of a namespace that you may not see"), entry(el("span", { class: "key-bad" }), "unhealthy"), entry(el("span", { class: "key-closed" }), "gets no new pods"));
   return el("details", { class: "key" }, el("summary", {}, "Legend"), parts);
 }

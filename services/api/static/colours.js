@@ -23,6 +23,12 @@ export function colourClass(namespace) {
   return `c${number}`;
 }
 
+/** The scale of use, from so many percent of a GPU's cores on. views.css has its steps as the classes u0 to u4. */
+export const USE_STEPS = [0, 1, 25, 50, 75];
+
+/** The class of the colour of a GPU whose cores are measured to be busy for so many percent; null: it is not measured. */
+export function useClass(percent) { return percent === null ? "anonymous" : `u${USE_STEPS.findLastIndex((from) => percent >= from)}`; }
+
 /** Give these namespaces their colours in the order of their names, which is the same for every viewer. */
 export function reserveColours(namespaces) {
   for (const name of [...namespaces].sort()) colourClass(name);

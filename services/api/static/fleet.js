@@ -1,5 +1,5 @@
 // The map of all GPUs: a row for each node, its GPUs side by side. Only the rows near the window exist.
-import { Cell, legend } from "./cell.js";
+import { Cell, legend, useScale } from "./cell.js";
 import { model } from "./devices.js";
 import { el, oncePerFrame, setAttribute, setProperty, setText } from "./dom.js";
 import { count } from "./format.js";
@@ -19,13 +19,14 @@ export class Fleet {
     this.body = el("div", { role: "rowgroup", class: "rows" });
     this.numbers = el("div", { class: "numbers", "aria-hidden": "true" });
     this.map = el("div", { id: "grid", class: "fleet", role: "grid", "aria-label": "GPUs by node; arrow keys move, Enter opens" }, this.body);
-    this.root = el("div", { class: "map" }, this.numbers, this.map, legend());
+    this.scale = useScale();
+    this.root = el("div", { class: "map" }, this.numbers, this.map, this.scale, legend());
     this.rows = new VirtualRows(this.body, { make: () => new NodeRow(this), height: (name) => this.heightOf(name) });
     this.map.addEventListener("click", (event) => this.onClick(event));
     this.map.addEventListener("keydown", (event) => this.onKey(event));
     this.map.addEventListener("focusin", (event) => this.setCurrent(event.target));
     this.map.addEventListener("pointerover", (event) => event.target.closest(".dev")?.cell.explain(event.target));
-    this.redraw = oncePerFrame(() => this.draw(this.names, this.shows));
+    this.redraw = oncePerFrame(() => this.draw(this.names, this.shows, this.byUse));
     this.observer = new ResizeObserver(() => this.redraw());
     this.observer.observe(this.root);
   }
@@ -35,8 +36,10 @@ export class Fleet {
     this.observer.disconnect();
   }
 
-  /** Draw these nodes; devices that `shows` refuses are dimmed. */
-  draw(names, shows) {
+  /** Draw these nodes, in the colours of namespaces or of use; devices that `shows` refuses are dimmed. */
+  draw(names, shows, byUse = false) {
+    this.byUse = byUse;
+    this.scale.hidden = !byUse;
     this.names = names;
     this.shows = shows;
     this.columns = Math.min(Math.max(1, ...names.map((name) => this.store.nodes.get(name)?.devices.length ?? 0)), MOST_COLUMNS);
@@ -107,7 +110,7 @@ class NodeRow {
   }
 
   draw(name, at) {
-    const { store, shows, current } = this.fleet, node = store.nodes.get(name), devices = store.devicesOf(name);
+    const { store, shows, current, byUse } = this.fleet, node = store.nodes.get(name), devices = store.devicesOf(name);
     setAttribute(this.root, "aria-rowindex", at + 1);
     setAttribute(this.root, "data-node", name);
     setAttribute(this.link, "href", url("node", name));
@@ -132,7 +135,7 @@ class NodeRow {
       setAttribute(cell.root, "data-node", name);
       const tabIndex = current.node === name && current.column === column ? 0 : -1;
       if (cell.root.tabIndex !== tabIndex) cell.root.tabIndex = tabIndex;
-      cell.draw(device, { closed: store.closedReason(device), dim: !shows(device) });
+      cell.draw(device, { closed: store.closedReason(device), dim: !shows(device), byUse });
     }
   }
 }

@@ -41,6 +41,9 @@ export class GpusView extends List {
     const fleet = new Fleet(app.store);
     super(app, "gpus", "GPUs", { noun: ["GPU"], free: true }, fleet.root);
     this.fleet = fleet;
+    this.colour = el("select", { "aria-label": "Colour by", onchange: () => app.setFilters({ colour: this.colour.value }) },
+      el("option", { value: "" }, "Colour by namespace"), el("option", { value: "use" }, "Colour by use"));
+    this.bar.clear.before(this.colour);
   }
 
   close() { this.fleet.close(); }
@@ -48,7 +51,8 @@ export class GpusView extends List {
   draw() {
     const { store } = this.app, found = this.narrow([...store.devices.values()], "No node has reported a GPU yet.");
     const names = [...new Set(found.map((device) => device.node))].sort(byName);
-    if (names.length) this.fleet.draw(names, (device) => !this.filter.active || this.filter.shows(device));
+    this.colour.value = this.app.params().get("colour") === "use" ? "use" : "";
+    if (names.length) this.fleet.draw(names, (device) => !this.filter.active || this.filter.shows(device), this.colour.value === "use");
   }
 }
 

@@ -289,6 +289,24 @@ async def test_the_bar_of_cores_is_as_long_as_the_leased_cores(
     )
 
 
+async def test_the_map_has_the_colours_of_use_if_the_url_says_so(
+    browser: Browser, shown: RunningApi
+) -> None:
+    busy, unmeasured = [await reserve_lease(shown, f"p{gpu}", gpu) for gpu in (0, 1)]
+    shown.usage.measure(busy, memory_mib=1000, cores_percent=75, processes=1)
+    page = await opened(browser, shown, "#/gpus?q=a")
+    await page.get_by_label("Colour by").select_option("use")
+
+    for _ in range(2):
+        await expect(page).to_have_url(re.compile(r"#/gpus\?q=a&colour=use$"))
+        await expect(page.locator(f".share.u4[data-pod={busy.pod}]")).to_have_count(1)
+        await expect(page.locator(f".anonymous[data-pod={unmeasured.pod}]")).to_have_count(1)
+        await expect(page.locator(".use dd")).to_have_text(
+            ["0 %", "1 to 24 %", "25 to 49 %", "50 to 74 %", "75 to 100 %", "not measured"]
+        )
+        await page.reload()
+
+
 @pytest.mark.parametrize("width", [390, 1440])
 async def test_the_table_breaks_no_word(browser: Browser, width: int, shown: RunningApi) -> None:
     await reserve_lease(

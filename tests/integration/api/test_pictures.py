@@ -31,6 +31,7 @@ PATHS = {
     "": "canvas",
     "?view=table": "table",
     "#/gpus": ".share",
+    "#/gpus?colour=use": ".share",
     "#/pods": ".rows .tr",
     "#/waiting": ".cards li",
     "#/namespaces": ".rows .tr",
@@ -52,8 +53,8 @@ CUT = """() => [...document.querySelectorAll("h1, h2:not(.sr), th, td, li, dd, .
   .filter((one) => one.scrollWidth > one.clientWidth + 1 && one.checkVisibility())
   .filter((one) => !["inline", "contents"].includes(getComputedStyle(one).display))
   .map((one) => one.outerHTML)"""
-SET_COLOURS = """(shares) => shares.forEach((share, at) => {
-  share.className = share.className.replace(/c[0-9]+/, `c${at % 12}`);
+SET_COLOURS = """(shares, names) => shares.forEach((share, at) => {
+  share.className = share.className.replace(/c[0-9]+/, names[at % names.length]);
 })"""
 OVERFLOW = "document.documentElement.scrollWidth - innerWidth"
 
@@ -113,9 +114,14 @@ async def test_axe_finds_what_is_wrong(browser: Browser, url: str) -> None:
     assert any("color-contrast" in finding for finding in await findings(page))
 
 
-async def test_text_on_all_colours_of_namespaces_is_readable(browser: Browser, url: str) -> None:
-    page = await opened(browser, url, "#/gpus")
-    await page.locator(".share").evaluate_all(SET_COLOURS)
+@pytest.mark.parametrize(("kind", "number"), [("c", 12), ("u", 5)])
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_text_on_all_colours_of_namespaces_and_of_use_is_readable(
+    browser: Browser, url: str, kind: str, number: int, scheme: Scheme
+) -> None:
+    page = await opened(browser, url, "#/gpus", scheme=scheme)
+    names = [f"{kind}{at}" for at in range(number)]
+    await page.locator(".share").evaluate_all(SET_COLOURS, names)
     await page.evaluate(AXE)
     found = await page.evaluate("axe.run('#grid', { runOnly: ['color-contrast'] })")
 
