@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -100,6 +101,8 @@ RESIZE_S = 20.0
 GRANT_S = 10.0
 PLAN_S = 20.0
 """A binder reads all pods before it plans."""
+NO_END_S = 2.0
+"""So long a look at a waiting pod waits for its turn to search what has to end first."""
 MAX_ACTOR = 253
 OF_FINISHED = ("namespace", "node", "name")
 MOST_FINISHED = 500
@@ -219,8 +222,12 @@ class ReadApi:
         for unit in waiting_units(projection.waiting.values(), nodes, now=now, after_s=0):
             if any(each.queued.pod == pod for each in unit.pods):
                 trial = partial(no_end_text, unit, nodes, end_of, now=now, visible=call.visible)
-                async with self._one_trial:
-                    return await asyncio.to_thread(trial)
+                with suppress(TimeoutError):  # others' trials come first: the rest is said at once
+                    await asyncio.wait_for(self._one_trial.acquire(), NO_END_S)
+                    try:
+                        return await asyncio.to_thread(trial)
+                    finally:
+                        self._one_trial.release()
         return ""
 
     @ROUTES.at("/api/v1/traces/{namespace}/{pod}", needs_sync=True)
