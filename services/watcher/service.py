@@ -1,4 +1,7 @@
-"""The watcher: the only reader of the API server's streams. It publishes and never decides."""
+"""The watcher: the only reader of the API server's streams. It publishes and never decides.
+
+All that it writes is the condition of Kubernetes' PodGroups.
+"""
 
 import asyncio
 import itertools

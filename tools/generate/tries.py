@@ -63,6 +63,7 @@ DEVICE = {
 WEBHOOK = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims"
+GROUPS = "/apis/scheduling.k8s.io/v1alpha2/namespaces/team-a/podgroups"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
 BINDINGS = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
@@ -181,6 +182,14 @@ TRIES: Mapping[str, tuple[Try, ...]] = {
         Try(ALLOWED, "read every pod", "GET", PODS),
         Try(ALLOWED, "read every Node", "GET", "/api/v1/nodes"),
         Try(ALLOWED, "read every ResourceClaim", "GET", CLAIMS),
+        Try(
+            ALLOWED,
+            "say of a PodGroup of Kubernetes that its pods wait or are placed",
+            "PATCH",
+            f"{GROUPS}/own/status",
+            {"status": {"conditions": [{"type": "PodGroupScheduled", "status": "True"}]}},
+        ),
+        Try(RBAC, "change a PodGroup", "PATCH", f"{GROUPS}/own", LABEL),
         Try(RBAC, "change a ResourceClaim", "PATCH", f"{CLAIMS}/own", LABEL),
         Try(RBAC, "change a pod", "PATCH", f"{PODS}/own", LABEL),
         Try(RBAC, "change a Node", "PATCH", NODE, LABEL),

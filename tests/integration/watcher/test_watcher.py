@@ -226,8 +226,8 @@ async def test_a_node_is_published_with_the_usage_of_its_other_pods() -> None:
         assert loaded.node.used_by_others == {"cpu": 500, "pods": 1}
 
 
-def group_definition() -> dict[str, Any]:
-    text = (Path(__file__).parents[2] / "support/crds/volcano_podgroup.yaml").read_text()
+def group_definition(system: str = "volcano") -> dict[str, Any]:
+    text = (Path(__file__).parents[2] / f"support/crds/{system}_podgroup.yaml").read_text()
     definition: dict[str, Any] = yaml.safe_load(text)
     return definition
 
@@ -263,31 +263,10 @@ async def test_a_pod_of_a_group_is_queued_with_its_gang_once_the_group_exists() 
         assert queued.request.gang == Gang(name="default/g", min_member=3)
 
 
-def kubernetes_groups() -> dict[str, Any]:
-    """Return a definition of the PodGroups of Kubernetes 1.36, which serves them behind a gate."""
-    condition = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    condition |= {"properties": {"type": {"type": "string"}}, "required": ["type"]}
-    conditions = {"type": "array", "items": condition, "x-kubernetes-list-type": "map"}
-    status = {"conditions": conditions | {"x-kubernetes-list-map-keys": ["type"]}}
-    definition = group_definition()
-    definition["metadata"] = {
-        "name": "podgroups.scheduling.k8s.io",
-        "annotations": {"api-approved.kubernetes.io": "unapproved, for a test"},
-    }
-    definition["spec"]["group"] = "scheduling.k8s.io"
-    (version,) = definition["spec"]["versions"]
-    version |= {"name": "v1alpha2", "subresources": {"status": {}}}
-    version["schema"]["openAPIV3Schema"]["properties"] |= {
-        "spec": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
-        "status": {"type": "object", "properties": status},
-    }
-    return definition
-
-
 async def test_a_pod_group_of_kubernetes_says_why_its_pods_wait_and_when_they_are_placed() -> None:
     async with api_server() as api, api.client() as client:
         definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-        assert (await client.post(definitions, json=kubernetes_groups())).status == 201
+        assert (await client.post(definitions, json=group_definition("kubernetes"))).status == 201
         groups = "/apis/scheduling.k8s.io/v1alpha2/namespaces/default/podgroups"
         disruption = {"type": "DisruptionTarget", "status": "False"}
         group = {

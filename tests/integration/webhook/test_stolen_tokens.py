@@ -16,9 +16,21 @@ from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.installed import created, install_rights, token_of
 from tools.generate.component_tries import COMPONENT_TRIES, tries_of
 from tools.generate.security import components, manifests
-from tools.generate.tries import CLAIMS, OTHER, OWN, PODS, SLICES, TRIES, WEBHOOK, Try, TryOutcome
+from tools.generate.tries import (
+    CLAIMS,
+    GROUPS,
+    OTHER,
+    OWN,
+    PODS,
+    SLICES,
+    TRIES,
+    WEBHOOK,
+    Try,
+    TryOutcome,
+)
 
 K8S = Path(__file__).parents[3] / "k8s"
+POD_GROUPS = Path(__file__).parents[2] / "support/crds/kubernetes_podgroup.yaml"
 SCHEDULER_ROLES = Path(__file__).with_name("scheduler_roles.yaml")
 RBAC_API = "rbac.authorization.k8s.io/v1"
 MERGE = {"Content-Type": "application/merge-patch+json"}
@@ -63,6 +75,9 @@ async def cluster(component: str) -> AsyncIterator[ApiUnderTest]:
         async with client.patch(f"{CLAIMS}/own/status", json=status, headers=MERGE) as response:
             assert response.status == 200, await response.text()
         pool = {"name": OTHER, "generation": 1, "resourceSliceCount": 1}
+        definition = yaml.safe_load(POD_GROUPS.read_text())
+        await created(client, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", definition)
+        await created(client, GROUPS, {"metadata": {"name": "own"}, "spec": {}})
         spec = {"driver": DRIVER, "nodeName": OTHER, "pool": pool}
         await created(client, SLICES, {"metadata": {"name": "other"}, "spec": spec})
         yield api
