@@ -51,7 +51,13 @@ def known_group(kind: PodGroupKind, group: PodGroup) -> KnownGroup:
         min_member=gang.min_count if gang else 0,
         priority=spec.priority,
         error=error,
-        metadata=meta,
+        metadata=ObjectMeta(  # without annotations, which may be large
+            name=meta.name,
+            namespace=meta.namespace,
+            uid=meta.uid,
+            resource_version=meta.resource_version,
+            generation=meta.generation,
+        ),
         scheduled=next(found, NO_CONDITION),
     )
 
@@ -175,7 +181,7 @@ class PodGroupIndex:
             gang = Gang(name=name, min_member=least, placed_elsewhere=elsewhere)
             request = structs.replace(request, gang=gang)
         try:
-            check_bounds(request.gang, f"pod group {name}")
+            check_bounds(request, f"pod group {name}")
         except RequestError as error:
             return _with_error(pod, str(error))
         return structs.replace(pod, request=request)

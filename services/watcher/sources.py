@@ -374,7 +374,9 @@ class PodGroupConditions:
             members = self._pods.setdefault(name, {})
             if is_there:
                 members[pod.pod] = pod
-            elif members.pop(pod.pod, None) and not members:
+            else:
+                members.pop(pod.pod, None)
+            if not members:
                 del self._pods[name]
 
     def retry(self, names: Iterable[str]) -> None:
@@ -382,9 +384,12 @@ class PodGroupConditions:
         self._changed.update(names)
 
     async def write(self, groups: PodGroupIndex, now_s: float) -> None:
-        """Write the conditions that have changed."""
-        names, self._changed = self._changed, set()
-        for name in names:
+        """Write the conditions that have changed.
+
+        Raises UnavailableError if the API server does not respond; the rest is written next time.
+        """
+        while self._changed:
+            name = self._changed.pop()
             known = groups.get(PodGroupKind.KUBERNETES, name)
             condition = known and self._condition(name, known, now_s)
             if known is None or condition is None:
@@ -409,6 +414,7 @@ class PodGroupConditions:
                 continue
             except UnavailableError:
                 self._changed.add(name)
+                raise
             except RequestError as error:
                 self._log_once(f"conditions of PodGroups cannot be written: {error}")
 

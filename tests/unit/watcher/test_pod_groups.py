@@ -325,9 +325,13 @@ def test_a_pod_group_of_kubernetes_has_minimum_and_priority(
             kubernetes_group(schedulingPolicy={"gang": {"minCount": 10**7}}),
             "pod group ns/g: a field is out of its bounds",
         ),
+        (
+            kubernetes_group(schedulingPolicy={"basic": {}}, priority=2**40),
+            "pod group ns/g: a field is out of its bounds",
+        ),
         (PodGroupChanges(kind=KUBERNETES, synced=True), "which does not exist in namespace ns"),
     ],
-    ids=["topology", "too many", "missing"],
+    ids=["topology", "too many", "priority", "missing"],
 )
 def test_a_pod_of_a_pod_group_that_cannot_be_obeyed_waits_with_the_reason(
     changes: PodGroupChanges, reason: str
