@@ -43,7 +43,15 @@ OTHERS = Namespace("(others)")
 """Namespaces that the viewer may not see."""
 UNALLOCATED = "__idle__"
 """The name of what is not allocated."""
-NO_COSTS = "cpu ram pv network loadBalancer shared external"
+NOT_OF_GPUS = (
+    "cpuCores cpuCoreRequestAverage cpuCoreUsageAverage cpuCoreHours cpuCost cpuCostAdjustment "
+    "cpuEfficiency gpuCostAdjustment networkTransferBytes networkReceiveBytes networkCost "
+    "networkCrossZoneCost networkCrossRegionCost networkInternetCost networkCostAdjustment "
+    "loadBalancerCost loadBalancerCostAdjustment pvBytes pvByteHours pvCost pvCostAdjustment "
+    "ramBytes ramByteRequestAverage ramByteUsageAverage ramByteHours ramCost ramCostAdjustment "
+    "ramEfficiency sharedCost externalCost"
+)
+"""Other numbers of an allocation, all 0: OpenCost's exporter fails where one is missing."""
 _LENGTH = re.compile(r"([1-9][0-9]{0,4})([mhd])")
 _UNITS_MS = {"m": 60_000, "h": HOUR_MS, "d": DAY_MS}
 
@@ -245,7 +253,7 @@ def _allocation(name: str, lines: list[CostLine]) -> dict[str, Any]:
         "start": start,
         "end": stop,
         "minutes": (end - begin) / 60,
-        **{f"{resource}Cost": 0 for resource in NO_COSTS.split()},
+        **dict.fromkeys(NOT_OF_GPUS.split(), 0),
         "gpuCount": round(hours * 3600 / (end - begin), 6),
         "gpuHours": round(hours, 6),
         "gpuCost": cost,

@@ -17,6 +17,7 @@ from services.timekeeper.accounts.cost_hours import (
     sizes_seen,
 )
 from services.timekeeper.journal_reader import WHOLE_JOURNAL
+from services.timekeeper.metrics import VIOLATIONS
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
@@ -25,6 +26,9 @@ from shared.model.events.request_reply import ReadUsage
 from shared.model.ledger import NodeTotals
 
 logger = logging.getLogger(__name__)
+
+CLOCK_STEP_MS = 60_000
+"""A clock that is set back by less is waited for."""
 
 
 class CostRecorder:
@@ -57,7 +61,14 @@ class CostRecorder:
         hours: dict[int, CostHour] = {}
         passed_ms = until_ms - known.at_ms
         is_lost = journal.lost or journal.known_generation != journal.generation
-        if known.at_ms and (is_lost or passed_ms > WEEK_MS):
+        begun_ms = known.at_ms or until_ms
+        expired = hours_of(
+            begun_ms - self.kept_ms, min(until_ms - self.kept_ms, begun_ms + WEEK_MS)
+        )
+        await self._report_clock(until_ms, passed_ms)
+        if passed_ms < -CLOCK_STEP_MS:
+            expired = hours_of(max(until_ms, known.at_ms - self.kept_ms), known.at_ms)
+        elif known.at_ms and (is_lost or passed_ms > WEEK_MS):
             why = "the journal was lost" if is_lost else "nothing was recorded for a week"
             logger.warning("%s: there are no costs of %d s", why, passed_ms // 1000)
         elif known.at_ms:
@@ -65,17 +76,33 @@ class CostRecorder:
             interval, idle = (known.at_ms, until_ms), (self._idle, before)
             held = holdings(charged_leases(nodes), journal.entries, idle, *interval)
             record_hours(hours, held, device_states(nodes, sizes), *interval)
-        begun_ms = known.at_ms or until_ms
         mark = CostMark(
             at_ms=until_ms,
             sizes=msgspec.json.encode([*sizes.items()]).decode(),
             hours=hours,
-            expired=hours_of(
-                begun_ms - self.kept_ms, min(until_ms - self.kept_ms, begun_ms + WEEK_MS)
-            ),
+            expired=expired,
         )
-        if until_ms > known.at_ms:
+        if passed_ms > 0 or passed_ms < -CLOCK_STEP_MS:
             await self.store.record_costs(journal, known, mark)
+
+    async def _report_clock(self, until_ms: int, passed_ms: int) -> None:
+        """Report if the clock of Redis was ahead, and from when on costs are recorded again."""
+        ahead_ms = until_ms - await self.store.now_ms()
+        if max(ahead_ms, -passed_ms) <= CLOCK_STEP_MS:
+            return
+        VIOLATIONS.labels("clock-ahead").inc()
+        if ahead_ms > CLOCK_STEP_MS:
+            logger.error(
+                "the clock of Redis was ahead, and the journal has an entry of the time in %d s: "
+                "until then no GPU time is charged and no costs are recorded",
+                ahead_ms // 1000,
+            )
+        else:
+            logger.error(
+                "the clock of Redis was %d s ahead: costs of that time are deleted, and are "
+                "recorded from now on",
+                -passed_ms // 1000,
+            )
 
     async def _read_idle(self, nodes: Iterable[NodeTotals]) -> IdleShares:
         """Return of the measured shares whether they are idle."""

@@ -40,7 +40,7 @@ RUN_TIME_RATIO = Histogram(
 VIOLATIONS = Counter(
     "leasehold_ledger_invariant_violations", "Violated invariants of the accounts.", ["kind"]
 )
-for _kind in ("account-damaged", "ended-before-charged", "journal-cut"):
+for _kind in ("account-damaged", "clock-ahead", "ended-before-charged", "journal-cut"):
     VIOLATIONS.labels(_kind)  # 0 from the start: Prometheus sees no increase in a new series
 IGNORED_REPORTS = Counter(
     "leasehold_budget_ignored_reports", "Usage reports of GPUSharing's sidecars, which are ignored."

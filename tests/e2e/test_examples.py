@@ -117,6 +117,9 @@ async def test_the_page_on_ai_conformance_can_be_followed(up: Stack) -> None:
     for done in (access, gangs, metrics):
         assert done.returncode == 0, done.stdout + done.stderr
     assert '"NVIDIA_VISIBLE_DEVICES","value":"void"' in access.stdout
+    shares = re.findall(r"^default/share-[ab] +(\S+ +\d+) ", access.stdout, re.MULTILINE)
+    assert len(shares) == 2
+    assert len(set(shares)) == 1
     assert "clean: " in access.stdout
     assert "hw_gpu_utilization_ratio{" in metrics.stdout
     assert "share-a" in metrics.stdout

@@ -75,8 +75,8 @@ FOCUS_COLUMNS = (
     *("ConsumedQuantity", "ConsumedUnit", "ContractedCost", "ContractedUnitPrice"),
     *("EffectiveCost", "InvoiceId", "InvoiceIssuerName", "ListCost", "ListUnitPrice"),
     *("PricingCategory", "PricingQuantity", "PricingUnit", "ProviderName", "PublisherName"),
-    *("ResourceType", "ServiceCategory", "ServiceName", "ServiceSubcategory", "SkuId"),
-    *("SkuPriceId", "SubAccountId", "SubAccountName"),
+    *("ServiceCategory", "ServiceName", "ServiceSubcategory", "SkuId", "SkuMeter"),
+    *("SkuPriceDetails", "SkuPriceId", "SubAccountId", "SubAccountName"),
     "x_Use",
 )
 """Of FOCUS 1.2, the FinOps Open Cost and Usage Specification."""
@@ -149,6 +149,7 @@ def _focus_row(line: CostLine, currency: str) -> dict[str, object]:
         "BillingCurrency": currency,
         "SubAccountId SubAccountName": line.namespace,
         "SkuId SkuPriceId": line.model,
+        "SkuMeter": "GPU time",
         "BillingPeriodStart": timestamp(first.timestamp()),
         "BillingPeriodEnd": timestamp(after.timestamp()),
         "ChargePeriodStart": timestamp(line.start),
@@ -157,7 +158,6 @@ def _focus_row(line: CostLine, currency: str) -> dict[str, object]:
         "ChargeFrequency": "Usage-Based",
         "ChargeDescription": f"{line.model}, {line.use}",
         "PricingCategory": "Standard",
-        "ResourceType": "GPU",
         "ServiceCategory": "Compute",
         "ServiceName": "GPU sharing",
         "ServiceSubcategory": "Containers",

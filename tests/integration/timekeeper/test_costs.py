@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
 from services.timekeeper.cost_recorder import CostRecorder
@@ -138,6 +139,27 @@ async def test_time_without_a_journal_is_not_recorded_and_old_hours_are_deleted(
     assert now_ms - kept[0] <= 24 * HOUR_MS
     assert await redis.hgetall(keys.costs) == before
     assert await redis.hget(keys.cost, "generation") != b"another"
+
+
+@pytest.mark.parametrize("has_entry", [False, True])
+async def test_after_a_clock_that_was_ahead_costs_are_recorded_again_or_it_is_reported(
+    opened: AccountLedger, caplog: pytest.LogCaptureFixture, *, has_entry: bool
+) -> None:
+    meter, redis, keys = recorder(opened), opened.leases._connection._redis, opened.store._keys
+    await meter.record()
+    later_ms = await opened.store.now_ms() + 30 * HOUR_MS
+    await redis.hset(keys.cost, "at", str(later_ms))
+    later = CostHour(later_ms - later_ms % HOUR_MS, later_ms, 1)
+    await redis.hset(keys.costs, str(later.from_ms), msgspec.json.encode(later).decode())
+    if has_entry:
+        await redis.xadd(keys.tenures, {"kind": "held"}, id=f"{later_ms}-0")
+    await meter.record()
+    await asyncio.sleep(0.01)
+    await meter.record()
+
+    assert "the clock of Redis was" in caplog.text
+    assert bool(await hours(opened)) is not has_entry
+    assert await redis.hexists(keys.costs, str(later.from_ms)) is has_entry
 
 
 @pytest.mark.parametrize("damaged", ["cursor", "sizes", "at"])

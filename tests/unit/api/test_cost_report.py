@@ -2,6 +2,7 @@
 
 import csv
 import io
+import shutil
 from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import pairwise
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from services.api.costs import (
+    NOT_OF_GPUS,
     OTHERS,
     PriceFile,
     allocations,
@@ -116,6 +118,39 @@ def test_invalid_prices_are_refused_with_words_and_the_last_valid_ones_stay_in_f
     assert view(prices, NOON, NOON + HOUR_MS).currency == "USD"
 
 
+def mount(volume: Path, version: str, **files: str) -> None:
+    """Write a ConfigMap's keys as a kubelet does: all change by the rename of one link."""
+    folder, link = volume / f"..{version}", volume / "..data_tmp"
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / f"{name}.yaml").write_text(text)
+    link.symlink_to(folder.name)
+    before = volume / "..data"
+    old = before.resolve() if before.exists() else None
+    link.rename(before)
+    for name in files:
+        shown = volume / f"{name}.yaml"
+        if not shown.is_symlink():
+            shown.symlink_to(Path("..data") / shown.name)
+    if old is not None:
+        shutil.rmtree(old)
+
+
+def test_prices_of_a_mounted_configmap_follow_its_changes(tmp_path: Path) -> None:
+    volume = tmp_path / "prices"
+    volume.mkdir()
+    prices = PriceFile(volume / "prices.yaml")
+
+    assert view(prices, NOON, NOON + HOUR_MS).currency == ""
+    mount(volume, "2031_05_07", prices=PRICES)
+    assert view(prices, NOON, NOON + HOUR_MS).currency == "EUR"
+    mount(volume, "2031_05_08", prices="currency: USD\nmodels: {T4: 1}\n")
+    assert view(prices, NOON, NOON + HOUR_MS).currency == "USD"
+    mount(volume, "2031_05_09")  # the ConfigMap was deleted
+    found = view(prices, NOON, NOON + HOUR_MS)
+    assert (found.currency, found.problem) == ("USD", "")
+
+
 def test_without_a_file_a_report_has_no_costs() -> None:
     found = view(PriceFile(Path("/missing")), NOON, NOON + HOUR_MS)
 
@@ -157,6 +192,8 @@ def test_allocations_have_the_fields_of_opencost_and_one_set_for_each_step(
     assert one["properties"] == {"namespace": A}
     assert (one["gpuHours"], one["gpuCost"], one["totalCost"]) == (0.5, 0.25, 0.25)
     assert (one["minutes"], one["gpuCount"], one["gpuEfficiency"]) == (60, 0.5, 0.5)
+    numbers = {key for key, value in one.items() if isinstance(value, int | float)}
+    assert numbers >= set(NOT_OF_GPUS.split())
     assert one["cpuCost"] == one["ramCost"] == 0
 
 
