@@ -3,6 +3,7 @@
 `now` is an argument, Unix seconds.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -62,6 +63,7 @@ REDIS = "check that Redis and NATS run: leasehold doctor"
 AGENTS = f"check that they run and reach NATS: kubectl -n {AGENTS_NAMESPACE} get pods -o wide"
 OLD = "The ledger cannot be read"
 SICK = "pods on it stay; it gets new ones once its agent finds it healthy: leasehold doctor"
+STATE_AND_CODE = re.compile(r"^(\w+: )+")
 CLOSED = "pods on it stay; remove the annotation to open it"
 CORDONED = "pods on it stay; new ones are placed elsewhere"
 
@@ -189,8 +191,9 @@ def _sick_or_closed(
     for view in projection.devices.values():
         where = f"GPU {view.index} of {view.node}"
         if not view.healthy:
-            fault = visible_fault(view.fault, visible) or "The agent reports no reason"
-            yield Affected(name=where, cause=fault, hint=SICK, severity="warning")
+            fault = STATE_AND_CODE.sub("", visible_fault(view.fault, visible))
+            cause = f"Unhealthy: {fault or 'the agent reports no reason'}"
+            yield Affected(name=where, cause=cause, hint=SICK, severity="warning")
         elif view.excluded:
             cause = f"Closed to new pods: {view.excluded}"
             yield Affected(name=where, cause=cause, hint=CLOSED, severity="info")

@@ -89,7 +89,7 @@ from shared.model.views import (
 from shared.nats.bus import Bus
 from shared.placing.starts import no_end_text, waiting_units, with_claims
 from shared.placing.what_if import Forecast, TriedPod, WhatIfOrder, forecast
-from shared.pods.pod_parser import PodParser
+from shared.pods.pod_parser import parse_manifest
 from shared.runtime.span_files import TraceSpan, read_spans, read_trace, span_views
 from shared.runtime.telemetry import trace_id_of
 
@@ -588,7 +588,7 @@ def tried_pods(manifest: str, rules: Rules) -> list[TriedPod]:
 
 
 def _tried_pod(written: ManifestPod, rules: Rules) -> TriedPod:
-    parsed = PodParser(frozenset({written.pod.spec.scheduler_name}), rules).parse(written.pod)
+    parsed = parse_manifest(written.pod, rules)
     if parsed.request_error:
         raise RequestError(f"{written.origin}: {parsed.request_error}")
     if parsed.request is None or not parsed.request.containers:

@@ -46,7 +46,7 @@ from shared.pods.observed_pod import ObservedPod, rejection_of
 from shared.pods.pod_anti_affinity import PodAntiAffinity, parse_anti_affinity
 from shared.pods.pod_policy import Check, PolicySubject, device_mounts, violations
 from shared.pods.pod_view import SIDECAR, PodView, runs_on, view_of
-from shared.pods.run_term import parse_term
+from shared.pods.run_term import deadline_s, parse_term
 
 TEMPLATES, TEMPLATES_BYTES = 4096, 16 * 1024 * 1024
 """Pod templates whose parsed request is cached; and the bytes of them all, as a template has up to
@@ -226,6 +226,14 @@ class PodParser:
         )
         for fault in chain(violations(subject), device_mounts(pod.containers)):
             raise RequestError(fault)
+
+
+def parse_manifest(pod: ApiPod, rules: Rules) -> ObservedPod:
+    """Parse a pod that is not created yet, with the deadline that admission will give it."""
+    with contextlib.suppress(RequestError):  # `parse` reports it
+        wanted = deadline_s(view_of(pod))
+        pod = structs.replace(pod, spec=structs.replace(pod.spec, active_deadline_seconds=wanted))
+    return PodParser(frozenset({pod.spec.scheduler_name}), rules).parse(pod)
 
 
 def _group(pod: ApiPod) -> pod_groups.PodGroupReference | None:

@@ -39,11 +39,12 @@ export class FilterBar {
     setText(this.shown, filter.active ? `${shownCount.toLocaleString("en")} of ${count(items.length, ...this.noun)}` : count(shownCount, ...this.noun));
   }
 
-  /** What an empty list says: that nothing matches, with a way out, or that there is nothing. */
-  nothing(text) {
+  /** What an empty list says: that nothing matches, with ways out, or that there is nothing. */
+  nothing(text, elsewhere) {
     if (!this.filter?.active) return el("p", { class: "nothing" }, text);
     const what = [this.filter.query && `“${this.filter.query}”`, ...FACETS.flatMap((facet) => this.filter.chosen[facet])].filter(Boolean).join(", ");
-    return el("p", { class: "nothing" }, `Nothing matches ${what || "these filters"}. `,
+    return el("p", { class: "nothing" }, `Nothing matches ${what || "these filters"} here. `,
+      ...elsewhere().flatMap(({ title, number, href }) => [el("a", { href }, `${title}: ${number.toLocaleString("en")}`), " "]),
       el("button", { type: "button", onclick: () => this.setParams(null) }, "Clear filters"));
   }
 }

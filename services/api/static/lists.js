@@ -29,7 +29,7 @@ class List {
     const found = this.filter.active ? items.filter((item) => this.filter.shows(item)) : items;
     this.bar.draw(this.filter, items, found.length);
     this.body.hidden = !found.length;
-    this.empty.replaceChildren(...found.length ? [] : [this.bar.nothing(nothing)]);
+    this.empty.replaceChildren(...found.length ? [] : [this.bar.nothing(nothing, () => this.app.elsewhere())]);
     return found;
   }
 }

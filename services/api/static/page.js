@@ -104,7 +104,7 @@ class App {
 
   searchFor(text) {
     if (LISTED.includes(this.route.view) || this.route.view === "events") this.replaceParams({ q: text });
-    else if (text.trim()) location.hash = url("gpus", null, { q: text });
+    else if (text.trim()) location.hash = url(this.elsewhere({ q: text })[0]?.view ?? "gpus", null, { q: text });
   }
 
   onKey(event) {
@@ -168,15 +168,23 @@ class App {
     this.counting = setTimeout(() => { this.counting = null; this.countedAt = performance.now(); this.count(); }, wait);
   }
 
-  count() {
+  /** How many items of each list match. */
+  matches(shared) {
     const { store } = this, params = new URLSearchParams();
-    for (const [name, value] of Object.entries(sharedParams(this.params()))) for (const one of [value].flat()) if (one) params.append(name, one);
+    for (const [name, value] of Object.entries(shared)) for (const one of [value].flat()) if (one) params.append(name, one);
     const items = { gpus: [...store.devices.values()], pods: currentRows(store), waiting: store.waiting.pods, namespaces: store.namespaces };
-    for (const [view, all] of Object.entries(items)) {
+    return Object.entries(items).map(([view, all]) => {
       const filter = new Filter(view, params, store);
-      const number = filter.active ? all.filter((item) => filter.shows(item)).length : view === "waiting" ? store.waiting.total : all.length;
-      setText(this.tabs[view].number, number.toLocaleString("en"));
-    }
+      return { view, title: TABS[view], href: url(view, null, shared), number: filter.active ? all.filter((item) => filter.shows(item)).length : view === "waiting" ? store.waiting.total : all.length };
+    });
+  }
+
+  /** The other lists in which something matches. */
+  elsewhere(shared = sharedParams(this.params())) { return this.matches(shared).filter(({ view, number }) => number && view !== this.route.view); }
+
+  count() {
+    const { store } = this;
+    for (const { view, number } of this.matches(sharedParams(this.params()))) setText(this.tabs[view].number, number.toLocaleString("en"));
     this.tabs.waiting.root.classList.toggle("attention", store.waiting.total > 0);
     if (this.shownTab === this.route.view) return;
     this.shownTab = this.route.view;

@@ -101,7 +101,7 @@ export class PodsView {
     const found = items.filter((pod) => (wantsEnded || !pod.ended) && filter.shows(pod));
     this.bar.draw(filter, items, found.length);
     this.table.root.hidden = !found.length;
-    this.empty.replaceChildren(...found.length ? [] : [this.bar.nothing("No pod has a share of a GPU, and none is waiting.")]);
+    this.empty.replaceChildren(...found.length ? [] : [this.bar.nothing("No pod has a share of a GPU, and none is waiting.", () => this.app.elsewhere())]);
     this.table.draw(found, params.get("sort") ?? SORT, (pod) => pod.pod);
   }
 

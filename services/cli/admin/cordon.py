@@ -33,8 +33,9 @@ def uncordon(flags: Uncordon) -> int:
     _annotate(api, _find(api, flags), None)
     device = _settled(api, flags, closed=False)
     left = device.excluded or device.fault
+    then = "" if device.excluded else "; its agent opens it once it is healthy"
     where = f"GPU {device.index} of {device.node}"
-    print(f"{where} is still closed: {left}" if left else f"{where} gets new pods")
+    print(f"{where} is still closed: {left}{then}" if left else f"{where} gets new pods")
     return 1 if left else 0
 
 

@@ -19,6 +19,7 @@ def sim(flags: Sim) -> int:
     file = directory.agent(node) / "faults.json"
     _check(directory, node, index, flags.device)
     faults = _faults(file)
+    then = f"notices within {NOTICED_S} s"
     if flags.action == "break":
         fault = flags.fault if flags.xid is None else f"xid-{flags.xid}"
         faults[index] = fault
@@ -27,14 +28,12 @@ def sim(flags: Sim) -> int:
         print(f"GPU {index} of {node} has no simulated fault")
         return 0
     else:
-        what = "has no fault any more, and is healthy again after some successful probes"
+        what = "has no fault any more"
+        then = "opens it after 30 s, or longer if it was sick before, and three successful probes"
     scratch = file.with_suffix(".new")
     scratch.write_text(json.dumps(faults))
     scratch.replace(file)
-    print(
-        f"GPU {index} of {node} {what}; its agent notices within {NOTICED_S} s: "
-        f"see `{program()} gpus`"
-    )
+    print(f"GPU {index} of {node} {what}; its agent {then}: see `{program()} gpus`")
     return 0
 
 

@@ -275,7 +275,7 @@ def topology(flags: Topology) -> int:
 
 
 def waterfall(spans: Sequence[SpanView], width: int) -> list[str]:
-    """Draw one line per span: indented below its parent, with a bar, start and duration in ms."""
+    """Draw one line per span: indented below its parent, with a bar, start and duration."""
     if not spans:
         return ["no step of it is known: it ended its last one before the API started"]
     whole = max(*(span.start_s + span.duration_s for span in spans), 1e-9)
@@ -288,17 +288,19 @@ def waterfall(spans: Sequence[SpanView], width: int) -> list[str]:
         begin = min(int(span.start_s * bar_width / whole), bar_width - 1)
         length = max(int(span.duration_s * bar_width / whole), 1)
         bar = f"{' ' * begin}{'#' * min(length, bar_width - begin)}"
-        at_ms, took_ms = span.start_s * 1e3, span.duration_s * 1e3
+        at, took = _seconds(span.start_s), _seconds(span.duration_s)
         failed = "" if span.ok else f"  failed: {span.text}"
-        lines.append(
-            f"{label:<{label_width}}  |{bar:<{bar_width}}| {at_ms:8.1f} +{took_ms:.1f} ms{failed}"
-        )
+        lines.append(f"{label:<{label_width}}  |{bar:<{bar_width}}| {at:>9} +{took}{failed}")
         indent = "  " * (depth[span.span] + 1)
         for note in span.notes:
             lines += textwrap.wrap(
                 note, width, initial_indent=indent, subsequent_indent=indent + "  "
             )
     return lines
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.1f} ms"
 
 
 def _title(span: SpanView) -> str:

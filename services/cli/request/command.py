@@ -41,7 +41,7 @@ from shared.model.views import View
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.placement import place
-from shared.pods.pod_parser import PodParser
+from shared.pods.pod_parser import parse_manifest
 from shared.runtime.request_settings import RequestSettings, load_rules
 
 EXAMPLE_GPUS = 8
@@ -179,7 +179,7 @@ def report_of(
 ) -> PodReport:
     """Parse one pod's request, and place it on the example node."""
     scheduler = written.pod.spec.scheduler_name or DEFAULT_SCHEDULER
-    parsed = PodParser(frozenset({written.pod.spec.scheduler_name}), rules).parse(written.pod)
+    parsed = parse_manifest(written.pod, rules)
     report = PodReport(origin=written.origin, scheduler=scheduler, ours=scheduler in schedulers)
     if parsed.request_error or parsed.request is None:
         return structs.replace(report, fault=parsed.request_error)

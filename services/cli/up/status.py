@@ -120,6 +120,7 @@ def summary(directory: StateDir, state: State) -> str:
 Try next:
   export KUBECONFIG={kubeconfig}{missing}
   kubectl apply -f {pod}
+  kubectl wait --for=condition=Ready pod/first
   kubectl exec first -- {uses}
   {command} explain first{flag}   # why it runs where it runs
 

@@ -192,6 +192,21 @@ async def test_words_and_facets_narrow_all_lists_and_are_in_the_url(
     await expect(page.locator(".rows [role=row]")).to_have_count(2)
 
 
+async def test_a_search_leads_to_the_lists_in_which_something_matches(
+    browser: Browser, shown: RunningApi
+) -> None:
+    await shown.publish(await wait(shown, "second", "vision"))
+    page = await opened(browser, shown, "#/")
+    await expect(page.locator(".tab").filter(has_text="Waiting")).to_have_text("Waiting1")
+    await page.get_by_role("searchbox", name="Search", exact=True).fill("second")
+    await expect(page).to_have_url(re.compile(r"#/pods\?q=second$"))
+
+    await page.locator(".tab").filter(has_text="GPUs").click()
+    await page.get_by_role("main").get_by_role("link", name="Waiting: 1", exact=True).click()
+
+    await expect(page.locator(".cards li")).to_contain_text("vision/second")
+
+
 async def test_a_manifest_can_be_tried(browser: Browser, shown: RunningApi) -> None:
     page = await opened(browser, shown, "#/waiting")
     await page.get_by_role("link", name="What if").click()

@@ -112,7 +112,7 @@ def test_what_lacks_the_same_is_one_problem_with_its_first_time_and_a_hint() -> 
 
 def test_sick_and_closed_gpus_and_old_data_are_problems_by_reason() -> None:
     sick, well = build.devices(2, "n1")
-    sick = replace(sick, healthy=False, fault="it holds default/secret beyond its memory")
+    sick = replace(sick, healthy=False, fault="cordoned: Full: it holds default/secret and no more")
     node = build.ledger_node(
         *("n1", sick, well),
         excluded_devices=(1,),
@@ -131,8 +131,9 @@ def test_sick_and_closed_gpus_and_old_data_are_problems_by_reason() -> None:
         ("info", "kubectl cordon: n1"),
     ]
     old = ("error", "The ledger cannot be read: all that is shown")
-    assert texts(all_namespaces) == [old, ("warning", f"{sick.fault}: GPU 0 of n1"), *rest]
-    hidden = ("warning", "The agent reports no reason: GPU 0 of n1")
+    shown = ("warning", "Unhealthy: it holds default/secret and no more: GPU 0 of n1")
+    assert texts(all_namespaces) == [old, shown, *rest]
+    hidden = ("warning", "Unhealthy: the agent reports no reason: GPU 0 of n1")
     assert texts({"other"}.__contains__) == [old, hidden, *rest]
 
 

@@ -220,7 +220,11 @@ def test_the_next_steps_can_be_pasted() -> None:
 
     assert "  nodes       2 nodes with 4xT4, 1 node with 2xA10\n" in text
     assert "  export KUBECONFIG='/tmp/my s/kubeconfig'\n" in text
-    assert "  kubectl apply -f '/tmp/my s/first-pod.yaml'\n" in text
+    assert (
+        "  kubectl apply -f '/tmp/my s/first-pod.yaml'\n"
+        "  kubectl wait --for=condition=Ready pod/first\n"
+        "  kubectl exec first -- "
+    ) in text
     assert "leasehold explain first --state '/tmp/my s' " in text
 
 

@@ -94,6 +94,26 @@ def test_a_malformed_request_names_container_field_value_and_rule(explained: Exp
     assert "container cuda: volcano.sh/vgpu-cores must be 0 to 100, got 101" in out
 
 
+@pytest.mark.parametrize(
+    ("run_time", "code", "text"),
+    [
+        ("2h", 0, "CUDA_DEVICE_MEMORY_LIMIT_0=3000m"),
+        ("2 days", 1, "annotation leasehold.dev/max-run-time: '2 days' is not a"),
+    ],
+)
+def test_a_maximum_run_time_is_read_before_admission_enforces_it(
+    explained: Explained, run_time: str, code: int, text: str
+) -> None:
+    written = pod("volcano.sh/vgpu-number: 1, volcano.sh/vgpu-memory: 3000").replace(
+        "name: one", f"name: one, annotations: {{leasehold.dev/max-run-time: {run_time}}}"
+    )
+
+    explained_code, out, _ = explained(written)
+
+    assert explained_code == code
+    assert text in out
+
+
 def test_a_request_that_no_such_device_fits_is_refused_with_the_numbers(
     explained: Explained,
 ) -> None:

@@ -105,14 +105,18 @@ def test_spans_follow_their_parent_whatever_started_in_between(tmp_path: Path) -
 
 def test_the_waterfall_indents_children_and_shows_times_and_failures(tmp_path: Path) -> None:
     text = (
-        line("a", "", 0, 10) + line("b", "a", 10, 40) + line("c", "b", 40, 100, ok=False, text="x")
+        line("a", "", 0, 10)
+        + line("b", "a", 10, 40)
+        + line("c", "b", 40, 100, ok=False, text="x")
+        + line("d", "", 1_500, 67_400)
     )
     (tmp_path / "a.jsonl").write_text(text)
 
     spans = span_views(read_spans(tmp_path, namespace="team", name="first"))
     drawn_lines = waterfall(spans, 100)
 
-    assert [len(row) - len(row.lstrip()) for row in drawn_lines] == [0, 2, 4]
-    assert drawn_lines[1].endswith("10.0 +30.0 ms")
-    assert drawn_lines[2].endswith("40.0 +60.0 ms  failed: x")
+    assert [len(row) - len(row.lstrip()) for row in drawn_lines] == [0, 2, 4, 0]
+    assert drawn_lines[1].endswith(" 10.0 ms +30.0 ms")
+    assert drawn_lines[2].endswith(" 40.0 ms +60.0 ms  failed: x")
+    assert drawn_lines[3].endswith(" 1.5 s +65.9 s")
     assert spans[2].duration_s == pytest.approx(0.06)
