@@ -12,7 +12,7 @@ from shared.placing.choice.device_choice import DeviceChooser, devices_on, is_se
 from shared.placing.index.node_index import NodeIndex, PlannedKind, RequestPlan
 from shared.placing.index.ranked_nodes import CANDIDATES, BestNodes
 from shared.placing.index.threshold_column import NodeSet
-from shared.placing.mirror.node_mirror import MirroredNode, unclaimed_copy
+from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import has_no_node_constraints, has_too_little
 from shared.placing.refusal.refusals import cached_refusal, explain_refusal
 
@@ -151,7 +151,7 @@ def place_before(request: PodRequest, index: NodeIndex, end: float) -> tuple[Pla
     claimed = index.mirror.claimed.values()
     nodes = {each.node for each in claimed if each.ledger_use.claimed_until >= end}
     for node in sorted(nodes, key=lambda node: node.name):
-        picks = devices_on(request, unclaimed_copy(node, end))
+        picks = devices_on(request, index.without_claims(node, end))
         if picks is not None:
             return (_placement(node, picks),)
     return ()

@@ -94,8 +94,10 @@ def without(totals: NodeTotals, ended: Collection[PodUid]) -> NodeTotals:
     for lease in ending:
         freed.subtract(lease.resources)
     left = tuple(lease for lease in totals.leases if lease.pod not in ended)
-    counted, _ = counted_use(left)
     devices = {share.device for lease in ending for share in lease.shares}
+    counted, _ = counted_use(
+        lease for lease in left if any(share.device in devices for share in lease.shares)
+    )
     uses = {
         device.uuid: _use_after(use, counted.get(device.uuid))
         for device, use in totals.node.devices

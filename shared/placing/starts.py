@@ -7,6 +7,7 @@ devices that they get then are claimed for them: what is let onto these before h
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import NamedTuple
 
 from shared.model.device import without_claim
@@ -141,14 +142,24 @@ def plan_start(
     end_of: Callable[[Lease], LeaseEnd | None],
     *,
     now: float,
+    before: float = inf,
+    trials: "StartTrials | None" = None,
 ) -> PlannedStart | None:
     """Return the earliest start of `needed` of the pods, tried in order; None: none is in sight.
 
-    Leases without an end stay. Devices that are claimed for others are not used.
+    Leases without an end, or one after `before`, stay. Devices that are claimed for others are not
+    used. Plans on much the same nodes take less time with the same `trials`.
     """
-    search = _Search(requests, needed, nodes, end_of, now)
-    ended = search.fewest_ends()
-    return None if ended is None else search.start_after(ended)
+    totals = list(nodes)
+    ends = [
+        (end, lease)
+        for each in totals
+        for lease in each.leases
+        if (end := end_of(lease)) is not None and end.at <= before
+    ]
+    ends.sort(key=lambda each: (each[0].at, each[1].pod))
+    search = _Search(requests, needed, totals, ends, trials or StartTrials())
+    return search.earliest(now, is_bounded=before < inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +248,29 @@ def no_end_text(
     return f"{text}, which would have to end first" if ends else ""
 
 
+class StartTrials:
+    """A cluster for trials: a node is put again only if it, or what has ended on it, differs.
+
+    All plans are for nodes of the same names.
+    """
+
+    def __init__(self) -> None:
+        self.cluster = TrialCluster(explained=False)
+        self._put: dict[NodeName, tuple[NodeTotals, set[PodUid]]] = {}
+
+    def end(self, nodes: Iterable[NodeTotals], leases: Iterable[Lease]) -> None:
+        """Let these leases have ended, and no others."""
+        ended = defaultdict[NodeName, set[PodUid]](set)
+        for lease in leases:
+            ended[lease.node].add(lease.pod)
+        for totals in nodes:
+            name = totals.node.facts.name
+            known, pods = self._put.get(name, (None, None))
+            if known is not totals or pods != ended[name]:
+                self.cluster.put_node(without(totals, ended[name]).node)
+                self._put[name] = totals, ended[name]
+
+
 class _Search:
     """A cluster in which the first so many of the leases have ended."""
 
@@ -244,39 +278,40 @@ class _Search:
         self,
         requests: Sequence[PodRequest],
         needed: int,
-        nodes: Iterable[NodeTotals],
-        end_of: Callable[[Lease], LeaseEnd | None],
-        now: float,
+        nodes: Sequence[NodeTotals],
+        ends: Sequence[tuple[LeaseEnd, Lease]],
+        trials: StartTrials,
     ) -> None:
-        self._requests, self._needed, self._now = requests, needed, now
+        self._requests, self._needed, self._ends, self._trials = requests, needed, ends, trials
         self._nodes = {totals.node.facts.name: totals for totals in nodes}
-        leases = (lease for totals in self._nodes.values() for lease in totals.leases)
-        ends = [(end, lease) for lease in leases if (end := end_of(lease)) is not None]
-        self._ends = sorted(ends, key=lambda each: (each[0].at, each[1].pod))
-        self._cluster = TrialCluster(
-            (totals.node for totals in self._nodes.values()), explained=False
-        )
-        self._ended = 0
 
-    def fewest_ends(self) -> int | None:
-        """Return how many leases have to end, in their order, before the pods fit."""
+    def earliest(self, now: float, *, is_bounded: bool) -> PlannedStart | None:
+        """Return the start for which the fewest leases have to end, in their order."""
         low, high, every = 0, 0, len(self._ends)
-        while not self._fits(high):
+        if is_bounded and not self._placed_after(every):
+            return None
+        while not (placements := self._placed_after(high)):
             if high == every:
                 return None
             low, high = high + 1, min(max(FIRST_ENDS, 2 * high), every)
         while low < high:
             middle = (low + high) // 2
-            if self._fits(middle):
-                high = middle
+            if earlier := self._placed_after(middle):
+                placements, high = earlier, middle
             else:
                 low = middle + 1
-        return high
+        waits = self._waits(high, placements)
+        return PlannedStart(
+            at=max((end.at for end, _ in waits), default=now),
+            placements=placements,
+            waits_for=tuple(lease for _, lease in waits),
+            enforced=all(end.enforced for end, _ in waits),
+        )
 
-    def start_after(self, ended: int) -> PlannedStart:
-        """Return the start once the first so many leases have ended."""
-        self._end_first(ended)
-        placements = self._placements()
+    def _waits(
+        self, ended: int, placements: Sequence[Placement | None]
+    ) -> list[tuple[LeaseEnd, Lease]]:
+        """Return those of the first leases that held what the pods get."""
         used = {
             (placement.node, share.device)
             for placement in placements
@@ -284,17 +319,11 @@ class _Search:
             for share in placement.shares
         }
         short = self._short_nodes(placements)
-        waits = [
+        return [
             (end, lease)
             for end, lease in self._ends[:ended]
             if lease.node in short or any((lease.node, s.device) in used for s in lease.shares)
         ]
-        return PlannedStart(
-            at=max((end.at for end, _ in waits), default=self._now),
-            placements=placements,
-            waits_for=tuple(lease for _, lease in waits),
-            enforced=all(end.enforced for end, _ in waits),
-        )
 
     def _short_nodes(self, placements: Sequence[Placement | None]) -> set[NodeName]:
         """Return the nodes on which ordinary resources have to be freed, too."""
@@ -309,31 +338,21 @@ class _Search:
             if has_too_little(free_resources(node.facts, node.used), needs[name])
         }
 
-    def _fits(self, ended: int) -> bool:
-        self._end_first(ended)
-        return any(self._placements())
-
-    def _end_first(self, count: int) -> None:
-        moved = self._ends[min(count, self._ended) : max(count, self._ended)]
-        ended = {lease.pod for _, lease in self._ends[:count]}
-        for name in {lease.node for _, lease in moved}:
-            self._cluster.put_node(without(self._nodes[name], ended).node)
-        self._ended = count
-
-    def _placements(self) -> tuple[Placement | None, ...]:
-        """Place the pods beside each other, and take them away again; all None: they do not fit."""
+    def _placed_after(self, ended: int) -> tuple[Placement | None, ...]:
+        """Place the pods once the first so many leases have ended; empty: they do not fit."""
+        self._trials.end(self._nodes.values(), (lease for _, lease in self._ends[:ended]))
         found = list[Placement | None]()
         refused: PodRequest | None = None
         for number, request in enumerate(self._requests):
             if sum(each is not None for each in found) == self._needed or request == refused:
                 found.append(None)
                 continue
-            result = self._cluster.place(PodUid(str(number)), request)
+            result = self._trials.cluster.place(PodUid(str(number)), request)
             if isinstance(result, Refusal):
                 refused = request
             found.append(None if isinstance(result, Refusal) else result)
         for number, placement in enumerate(found):
             if placement is not None:
-                self._cluster.remove(PodUid(str(number)))
+                self._trials.cluster.remove(PodUid(str(number)))
         enough = sum(each is not None for each in found) >= self._needed
-        return tuple(found) if enough else (None,) * len(found)
+        return tuple(found) if enough else ()

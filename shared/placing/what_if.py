@@ -15,7 +15,7 @@ from shared.model.preemption import start_text
 from shared.model.request import PodRequest
 from shared.model.views import PlannedShare, View
 from shared.placing.room import ClusterTrials, rooms_by_few
-from shared.placing.starts import LeaseEnd, PlannedStart, ending_lease, plan_start
+from shared.placing.starts import LeaseEnd, PlannedStart, StartTrials, ending_lease, plan_start
 from shared.placing.trial_cluster import TrialCluster
 
 EndOf = Callable[[Lease], LeaseEnd | None]
@@ -128,10 +128,11 @@ def forecast(
         room = rooms[pod.origin]
         outcomes.append(structs.replace(outcome, refusal=found.text, room=room))
     if end_of is not None:
+        planned = StartTrials()
         first = [pod.request for pod, found in zip(pods, outcomes, strict=True) if found.node]
         for numbers in islice(by_origin.values(), MOST_PLANNED):
             tried = first + [pods[number].request for number in numbers]
-            plan = plan_start(tried, len(tried), nodes, end_of, now=now)
+            plan = plan_start(tried, len(tried), nodes, end_of, now=now, trials=planned)
             first = first if plan is None else tried
             when = _when(plan, end_of, visible)
             outcomes[numbers[-1]] = structs.replace(outcomes[numbers[-1]], when=when)

@@ -8,6 +8,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from services.binder.report.event_writer import ConditionWriter, EventRecorder
 from services.binder.report.explanations import PLANNED, WITHDRAWN, event_of
@@ -38,6 +39,7 @@ from shared.placing.starts import (
     RESERVE_AFTER_S,
     LeaseEnd,
     PlannedStart,
+    StartTrials,
     WaitingUnit,
     ending_lease,
     lease_end,
@@ -254,7 +256,7 @@ class StartPlanner:
             for lease in totals.leases
             if (end := lease_end(lease, now, run_times.expected_s(lease)))
         }
-        begun = False
+        begun, trials = False, StartTrials()
         later = beyond_share(units)
         units.sort(key=lambda unit: (unit.id in later, unit.id not in self._left))
         first = units[:MOST_STARTS] if ends else []
@@ -263,8 +265,8 @@ class StartPlanner:
             if self.clock.now() - now > MOST_PASS_S:
                 break
             self._left.discard(unit.id)
-            if await self._plan_unit(unit, nodes, ends, now):
-                begun, nodes = True, await self._nodes()  # with its claims
+            if await self._plan_unit(unit, nodes, ends, now, trials):
+                begun, nodes, trials = True, await self._nodes(), StartTrials()  # with its claims
         self._planned_at = self.clock.now()
         self._pause_s = PLAN_S if begun else min(2 * self._pause_s, MAX_PLAN_S)
         self._took_s = self._planned_at - now
@@ -279,10 +281,12 @@ class StartPlanner:
         nodes: Sequence[NodeTotals],
         ends: Mapping[PodUid, LeaseEnd],
         now: float,
+        trials: StartTrials,
     ) -> bool:
         starts = (await self.store.state(now=now, past_s=0)).starts
         known = next((each for each in starts if each.id == unit.id), None)
-        if known is not None and now < known.opened_at + AGAIN_S:
+        before = known.at - EARLIER_S if known else inf
+        if before < now or (known is not None and now < known.opened_at + AGAIN_S):
             return False
         lower = giving_way(unit, starts)
         staying = [each for each in starts if each not in (known, *lower)]
@@ -291,9 +295,16 @@ class StartPlanner:
         given = with_claims(nodes, staying, [*lower, known] if known else lower)
         requests = unit.requests(nodes)
         plan = await asyncio.to_thread(
-            plan_start, requests, unit.needed, given, lambda lease: ends.get(lease.pod), now=now
+            plan_start,
+            requests,
+            unit.needed,
+            given,
+            lambda lease: ends.get(lease.pod),
+            now=now,
+            before=before,
+            trials=trials,
         )
-        if plan is None or (known is not None and plan.at > known.at - EARLIER_S):
+        if plan is None:
             return False
         crossed = [
             (

@@ -33,6 +33,7 @@ from shared.placing.starts import (
     RESERVE_AFTER_S,
     LeaseEnd,
     PlannedStart,
+    StartTrials,
     plan_start,
 )
 from shared.placing.trial_cluster import TrialCluster
@@ -171,6 +172,7 @@ class _Run:
         """The first plan of each."""
         self._starts_on: dict[NodeName, list[int]] = {}
         self._planned_s: dict[int, float] = {}
+        self._trials = StartTrials()
 
     def arrive(self, number: int) -> None:
         """Start a pod that arrives now, or let it wait."""
@@ -238,7 +240,9 @@ class _Run:
             uid = PodUid(f"{number}.{member}")
             planned = plan.placements[member] if plan else None
             if planned is None:
-                found = self._cluster.place(uid, pod.request, end.at if end else None)
+                found = self._cluster.place(
+                    uid, pod.request, end.at if end and end.enforced else None
+                )
             else:
                 found = self._cluster.place_on(planned.node, uid, pod.request)
             if isinstance(found, Refusal):
@@ -349,14 +353,19 @@ class _Run:
 
     def _plan_one(self, number: int, now: float) -> None:
         pod, known = self.pods[number], self._starts.get(number)
+        before = known.at - EARLIER_S if known else inf
+        if before < now:
+            return
         plan = plan_start(
             [pod.request] * pod.members,
             pod.members,
             self._totals(number),
             lambda lease: self._end_of_lease(lease, now),
             now=now,
+            before=before,
+            trials=self._trials,
         )
-        if plan is None or (known is not None and plan.at > known.at - EARLIER_S):
+        if plan is None:
             return
         self._drop_start(number)
         self._starts[number] = plan
@@ -407,7 +416,7 @@ class _Run:
             (device, with_claim(uses.get(device.uuid, use), claimed.get(device.uuid, 0)))
             for device, use in node.devices
         )
-        facts = replace(node.facts, used_by_others=+held)
+        facts = replace(node.facts, used_by_others=+held) if held else node.facts
         return replace(node, facts=facts, devices=devices, used=used.get(name, {}))
 
     def _note(self, now: float, pod: TracePod, *, running: int = 0, waiting: int = 0) -> None:

@@ -18,11 +18,12 @@ from shared.placing.index.node_sets import NodeEligibility, NodeSets
 from shared.placing.index.ranked_nodes import RankedNodes, RequestKind, ranking_for, request_kind
 from shared.placing.index.threshold_column import NodeSet, store
 from shared.placing.mirror.cluster_mirror import ChangeReader, ClusterMirror
-from shared.placing.mirror.node_mirror import MirroredNode
+from shared.placing.mirror.node_mirror import MirroredNode, unclaimed_copy
 from shared.placing.node_filters import NodeFilterFailure
 
 CACHED_PLANS = 8_192
 CACHED_KINDS = 64
+CACHED_COPIES = 256
 
 
 class PlannedKind:
@@ -153,6 +154,8 @@ class NodeIndex:
         """The latest refusals, by `placement_key`."""
         self.idle_copies: dict[tuple[MirroredNode, int, bool], MirroredNode] = {}
         """Nodes without any use, by node, the inventory's position, and whether all is healthy."""
+        self.unclaimed_copies: dict[tuple[MirroredNode, int, tuple[int, ...]], MirroredNode] = {}
+        """Nodes without some claims, by node, its number of changes, and these devices."""
         self.pods_on_empty: dict[tuple[Hashable, int, bool], tuple[int, int]] = {}
         """How many equal pods of a gang fit on empty nodes, at most as many as asked for; by
         `placement_key`, that number, and how nodes count, with the inventory's position."""
@@ -191,6 +194,15 @@ class NodeIndex:
             store(self._ranked_nodes, kind, ranked_nodes, CACHED_KINDS)
         ranked_nodes.catch_up()
         return ranked_nodes
+
+    def without_claims(self, node: MirroredNode, until: float) -> MirroredNode:
+        """Return a copy of a node as it is without the claims for starts at `until` or later."""
+        claimed = tuple([d.index for d in node.devices if d.ledger_use.claimed_until >= until])
+        key = node, node.changes, claimed
+        known = self.unclaimed_copies.get(key)
+        return known or store(
+            self.unclaimed_copies, key, unclaimed_copy(node, until), CACHED_COPIES
+        )
 
 
 def placement_key(request: PodRequest) -> Hashable:

@@ -145,6 +145,10 @@ class ClusterMirror:
         mirrored = self.nodes.get(name)
         if mirrored is None:
             mirrored = self.nodes[name] = MirroredNode(name)
+        elif mirrored.has_same_inventory(node):
+            mirrored.version, uses = node.version, {d.uuid: use for d, use in node.devices}
+            self.update_uses(uses, {name: NodeUse(version=node.version, used=node.used)})
+            return
         self._count_facts(mirrored, -1)
         before = {device.uuid: device for device in mirrored.devices}
         devices = []

@@ -379,6 +379,16 @@ class MirroredNode:
         self.linked_sets: dict[object, tuple[int, tuple[int, ...]]] = {}
         """Cache of the best linked sets of devices: see `device_topology`."""
 
+    def has_same_inventory(self, node: LedgerNode) -> bool:
+        """Return whether a record of the node has the same facts and devices, as objects."""
+        return (
+            node.facts is self.facts
+            and len(node.devices) == len(self.devices)
+            and {id(device) for device, _ in node.devices}
+            == {id(mirrored.device) for mirrored in self.devices}
+            and node.serving == self.serving
+        )
+
     def update_node(self, node: LedgerNode, devices: Sequence[MirroredDevice]) -> None:
         """Apply the ledger's record of the node."""
         self.facts = node.facts

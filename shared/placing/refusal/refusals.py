@@ -26,7 +26,7 @@ from shared.placing.choice.device_refusals import (
 from shared.placing.index.node_index import NearNode, NodeIndex, RefusalMemo, placement_key
 from shared.placing.index.node_sets import Excluded
 from shared.placing.index.threshold_column import NodeSet, positions_in, store
-from shared.placing.mirror.node_mirror import MirroredNode, idle_copy, unclaimed_copy
+from shared.placing.mirror.node_mirror import MirroredNode, idle_copy
 from shared.placing.node_filters import NodeFilterFailure, check_all
 from shared.placing.refusal.changes import changed_to_fit, is_tiny
 
@@ -120,7 +120,7 @@ def _advice(
         request, list(_others(index, excluded, possible, nearest)), index
     )
     advice = advice or _remedy(request, blocked, index.mirror.nodes.values())
-    return replace(advice, reserved_until=_reserved_until(request, nearest))
+    return replace(advice, reserved_until=_reserved_until(request, nearest, index))
 
 
 def _others(
@@ -249,12 +249,12 @@ def _idle(node: MirroredNode, index: NodeIndex, *, healthy: bool = False) -> Mir
     return known or store(index.idle_copies, key, idle_copy(node, healthy=healthy), CACHED_COPIES)
 
 
-def _reserved_until(request: PodRequest, nodes: Iterable[MirroredNode]) -> int:
+def _reserved_until(request: PodRequest, nodes: Iterable[MirroredNode], index: NodeIndex) -> int:
     """Return the latest time at which a planned start needs devices that fit the pod now; or 0."""
     latest = 0
     for node in nodes:
         for until in sorted({device.ledger_use.claimed_until for device in node.devices}):
-            if until > latest and fits(request, unclaimed_copy(node, until)):
+            if until > latest and fits(request, index.without_claims(node, until)):
                 latest = until
     return latest
 
