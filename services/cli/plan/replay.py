@@ -202,7 +202,8 @@ class _Run:
             if has_ended:
                 self._start_planned(now)
                 self._start_waiting(now)
-            self._plan(now)
+            if self._plan(now):
+                self._start_waiting(now)
 
     def _end(self, number: int, now: float) -> None:
         pod, leases = self.pods[number], self._running.pop(number)
@@ -336,26 +337,31 @@ class _Run:
             self._starts_on[name].remove(number)
             self._put_claims(name)
 
-    def _plan(self, now: float) -> None:
-        """Plan starts of the first that wait, and again where they can be earlier."""
+    def _plan(self, now: float) -> bool:
+        """Plan starts of the first that wait, and again where they can be earlier.
+
+        Returns whether one that waits may start now.
+        """
         if self._terms is Terms.NONE:
-            return
+            return False
         waiting = sorted(number for numbers in self._waiting.values() for number in numbers)
         heads = (number for number in waiting if self._may_be_planned(self.pods[number], now))
+        frees = False
         for number in islice(heads, MOST_STARTS):
             if now >= self._planned_s.get(number, -inf) + AGAIN_S:
                 self._planned_s[number] = now
-                self._plan_one(number, now)
+                frees |= self._plan_one(number, now)
+        return frees
 
     def _may_be_planned(self, pod: TracePod, now: float) -> bool:
         has_waited = pod.members > 1 or now - pod.created_s >= RESERVE_AFTER_S
         return has_waited and bool(pod.request.containers)
 
-    def _plan_one(self, number: int, now: float) -> None:
+    def _plan_one(self, number: int, now: float) -> bool:
         pod, known = self.pods[number], self._starts.get(number)
         before = known.at - EARLIER_S if known else inf
         if before < now:
-            return
+            return False
         plan = plan_start(
             [pod.request] * pod.members,
             pod.members,
@@ -365,14 +371,15 @@ class _Run:
             before=before,
             trials=self._trials,
         )
-        if plan is None:
-            return
+        if plan is None or not plan.waits_for:
+            return plan is not None
         self._drop_start(number)
         self._starts[number] = plan
         self._promised.setdefault(number, plan)
         for name in plan.nodes:
             self._starts_on.setdefault(name, []).append(number)
             self._put_claims(name)
+        return known is not None
 
     def _totals(self, number: int) -> list[NodeTotals]:
         """Return nodes with leases and claims, but not the claims of a pod's own start."""
