@@ -241,6 +241,10 @@ class PreemptionState:
         """Return the budget of a namespace; None: it has none, or none is known."""
         return (self.budgets or {}).get(namespace)
 
+    def victims(self) -> frozenset[PodUid]:
+        """Return the victims of all preemptions in progress."""
+        return frozenset(each.pod for read in self.open for each in read.preemption.victims)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacingView:

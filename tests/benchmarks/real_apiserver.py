@@ -161,6 +161,12 @@ class RealApi:
         await each(names, create)
         return sent
 
+    async def wait_bound(self, names, limit_s):
+        """Wait until all pods are bound, or so long; return those that are."""
+        with contextlib.suppress(AssertionError):
+            await until(lambda: self.bound.keys() >= set(names), limit_s=limit_s)
+        return self.bound.keys() & set(names)
+
     async def finish(self, name):
         """Let a pod that is bound succeed; return the instant before that."""
         began = time.perf_counter()

@@ -12,7 +12,7 @@ from services.binder.preempt.plan import (
     plan_input,
 )
 from services.binder.preempt.preemption_controller import PreemptionController
-from services.binder.preempt.rules import PendingPod, PreemptionRules, cause_for, exclusion_reason
+from services.binder.preempt.rules import Exclusions, PendingPod, PreemptionRules, cause_for
 from shared.model.events.request_reply import DryRunReply, DryRunRequest
 from shared.model.ledger import WaitingPod
 from shared.model.names import PodUid
@@ -103,7 +103,7 @@ def _protected(
 ) -> Iterator[tuple[str, str]]:
     """Return the pods that rank below the pending one and are not evicted, each with a reason."""
     candidates = {each.lease.pod for each in planned_from.candidates}
-    own_budget = state.budget_of(pending.namespace)
+    own_budget, exclusions = state.budget_of(pending.namespace), Exclusions(state, rules, now)
     for lease in (lease for totals in cluster.nodes for lease in totals.leases):
         pod = cluster.pods.get(lease.pod)
         if pod is None or lease.pod == pending.pod:
@@ -111,7 +111,7 @@ def _protected(
         if cause_for(pending, state.budget_of(lease.namespace), own_budget, pod.priority) is None:
             continue
         name = f"{lease.namespace}/{lease.name}"
-        reason = exclusion_reason(lease, pod, state, rules, now)
+        reason = exclusions.reason(lease, pod)
         if reason is not None:
             yield name, reason
         if lease.pod in candidates:

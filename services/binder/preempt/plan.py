@@ -1,29 +1,32 @@
 """Plans of preemption: the cheapest leases whose end makes a pending pod fit on one node; pure."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from services.binder.observations import DisruptionBudget, PodSnapshot
 from services.binder.preempt.rules import (
     Allowance,
+    Exclusions,
     PendingPod,
     PreemptionRules,
     VictimCandidate,
     allowance,
     cause_for,
-    exclusion_reason,
     is_worthwhile,
     lease_class,
     preempted,
     tier_of,
 )
+from shared.model.events.pod_events import PodQueued
 from shared.model.lease import Lease, Share
 from shared.model.ledger import NodeTotals, WaitingPod
 from shared.model.names import NodeName, PodUid
 from shared.model.preemption import PreemptionState
 from shared.model.request import PodRequest
+from shared.placing.anti_affinity import repelled_request
+from shared.placing.index.node_index import placement_key
 from shared.placing.room import ClusterTrials, Endable, RoomSearch, used_gpu_s
 
 
@@ -56,6 +59,16 @@ def plan(request: PodRequest, given: PlanInput) -> PreemptionPlan | str:
     node = given.trials.node_as_it_is(request)
     if node is not None:
         return f"it will fit on {node} as it is"
+    found = next(_plans(request, given), None)
+    if found is not None:
+        return found
+    if not any(allowed([each.lease], given) for each in given.candidates):
+        return "no lease may be preempted for it"
+    return "it would fit on no node even if every preemptible lease ended"
+
+
+def _plans(request: PodRequest, given: PlanInput) -> Iterator[PreemptionPlan]:
+    """Yield plans for a pod, the cheapest first; each would do on its own."""
     search = RoomSearch(
         request,
         given.trials,
@@ -67,13 +80,9 @@ def plan(request: PodRequest, given: PlanInput) -> PreemptionPlan | str:
         Endable(lease=each.lease, used_gpu_s=each.used_gpu_s, tier=each.tier)
         for each in given.candidates
     ]
-    room = next(search.rooms(endables), None)
-    if room is not None:
+    for room in search.rooms(endables):
         victims = sorted((by_pod[lease.pod] for lease in room.leases), key=lambda v: v.lease.pod)
-        return PreemptionPlan(node=room.node, shares=room.shares, victims=tuple(victims))
-    if not any(allowed([each.lease], given) for each in given.candidates):
-        return "no lease may be preempted for it"
-    return "it would fit on no node even if every preemptible lease ended"
+        yield PreemptionPlan(node=room.node, shares=room.shares, victims=tuple(victims))
 
 
 def allowed(leases: Collection[Lease], given: PlanInput) -> bool:
@@ -147,17 +156,16 @@ def plan_input(
     rules: PreemptionRules,
     *,
     now: float,
-    without: Collection[PodUid] = (),
 ) -> PlanInput:
-    """Return the input of a plan for the pending pod, `without` these victims."""
+    """Return the input of a plan for the pending pod."""
     candidates: list[VictimCandidate] = []
-    own = state.budget_of(pending.namespace)
+    own, exclusions = state.budget_of(pending.namespace), Exclusions(state, rules, now)
     for node, lease in ((each.node, lease) for each in cluster.nodes for lease in each.leases):
         pod, theirs = cluster.pods.get(lease.pod), state.budget_of(lease.namespace)
-        if pod is None or lease.pod in without or lease.pod == pending.pod:
+        if pod is None or lease.pod == pending.pod:
             continue
         cause = cause_for(pending, theirs, own, pod.priority)
-        if cause is None or exclusion_reason(lease, pod, state, rules, now) is not None:
+        if cause is None or exclusions.reason(lease, pod) is not None:
             continue
         victim = preempted(lease, pod, cause, theirs)
         candidates.append(
@@ -174,3 +182,52 @@ def plan_input(
         disruption_budgets=cluster.disruption_budgets,
         allowance=allowance(state, rules, now),
     )
+
+
+class PlanRound:
+    """Plans for many pods by one reading of the cluster.
+
+    Pods that request the same share a search, and take its plans one after the other.
+    """
+
+    def __init__(
+        self, cluster: ClusterSnapshot, state: PreemptionState, rules: PreemptionRules, now: float
+    ) -> None:
+        self.cluster = cluster
+        self.state = state
+        self._rules = rules
+        self._now = now
+        self._searches: dict[Hashable, tuple[PlanInput, Iterator[PreemptionPlan]]] = {}
+        self._chosen: list[PreemptionPlan] = []
+        self._refused: set[PodUid] = set()
+
+    def next_plan(self, queued: PodQueued, pending: PendingPod) -> PreemptionPlan | None:
+        """Return the next plan for a pod, or None: of other victims and devices than those before.
+
+        It may be asked again for the same pod, if the plan was refused.
+        """
+        request = repelled_request(queued, (each.node.facts for each in self.cluster.nodes))
+        key = (pending.namespace, pending.preempts, request.priority, placement_key(request))
+        if key not in self._searches:
+            given = plan_input(pending, self.cluster, self.state, self._rules, now=self._now)
+            fits = given.trials.node_as_it_is(request) is not None
+            self._searches[key] = given, iter(()) if fits else _plans(request, given)
+        given, found = self._searches[key]
+        ending = [victim.lease for plan in self._chosen for victim in plan.victims]
+        excluded = {lease.pod for lease in ending} | self._refused
+        claimed = {share.device for plan in self._chosen for share in plan.shares}
+        for each in found:
+            leases = [victim.lease for victim in each.victims]
+            if (
+                excluded.isdisjoint(lease.pod for lease in leases)
+                and claimed.isdisjoint(share.device for share in each.shares)
+                and allowed([*ending, *leases], given)
+            ):
+                self._chosen.append(each)
+                return each
+        return None
+
+    def refuse(self, plan: PreemptionPlan) -> None:
+        """Do without the victims of a plan, which the API server does not let be evicted."""
+        self._chosen.remove(plan)
+        self._refused.update(each.lease.pod for each in plan.victims)

@@ -5,14 +5,16 @@ devices for a pending pod are claimed before any victim is notified (`shared.led
 so that no other pod gets what becomes free.
 """
 
-from collections.abc import Collection, Sequence
+import asyncio
+from collections.abc import Awaitable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 from uuid import uuid4
 
 from services.binder.clients import PodClient
 from services.binder.ledger_sync.sweep import SchedulerOffers
 from services.binder.metrics import EVICTIONS
-from services.binder.preempt.plan import ClusterSnapshot, pending_pods, plan, plan_input
+from services.binder.preempt.plan import ClusterSnapshot, PlanRound, pending_pods
 from services.binder.preempt.planned_starts import StartPlanner, chosen, reserve_claimed
 from services.binder.preempt.rules import (
     HOUR_S,
@@ -58,8 +60,9 @@ from shared.model.preemption import (
     StoredPreemption,
     Victim,
 )
-from shared.placing.anti_affinity import repelled_request
 from shared.runtime.service import loops
+
+T = TypeVar("T")
 
 OFFER_S = 2.0
 """Interval of offers to a pod whose node kube-scheduler chooses."""
@@ -76,8 +79,10 @@ PLAN_S_PER_POD = 0.001
 """Additional pause before the next plans for each waiting pod."""
 MAX_PLAN_S = 15.0
 """Plans without a result double the pause before the next ones up to this."""
-MAX_PENDING = 8
-"""Pending pods for which plans are made at once."""
+PLANNING_S = 1.0
+"""Plans are made for so long, then steps are taken; for the pods that are left, plans follow."""
+AT_ONCE = 16
+"""Preemptions whose steps are taken side by side: most of a step is waiting for the API server."""
 MAX_PLANS = 5
 """Plans for one pending pod, where the API server refuses the evictions of earlier ones."""
 
@@ -108,6 +113,10 @@ class PreemptionController:
         self._idle_until = self._check_at = self._plan_at = 0.0
         self._pause_s = PLAN_S
         self._planned_for: object = None
+        self._acting = asyncio.Semaphore(AT_ONCE)
+        self._limiting = asyncio.Lock()
+        self._put_off = False
+        """Whether the last step began nothing, so that placements were published first."""
 
     async def evict_violators(self, events: Sequence[ViolationFound]) -> None:
         """Begin the evictions that the rules demand for violations; the leader completes them.
@@ -152,13 +161,26 @@ class PreemptionController:
         if not await self.store.acquire_leadership(self.name, ttl_s=LEADERSHIP_S):
             return []
         state = await self.store.state(now=self.clock.now(), past_s=0)
-        placements: list[PlacementChosen] = []
-        for read in state.open:
-            placements += await self._advance(read, state)
+        advanced = await self._all(self._advance(read, state) for read in state.open)
+        placements = [placement for found in advanced for placement in found]
         placements += await self.starts.advance(state.starts)
-        if not placements:
+        self._put_off = bool(placements) and not self._put_off
+        if not self._put_off:
             await self._begin_due()
         return placements
+
+    async def _all(self, actions: Iterable[Awaitable[T]]) -> list[T]:
+        """Return the results of all, `AT_ONCE` at a time; raises the first error once all ended."""
+
+        async def act(action: Awaitable[T]) -> T:
+            async with self._acting:
+                return await action
+
+        found = await asyncio.gather(*map(act, actions), return_exceptions=True)
+        for each in found:
+            if isinstance(each, BaseException):
+                raise each
+        return [each for each in found if not isinstance(each, BaseException)]
 
     def _is_due(self, status: LedgerStatus) -> bool:
         """Return whether something may have to be done; policies of budgets are checked rarely."""
@@ -178,7 +200,8 @@ class PreemptionController:
         step, reason = next_step(read, observed, state, self.clock.now())
         match step:
             case Step.ANNOUNCE:
-                await self._announce_within_limits(read)
+                async with self._limiting:
+                    await self._announce_within_limits(read)
             case Step.EVICT:
                 if self.clock.now() >= self._blocked_until.get(read.preemption.id, 0.0):
                     await self._evict(read)
@@ -315,26 +338,35 @@ class PreemptionController:
         state = await self.store.state(now=now)
         waiting = await self.ledger.waiting_pods.load()
         self._check_at = now + PLAN_S + len(waiting) * PLAN_S_PER_POD
-        if self.rules.preemption:
-            await self._begin_preemptions(waiting, state, now)
+        if self.rules.preemption and await self._begin_preemptions(waiting, state, now):
+            self._check_at = self._plan_at = 0.0
         await self.starts.plan(waiting, await self.store.state(now=now, past_s=0))
 
     async def _begin_preemptions(
         self, waiting: Sequence[WaitingPod], state: PreemptionState, now: float
-    ) -> None:
+    ) -> bool:
+        """Begin what is due; return whether more is to be begun, for which there was no time."""
         pending = pending_pods(waiting, state, now)
         budgets = (state.budgets or {}).values()
         policies = [budget for budget in budgets if ends_by_policy(budget, now)]
         self._plan_at_once_if_new(pending, budgets)
         if not (pending or policies) or now < self._plan_at:
-            return
+            return False
         cluster, begun = await self.cluster(), False
         for budget in policies:
             begun |= await self._end_by_policy(budget, cluster)
-        for each in pending[:MAX_PENDING]:
-            begun |= await self._preempt_for(each, cluster)
+        if policies:
+            state = await self.store.state(now=now)
+        plans, until = PlanRound(cluster, state, self.rules, now), self.clock.ticks() + PLANNING_S
+
+        async def begin(each: WaitingPod) -> bool | None:
+            return await self._preempt_for(each, plans) if self.clock.ticks() < until else None
+
+        results = await self._all(map(begin, pending))
+        begun |= any(results)
         self._pause_s = PLAN_S if begun else min(2 * self._pause_s, MAX_PLAN_S)
         self._plan_at = self.clock.now() + self._pause_s
+        return begun and None in results
 
     def _plan_at_once_if_new(
         self, pending: Sequence[WaitingPod], budgets: Collection[BudgetChanged]
@@ -353,10 +385,9 @@ class PreemptionController:
         nodes = [node async for page in self.ledger.totals.pages() for node in page]
         return ClusterSnapshot(nodes, pods, disruption_budgets)
 
-    async def _preempt_for(self, waiting: WaitingPod, cluster: ClusterSnapshot) -> bool:
+    async def _preempt_for(self, waiting: WaitingPod, plans: PlanRound) -> bool:
         """Plan, claim, announce; plan again without victims whose eviction is refused."""
-        refused: set[PodUid] = set()
-        own = cluster.pods.get(waiting.queued.pod)
+        own = plans.cluster.pods.get(waiting.queued.pod)
         if own is None or own.deleting:
             return False
         pending = PendingPod(
@@ -366,14 +397,10 @@ class PreemptionController:
             preempts=own.preempts,
         )
         for _ in range(MAX_PLANS):
-            now = self.clock.now()
-            state = await self.store.state(now=now)
-            given = plan_input(pending, cluster, state, self.rules, now=now, without=refused)
-            request = repelled_request(waiting.queued, (node.node.facts for node in cluster.nodes))
-            found = plan(request, given)
-            if isinstance(found, str):
+            found = plans.next_plan(waiting.queued, pending)
+            if found is None:
                 return False
-            for start in state.starts:
+            for start in plans.state.starts:
                 if start.id == pending.pod:  # else its own claim is in the way
                     await self.starts.withdraw(start, "running pods are preempted for it")
             place = Placement(node=found.node, shares=found.shares)
@@ -391,7 +418,7 @@ class PreemptionController:
                 return False
             if await self._announce(read):
                 return True
-            refused.update(each.lease.pod for each in found.victims)
+            plans.refuse(found)
         return False
 
     async def _end_by_policy(self, budget: BudgetChanged, cluster: ClusterSnapshot) -> bool:
@@ -404,7 +431,7 @@ class PreemptionController:
             now = self.clock.now()
             state = await self.store.state(now=now)
             left = allowance(state, self.rules, now).of(lease.namespace)
-            if not left or is_leaving(lease, pod, state):
+            if not left or is_leaving(lease, pod, state.victims()):
                 continue
             victim = preempted(lease, pod, PreemptionCause.POLICY, budget)
             opened = await self._open(Preemption(id=f"policy:{lease.pod}", victims=(victim,)))

@@ -208,32 +208,34 @@ def is_evictable(event: ViolationFound, rules: PreemptionRules, now: float) -> b
     )
 
 
-def exclusion_reason(
-    lease: Lease,
-    pod: PodSnapshot | None,
-    state: PreemptionState,
-    rules: PreemptionRules,
-    now: float,
-) -> str | None:
-    """Return why a lease is not preempted although there is a cause, or None if it may be."""
-    if pod is None or is_leaving(lease, pod, state):
-        return "it does not run, or terminates already"
-    if not pod.preemptible:
-        return "it is labelled as not preemptible"
-    if now - lease.created_at < rules.preemption_min_runtime_s:
-        return f"it has not run for {rules.preemption_min_runtime_s:g} s"
-    if cooldown_until(state.evictions, owner_key(pod), rules) > now:
-        return "a pod of its owner was evicted recently"
-    return None
+class Exclusions:
+    """Why leases are not preempted although there is a cause, by one state of preemptions."""
+
+    def __init__(self, state: PreemptionState, rules: PreemptionRules, now: float) -> None:
+        self._rules = rules
+        self._now = now
+        self._leaving = state.victims()
+        self._evicted: dict[str, list[EvictionRecord]] = {}
+        for each in state.evictions:
+            self._evicted.setdefault(each.owner, []).append(each)
+
+    def reason(self, lease: Lease, pod: PodSnapshot | None) -> str | None:
+        """Return why a lease is not preempted, or None if it may be."""
+        if pod is None or is_leaving(lease, pod, self._leaving):
+            return "it does not run, or terminates already"
+        if not pod.preemptible:
+            return "it is labelled as not preemptible"
+        if self._now - lease.created_at < self._rules.preemption_min_runtime_s:
+            return f"it has not run for {self._rules.preemption_min_runtime_s:g} s"
+        owner = owner_key(pod)
+        if cooldown_until(self._evicted.get(owner, ()), owner, self._rules) > self._now:
+            return "a pod of its owner was evicted recently"
+        return None
 
 
-def is_leaving(lease: Lease, pod: PodSnapshot, state: PreemptionState) -> bool:
-    """Return whether there is nothing to evict, or an eviction is planned already."""
-    return (
-        pod.deleting
-        or lease.state is LeaseState.RESERVED
-        or any(victim.pod == lease.pod for each in state.open for victim in each.preemption.victims)
-    )
+def is_leaving(lease: Lease, pod: PodSnapshot, victims: Collection[PodUid]) -> bool:
+    """Return whether there is nothing to evict, or it is among the victims already."""
+    return pod.deleting or lease.state is LeaseState.RESERVED or lease.pod in victims
 
 
 def victim_of(

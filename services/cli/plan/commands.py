@@ -9,7 +9,7 @@ from dataclasses import replace
 from services.binder.clients import PodClient
 from services.binder.observations import PodSnapshot
 from services.binder.preempt.plan import ClusterSnapshot
-from services.binder.preempt.rules import PreemptionRules, exclusion_reason
+from services.binder.preempt.rules import Exclusions, PreemptionRules
 from services.cli import terminal
 from services.cli.api_client import ApiClient, NothingFoundError
 from services.cli.commands import Defrag, ReplayArguments, WhatIf
@@ -26,7 +26,7 @@ from shared.model.errors import ConflictError, RequestError
 from shared.model.lease import Lease
 from shared.model.ledger import LedgerNode
 from shared.model.names import PodUid
-from shared.model.preemption import EvictionOutcome, PlacingView, PreemptionState
+from shared.model.preemption import EvictionOutcome, PlacingView
 from shared.model.request import NodeOrder, PodRequest
 from shared.model.views import ProtectedPod
 from shared.placing.what_if import Forecast, WhatIfOrder
@@ -107,10 +107,11 @@ async def _defrag(flags: Defrag) -> int:
         cluster = ClusterSnapshot(placing.nodes, *await evictions.list_pods())
         rules = PreemptionRules(preemption_min_runtime_s=flags.min_runtime_s)
         leases = {lease.pod: lease for totals in placing.nodes for lease in totals.leases}
+        exclusions = Exclusions(placing.preemptions, rules, now)
         staying = {
             lease.pod: reason
             for lease in leases.values()
-            if (reason := _stays(lease, cluster, placing.preemptions, rules, now))
+            if (reason := _stays(lease, cluster, exclusions))
         }
         watcher_rules = load_watcher_rules(flags.volcano_conf)
         requests = await read_requests(kubernetes, leases.keys() - staying.keys(), watcher_rules)
@@ -129,18 +130,12 @@ def _kept(
     return tuple(ProtectedPod(pod=pod, reason=reason) for pod, reason in sorted(named))
 
 
-def _stays(
-    lease: Lease,
-    cluster: ClusterSnapshot,
-    state: PreemptionState,
-    rules: PreemptionRules,
-    now: float,
-) -> str:
+def _stays(lease: Lease, cluster: ClusterSnapshot, exclusions: Exclusions) -> str:
     """Return why a pod is not moved, or nothing if it may be. The rules are those of preemption."""
     if lease.claim is not None:
         return "a ResourceClaim holds its devices"
     pod = cluster.pods.get(lease.pod)
-    reason = exclusion_reason(lease, pod, state, rules, now)
+    reason = exclusions.reason(lease, pod)
     if pod is None or reason:
         return reason or "it is gone"
     if not pod.owner:

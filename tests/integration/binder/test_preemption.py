@@ -78,6 +78,27 @@ async def test_gpusharing_28_a_pod_with_budget_gets_the_device_of_one_without(at
     await assert_sound(at.ledger)
 
 
+async def test_many_pods_are_planned_for_at_once_each_with_victims_and_devices_of_its_own(
+    server: ValkeyServer,
+) -> None:
+    async with scene(server.url, gpus=16) as at:
+        for gpu in range(16):
+            await at.running(f"old-{gpu}", gpu=gpu, mib=16_000, owner=f"owner-{gpu}")
+        await at.save_budget("a")
+        for number in range(14):
+            await at.waiting(f"new-{number}")
+        binder = at.binder(preemption_per_namespace_hour=12)
+
+        await binder.preempt()
+
+        begun = [each.preemption for each in (await at.state()).open]
+        victims = {victim.pod for each in begun for victim in each.victims}
+        devices = {
+            s.device for each in begun if each.wanted for s in each.wanted.candidates[0].shares
+        }
+        assert (len(begun), len(victims), len(devices)) == (12, 12, 12)
+
+
 async def test_gpusharing_28_a_budget_made_during_the_notice_stops_the_eviction(at: Scene) -> None:
     _, _, binder = await at.in_need(labels={"app": "x"})
     await binder.preempt()
