@@ -115,6 +115,8 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     percent_of_mib: bool = False
     """`memory_percent` is of MiB rounded down, whatever the node's unit (Koordinator's ratio)."""
     sharing: SharingPolicy = SharingPolicy.SHARED
+    idle_parts: bool = False
+    """A part of a device instead of exclusive ones would need an idle one, too: hints need it."""
     slots: Count = 0
     """Slots that a device has in the dialect, where that is not `Device.slots`; 0: it is."""
     mig_allowed: bool = False

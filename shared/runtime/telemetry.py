@@ -354,6 +354,7 @@ def open_tracing(service: str, settings: ServiceSettings) -> Tracing:
     names = {
         "service.instance.id": instance_of(service, settings),
         "service.version": version("leasehold"),
+        "host.name": platform.node(),
     }
     if not os.environ.get("OTEL_SERVICE_NAME"):
         names["service.name"] = f"leasehold-{service}"

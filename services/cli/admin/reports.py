@@ -64,8 +64,15 @@ def report_table(report: ReportView, *, wide: bool = False) -> RenderableType:
         wide=wide,
     )
     for row in map(msgspec.to_builtins, report.rows):
+        row["window"] = _window_text(row["window"])
         table.add_row(*(str(row[name]) or "-" for name in columns))
     return Group(table, note)
+
+
+def _window_text(window: str) -> str:
+    """Return the period, and its start if the budget was created or changed within it."""
+    period, _, start_ms = window.partition("+")
+    return f"{period} from {timestamp(int(start_ms) // 1000)}" if start_ms.isdecimal() else period
 
 
 FOCUS_COLUMNS = (

@@ -220,6 +220,8 @@ class GangDecision:
     """Why they would not fit if no other pod ran; empty if they may."""
     waits: bool = False
     """The pod that does not fit would fit once other pods have ended."""
+    differs: bool = False
+    """Its pods differ: whether they fit beside each other on empty nodes is not known."""
 
 
 def decide_gang(
@@ -240,7 +242,8 @@ def decide_gang(
     lacking = _lacking(members, needed, context)
     if lacking is None:
         waits = decision.waits and _lacking(members, needed, context, as_is=True) is None
-        return replace(decision, waits=waits)
+        keys = {placement_key(event.request) for event in members}
+        return replace(decision, waits=waits, differs=len(keys) > 1)
     most, least = lacking
     return replace(
         decision,
@@ -326,7 +329,8 @@ def _gang_hint(gang: Gang, live: int, decision: GangDecision, refusal: Refusal) 
     if decision.impossible:
         reduced = "request less in each of its pods, or ask an administrator to add nodes"
         return f"{decision.impossible}: {'; or '.join([*ways, reduced])}"
-    ways += ["wait until other pods have ended"] * decision.waits
+    unsure = ", which may not be enough, as its pods differ" * decision.differs
+    ways += [f"wait until other pods have ended{unsure}"] * decision.waits
     return "; or ".join(ways) or f"each pod of the gang needs a change: {refusal.hint}"
 
 

@@ -167,6 +167,7 @@ def _request(container: ContainerManifest, *, mig_only: bool, idle: bool) -> Gpu
     percent = None if memory else amounts.get(PERCENTAGE)
     everything = memory is None and percent in {None, ALL}
     whole = everything and cores in {0, ALL} and not mig_only
+    exclusive = whole or (cores == ALL and not mig_only)
     sharing = SharingPolicy.IDLE_DEVICE if idle else SharingPolicy.SHARED
     return GpuRequest(
         container=container.name,
@@ -176,7 +177,8 @@ def _request(container: ContainerManifest, *, mig_only: bool, idle: bool) -> Gpu
         percent_of_mib=not whole,
         cores_percent=cores,
         whole=whole,
-        sharing=SharingPolicy.EXCLUSIVE if whole or (cores == ALL and not mig_only) else sharing,
+        sharing=SharingPolicy.EXCLUSIVE if exclusive else sharing,
+        idle_parts=exclusive and idle,
         init=container.ends_first,
         mig_allowed=not whole,
     )

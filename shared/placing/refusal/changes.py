@@ -127,7 +127,7 @@ def _read_again(
             parsed = strict_request(parsed)
     except RequestError:
         return None
-    if any(each.sharing is IDLE_DEVICE for each in before.containers):
+    if any(_part_sharing(each) is IDLE_DEVICE for each in before.containers):
         parsed = _with_containers(
             parsed, lambda each: structs.replace(each, sharing=each.sharing or IDLE_DEVICE)
         )
@@ -245,13 +245,21 @@ def _less_cores(most: int, parts: int = 0) -> Step:
     return step
 
 
+def _part_sharing(container: GpuRequest) -> SharingPolicy:
+    """Return how the container would share a device that it has not exclusively."""
+    if container.idle_parts:
+        return IDLE_DEVICE
+    exclusive = container.sharing is SharingPolicy.EXCLUSIVE
+    return SharingPolicy.SHARED if exclusive else container.sharing
+
+
 def _with_cores(container: GpuRequest, cores: int) -> GpuRequest:
     """Return the container with at most so many percent of the cores, if it requests any."""
     cores = max(cores, 1)
     if container.whole or container.cores_percent <= cores:
         return container
     exclusive = container.sharing is SharingPolicy.EXCLUSIVE and not container.strict
-    sharing = SharingPolicy.SHARED if exclusive else container.sharing
+    sharing = _part_sharing(container) if exclusive else container.sharing
     return structs.replace(container, cores_percent=cores, sharing=sharing)
 
 
@@ -302,7 +310,7 @@ def _resized(
         changes |= {
             "whole": False,
             "mig_allowed": not needs_cores,
-            "sharing": SharingPolicy.SHARED,
+            "sharing": _part_sharing(container),
             "cores_percent": min(cores, 99) or (99 if needs_cores else 0),
         }
     return structs.replace(container, **changes)

@@ -43,7 +43,9 @@ def used(minutes: int, *, charged: int, window: str = "2026-11") -> Balance:
 
 
 def test_a_report_says_what_a_budget_counts_and_it_does_not_yet() -> None:
-    row = ShowbackRow(window="2026-11", namespace="team-a", units=2 * UNITS_PER_GPU_MINUTE)
+    row = ShowbackRow(
+        window="2026-11+1795771128700", namespace="team-a", units=2 * UNITS_PER_GPU_MINUTE
+    )
 
     uncharged = uncharged_minutes([used(5, charged=2)], "")
 
@@ -51,6 +53,7 @@ def test_a_report_says_what_a_budget_counts_and_it_does_not_yet() -> None:
     shown = " ".join(
         drawn(reports.report_table(ReportView(rows=(row.view(),), not_charged=uncharged))).split()
     )
+    assert "2026-11 from 2026-11-27T09:18:48Z team-a" in shown
     assert "not charged yet are team-a 3.000 GPU-minutes" in shown
     assert uncharged_minutes([used(5, charged=5)], "") == {}
     assert uncharged_minutes([used(5, charged=2)], "2026-10") == {}

@@ -124,10 +124,6 @@ def pods(draw: Any) -> Pod:
     """A manifest in any dialect, with requirements on nodes and devices."""
     made: PodManifest = draw(mixes.mixed).manifest
     notes = {**made.annotations, **draw(st.sampled_from(CHOICES))}
-    # Whether a whole GPU's part would need an idle one, too, is not known to the ledger.
-    whole = any({"nvidia.com/gpu"} >= each.limits.keys() for each in made.containers)
-    if whole:
-        notes.pop("hami.io/gpu-scheduler-policy", None)
     containers: list[Any] = [
         {
             "name": each.name,
@@ -268,11 +264,26 @@ def vcuda_pod(core: int, memory: int) -> Pod:
     return {"metadata": meta, "spec": {"schedulerName": "leasehold", **spec}}
 
 
+def nearly_full() -> LedgerNode:
+    """A node whose GPU has 500 MiB left beside another pod."""
+    node = node_of_blocks(12, 3000)
+    [(card, _)] = node.devices
+    return replace(node, devices=((card, use(2500, 10, 1, 1)),))
+
+
+def whole_mutex_pod() -> Pod:
+    pod = vcuda_pod(100, 1)
+    pod["spec"]["containers"][0]["resources"]["limits"] = {"nvidia.com/gpu": "1"}
+    pod["metadata"]["annotations"] = {"hami.io/gpu-scheduler-policy": "mutex"}
+    return pod
+
+
 @settings(max_examples=max(400, settings().max_examples), deadline=None)
 @given(clusters(), pods())
 @example([node_of_blocks(3, 1000)], vcuda_pod(200, 4))  # the node has too few blocks, too
 @example([node_of_blocks(3, 1000)], vcuda_pod(50, 8))
 @example([node_of_blocks(2, 3000)], vcuda_pod(50, 20))
+@example([nearly_full()], whole_mutex_pod())  # a part would need an idle GPU, too
 def test_whoever_does_what_the_hint_says_gets_a_pod_that_runs(
     nodes: list[LedgerNode], pod: Pod
 ) -> None:
@@ -295,16 +306,20 @@ def test_whoever_does_what_the_hint_says_gets_a_pod_that_runs(
         assert not runs(least(pod), emptied(nodes))
 
 
-@settings(max_examples=150, deadline=None)
-@given(clusters(), pods(), st.integers(2, 4))
+@settings(max_examples=300, deadline=None)
+@given(clusters(), st.lists(pods(), min_size=1, max_size=2), st.integers(2, 4))
+@example([nearly_full()], [vcuda_pod(50, 8), vcuda_pod(50, 7)], 2)
 def test_a_gang_with_the_minimum_that_its_hint_names_runs(
-    nodes: list[LedgerNode], pod: Pod, size: int
+    nodes: list[LedgerNode], written: list[Pod], size: int
 ) -> None:
-    request = read(pod)
-    if request is None:
+    requests = [request for request in map(read, written) if request is not None]
+    if not requests:
         return
     gang = Gang(name="ns/g", min_member=size)
-    members = [pod_queued(f"m{n}", structs.replace(request, gang=gang)) for n in range(size)]
+    members = [
+        pod_queued(f"m{n}", structs.replace(request, gang=gang))
+        for n, request in zip(range(size), cycle(requests), strict=False)
+    ]
     decision = decide_gang(members, size, context_of(nodes))
     if decision.refusal is None:
         return
@@ -320,6 +335,27 @@ def test_a_gang_with_the_minimum_that_its_hint_names_runs(
         assert decide_gang(members, size, context_of(emptied(nodes))).refusal is not None
     if refusal.hint.endswith("wait until other pods have ended"):
         assert decide_gang(members, size, context_of(emptied(nodes))).refusal is None
+
+
+@pytest.mark.parametrize(
+    ("blocks", "unsure"), [((5, 5), ""), ((5, 4), ", which may not be enough, as its pods differ")]
+)
+def test_a_gang_whose_pods_differ_is_not_promised_that_waiting_is_enough(
+    blocks: tuple[int, int], unsure: str
+) -> None:
+    gang = Gang(name="ns/g", min_member=2)
+    requests = [read(vcuda_pod(50, each)) for each in blocks]
+    members = [
+        pod_queued(f"m{n}", structs.replace(request, gang=gang))
+        for n, request in enumerate(requests)
+        if request is not None
+    ]
+    decision = decide_gang(members, 2, context_of([nearly_full()]))
+    assert decision.refusal is not None
+
+    refusal = gang_does_not_fit(gang, live=0, decision=decision, refusal=decision.refusal)
+
+    assert refusal.hint == f"wait until other pods have ended{unsure}"
 
 
 def context_of(nodes: list[LedgerNode], now: float = inf) -> DecisionContext:
