@@ -29,6 +29,8 @@ MOST_STARTS = 8
 """Starts that are planned at once."""
 AGAIN_S, EARLIER_S = 60.0, 60.0
 """A start is planned again after so long, and changed if it can be so much earlier."""
+LATE_S = 30.0
+"""After the planned time: the devices are given up if they are not free by then."""
 MOST_KINDS = 16
 """No start is planned of a gang with more different requests: each takes about as long as a pod."""
 FIRST_ENDS = 4

@@ -228,7 +228,7 @@ def _pod_actions(random: Random, names: _Names) -> tuple[PodAction, ...]:
         at_s = round(random.uniform(2.0, PODS_S - 2.0), 2)
         actions.append(PodAction(at_s=at_s, verb="create", name=urgent.name, pod=urgent))
         names.alive.append(urgent.name)
-    if random.random() < 0.5:
+    if random.random() < 0.75:
         actions += _gang(random, names, random.uniform(0.0, PODS_S - 1.0))
     return tuple(sorted(actions, key=lambda action: action.at_s))
 

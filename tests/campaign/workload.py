@@ -52,6 +52,10 @@ class PodPlan:
     limits: Mapping[str, str] = field(default_factory=dict)
     run_s: int = 100_000
     """How long its command runs."""
+    term: Mapping[str, str] = field(default_factory=dict)
+    """Annotations of how long it may run, or is expected to."""
+    deadline_s: int | None = None
+    """Its `activeDeadlineSeconds`."""
     urgent: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     init: bool = False
@@ -116,6 +120,8 @@ VOCABULARIES: Mapping[str, Callable[[Random], Choice]] = {
     "volcano-mig": _volcano_mig,
 }
 _ANNOTATIONS = {"volcano-mig": {"volcano.sh/vgpu-mode": "mig"}}
+_DEADLINES_S = (10, 25, 120, 600)
+"""The shortest may fill the gaps before starts that the longest delay."""
 _LABELS: tuple[Mapping[str, str], ...] = ({PREEMPTIBLE: "false"}, {GUARDED: "yes"})
 
 
@@ -129,12 +135,25 @@ def choose_pod(random: Random, name: str, *, run_s: int, forged_node: str = "") 
         want=want,
         limits=limits,
         run_s=run_s,
+        **_choose_term(random),
         urgent=random.random() < 0.1,
         labels=random.choice(_LABELS) if random.random() < 0.2 else {},
         init=random.random() < 0.15,
         sidecar=random.random() < 0.1,
         forged_node=forged_node,
     )
+
+
+def _choose_term(random: Random) -> dict[str, Any]:
+    """Return how long a pod may run, most often, or is expected to."""
+    deadline_s = random.choice(_DEADLINES_S)
+    terms: tuple[dict[str, Any], ...] = (
+        {"deadline_s": deadline_s},
+        {"term": {"leasehold.dev/max-run-time": f"{deadline_s}s"}},
+        {"term": {"leasehold.dev/expected-run-time": f"{deadline_s}s"}},
+        {},
+    )
+    return random.choices(terms, weights=(8, 4, 1, 1))[0]
 
 
 def choose_preempting(random: Random, name: str) -> PodPlan:
@@ -145,7 +164,8 @@ def choose_preempting(random: Random, name: str) -> PodPlan:
 
 def choose_gang(random: Random, name: str, size: int, *, run_s: int) -> tuple[PodPlan, ...]:
     """Return the members of a gang, all alike, of which all must be placed together."""
-    want, limits = VOCABULARIES[random.choice(("volcano-vgpu", "koordinator", "hami"))](random)
+    want, limits = random.choice((_volcano_vgpu, _koordinator, _hami, *(_whole,) * 4))(random)
+    term = _choose_term(random)
     return tuple(
         PodPlan(
             name=f"{name}-{number}",
@@ -153,6 +173,7 @@ def choose_gang(random: Random, name: str, size: int, *, run_s: int) -> tuple[Po
             want=want,
             limits=limits,
             run_s=run_s,
+            **term,
             gang=name,
             gang_min=size,
         )
@@ -165,7 +186,7 @@ def manifest(pod: PodPlan) -> dict[str, Any]:
     want = pod.want
     numbers = (want.gpus, want.mib, want.cores, want.exclusive, want.mig)
     annotations = {WANT_ANNOTATION: " ".join(str(int(each)) for each in numbers)}
-    annotations |= _ANNOTATIONS.get(pod.vocabulary, {})
+    annotations |= {**_ANNOTATIONS.get(pod.vocabulary, {}), **pod.term}
     spec: dict[str, Any] = {"schedulerName": "volcano", "terminationGracePeriodSeconds": 1}
     if pod.gang:
         annotations |= {GANG_NAME: pod.gang, GANG_MIN: str(pod.gang_min)}
@@ -176,6 +197,8 @@ def manifest(pod: PodPlan) -> dict[str, Any]:
             "volcano.sh/vgpu-ids-new": f"GPU-0,NVIDIA,{pod.want.mib},{pod.want.cores}:",
             "volcano.sh/bind-phase": "allocating",
         }
+    if pod.deadline_s:
+        spec["activeDeadlineSeconds"] = pod.deadline_s
     if pod.urgent:
         spec["priorityClassName"] = URGENT
     first = [_container(INIT, 1, pod.limits)] if pod.init else []

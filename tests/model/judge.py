@@ -24,7 +24,7 @@ from tests.model.node import Node
 from tests.model.start_judge import StartJudge
 from tests.model.virtual_time import EPOCH_S
 from tests.model.world import DEVICE_MIB, SLOTS, Watches, World
-from tests.proof import liveness, safety
+from tests.proof import liveness, safety, starts
 from tests.proof.history import Finding, History
 from tests.proof.judge import checks_in
 from tests.proof.ledger import checkpoint_grants, copied, decode
@@ -90,6 +90,7 @@ class Judge(Watches):
             safety.s1_no_device_is_over_committed,
             safety.s2_a_container_has_one_lease,
             safety.s8_a_lease_lasts_while_its_pod_may_run,
+            starts.s11_what_is_let_in_before_a_start_ends_in_time,
         ):
             self._fail(check(sample, self.history))
         sums = safety.differences_in_sums(ledger) if ledger.ready else ()
@@ -99,9 +100,10 @@ class Judge(Watches):
             *self._ends_too_early(),
             *self._went_back(),
             *self._believed_lies(),
-            *self.starts.look(ledger),
+            *self.starts.look(ledger, self.history),
         ):
             self.world.fail(problem)
+        self.history.saw_ledger(ledger)
         self.check_gangs()
 
     def note_reported(self, event: KubernetesEvent) -> None:
@@ -225,7 +227,7 @@ class Judge(Watches):
         """Forget pods that the ledger remembers no more: it was lost."""
         self.gone.clear()
         self.absent.clear()
-        self.starts.forget()
+        self.starts.promises.clear()
         self.gang_leases = self._gang_leases()
 
     def forget_fences(self, node: NodeName) -> None:
@@ -299,6 +301,25 @@ class Judge(Watches):
 
     def open_ends(self) -> list[str]:
         """Return what is not as Kubernetes and the agents imply, though nothing is on its way."""
+        sample, ledger = self._whole_sample(), self.ledger
+        history = History(pods=dict(sample.pods or {}))
+        found = [each for check in checks_in(liveness, safety) for each in check(sample, history)]
+        unrecorded = self._unrecorded(ledger)
+        return [
+            f"{each.check}: {each.subject}: {each.text}"
+            for each in found
+            if not each.pods & unrecorded
+        ]
+
+    def check_owed(self) -> None:
+        """Check that what fits starts once all before it must have ended."""
+        sample = self._whole_sample()
+        self.history.saw_pods((sample.pods or {}).values(), sample.at)
+        self._fail(starts.p8_what_fits_starts_if_all_before_it_end(sample, self.history))
+        self.starts.figures["pods that wait for others' ends"] += bool(self.history.owed)
+
+    def _whole_sample(self) -> Sample:
+        """Return all pods, claims and nodes as a cluster's users see them."""
         world, ledger, running = self.world, self.read_ledger(), list(_running(self.world))
         pods = [self._seen(pod) for pod in world.api.pods.values()]
         pods += [
@@ -308,7 +329,7 @@ class Judge(Watches):
         ]
         nodes = {str(name): SeenNode(name=name) for name in world.api.nodes}
         nodes |= {str(n): SeenNode(name=n, cordoned=True) for n in world.api.cordoned}
-        sample = replace(
+        return replace(
             self._sample(),
             pods={pod.uid: pod for pod in pods if pod.node or pod.message != "no pod"},
             nodes=nodes,
@@ -328,14 +349,6 @@ class Judge(Watches):
                 if device.mode is DeviceMode.MIG
             ),
         )
-        history = History(pods=dict(sample.pods or {}))
-        found = [each for check in checks_in(liveness, safety) for each in check(sample, history)]
-        unrecorded = self._unrecorded(ledger)
-        return [
-            f"{each.check}: {each.subject}: {each.text}"
-            for each in found
-            if not each.pods & unrecorded
-        ]
 
     def _seen(self, pod: Pod) -> SeenPod:
         """Return a pod. Its lease counts, which a resize may have changed.
@@ -360,6 +373,7 @@ class Judge(Watches):
             want=_want(pod.request),
             node=pod.node or "",
             phase=pod.phase,
+            max_run_s=pod.request.term.max_run_s,
             deleted=pod.deleting,
             message="it waits" if lease or pod.uid in self.ledger.waiting else "",
             gang=pod.request.gang.name if pod.request.gang else "",

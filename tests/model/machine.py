@@ -20,8 +20,8 @@ if a loss of the ledger gave them a MIG device that a running pod holds in anoth
 """
 CALM = {"create_pods", "create_instance_pods", "create_gang", "crowd", "flow", "work"}
 """Steps that disturb no planned start."""
-PROMISED_ROUNDS = 120
-"""Until the last promise of a start must be kept."""
+PROMISED_ROUNDS = 400
+"""Until the last promise of a start must be kept, and all have started that others let start."""
 KINDS = ("what", "which", "outcome", "fault")
 """Arguments that distinguish steps in the figures."""
 E = TypeVar("E")
@@ -90,10 +90,12 @@ class Machine:
         for pod in late:
             if pod.is_terminal:
                 raise BrokenInvariantError(f"P1: {pod.uid} is placed where its node refuses it")
+        self.judge.check_owed()
         for _ in range(PROMISED_ROUNDS):
-            if not self.judge.starts.promises:
+            if not (self.judge.starts.promises or self.judge.history.owed):
                 break
             world.work()
+            self.judge.check_owed()
             self.require_invariants()
 
     def calm_down(self) -> None:

@@ -145,17 +145,21 @@ class RedisServer:
 
     def raw(self) -> Mapping[str, dict[bytes, bytes]]:
         """Return what is stored and the judge reads, as bytes."""
-        names = ("ledger", "leases", "devices", "nodes", "waiting", "facts:a", "facts:b")
+        names = (
+            "ledger",
+            "leases",
+            "devices",
+            "nodes",
+            "waiting",
+            "claims",
+            "starts",
+            "facts:a",
+            "facts:b",
+        )
         calls: list[tuple[object, ...]] = [("HGETALL", f"{PREFIX}{name}") for name in names]
         calls.append(("ZRANGE", f"{PREFIX}gone", 0, -1, "WITHSCORES"))
         found = self.wire.call_all(calls)
         return {name: _pairs(flat) for name, flat in zip((*names, "gone"), found, strict=True)}
-
-    def raw_starts(self) -> Mapping[str, dict[bytes, bytes]]:
-        """Return the claims of devices and the planned starts, as bytes."""
-        names = ("claims", "starts")
-        found = self.wire.call_all([("HGETALL", f"{PREFIX}{name}") for name in names])
-        return {name: _pairs(flat) for name, flat in zip(names, found, strict=True)}
 
     def leader(self) -> str:
         """Return the name of the binder that leads."""

@@ -3,8 +3,9 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
-from tests.proof.observations import AgentGrant, RawLedger, SeenPod
+from tests.proof.observations import AgentGrant, RawClaim, RawLedger, SeenPod
 
 CLOCK_S = 60.0
 """What was decided with a clock that was off may happen within this time."""
@@ -69,6 +70,12 @@ class History:
     """By running pod, in how many ready samples in a row it had no lease."""
     lease_versions: dict[str, float] = field(default_factory=dict)
     """By pod, the version of its lease in the sample before."""
+    claims: Mapping[str, RawClaim] = field(default_factory=dict)
+    """By pod, the devices that were claimed for it in the sample before."""
+    promises: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """By waiting pod, the start that it is promised, and when that was first seen."""
+    owed: dict[str, float] = field(default_factory=dict)
+    """By waiting pod that fits if no other runs, when all before it must have ended."""
     redis_lost: bool = False
     """Redis lost contents in this round."""
     hostile: frozenset[str] = frozenset()
@@ -99,7 +106,17 @@ class History:
     def saw_ledger(self, ledger: RawLedger | None) -> None:
         """Take note of the versions of the leases of a sample, after it was judged."""
         leases = ledger.leases if ledger and ledger.ready else {}
+        self.claims = ledger.claims if ledger and ledger.ready else {}
         self.lease_versions = {pod: lease.version for pod, lease in leases.items()}
+
+    def saw_promise(self, pod: str, at: float | None, seen_at: float, withdrawn_at: float) -> None:
+        """Take note of what a waiting pod is promised, after the sample was judged."""
+        known, known_at = self.promises.get(pod, (inf, seen_at))
+        is_withdrawn = withdrawn_at >= known_at
+        if at is not None and (at <= known or is_withdrawn):
+            self.promises[pod] = (at, known_at if at == known else seen_at)
+        elif is_withdrawn:
+            self.promises.pop(pod, None)
 
     def is_clock_off(self, at: float) -> bool:
         """Whether a part's clock was off shortly before an instant."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
-from tests.proof import liveness, preemption, safety, sight
+from tests.proof import liveness, preemption, safety, sight, starts
 from tests.proof.history import Finding, History
 from tests.proof.observations import Resources, Sample
 
@@ -19,6 +19,7 @@ INVARIANTS: Mapping[str, str] = {
     "S7": "the limits in the container equal the lease",
     "S8": "a lease lasts while its pod may run",
     "S9": "an agent gives out no more of a device than there is",
+    "S11": "a promised start is kept, or withdrawn with an Event; others end in time",
     "P1": "a pod is bound or explained within 15 s",
     "P2": "a lease ends within 30 s of its pod, a reservation when it expires",
     "P3": "service resumes within 10 s, 20 s where Redis lost contents",
@@ -26,6 +27,7 @@ INVARIANTS: Mapping[str, str] = {
     "P5": "a gang holds all or nothing",
     "P6": "the ledger reaches the state that Kubernetes and the agents imply",
     "P7": "what cannot work is unready and says why; nothing else is held up",
+    "P8": "whatever fits an empty cluster starts, if everything before it has a term",
     "M1": "memory and Redis' keys at the end are as at the beginning",
     "M2": "pods are evicted after notice, for pods of higher priority that wait",
     "M3": "a pod of higher priority that waits gets the room of evictable pods within 20 s",
@@ -34,7 +36,7 @@ INVARIANTS: Mapping[str, str] = {
     "O2": "the audit sees what the judge sees",
     "O3": "a refusal has a reason, numbers, and the next thing to try",
 }
-WATCHING = (safety, liveness, sight, preemption)
+WATCHING = (safety, liveness, sight, preemption, starts)
 Check = Callable[[Sample, History], Iterator[Finding]]
 AUDITED = frozenset({"P2", "P5", "P6"})
 """What the product's audit has to see as well."""
@@ -91,6 +93,10 @@ class Coverage:
     """Pods whose container's region was read."""
     resized: set[str] = field(default_factory=set)
     evicted: int = 0
+    promised: set[str] = field(default_factory=set)
+    """Pods that were promised when they start."""
+    let_in: set[str] = field(default_factory=set)
+    """Pods that were let onto claimed devices."""
 
     def count(self, sample: Sample) -> None:
         """Count a sample and what it has."""
@@ -115,7 +121,8 @@ class Coverage:
             f"{len(self.containers)} containers with devices, {len(self.checkpoints)} pods in "
             f"checkpoints, {len(self.leases)} leases, {self.charges} charges; "
             f"{len(self.instances)} pods with MIG instances, {len(self.regions)} with limits of "
-            f"HAMi-core, {len(self.resized)} of them resized; {self.evicted} pods evicted"
+            f"HAMi-core, {len(self.resized)} of them resized; {self.evicted} pods evicted; "
+            f"{len(self.promised)} promised a start, {len(self.let_in)} let in before one"
         )
 
 
@@ -139,6 +146,9 @@ class Judge:
         """Say whether Redis loses contents in this round, and which nodes' agents are hostile."""
         self.history.redis_lost, self.history.hostile = redis_lost, hostile
         self.history.without_lease.clear()
+        self.history.owed.clear()
+        if redis_lost:
+            self.history.promises.clear()
 
     def end_faults(self, at: float) -> None:
         """Say that the last fault ended: bounds count from here."""
@@ -157,10 +167,18 @@ class Judge:
         history.saw_leases(sample.ledger)
         if "clock" in sample.faults:
             history.clock_off_at = sample.at
+        if sample.ledger is not None:
+            let_in = starts.let_in(sample.ledger, history)
+            self.coverage.let_in |= {lease.pod for lease, _ in let_in}
         found = [each for check in CHECKS for each in check(sample, history)]
         if sample.pods is not None:
             history.pods_seen_at = sample.at
         history.saw_ledger(sample.ledger)
+        for pod in (sample.pods or {}).values():
+            withdrawn_at = sample.withdrawn.get(pod.uid, 0.0)
+            promised = starts.promised_at(pod.message) if liveness.waits(pod) else None
+            history.saw_promise(pod.uid, promised, sample.at, withdrawn_at)
+            self.coverage.promised |= {pod.uid} if promised else set()
         self.report((each for each in found if not each.bound_s), sample.at)
         self.outstanding = tuple(each for each in found if each.bound_s)
         keys = {(each.check, each.subject) for each in self.outstanding}

@@ -10,7 +10,15 @@ from typing import Any
 
 import msgpack
 
-from tests.proof.observations import AgentGrant, RawCharge, RawDevice, RawLease, RawLedger, RawShare
+from tests.proof.observations import (
+    AgentGrant,
+    RawCharge,
+    RawClaim,
+    RawDevice,
+    RawLease,
+    RawLedger,
+    RawShare,
+)
 
 INIT = "first"
 """The name of init containers in campaigns. They share what `main` has, so they do not count."""
@@ -53,6 +61,15 @@ def decode(raw: Hashes, charges: Iterable[RawCharge] = (), **more: Any) -> RawLe
             for node, reason in raw.get("cordons", {}).items()
             if reason.startswith(_REFUSED)
         ),
+        claims={
+            pod.decode(): _claim(pod.decode(), value)
+            for pod, value in raw.get("claims", {}).items()
+        },
+        starts=frozenset(
+            each["pod"]
+            for start in raw.get("starts", {}).values()
+            for each in json.loads(start)["wanted"]
+        ),
         charges=tuple(charges),
         **more,
     )
@@ -83,6 +100,11 @@ def _lease(pod: str, value: bytes) -> RawLease:
             if row[_CONTAINER] != INIT
         ),
     )
+
+
+def _claim(pod: str, value: bytes) -> RawClaim:
+    node, _, devices, _, _, until = msgpack.unpackb(value)
+    return RawClaim(pod=pod, node=node, devices=frozenset(devices), until=until)
 
 
 def _share(row: Sequence[Any], slot: int, fence: int) -> RawShare:

@@ -58,6 +58,8 @@ class SeenPod:
     runs: bool = False
     """A container runs."""
     priority: int = 0
+    max_run_s: int | None = None
+    """It ends after so long at the latest."""
     resized: bool = False
     spared: bool = False
     """No pod may be preferred to it: by its label, or by a PodDisruptionBudget."""
@@ -198,6 +200,17 @@ class RawDevice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RawClaim:
+    """Devices that are kept for a pod."""
+
+    pod: str
+    node: str
+    devices: frozenset[str]
+    until: float
+    """What others get of them has to end by then; 0: they get nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RawCharge:
     """One charge of a lease to a budget; times in milliseconds."""
 
@@ -227,6 +240,10 @@ class RawLedger:
     """Nodes that are cordoned in the API server, as far as the ledger knows."""
     distrusted: frozenset[str] = frozenset()
     """Nodes that get no pods since messages of their agents are refused."""
+    claims: Mapping[str, RawClaim] = field(default_factory=dict)
+    """By pod."""
+    starts: frozenset[str] = frozenset()
+    """Pods whose start is planned."""
     charges: tuple[RawCharge, ...] = ()
     used_units: Mapping[str, int] = field(default_factory=dict)
     """Of each budget window."""
@@ -254,6 +271,8 @@ class Sample:
     """MIG instances that were there before or after the containers were read, by UUID."""
     evicted: Mapping[str, float] = field(default_factory=dict)
     """Pods whose eviction the API server has ever accepted from a binder, and when."""
+    withdrawn: Mapping[str, float] = field(default_factory=dict)
+    """Pods of which an Event has ever withdrawn a planned start, and when it last did."""
     denied: Mapping[str, str] = field(default_factory=dict)
     """By part, a request that the API server has ever denied to its account."""
     homes: Mapping[str, str] = field(default_factory=dict)

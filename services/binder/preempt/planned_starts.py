@@ -35,6 +35,7 @@ from shared.placing.node_filters import check_anti_affinity
 from shared.placing.starts import (
     AGAIN_S,
     EARLIER_S,
+    LATE_S,
     MOST_STARTS,
     RESERVE_AFTER_S,
     LeaseEnd,
@@ -51,8 +52,6 @@ from shared.placing.starts import (
 RESERVATION_S = 30.0
 NAMESPACE_STARTS = 2
 """Of `MOST_STARTS`, so many are of one namespace while pods of others wait."""
-LATE_S = 30.0
-"""After the planned time: the devices are given up if they are not free by then."""
 PLAN_S = 2.0
 PAUSE_FACTOR = 20.0
 """The pause after plans is at least so many times as long as they took."""

@@ -29,6 +29,7 @@ from shared.placing.run_times import RunTimes
 from shared.placing.starts import (
     AGAIN_S,
     EARLIER_S,
+    LATE_S,
     MOST_STARTS,
     RESERVE_AFTER_S,
     LeaseEnd,
@@ -346,7 +347,11 @@ class _Run:
             return False
         waiting = sorted(number for numbers in self._waiting.values() for number in numbers)
         heads = (number for number in waiting if self._may_be_planned(self.pods[number], now))
-        frees = False
+        late = [number for number, start in self._starts.items() if now > start.at + LATE_S]
+        for number in late:
+            self._drop_start(number)
+            del self._planned_s[number]
+        frees = bool(late)
         for number in islice(heads, MOST_STARTS):
             if now >= self._planned_s.get(number, -inf) + AGAIN_S:
                 self._planned_s[number] = now

@@ -330,7 +330,11 @@ class PodManager:
 
     def _save(self, uid: str) -> None:
         worker = self.workers.get(uid)
-        if worker is not None and uid in self._unsaved and not worker.state.stopping:
+        if (
+            worker is not None
+            and uid in self._unsaved
+            and (not worker.state.stopping or worker.state.past_deadline)
+        ):
             self._files.save(worker.state)
         self._unsaved.discard(uid)
 

@@ -13,6 +13,8 @@ from aiohttp import web
 from shared.kubernetes.kubeconfig import load_credentials
 
 HOST = "127.0.0.1"
+WITHDRAWN = b'"GPUStartWithdrawn"'
+"""The reason of such Events."""
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 EVERY = {"api-slow": 1, "api-410": 1}
 """Every how many matching requests a fault works; others on two of three."""
@@ -54,6 +56,8 @@ class ApiProxy:
         """Of `api-slow`."""
         self.evicted: dict[str, float] = {}
         """UIDs of pods whose eviction was accepted, and when."""
+        self.withdrawn: dict[str, float] = {}
+        """UIDs of pods of which an Event has withdrawn the planned start, and when it last did."""
         self.denied = ""
         """A request that the part's account, or what it wrote, was not allowed."""
         self._matched = 0
@@ -127,6 +131,8 @@ class ApiProxy:
             ) as answer:
                 if request.path.endswith("/eviction") and answer.ok:
                     self._note_eviction(body)
+                if request.method == "POST" and WITHDRAWN in body and answer.ok:
+                    self.withdrawn[json.loads(body)["involvedObject"]["uid"]] = time.time()
                 if answer.status == web.HTTPForbidden.status_code:
                     text = await answer.text()
                     self.denied = f"{request.method} {request.raw_path}: {text}"

@@ -227,7 +227,7 @@ class FaultInjector:
     async def _stop_impersonating(self, fault: Fault) -> None:
         await end(self._others.pop(fault))
 
-    async def _create_object(self, kind: str, spec: Mapping[str, int]) -> None:
+    async def _create_object(self, kind: str, spec: Mapping[str, object]) -> None:
         text = {"apiVersion": API, "kind": kind, "metadata": {"name": NAMESPACE}, "spec": spec}
         path = f"/apis/{API}/{kind.lower()}s"
         await self._until_done(lambda: self.cluster.kube.create(path, text))
@@ -303,7 +303,9 @@ class FaultInjector:
         "node-gone-unseen": (_delete_node_unseen, _restart_kubelet),
         "device-twice": (_double_device, _mend_device),
         "quota": (
-            lambda self, _: self._create_object("GPUQuota", {"maxMilliGPU": 1500}),
+            lambda self, _: self._create_object(
+                "GPUQuota", {"maxMilliGPU": 1500, "defaultRunTime": "25s"}
+            ),
             _delete_object,
         ),
         "budget": (

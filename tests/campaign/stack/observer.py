@@ -98,6 +98,11 @@ class Observer:
                 for proxy in self.cluster.api.values()
                 for uid, evicted_at in proxy.evicted.items()
             },
+            withdrawn={
+                uid: at
+                for proxy in self.cluster.api.values()
+                for uid, at in proxy.withdrawn.items()
+            },
             denied={part: proxy.denied for part, proxy in self.cluster.api.items() if proxy.denied},
             homes={uuid: node for node in NODES for uuid in self.uuids.get(node, {}).values()},
             unready=dict(self._unready),
@@ -183,7 +188,7 @@ class Observer:
             return None
 
     async def _read_ledger(self) -> RawLedger:
-        hashes = ("ledger", "leases", "devices", "nodes", "cordons", "waiting")
+        hashes = ("ledger", "leases", "devices", "nodes", "cordons", "waiting", "claims", "starts")
         names = (*hashes, *(f"facts:{node}" for node in NODES))
         async with self.cluster.redis.pipeline(transaction=True) as pipe:
             for name in names:

@@ -8,7 +8,6 @@ import pytest
 
 from services.binder.preempt import planned_starts
 from services.binder.preempt.planned_starts import (
-    LATE_S,
     MOST_PASS_S,
     PAUSE_FACTOR,
     PLAN_S,
@@ -24,7 +23,7 @@ from shared.model.preemption import StoredStart
 from shared.model.quantity import timestamp
 from shared.model.quota import Quota, QuotaLimits
 from shared.model.request import NO_TERM, Gang, PodRequest, Term
-from shared.placing.starts import AGAIN_S, MOST_KINDS
+from shared.placing.starts import AGAIN_S, LATE_S, MOST_KINDS
 from tests.support.binder.preemption import Scene, scene
 from tests.support.placer.ledger import assert_sound, device, report, share, uses
 from tests.support.servers.valkey import ValkeyServer

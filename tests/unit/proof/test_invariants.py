@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from tests.proof.observations import (
     Grant,
     HardwareInstance,
     RawCharge,
+    RawClaim,
     RawDevice,
     RawLease,
     RawLedger,
@@ -165,6 +167,25 @@ def refusal(**changes: Any) -> dict[str, Any]:
     return {"pods": (replace(WAITING, **changes),)}
 
 
+def promised(after_s: float) -> tuple[SeenPod, ...]:
+    """A waiting pod that is promised a start so long after the first sample."""
+    at = datetime.fromtimestamp(AT + after_s, UTC).isoformat()
+    return (replace(WAITING, message=f"{WAITING.message} starts by {at} at the latest: b ends"),)
+
+
+def promised_later(**withdrawn: float) -> set[str]:
+    later = lasting(20, pods=promised(200), withdrawn=withdrawn)
+    return found(sample(AT - 1, pods=promised(100)), *later)
+
+
+def let_in(**term: int) -> set[str]:
+    """A pod gets a device that is claimed for another until 200 s later."""
+    claim = RawClaim(pod="b", node=NODE, devices=frozenset({"gpu-0"}), until=AT + 200)
+    of_start: dict[str, Any] = {"claims": {"b": claim}, "devices": CLAIMED}
+    before, after = ledger(**of_start), ledger(replace(LEASE, term=term), **of_start)
+    return found(sample(ledger=before["ledger"]), sample(AT + 1, ledger=after["ledger"]))
+
+
 MUTATIONS: tuple[tuple[str, str, float, dict[str, Any]], ...] = (
     ("S1", "containers", 0, {"grants": (of("a", GRANT, HALF), of("b", GRANT, HALF))}),
     ("S1", "cores", 0, {"grants": tuple(of(uid, GRANT, cores=60) for uid in "ab")}),
@@ -181,6 +202,8 @@ MUTATIONS: tuple[tuple[str, str, float, dict[str, Any]], ...] = (
     ("S2", "containers", 0, {"grants": (GRANT, replace(GRANT, node=OTHER, device="gpu-9"))}),
     ("S3", "no lease", 0, {"pods": (replace(POD, **UNBOUND),), "grants": (GRANT,)}),
     ("S5", "a forged grant", 0, {"pods": (FORGED,), "grants": (GRANT,)}),
+    ("P8", "after all", 110 + 30 + 11, {"pods": (WAITING, replace(POD, uid="b", max_run_s=5))}),
+    ("S11", "late", 40, {"pods": promised(-1)}),
     ("S6", "sum", 0, ledger(charges=(CHARGE,), used_units={"w": 101})),
     ("S6", "units", 0, ledger(charges=(replace(CHARGE, units=99),), used_units={"w": 99})),
     (
@@ -364,6 +387,9 @@ STORIES: tuple[tuple[str, str, Callable[[], set[str]], Callable[[], set[str]]], 
         lambda: found(sample(nodes=CORDONED), sample(AT + 12, nodes=CORDONED, pods=(POD,))),
         lambda: found(sample(nodes=CORDONED), sample(AT + 4, nodes=CORDONED, pods=(POD,))),
     ),
+    ("S11", "later", promised_later, lambda: promised_later(a=AT)),
+    ("S11", "let in", lambda: let_in(max_run_s=100), lambda: let_in(max_run_s=100, grace_s=5)),
+    ("S11", "let in for good", let_in, lambda: let_in(max_run_s=90)),
     ("M1", "memory", lambda: resources(120, 15), lambda: resources(30, 15)),
     ("M1", "keys", lambda: resources(20, 90), lambda: resources(20, 16)),
     ("M2", "for no pod", evicted, lambda: evicted(URGENT)),

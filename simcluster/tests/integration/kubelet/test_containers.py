@@ -253,6 +253,8 @@ async def test_a_pod_past_its_deadline_fails_and_its_devices_are_free() -> None:
         failed = await node.phase("one", "Failed")
         assert failed["status"]["reason"] == "DeadlineExceeded"
         assert at_path(failed, "status.containerStatuses")[0]["restartCount"] == 0
+        (kept,) = node.kubelet.files.pods.glob("*.json")
+        await until(lambda: b'"phase":"terminated"' in kept.read_bytes())
         await node.run("two", limits={SLOT: 1})
 
 
