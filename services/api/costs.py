@@ -3,22 +3,17 @@
 import asyncio
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
 from services.api.api_call import ApiCall
 from shared.credentials.authorization import Viewer
-from shared.kubernetes.strict_yaml import load_document
+from shared.kubernetes.gpu_prices import PriceFile, Prices
 from shared.ledger.budgets import Budgets
-from shared.model.bounds import cut
 from shared.model.budget import HOUR_MS
 from shared.model.costs.cost_records import (
     FREE,
@@ -30,11 +25,9 @@ from shared.model.costs.cost_records import (
     add_up,
     hours_of,
 )
-from shared.model.device import longest_name_in
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 
-MOST_BYTES, MOST_PRICE = 65_536, 1_000_000
 DAY_MS = 24 * HOUR_MS
 MOST_DAYS, MOST_PERIODS = 400, 1000
 STEPS_MS = {"": 1 << 50, "hour": HOUR_MS, "day": DAY_MS}
@@ -54,59 +47,6 @@ NOT_OF_GPUS = (
 """Other numbers of an allocation, all 0: OpenCost's exporter fails where one is missing."""
 _LENGTH = re.compile(r"([1-9][0-9]{0,4})([mhd])")
 _UNITS_MS = {"m": 60_000, "h": HOUR_MS, "d": DAY_MS}
-
-
-class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Prices of one GPU for one hour: of models whose name contains the key, or `*`."""
-
-    currency: Annotated[str, Meta(pattern=r"^[A-Z]{3}\Z")]
-    models: Annotated[Mapping[Annotated[str, Meta(max_length=100)], Decimal], Meta(max_length=500)]
-
-    def of(self, model: str) -> Fraction | None:
-        """Return the price of a model, by the longest name in it."""
-        found = self.models.get(longest_name_in(model, self.models) or "*")
-        return None if found is None else Fraction(found)
-
-
-def load_prices(path: Path) -> Prices:
-    """Load a YAML file. Raises RequestError with what is wrong with it."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise RequestError(f"{path}: {error.strerror}") from error
-    if len(text) > MOST_BYTES:
-        raise RequestError(f"{path} has more than {MOST_BYTES} bytes")
-    try:
-        found = msgspec.convert(load_document(text.decode()), Prices)
-    except ValueError as error:
-        advice = "write `currency: EUR` and `models: {A100: 2.50}`, a GPU's price for an hour"
-        raise RequestError(f"{path}: {error}; {advice}") from error
-    for name, price in found.models.items():
-        if not (price.is_finite() and 0 <= price <= MOST_PRICE and price == round(price, 6)):
-            raise RequestError(
-                f"{path}: the price of {name}, {price}, is not from 0 to {MOST_PRICE} with six "
-                "decimals"
-            )
-    return found
-
-
-@dataclass(slots=True)
-class PriceFile:
-    """Prices of a file, which is read for each report; the last valid ones stay in force."""
-
-    path: Path | None = None
-    prices: Prices = field(default_factory=lambda: Prices(currency="", models={}))
-    problem: str = ""
-
-    def read(self) -> Prices:
-        """Return the prices in force; none before there is a file."""
-        if self.path is not None and self.path.exists():
-            try:
-                self.prices, self.problem = load_prices(self.path), ""
-            except RequestError as error:
-                self.problem = f"{cut(str(error))}; the last valid prices stay in force"
-        return self.prices
 
 
 class AllocationReply(msgspec.Struct, frozen=True, kw_only=True):

@@ -118,6 +118,7 @@ def budget_view(found: Balance) -> BudgetView:
         leases=found.leases,
         problem=found.problem,
         exhausted_at=None if found.exhausted_at_ms is None else found.exhausted_at_ms / 1000,
+        currency=found.currency,
     )
 
 

@@ -382,4 +382,5 @@ def _summary_of(event: BudgetChanged | None) -> BudgetSummary | None:
         current_rate_milli_gpu=event.current_rate_milli_gpu,
         exhausted_at=event.exhausted_at,
         at=event.reported_at,
+        currency=event.currency,
     )

@@ -15,7 +15,7 @@ from aiohttp import web
 from msgspec import UNSET, structs
 
 from services.api.api_call import ApiCall, RouteTable
-from services.api.costs import AllocationReply, PriceFile, allocation_report, cost_report
+from services.api.costs import AllocationReply, allocation_report, cost_report
 from services.api.first_pod import first_pod
 from services.api.history import (
     ALL_CORES,
@@ -42,6 +42,7 @@ from services.api.visible_cluster import (
 )
 from shared.credentials.authorization import AccessDeniedError
 from shared.dialects.dialect import Rules
+from shared.kubernetes.gpu_prices import PriceFile
 from shared.kubernetes.manifests import ManifestPod, pods_in
 from shared.ledger.budgets import Budgets
 from shared.ledger.showback import GROUPS, EntryRange, add_up, entries_of, entry_json, showback_view

@@ -9,7 +9,6 @@ from functools import partial
 from services.api.aggregated.front_proxy import FrontProxy, Registration, read_front_proxy
 from services.api.aggregated.objects import GROUP
 from services.api.aggregated.server import AggregatedApi
-from services.api.costs import PriceFile
 from services.api.history_file import HistoryFile
 from services.api.http_server import HttpServer
 from services.api.legacy_metrics import SchedulerMetrics
@@ -27,6 +26,7 @@ from shared.credentials.authorization import (
 from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import DirectoryStore, SecretStore
 from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.gpu_prices import PriceFile
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases

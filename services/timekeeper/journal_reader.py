@@ -134,7 +134,10 @@ class JournalReader:
             self.ended.extend(_run_times(journal))
 
     def _weigh(self, lease: Lease) -> LeaseWeight:
-        return weigh(lease, self.configuration.budget_of(lease.namespace), self.factors)
+        budget = self.configuration.budget_of(lease.namespace)
+        is_priced = budget.currency and not budget.unreadable
+        prices = self.configuration.prices.prices.models if is_priced else self.factors
+        return weigh(lease, budget, prices)
 
 
 def _run_times(journal: Journal) -> Iterator[tuple[Lease, float]]:

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 from aiohttp import web
 
-from services.timekeeper.accounts.accrual import parse_gpu_minutes
 from services.timekeeper.metrics import IGNORED_REPORTS
 from services.timekeeper.report.budget_reports import optional
 from services.timekeeper.service import Timekeeper
@@ -115,7 +114,7 @@ class BudgetApi:
         body = await _body(request)
         balance = await self.timekeeper.add_grant(
             namespace,
-            parse_gpu_minutes(body.get("minutes")),
+            self.timekeeper.parse_grant(namespace, body.get("minutes")),
             actor=actor,
             reason=str(body.get("reason", "")),
             key=request.headers.get("Idempotency-Key", ""),

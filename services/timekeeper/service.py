@@ -27,7 +27,14 @@ from shared.credentials.certificate_rotation import ServingCertificate
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.model.balance import balance, missing_units
-from shared.model.budget import UNITS_PER_GPU_MINUTE, Account, Balance, Budget, PolicyType, minutes
+from shared.model.budget import (
+    UNITS_PER_GPU_MINUTE,
+    Account,
+    Balance,
+    Budget,
+    PolicyType,
+    amount,
+)
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, RequestError
 from shared.model.events.pod_events import BudgetChanged
@@ -125,6 +132,7 @@ class Timekeeper:
 
     async def count(self) -> list[BudgetChanged]:
         """Apply the journal, advance every account, and return the events that follow."""
+        self.configuration.prices.read()
         await self._discard_damaged()
         await self._restore_lost()
         now_ms = await self.journal.apply(self.horizon_ms)
@@ -185,11 +193,17 @@ class Timekeeper:
                 return self.balance_of(namespace)
         raise ConflictError(f"the account of {namespace} changes too often; try again")
 
+    def parse_grant(self, namespace: Namespace, amount: object) -> int:
+        """Return the units of an amount: GPU-minutes, or money of a budget in money."""
+        in_money = self.configuration.budget_of(namespace).currency
+        return parse_gpu_minutes(amount) * (60 if in_money else 1)
+
     @answers(concurrency=8)
     async def grant(self, request: GrantRequest) -> GrantReply:
         """Add a grant."""
         try:
-            units = parse_gpu_minutes(request.minutes)
+            currency = self.configuration.budget_of(request.namespace).currency
+            units = self.parse_grant(request.namespace, request.minutes)
             left = await self.add_grant(
                 request.namespace,
                 units,
@@ -201,10 +215,11 @@ class Timekeeper:
             return GrantReply(refusal=str(error))
         remaining = left.remaining_units
         missing = missing_units(left, self.configuration.budget_of(request.namespace))
+        step = UNITS_PER_GPU_MINUTE * (60 if currency else 1) // 1000
         return GrantReply(
-            granted=minutes(units),
-            remaining="" if remaining is None else minutes(remaining),
-            missing=minutes(missing + UNITS_PER_GPU_MINUTE // 1000 - 1) if missing else "",
+            granted=amount(units, currency),
+            remaining="" if remaining is None else amount(remaining, currency),
+            missing=amount(missing + step - 1, currency) if missing else "",
         )
 
     async def _restore_lost(self) -> None:

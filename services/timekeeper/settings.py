@@ -34,6 +34,9 @@ class TimekeeperSettings(ApiServerSettings, LedgerSettings):
     budgets: Path | None = setting(
         None, "YAML file of GPUBudget objects; the one named * is for all other namespaces"
     )
+    prices: Path | None = setting(
+        None, "YAML file of prices of a GPU for an hour, for budgets in money"
+    )
     model_factors: tuple[str, ...] = setting(
         (), "MODEL=FACTOR,..: weight of devices by model, else 1"
     )

@@ -27,6 +27,7 @@ from shared.credentials.certificate_stores import DirectoryStore, SecretStore
 from shared.kubernetes import gpu_quotas
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.custom_kinds import LatestSpecs
+from shared.kubernetes.gpu_prices import PriceFile
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.kubernetes.paths import objects_path
 from shared.kubernetes.reachability import ApiServerReachability
@@ -76,7 +77,8 @@ logger = logging.getLogger(__name__)
 async def serve_timekeeper(settings: TimekeeperSettings) -> None:
     """Serve the timekeeper and its REST interface until SIGTERM or SIGINT."""
     settings.check()
-    file = BudgetFile(settings.budgets) if settings.budgets else None
+    prices = PriceFile(settings.prices)
+    file = BudgetFile(settings.budgets, prices) if settings.budgets else None
     if file is not None:
         file.load()
     async with (
@@ -93,10 +95,10 @@ async def serve_timekeeper(settings: TimekeeperSettings) -> None:
             await stack.enter_async_context(client)
             observed = ApiServerReachability.observed(client)
             probes["api"] = (await stack.enter_async_context(observed)).unready_reason
-        objects = BudgetObjects(client) if client and settings.objects else None
+        objects = BudgetObjects(client, prices) if client and settings.objects else None
         specs = LatestSpecs(gpu_quotas.parse_spec)
         quotas = ConfiguredObjects(objects.client, gpu_quotas.OBJECTS, specs) if objects else None
-        configuration = ConfiguredBudgets(file=file, objects=objects)
+        configuration = ConfiguredBudgets(file=file, objects=objects, prices=prices)
         certificate = serving_certificate(settings, client)
         timekeeper = Timekeeper(
             store=store,

@@ -108,6 +108,7 @@ def balance(account: Account, budget: Budget, at_ms: int) -> Balance:
         exhausted_at_ms=_exhausted_before(account, budget, remaining)
         or exhaustion_ms(budget, window, remaining, rate, at_ms),
         problem=budget.problem,
+        currency=budget.currency,
     )
 
 

@@ -27,6 +27,13 @@ def minutes(units: int) -> str:
     return f"{sign}{thousandths // 1000}.{thousandths % 1000:03d}"
 
 
+def amount(units: int, currency: str) -> str:
+    """Return units as GPU-minutes, or as the money that 60 of them stand for."""
+    if not currency:
+        return minutes(units)
+    return f"{minutes(units // 60 if units > 0 else -(-units // 60))} {currency}"
+
+
 class WeightMode(StrEnum):
     """How the parts of a device's cores and memory become one weight."""
 
@@ -111,6 +118,8 @@ class Budget:
     namespace: Namespace
     limit_units: int | None = None
     """None: usage is counted without a limit."""
+    currency: str = ""
+    """Of a budget in money: one unit of it is 60 GPU-minutes, times each model's price."""
     policy: BudgetPolicy = BudgetPolicy()
     weight_mode: WeightMode = WeightMode.DOMINANT
     uncapped_core_percent: int | None = None
@@ -281,6 +290,7 @@ class Balance:
     exhausted_at_ms: int | None = None
     """When the budget was exhausted, or will be at the current rate; None: not foreseeable."""
     problem: str = ""
+    currency: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,6 +381,8 @@ class BudgetView(msgspec.Struct, frozen=True, kw_only=True):
     problem: str
     exhausted_at: float | None
     """When it was, or will be at the current rate."""
+    currency: str = ""
+    """Of a budget in money: a unit of it is 60 GPU-minutes here."""
 
 
 class BudgetsView(msgspec.Struct, frozen=True, kw_only=True):
@@ -406,6 +418,8 @@ class BudgetSummary(msgspec.Struct, frozen=True, kw_only=True):
     current_rate_milli_gpu: int
     exhausted_at: float | None
     at: float
+    currency: str = ""
+    """Of a budget in money: a unit of it is 60 GPU-minutes here."""
 
 
 class BudgetPoint(msgspec.Struct, frozen=True, kw_only=True):

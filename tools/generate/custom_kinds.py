@@ -32,6 +32,9 @@ BEGIN, END = "        # generated: schema\n", "        # end\n"
 DESCRIPTIONS = {
     "limitGPUMinutes": "GPU-minutes that may be used in a window. Without it, usage is only "
     "counted.",
+    "limitMoney": "Money that may be used in a window, by the prices of GPUs.",
+    "amount": "At most two decimals, in quotation marks if there are any.",
+    "currency": "Three letters, that of the prices.",
     "policy": "The period of the limit, and how it is refilled.",
     "policy.window": "The calendar period of a fixed policy.",
     "timeZone": "IANA name of the time zone of the calendar.",
@@ -72,7 +75,8 @@ DESCRIPTIONS = {
     "grantedUnits": "Grants in the open window.",
     "rolloverUnits": "What was carried over from the window before.",
     "remainingUnits": "remainingGPUMinutes, exactly.",
-    "usedGPUMinutes": "GPU-minutes used in the window.",
+    "usedGPUMinutes": "GPU-minutes used in the window; of a budget in money, money with the "
+    "currency.",
     "remainingGPUMinutes": "GPU-minutes left; absent without a limit.",
     "currentRateMilliGPU": "Thousandths of GPUs in use.",
     "leases": "Leases that are charged.",

@@ -13,7 +13,7 @@ from services.cli.api_client import ApiClient, NothingFoundError
 from services.cli.commands import BudgetArguments
 from services.cli.formats import FittedTable, age
 from services.cli.terminal import program
-from shared.model.budget import BudgetState, BudgetsView, BudgetView, minutes
+from shared.model.budget import BudgetState, BudgetsView, BudgetView, amount
 from shared.model.errors import RequestError
 from shared.model.quantity import timestamp
 from shared.model.views import GrantOrder, GrantView
@@ -48,9 +48,9 @@ def budget_table(
             each.namespace,
             Text(each.state, style=STYLES[each.state]),
             Text(_bar(each), style=STYLES[each.state]),
-            each.used_gpu_minutes,
-            "no limit" if each.allowed_units is None else minutes(int(each.allowed_units)),
-            "-" if each.remaining_units is None else minutes(int(each.remaining_units)),
+            amount(int(each.used_units), each.currency),
+            _amount(each, each.allowed_units, "no limit"),
+            _amount(each, each.remaining_units, "-"),
             f"{each.current_rate_milli_gpu / 1000:.3f} GPU",
             str(each.leases),
             _runs_out(each, now),
@@ -61,7 +61,11 @@ def budget_table(
         for each in budgets
         if each.problem
     ]
-    return Group(table, *problems, Text("amounts are GPU-minutes", style="dim"))
+    return Group(table, *problems, Text("amounts without a currency are GPU-minutes", style="dim"))
+
+
+def _amount(budget: BudgetView, units: str | None, none: str) -> str:
+    return none if units is None else amount(int(units), budget.currency)
 
 
 def _bar(budget: BudgetView) -> str:
@@ -127,5 +131,6 @@ def _grant(flags: BudgetArguments) -> int:
     left = view.remaining_minutes
     rest = "no limit" if left is None else f"{left} left"
     more = view.missing_minutes and f"; it is back in budget with {view.missing_minutes} more"
-    print(f"granted {view.granted_minutes} GPU-minutes to {namespace}: {rest}{more or ''}")
+    granted, _, currency = view.granted_minutes.partition(" ")
+    print(f"granted {granted} {currency or 'GPU-minutes'} to {namespace}: {rest}{more or ''}")
     return 0

@@ -126,7 +126,8 @@ class _Components:
                 yield self._service("placer", name=name, uses_api=False, ledger=True)
             yield self._service("binder", ledger=True)
         budgets = _flag("--budgets", settings.budgets)
-        yield self._service("timekeeper", *budgets, ledger=True)
+        prices = _flag("--prices", settings.prices)
+        yield self._service("timekeeper", *budgets, *prices, ledger=True)
         yield self._service(
             "webhook",
             *quotas,
@@ -140,7 +141,7 @@ class _Components:
             *("--aggregated", f"{servers.HOST}:{plan.ports[AGGREGATED]}"),
             *("--state-dir", str(root / "api")),
             *_flag("--scheduler-metrics", settings.scheduler_metrics),
-            *_flag("--prices", settings.prices),
+            *prices,
             *volcano,
             ledger=True,
             address=plan.page_url,

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import yaml
 
-from services.api.costs import load_prices
 from services.cli import credentials
 from services.cli.commands import Up
 from services.cli.credentials import CredentialFiles
@@ -42,6 +41,7 @@ from services.cli.up.supervisor import StartError, SupervisionTiming, Supervisor
 from services.extender.scheduler_configuration import SchedulerTls, scheduler_configuration
 from services.timekeeper.config import budget_sources
 from services.watcher import quota_sources
+from shared.kubernetes.gpu_prices import load_prices
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.names import NodeName
 from shared.runtime.request_settings import RequestSettings, load_rules

@@ -99,13 +99,14 @@ def open_window(
     )
 
 
-def window_shape(policy: BudgetPolicy) -> str:
-    """Return the settings that determine a policy's windows; a change opens a new window."""
+def window_shape(budget: Budget) -> str:
+    """Return the settings that determine the windows; a change opens a new window."""
+    policy, unit = budget.policy, f" {budget.currency}" if budget.currency else ""
     if policy.type is PolicyType.FIXED:
-        return f"fixed {policy.period} {policy.time_zone}"
+        return f"fixed {policy.period} {policy.time_zone}{unit}"
     if policy.type is PolicyType.SLIDING:
-        return f"sliding {policy.bucket_ms}"
-    return str(policy.type)
+        return f"sliding {policy.bucket_ms}{unit}"
+    return f"{policy.type}{unit}"
 
 
 def rollover_units(policy: BudgetPolicy, closed: BudgetWindow) -> int:
@@ -165,17 +166,18 @@ def advance(
     step = _AccountStep(account, budget)
     window = account.windows[-1] if account.windows else _first_window(step, now_ms)
     known = account.state.shape
+    same_unit = account.budget is None or account.budget.currency == budget.currency
     while True:
         until = now_ms if window.end_ms is None else min(now_ms, window.end_ms)
         window = _charge(step, window, until)
-        reshaped = bool(known) and known != window_shape(budget.policy)
+        reshaped = bool(known) and known != window_shape(budget)
         if window.end_ms is not None and window.end_ms <= now_ms:
-            window = _close(step, window, window.end_ms)
+            window = _close(step, window, window.end_ms, same_unit=same_unit)
         elif reshaped:
-            window = _close(step, window, now_ms)
+            window = _close(step, window, now_ms, same_unit=same_unit)
         else:
             break
-        known = window_shape(budget.policy)
+        known = window_shape(budget)
     _apply_limit(step, window, now_ms)
     return _finish(step, now_ms)
 
@@ -250,12 +252,14 @@ def _charge_entry(
     )
 
 
-def _close(step: _AccountStep, window: BudgetWindow, at_ms: int) -> BudgetWindow:
+def _close(
+    step: _AccountStep, window: BudgetWindow, at_ms: int, *, same_unit: bool
+) -> BudgetWindow:
     """Close a window and open the next one."""
     closed = replace(window, end_ms=at_ms, closed=True)
     step.windows[closed.id] = closed
     step.entries.append(ChargeEntry(window=closed.id, kind="close", units=closed.used_units))
-    rolled = rollover_units(step.budget.policy, closed)
+    rolled = rollover_units(step.budget.policy, closed) if same_unit else 0
     fresh = open_window(step.budget, at_ms, rolled_units=rolled)
     if rolled:
         step.entries.append(
@@ -308,7 +312,7 @@ def _finish(step: _AccountStep, now_ms: int) -> AccountUpdate:
         warned_percent=current.warned_percent,
         since_ms=before.since_ms if known and current.state is before.state else now_ms,
         window=current.window.id,
-        shape=window_shape(step.budget.policy),
+        shape=window_shape(step.budget),
         restored_ms=before.restored_ms,
         exhausted_ms=_exhausted_ms(current),
     )
@@ -373,9 +377,7 @@ def restore_update(
         revision=account.revision,
         windows=(window,),
         entries=(entry,),
-        state=StoredBudgetState(
-            window=window.id, shape=window_shape(budget.policy), restored_ms=at_ms
-        ),
+        state=StoredBudgetState(window=window.id, shape=window_shape(budget), restored_ms=at_ms),
     )
 
 

@@ -8,6 +8,7 @@ pod's next lease changes; and of the time of its resize, if it was resized.
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from fractions import Fraction
 
 from shared.model.budget import Account, Budget, ChargedLease, JournalEntry, WeightMode
@@ -31,7 +32,7 @@ class LeaseWeight:
     memory_mib: int
 
 
-def weigh(lease: Lease, budget: Budget, factors: Mapping[str, Fraction]) -> LeaseWeight:
+def weigh(lease: Lease, budget: Budget, factors: Mapping[str, Fraction | Decimal]) -> LeaseWeight:
     """Weigh a lease, exactly, by what it records: also once its devices are gone.
 
     The shares of a device's cores and memory become one weight per device; their sum, each times
@@ -101,9 +102,8 @@ def _weight(cores: Fraction, memory: Fraction, mode: WeightMode) -> Fraction:
     return by_mode[mode]
 
 
-def _factor(model: str, factors: Mapping[str, Fraction]) -> Fraction:
-    name = longest_name_in(model, factors)
-    return WHOLE if name is None else factors[name]
+def _factor(model: str, factors: Mapping[str, Fraction | Decimal]) -> Fraction:
+    return Fraction(factors.get(longest_name_in(model, factors) or "*", WHOLE))
 
 
 def _most(shares: Iterable[Share], part: Callable[[Share], Fraction]) -> Fraction:

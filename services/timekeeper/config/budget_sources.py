@@ -23,6 +23,7 @@ from services.timekeeper.config.budget_spec import (
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.custom_kinds import API_VERSION, LatestSpecs
 from shared.kubernetes.errors import NotFoundError
+from shared.kubernetes.gpu_prices import PriceFile
 from shared.kubernetes.object_files import load_objects
 from shared.kubernetes.reflector import follow
 from shared.kubernetes.types import RawObject
@@ -38,7 +39,17 @@ PATH = f"/apis/{API_VERSION}/gpubudgets"
 FILE_POLL_S = 2.0
 RETRY_S = 5.0
 SYNC_TIMEOUT_S = 30.0
+NEW_PODS_WAIT = "new pods of the namespace wait until it is valid"
 T = TypeVar("T")
+
+
+def in_money(budget: Budget, prices: PriceFile) -> Budget:
+    """Return the budget, which is invalid if it is in money and there are no prices for it."""
+    why = budget.currency and prices.prices.refusal(budget.currency)
+    if not why:
+        return budget
+    problem = f"{KIND} {budget.namespace}: {why} (--prices of the timekeeper); {NEW_PODS_WAIT}"
+    return replace(budget, problem=problem, unreadable=True)
 
 
 def load_file(path: Path) -> dict[Namespace, Budget]:
@@ -51,6 +62,7 @@ class BudgetFile:
     """Budgets of a file, loaded again when it changes."""
 
     path: Path
+    prices: PriceFile = field(default_factory=PriceFile)
     budgets: Mapping[Namespace, Budget] = field(default_factory=dict)
     problem: str = ""
     """Why its latest version is not in force."""
@@ -81,7 +93,7 @@ class BudgetFile:
     def find(self, name: Namespace) -> Budget | None:
         """Return the budget of this name, or None."""
         found = self.budgets.get(name)
-        return found and replace(found, problem=self.problem)
+        return found and in_money(replace(found, problem=self.problem), self.prices)
 
     def _file_stamp(self) -> tuple[int, int]:
         try:
@@ -121,15 +133,17 @@ class ConfiguredObjects(Generic[T]):
 class BudgetObjects(ConfiguredObjects[Budget]):
     """GPUBudget objects of a cluster."""
 
-    def __init__(self, client: KubernetesClient) -> None:
+    def __init__(self, client: KubernetesClient, prices: PriceFile | None = None) -> None:
         super().__init__(client, PATH, LatestSpecs(parse_spec))
+        self.prices = prices or PriceFile()
 
     def find(self, name: Namespace) -> Budget | None:
         """Return the budget of this name, or None."""
         problem, found = self.latest.problems.get(name, ""), self.latest.valid.get(name)
         if found is not None:
-            return replace(found, problem=problem and f"{problem}; {LAST_VALID}")
-        problem = problem and f"{problem}; new pods of the namespace wait until it is valid"
+            found = replace(found, problem=problem and f"{problem}; {LAST_VALID}")
+            return in_money(found, self.prices)
+        problem = problem and f"{problem}; {NEW_PODS_WAIT}"
         return Budget(namespace=name, problem=problem, unreadable=True) if problem else None
 
     def status_copies(self) -> dict[Namespace, StatusCopy]:
@@ -147,6 +161,8 @@ class ConfiguredBudgets:
 
     file: BudgetFile | None = None
     objects: BudgetObjects | None = None
+    prices: PriceFile = field(default_factory=PriceFile)
+    """Of all sources."""
 
     def budget_of(self, namespace: Namespace) -> Budget:
         """Return a namespace's budget; without one it has no limit."""

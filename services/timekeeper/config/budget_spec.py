@@ -37,6 +37,9 @@ ZONE = "^[A-Z][A-Za-z0-9_+-]*(/[A-Z][A-Za-z0-9_+-]*)*$"
 MAX_MINUTES = 2**63 - 1
 """The maximum of an integer field of an object."""
 
+CURRENCY = "^[A-Z]{3}$"
+MONEY = r"^[0-9]{1,12}([.][0-9]{1,2})?$"
+
 _MINUTES = re.compile(r"\d{1,30}(\.\d{1,30})?(e[+-]?\d{1,3})?", re.IGNORECASE)
 
 
@@ -134,6 +137,23 @@ class DebtSpec(RuledStruct, frozen=True, forbid_unknown_fields=True):
     grace_minutes: GraceMinutes | None = None
 
 
+class MoneySpec(RuledStruct, frozen=True, forbid_unknown_fields=True):
+    """An amount of money."""
+
+    amount: Annotated[
+        int | str,
+        Meta(
+            extra_json_schema={
+                "x-kubernetes-int-or-string": True,
+                "pattern": MONEY,
+                "minimum": 0,
+                "maximum": 10**12 - 1,
+            }
+        ),
+    ]
+    currency: Annotated[str, Meta(pattern=CURRENCY)]
+
+
 class BudgetSpec(RuledStruct, frozen=True, forbid_unknown_fields=True):
     """The spec of a GPUBudget."""
 
@@ -154,9 +174,22 @@ class BudgetSpec(RuledStruct, frozen=True, forbid_unknown_fields=True):
             lambda spec: spec.on_debt.action != "evict" or spec.debt_limit_minutes is not None,
             "onDebt with action evict requires debtLimitGPUMinutes",
         ),
+        Rule(
+            "!has(self.limitMoney) || !has(self.limitGPUMinutes) && !(has(self.policy) && "
+            "has(self.policy.rollover) && has(self.policy.rollover.maxGPUMinutes))",
+            lambda spec: (
+                spec.limit_money is None
+                or (
+                    spec.limit_minutes is None
+                    and (spec.policy.rollover or RolloverSpec()).max_minutes is None
+                )
+            ),
+            "limitMoney excludes amounts of GPU-minutes",
+        ),
     )
 
     limit_minutes: Minutes | None = field(name="limitGPUMinutes", default=None)
+    limit_money: MoneySpec | None = None
     policy: PolicySpec = PolicySpec()
     weight_mode: Annotated[WeightMode, _choice(WeightMode)] = WeightMode.DOMINANT
     uncapped_core_percent: Percent | None = None
@@ -221,15 +254,29 @@ def _units(path: str, value: float | str | None) -> int | None:
     return int(units)
 
 
+def _money_units(path: str, value: int | str) -> int:
+    """Return money as exact units."""
+    if not re.fullmatch(MONEY, str(value)):
+        raise RequestError(
+            f"{path} must be money such as 1000.50, below {10**12} and with at most two decimals, "
+            f"not {_brief(value)}"
+        )
+    return int(Fraction(str(value)) * 60 * UNITS_PER_GPU_MINUTE)
+
+
 def parse_spec(namespace: Namespace, spec: object) -> Budget:
     """Parse a GPUBudget's spec. Raises RequestError with the field and its valid values."""
     place = f"{KIND} {namespace}"
     read = convert_spec(spec, BudgetSpec, place)
     path = f"{place}: spec"
     debt = read.on_debt
+    money = read.limit_money
     return Budget(
         namespace=namespace,
-        limit_units=_units(f"{path}.limitGPUMinutes", read.limit_minutes),
+        limit_units=_units(f"{path}.limitGPUMinutes", read.limit_minutes)
+        if money is None
+        else _money_units(f"{path}.limitMoney.amount", money.amount),
+        currency="" if money is None else money.currency,
         policy=_policy(f"{path}.policy", read.policy),
         weight_mode=read.weight_mode,
         uncapped_core_percent=read.uncapped_core_percent,

@@ -17,7 +17,7 @@ from shared.model.budget import (
     Budget,
     BudgetState,
     StoredBudgetState,
-    minutes,
+    amount,
 )
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.names import Namespace
@@ -56,8 +56,10 @@ def budget_status(
         granted_units=str(window.granted_units),
         rollover_units=str(window.rolled_units),
         remaining_units=optional(str, current.remaining_units),
-        used_minutes=minutes(current.used_units),
-        remaining_minutes=optional(minutes, current.remaining_units),
+        used_minutes=amount(current.used_units, current.currency),
+        remaining_minutes=optional(
+            lambda units: amount(units, current.currency), current.remaining_units
+        ),
         current_rate=current.current_rate_milli_gpu,
         leases=current.leases,
         projected_exhaustion=optional(
@@ -139,4 +141,5 @@ def budget_changed(
         remaining_units=optional(partial(min, MAX_UNITS), current.remaining_units),
         current_rate_milli_gpu=current.current_rate_milli_gpu,
         exhausted_at=optional(lambda at_ms: at_ms / 1000, current.exhausted_at_ms),
+        currency=current.currency,
     )

@@ -19,7 +19,7 @@ from shared.kubernetes.types import RawObject
 from shared.ledger.ledger_totals import LedgerQuotas
 from shared.model.balance import consequence
 from shared.model.bounds import cut
-from shared.model.budget import Account, Balance, Budget, BudgetState, LeaseClass, minutes
+from shared.model.budget import Account, Balance, Budget, BudgetState, LeaseClass, amount
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 from shared.model.quantity import timestamp
 from shared.model.quota import Quota
@@ -145,11 +145,12 @@ def _event(
     follows = consequence(budget, current.state)
     state = BudgetState.INVALID if budget.problem else current.state
     remaining, window = current.remaining_units, current.window.id
-    left = "no limit" if remaining is None else f"{minutes(remaining)} left"
+    left = "no limit" if remaining is None else f"{amount(remaining, budget.currency)} left"
+    used = amount(current.used_units, budget.currency)
     invalid = f"{budget.problem}. " if budget.problem else ""
     message = invalid + (
         f"the GPU budget of namespace {account.namespace} is {current.state}: "
-        f"{minutes(current.used_units)} GPU-minutes used in {window}, {left}; "
+        f"{used}{'' if budget.currency else ' GPU-minutes'} used in {window}, {left}; "
         f"{_LEASES[follows.lease_class]}, {_NEW_PODS[follows.new_pods]}"
     )
     identity = (

@@ -319,3 +319,5 @@ class BudgetChanged(Event, subject="budget.changed.v1"):
     current_rate_milli_gpu: Amount = 0
     exhausted_at: Seconds | None = None
     """When the budget was exhausted, or will be at the current rate, Unix seconds."""
+    currency: ShortText = ""
+    """Of a budget in money."""

@@ -13,13 +13,12 @@ import pytest
 from services.api.costs import (
     NOT_OF_GPUS,
     OTHERS,
-    PriceFile,
     allocations,
     cost_view,
-    load_prices,
     window_ms,
 )
 from services.cli.admin.reports import FOCUS_COLUMNS, cost_table, focus_csv
+from shared.kubernetes.gpu_prices import PriceFile, load_prices
 from shared.model.budget import HOUR_MS
 from shared.model.costs.cost_records import FREE, WHOLE, CostHour, CostView
 from shared.model.errors import RequestError

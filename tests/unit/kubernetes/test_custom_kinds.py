@@ -58,6 +58,7 @@ def our_fault(kind: str, spec: object, name: str = "team-a") -> str:
 
 MEMORY = "maxMemory is a number of bytes and must be 0 or at least 1 MiB"
 SMALL = ({"maxMemory": each} for each in (80, "80", "1000k", "500m", 1048575, "0.5Mi"))
+MONEY: dict[str, Any] = {"limitMoney": {"amount": 1, "currency": "EUR"}}
 INVALID: tuple[tuple[str, Spec, str], ...] = (
     (BUDGET, {"limitGPUMinutes": -1}, "limitGPUMinutes"),
     (BUDGET, {"limitGPUMinutes": 2**63}, "limitGPUMinutes"),
@@ -79,6 +80,12 @@ INVALID: tuple[tuple[str, Spec, str], ...] = (
     ),
     *((BUDGET, {each: 5}, "require limitGPUMinutes") for each in
       ("debtLimitGPUMinutes", "hysteresisGPUMinutes")),
+    *((BUDGET, {"limitMoney": {"amount": each, "currency": "EUR"}}, "limitMoney.amount") for each in
+      (-1, "-1", "1.234", "1e3", "NaN", 10**12, "")),
+    (BUDGET, {"limitMoney": {"amount": 1, "currency": "euro"}}, "limitMoney.currency"),
+    (BUDGET, {"limitMoney": {"amount": 1}}, "currency"),
+    *((BUDGET, {**MONEY, **each}, "excludes amounts of GPU-minutes") for each in
+      ({"limitGPUMinutes": 1}, {"policy": {"rollover": {"percent": 1, "maxGPUMinutes": 1}}})),
     (BUDGET, {"onDebt": {"action": "evict"}}, "evict requires debtLimitGPUMinutes"),
     *((BUDGET, {"policy": {"timeZone": each}}, "timeZone") for each in
       ("CST", "Asia/Beijing", "UTC+8", "+08:00", "Local", "localtime", "", "../UTC", "u" * 65)),
@@ -120,6 +127,10 @@ amounts = st.sampled_from([0, 1, 90, -1, 2**63 - 1, "x"])
 zones = st.sampled_from(["UTC", "Europe/Berlin", "Etc/GMT+8", "EST5EDT", "CST", "GMT0", "Z\n"])
 budgets = maybe(
     limitGPUMinutes=amounts,
+    limitMoney=maybe(
+        amount=st.sampled_from([0, 1, "1.50", "1.505", -1, 10**12, "x"]),
+        currency=st.sampled_from(["EUR", "E", "eur"]),
+    ),
     debtLimitGPUMinutes=amounts,
     hysteresisGPUMinutes=amounts,
     warnAt=st.lists(st.integers(0, 101), max_size=11),

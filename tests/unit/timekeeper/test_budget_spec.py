@@ -144,6 +144,7 @@ def test_the_longest_matching_model_name_gives_the_factor_and_the_sum_is_rounded
 
     assert weight(half(), factors={"a100": Fraction("2.5"), "A100-SXM4": Fraction(3)}) == 1500
     assert weight(third, factors={"T4": Fraction("0.001")}) == 1
+    assert weight(half(), factors={"T4": Fraction(9), "*": Fraction(2)}) == 1000
 
 
 def test_a_share_whose_device_had_no_memory_counts_as_the_whole_device() -> None:
@@ -201,6 +202,8 @@ def test_omitted_fields_have_their_defaults() -> None:
     assert parse_spec(TEAM, {"limitGPUMinutes": 0}).limit_units == 0
     assert parse_spec(TEAM, {}) == Budget(namespace=Namespace("team-a"))
     filled = {"type": "bucket", "refillGPUMinutesPerHour": 10}
+    money = parse_spec(TEAM, {"limitMoney": {"amount": "12.50", "currency": "EUR"}})
+    assert (money.limit_units, money.currency) == (units(750), "EUR")
     bucket = parse_spec(TEAM, {"limitGPUMinutes": 60, "policy": filled})
     assert bucket.policy.type is PolicyType.BUCKET
     assert bucket.policy.refill_units_per_hour == units(10)
@@ -210,7 +213,10 @@ def test_omitted_fields_have_their_defaults() -> None:
     ("spec", "named"),
     [
         ({"limitGPUMinutes": "many"}, "'many'"),
-        ({"limit": 5}, "unknown field `limit`; known fields are limitGPUMinutes, policy"),
+        (
+            {"limit": 5},
+            "unknown field `limit`; known fields are limitGPUMinutes, limitMoney, policy",
+        ),
         ({"policy": {"type": "lunar"}}, "fixed, sliding, bucket, none"),
         ({"policy": {"timeZone": 7}}, "timeZone"),
         ({"policy": "fixed"}, "spec.policy: Expected `object`"),

@@ -1,0 +1,77 @@
+"""Prices of GPUs, from a file such as a mounted ConfigMap."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from shared.kubernetes.strict_yaml import load_document
+from shared.model.bounds import cut
+from shared.model.device import longest_name_in
+from shared.model.errors import RequestError
+
+MOST_BYTES, MOST_PRICE = 65_536, 1_000_000
+
+
+class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Prices of one GPU for one hour: of models whose name contains the key, or `*`."""
+
+    currency: Annotated[str, Meta(pattern=r"^[A-Z]{3}\Z")]
+    models: Annotated[Mapping[Annotated[str, Meta(max_length=100)], Decimal], Meta(max_length=500)]
+
+    def of(self, model: str) -> Fraction | None:
+        """Return the price of a model, by the longest name in it."""
+        found = self.models.get(longest_name_in(model, self.models) or "*")
+        return None if found is None else Fraction(found)
+
+    def refusal(self, currency: str) -> str:
+        """Return why a budget in this currency cannot be charged; empty if it can."""
+        if self.currency != currency:
+            return f"there are no prices in {currency}, but in {self.currency or 'no currency'}"
+        return "" if "*" in self.models else "no price of * applies to models without a price"
+
+
+def load_prices(path: Path) -> Prices:
+    """Load a YAML file. Raises RequestError with what is wrong with it."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise RequestError(f"{path}: {error.strerror}") from error
+    if len(text) > MOST_BYTES:
+        raise RequestError(f"{path} has more than {MOST_BYTES} bytes")
+    try:
+        found = msgspec.convert(load_document(text.decode()), Prices)
+    except ValueError as error:
+        advice = "write `currency: EUR` and `models: {A100: 2.50}`, a GPU's price for an hour"
+        raise RequestError(f"{path}: {error}; {advice}") from error
+    for name, price in found.models.items():
+        if not (price.is_finite() and 0 <= price <= MOST_PRICE and price == round(price, 6)):
+            raise RequestError(
+                f"{path}: the price of {name}, {price}, is not from 0 to {MOST_PRICE} with six "
+                "decimals"
+            )
+    return found
+
+
+@dataclass(slots=True)
+class PriceFile:
+    """Prices of a file, which is read for each report; the last valid ones stay in force."""
+
+    path: Path | None = None
+    prices: Prices = field(default_factory=lambda: Prices(currency="", models={}))
+    problem: str = ""
+
+    def read(self) -> Prices:
+        """Return the prices in force; none before there is a file."""
+        if self.path is not None and self.path.exists():
+            try:
+                self.prices, self.problem = load_prices(self.path), ""
+            except RequestError as error:
+                self.problem = f"{cut(str(error))}; the last valid prices stay in force"
+        return self.prices
