@@ -111,7 +111,7 @@ export class Chart {
   }
 }
 
-function amountText(amount, unit) { return amount === null || amount === undefined ? "–" : `${short(amount)} ${unit}`; }
+function amountText(amount, unit) { return amount === null || amount === undefined ? "–" : `${short(amount)} ${amount === 1 ? unit.replace(/s$/, "") : unit}`; }
 
 function swatch(line, colour) {
   const mark = el("i", { class: line.dashed ? "dashed" : "", "aria-hidden": "true" });

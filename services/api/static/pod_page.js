@@ -110,7 +110,7 @@ function whyParts(waiting) {
 function podCommands({ name, namespace }, waits) {
   const pod = `${name} -n ${namespace}`;
   return { [waits ? "Why it waits" : "Why it runs there"]: `kubectl leasehold explain ${pod}`,
-    ...waits ? { "What would make room": `kubectl get pod ${pod} -o yaml | leasehold what-if -` } : { "Its log": `kubectl logs ${pod}` },
+    ...waits ? { "What would make room": `kubectl get pod ${pod} -o yaml | kubectl leasehold what-if -` } : { "Its log": `kubectl logs ${pod}` },
     "Its events": `kubectl describe pod ${pod}`, "Its trace": `kubectl leasehold trace ${pod}` };
 }
 

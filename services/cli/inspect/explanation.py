@@ -331,8 +331,8 @@ def _gated(pod: PodSummary, program: str) -> Explanation:
     then = f"kubectl get pod {pod.name} -n {pod.namespace} -o yaml"
     if BUDGET_GATE in pod.gates:
         text = (
-            f"waits until namespace {pod.namespace} has GPU time again: its scheduling gate "
-            f"{BUDGET_GATE} goes then"
+            f"waits until namespace {pod.namespace} has GPU time again, which removes its "
+            f"scheduling gate {BUDGET_GATE}"
         )
         then = f"{program} budget {pod.namespace}"
     return _explained(pod, "gated", text, next=then, gates=pod.gates)

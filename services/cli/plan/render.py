@@ -153,8 +153,8 @@ def _origin_lines(origin: str, members: Sequence[TriedOutcome]) -> list[Text]:
     lines += [
         Text(f"  {count} would wait: {text}", style="red") for text, count in refusals.items()
     ]
-    who = "it" if len(members) == 1 else "the last of them"
-    lines += [Text(f"  {who}: {each.when}") for each in members if each.when]
+    whose = "" if len(members) == 1 else "the last of them: "
+    lines += [Text(f"  {whose}{each.when}") for each in members if each.when]
     room = next((each.room for each in members if each.room), None)
     if room is not None:
         names = ", ".join(room.leases)

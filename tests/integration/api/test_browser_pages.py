@@ -133,7 +133,7 @@ async def test_a_waiting_pod_has_the_command_that_shows_what_would_make_room(
     await shown.publish(await wait(shown, "big", "vision", gang="vision/training"))
     page = await opened(browser, shown)
     await page.locator("#waiting").get_by_role("link", name="vision/big").click()
-    command = "kubectl get pod big -n vision -o yaml | leasehold what-if -"
+    command = "kubectl get pod big -n vision -o yaml | kubectl leasehold what-if -"
     await expect(page.get_by_role("main")).to_contain_text(command)
     await expect(page.get_by_role("main")).to_contain_text(
         "Gangvision/training: 0 pods with a lease, 1 waiting"
@@ -196,8 +196,10 @@ async def test_a_search_leads_to_the_lists_in_which_something_matches(
     browser: Browser, shown: RunningApi
 ) -> None:
     await shown.publish(await wait(shown, "second", "vision"))
+    await shown.service.sample_history()
     page = await opened(browser, shown, "#/")
     await expect(page.locator(".tab").filter(has_text="Waiting")).to_have_text("Waiting1")
+    await expect(page.locator(".chart .series").nth(2)).to_have_text("Waiting 1 pod")
     await page.get_by_role("searchbox", name="Search", exact=True).fill("second")
     await expect(page).to_have_url(re.compile(r"#/pods\?q=second$"))
 

@@ -6,6 +6,7 @@ import pytest
 from msgspec import structs
 
 from services.cli.plan.moves import MovePlan, plan_moves
+from services.cli.plan.render import forecast_text
 from shared.kubernetes.manifests import pods_in
 from shared.model.lease import Lease
 from shared.model.ledger import NodeTotals, WaitingPod, counted_use
@@ -13,7 +14,7 @@ from shared.model.names import Namespace, PodUid
 from shared.model.placement import Refusal
 from shared.model.request import NO_TERM, NodeRequirements, NodeTerm, PodRequest, Term
 from shared.placing.starts import lease_end, no_end_text, waiting_units
-from shared.placing.what_if import Forecast, TriedPod, forecast
+from shared.placing.what_if import Forecast, TriedOutcome, TriedPod, forecast
 from tests.support.build import (
     V100_MIB,
     device,
@@ -24,6 +25,7 @@ from tests.support.build import (
     request,
     share,
 )
+from tests.support.snapshots import drawn
 
 NOW = 1_000.0
 
@@ -47,6 +49,16 @@ def tried(wanted: PodRequest, count: int = 1) -> list[TriedPod]:
 
 def places(found: Forecast) -> list[str]:
     return [each.node for each in found.pods]
+
+
+@pytest.mark.parametrize(("pods", "whose"), [(1, ""), (2, "the last of them: ")])
+def test_the_start_of_pods_that_would_wait_is_below_them(pods: int, whose: str) -> None:
+    waits = TriedOutcome(origin="Job j", pod="default/j", refusal="no GPU is free.")
+    last = structs.replace(waits, when="starts by noon")
+
+    shown = drawn(forecast_text(Forecast(pods=(*(waits,) * (pods - 1), last))))
+
+    assert f"  {pods} would wait: no GPU is free.\n  {whose}starts by noon\n" in shown
 
 
 def test_each_pod_counts_for_those_after_it() -> None:
