@@ -131,6 +131,26 @@ def test_each_dashboard_uses_existing_metrics_and_its_variable() -> None:
         assert any(f"${variable['name']}" in expression for expression in used)
 
 
+def labels_of(name: str) -> set[str]:
+    """The labels that a stored metric has, with those of Prometheus."""
+    base = name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")
+    (found,) = {labels for each, _, labels, _ in all_rows() if each in {name, base}}
+    return {*filter(None, found.strip("{}").split(",")), "instance", "job", "le"}
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_the_panels_of_a_dashboard_group_and_select_by_labels_of_their_metrics(path: Path) -> None:
+    """Prometheus evaluates an unknown label as empty: the panel would show one line, or none."""
+    for panel in json.loads(path.read_text())["panels"]:
+        for expression in (target["expr"] for target in panel["targets"]):
+            metrics = [name for name in metrics_in(expression) if ":" not in name]
+            known = set.intersection(*map(labels_of, metrics)) if metrics else {"model"}
+            used = re.findall(r"by \(([\w, ]+)\)", expression)
+            named = {label for each in used for label in each.split(", ")}
+            named |= set(re.findall(r"[{,](\w+)=~?\"", expression))
+            assert named <= known, (panel["title"], expression)
+
+
 CASES = """
 LeaseholdDeviceUnhealthy 6m device_uuid=GPU-1 index=1 state=cordoned severity=warning
   leasehold_device_health{device_uuid="GPU-1",index="1",state="cordoned"} 1+0x20

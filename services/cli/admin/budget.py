@@ -51,7 +51,8 @@ def budget_table(
             amount(int(each.used_units), each.currency),
             _amount(each, each.allowed_units, "no limit"),
             _amount(each, each.remaining_units, "-"),
-            f"{each.current_rate_milli_gpu / 1000:.3f} GPU",
+            f"{each.current_rate_milli_gpu / 1000:.3f} {each.currency or 'GPU'}"
+            + ("/h" if each.currency else ""),
             str(each.leases),
             _runs_out(each, now),
             each.window.partition("+")[0] + _window_end(each),
