@@ -217,7 +217,11 @@ def _text(event: PodEvent) -> str:
         case LeaseResized(before=before, after=after):
             amounts = (
                 f"{before.memory_mib} to {after.memory_mib} MiB",
-                f"{before.cores_percent or 'any'} to {after.cores_percent or 'any'} % of the cores",
+                " to ".join(
+                    f"{each.cores_percent} %" if each.cores_percent else "no limit"
+                    for each in (before, after)
+                )
+                + " of the cores",
             )
             changes = (
                 before.memory_mib != after.memory_mib,

@@ -67,7 +67,7 @@ class ApiSettings(RequestSettings, LedgerSettings):
     )
     scheduler_metrics: str = setting(
         "",
-        "HOST:PORT of another /metrics, named as by Volcano's and HAMi's schedulers; no login",
+        "HOST:PORT of /metrics with the names of Volcano's and HAMi's schedulers, without login",
         address=True,
     )
 
@@ -82,7 +82,7 @@ class ApiSettings(RequestSettings, LedgerSettings):
         schemes=("http", "https"),
     )
     idle_after_minutes: float = setting(
-        IDLE_AFTER_S / 60, "shares that have not been used for so many minutes are marked as idle"
+        IDLE_AFTER_S / 60, "minutes without use after which a share is marked as idle"
     )
 
     def check(self) -> None:

@@ -19,27 +19,27 @@ class BinderSettings(ApiServerSettings, LedgerSettings):
     )
     events_per_s: float = setting(
         500.0,
-        "core/v1 Events written per second, on average; while Bindings wait, a tenth as many",
+        "Events written per second, on average; a tenth of that while Bindings wait",
         at_least=0.01,
     )
     plan_starts_after_s: float = setting(
         60.0,
-        "seconds that a pod waits before devices are reserved for its start, given when others "
-        "end; a gang's are at once; 0: none are",
+        "seconds for which a pod waits until its start is planned and GPUs are reserved for it; "
+        "the start of a gang is planned at once; 0 turns planning off",
         at_least=0,
     )
     preemption: bool = setting(
-        True, "preempt leases whose namespace is over budget, or of lower priority"
+        True, "preempt pods of namespaces over budget, and pods of lower priority"
     )
     preemption_notice_s: float = setting(
         30.0, "seconds between the announcement of an eviction and the eviction"
     )
     preemption_min_runtime_s: float = setting(
-        600.0, "seconds for which every lease is safe from preemption"
+        600.0, "seconds after its start in which a pod is not preempted"
     )
     preemption_cooldown_s: float = setting(
         600.0,
-        "seconds without another eviction for the owner of an evicted pod; doubles each time",
+        "seconds in which no other pod of an evicted pod's owner is evicted; doubles each time",
     )
     preemption_per_namespace_hour: int = setting(
         6, "highest number of evictions in one namespace in an hour"

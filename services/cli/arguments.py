@@ -155,7 +155,7 @@ def min_runtime() -> Any:
 
 def schedulers() -> Any:
     """Declare the flag for our schedulerName values."""
-    text = "schedulerName values of our pods, also of those that kube-scheduler places"
+    text = "schedulerName values of Leasehold's pods, also of those that kube-scheduler places"
     return argument((), text, env="those of the manifests")
 
 
@@ -195,8 +195,7 @@ class UsageArguments(ClusterArguments):
 
     idle_after: float | None = argument(
         None,
-        "mark shares as idle that neither a kernel nor a change of their memory has used for this "
-        "long",
+        "mark a share as idle after this time without a kernel or a change of its memory",
         metavar="MINUTES",
         env="as the API is set, 10",
     )

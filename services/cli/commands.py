@@ -101,8 +101,8 @@ class Up(StateArguments):
         f"after it {FREE}",
         at_most=MAX_PORT,
     )
-    nats_port: int = argument(0, f"of the NATS we start {FREE}", at_most=MAX_PORT)
-    redis_port: int = argument(0, f"of the Valkey we start {FREE}", at_most=MAX_PORT)
+    nats_port: int = argument(0, f"of the NATS that it starts {FREE}", at_most=MAX_PORT)
+    redis_port: int = argument(0, f"of the Valkey that it starts {FREE}", at_most=MAX_PORT)
     log_level: str = argument("info", "default: info", one_of=LOG_LEVELS)
     otlp_endpoint: str = argument("", "also send spans there: http://HOST:4317")
     without: tuple[str, ...] = argument(
@@ -274,7 +274,7 @@ class ReplayArguments(ClusterArguments):
     )
     load: float = argument(
         1.0,
-        "pods arrive so many times as fast and run as long (default: 1)",
+        "multiply the rate at which pods arrive; they run as long (default: 1)",
         metavar="FACTOR",
         at_least=0.001,
     )
@@ -319,13 +319,13 @@ class Audit(LedgerArguments):
 
     agents: Path | None = argument(
         None,
-        "DIR/*/checkpoint.json are the checkpoints of agents on this machine",
+        "directory with node agents' checkpoints, as DIR/NODE/checkpoint.json",
         metavar="DIR",
         env="those of the state directory",
     )
     schedulers: tuple[str, ...] = schedulers()
     now: bool = argument(
-        False, "also report differences that may still settle, instead of waiting up to 30 s"
+        False, "do not wait up to 30 s for differences that disappear by themselves"
     )
 
 

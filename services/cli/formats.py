@@ -76,14 +76,12 @@ def age(seconds: float) -> str:
     return f"{whole}s"
 
 
-def cores_text(percent: int) -> str:
-    """Describe a part of a device's cores; 0 percent are none in particular."""
-    return f"{percent} %" if percent else "any part"
-
-
 def size_text(size: ShareSize) -> str:
-    """Describe the size of a share."""
-    return f"{size.memory_mib} MiB and {cores_text(size.cores_percent)} of the cores"
+    """Describe the size of a share; 0 percent of the cores are no limit."""
+    cores = size.cores_percent
+    return (
+        f"{size.memory_mib} MiB{f' and {cores} % of the cores' if cores else ', cores not limited'}"
+    )
 
 
 def used_texts(measured: MeasuredView | None) -> tuple[str, str]:

@@ -30,7 +30,7 @@ examples:
   leasehold up --gpus 4xT4,2xA10                a layout for each node
   leasehold up --gpus 4xA100-40GB:mig+2xT4      four GPUs in MIG mode and two that are not
   leasehold gpus                                every device and its leases
-  leasehold explain my-pod -n team-a            why it waits, or why it runs where it runs
+  leasehold explain my-pod -n team-a            why it waits, or why it runs on its node
   leasehold resize my-pod --memory 6Gi          change the size of a running pod's container
   leasehold audit --json
   leasehold down
@@ -148,9 +148,7 @@ def build_parser(program: str = "leasehold", only: str | None = None) -> "Comman
             "fish > ~/.config/fish/completions/leasehold.fish",
         ),
     )
-    completion.add_argument(
-        "shell", metavar="SHELL", choices=tuple(SCRIPTS), help="bash, zsh or fish"
-    )
+    completion.add_argument("shell", metavar="SHELL", choices=tuple(SCRIPTS), help="of the user")
     topics = list(commands.choices)
     about = add("help", "Show the help of a command.", ("", "explain"))
     about.add_argument("topic", metavar="COMMAND", nargs="?", choices=topics)

@@ -44,7 +44,7 @@ from shared.runtime.telemetry import Tracing
 
 CACHED_SPLITS = 64
 CLAIMED = "GpuClaimed"
-UNKNOWN = "node(s) were not in Leasehold's ledger"
+UNKNOWN = "node(s) were not known to Leasehold"
 BEST = 10
 MOST_NODES = 100
 """Fitting nodes of which kube-scheduler chooses one, for a pod that prefers none: below so many it

@@ -65,16 +65,18 @@ class AgentSettings(ServiceSettings):
     kubeconfig: Path | None = setting(
         None, "API server; default: as kubectl finds it, or in-cluster"
     )
-    state_dir: Path = setting(Path("/var/lib/leasehold"), "checkpoint and containers' directories")
+    state_dir: Path = setting(
+        Path("/var/lib/leasehold"), "directory of the agent's checkpoint and containers' files"
+    )
     library_source: Path | None = setting(
-        None, "HAMi-core's libvgpu.so, or a directory that has it, also as libvgpu.so.VERSION: "
-        "installed below STATE_DIR/library by its content, and mounted from there; default: "
+        None, "HAMi-core's libvgpu.so, or a directory with it or with libvgpu.so.VERSION; the "
+        "agent copies it to STATE_DIR/library, from which containers mount it; default: "
         "/usr/local/vgpu"
     )  # fmt: skip
     isolation: str = setting(
         Isolation.SHARED.value,
-        "shared: parts of devices are allocated, limited by HAMi-core; strict: only "
-        "MIG instances and whole devices",
+        "shared: pods may get parts of a GPU, limited by HAMi-core; strict: only MIG instances "
+        "and whole GPUs",
         one_of=(Isolation.SHARED, Isolation.STRICT),
     )
     device_list_strategy: tuple[str, ...] = setting(
@@ -98,7 +100,8 @@ class AgentSettings(ServiceSettings):
     )  # fmt: skip
     device_split_count: int | None = setting(
         None,
-        "slots per GPU; default: deviceSplitCount of the device configuration, else 10",
+        "maximum number of shares per GPU; default: deviceSplitCount of the device configuration, "
+        "else 10",
         at_least=1,
         at_most=MAX_SPLIT_COUNT,
     )
@@ -107,8 +110,8 @@ class AgentSettings(ServiceSettings):
         "configuration, else 1", at_least=1, at_most=MAX_UNIT_MIB
     )  # fmt: skip
     unified_memory_mib: int | None = setting(
-        None, "MiB to share of a GPU whose driver does not report its memory, as it is the host's "
-        "(GB10); default: such a GPU is given whole, or without a limit",
+        None, "MiB that pods may share of a GPU that uses the host's memory (GB10), of which the "
+        "driver reports no size; default: pods get such a GPU whole, or without a limit",
         at_least=1, at_most=MOST_MIB,
     )  # fmt: skip
     device_config: Path | None = setting(
@@ -129,14 +132,14 @@ class AgentSettings(ServiceSettings):
     )  # fmt: skip
     gpu_strategy: str = setting(
         Strategy.AUTO,
-        "gpu-memory: auto (an amount in node status), share (a device ID per unit, 2,000 at most, "
-        "for clusters without the webhook), number (whole GPUs)",
+        "how volcano.sh/gpu-memory is served: auto (an amount in node status), share (a device ID "
+        "per unit, at most 2,000, for clusters without the webhook), number (whole GPUs only)",
         one_of=Strategy.ALL,
     )
     dra: DraMode = setting(
         DraMode.OFF,
-        "ResourceClaims of the driver gpu.leasehold.dev: off, or conditions (leased before their "
-        "pods are bound, by binding conditions; requires Kubernetes 1.36)",
+        "ResourceClaims of the driver gpu.leasehold.dev: off, or conditions (pods are bound once "
+        "their claims have leases, by binding conditions; requires Kubernetes 1.36)",
     )
     dra_taint_effect: TaintEffect = setting(
         TaintEffect.NO_SCHEDULE,

@@ -15,7 +15,7 @@ DECISIONS = Counter(
     "refused, stale (refused, but capacity was freed), feed_truncated.",
     ["outcome"],
 )
-NODES = Gauge("leasehold_placer_nodes", "Nodes in the placer's mirror.")
+NODES = Gauge("leasehold_placer_nodes", "Nodes that the placer knows.")
 
 
 _counter = functools.cache(DECISIONS.labels)

@@ -122,6 +122,6 @@ def _apply_valid(apply: _Apply, name: str, item: RawObject | None) -> None:
     except RequestError as error:
         INVALID.labels(name).set(1)
         logger.error(  # noqa: TRY400
-            "%s; the last valid version stays in force, and without one nothing new is allowed",
+            "%s; the last valid version stays in force, and without one no new pod is allowed",
             cut(str(error)),
         )

@@ -99,8 +99,8 @@ def excess_memory(
             written = _written(amounts.get(request.container, {}))
             less = ", ".join(f"{each.name}: {each.value}" for each in _most(pod, request, largest))
             return (
-                f'container "{request.container}": {written} is {excess}; set {less}, or request a '
-                "whole GPU"
+                f'container "{request.container}" ({written}) requests {excess}; set {less}, or '
+                "request a whole GPU"
             )
     return ""
 
@@ -122,12 +122,16 @@ def _excess(request: GpuRequest, largest: DeviceMaximum) -> str:
         mib = -(-request.memory_bytes // MIB)
         if mib > largest.memory_mib:
             return (
-                f"{mib} MiB of one GPU, and the largest of the cluster has {largest.memory_mib} MiB"
+                f"{mib} MiB of one GPU, and the largest GPU of the cluster has "
+                f"{largest.memory_mib} MiB"
             )
     elif request.memory_units is not None and request.memory_units > largest.memory_units:
+        unit, size = "MiB", ""
+        if largest.memory_units != largest.memory_mib:
+            unit, size = "units of memory", f" ({largest.memory_mib} MiB)"
         return (
-            f"{request.memory_units} units of memory of one GPU, and the largest of the cluster "
-            f"has {largest.memory_units} ({largest.memory_mib} MiB)"
+            f"{request.memory_units} {unit} of one GPU, and the largest GPU of the cluster has "
+            f"{largest.memory_units} {unit}{size}"
         )
     return ""
 
@@ -358,7 +362,7 @@ def decide_update(pod: PodView, old: PodView, policy: AdmissionPolicy) -> Admiss
     subject = _subject(pod, added, policy, Check.UPDATE)
     in_gpu_pod = bool(subject.gpu_containers_of_pod)
     images = (
-        f"container {each.name}: image {each.image} would show it every device: create a new pod "
+        f"container {each.name} would see every GPU with image {each.image}: create a new pod "
         "with that image, or request a GPU"
         for each in pod.containers
         if each.name in before
@@ -427,7 +431,7 @@ def _unconditional_denial(pod: PodView, *, exempt: bool) -> str:
     """Return why any such pod is denied: Leasehold's annotations, fields that select devices."""
     denied = sorted(key for key in pod.annotations if is_denied(key))
     if denied:
-        return f"annotation {denied[0]} is written by Leasehold only: create the pod without it"
+        return f"annotation {denied[0]} may be written by Leasehold only: create the pod without it"
     return "" if exempt else _shown(device_names(pod, pod.containers))
 
 

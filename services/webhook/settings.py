@@ -69,12 +69,12 @@ class WebhookSettings(ApiServerSettings, ServiceSettings):
     )
     kube_scheduler: bool = setting(
         False,
-        "a kube-scheduler with Leasehold's extender is installed: it gets pods that need more than "
-        "devices, which are denied otherwise",
+        "a kube-scheduler with Leasehold's extender is installed: it gets pods with fields that "
+        "placers do not support, which are denied otherwise",
     )
     all_pods_by: str = setting(
         "placer",
-        "placer, or kube-scheduler: all GPU pods go to it",
+        "which scheduler gets pods that both could place: placer or kube-scheduler",
         one_of=("placer", KUBE_SCHEDULER_CHOICE),
     )
     systems: tuple[str, ...] = setting(
@@ -82,19 +82,20 @@ class WebhookSettings(ApiServerSettings, ServiceSettings):
     )
     resource_names: tuple[str, ...] = setting(
         (),
-        "other names of resources in pods, OTHER=NAME with commas: admission replaces OTHER",
+        "OTHER=NAME, comma-separated: replace the resource name OTHER in pods by NAME",
     )
     strict_namespaces: tuple[str, ...] = setting(
         (),
-        "namespaces whose pods get MIG instances and whole devices only; *: all; as for watchers",
+        "namespaces whose pods get only MIG instances and whole devices; *: all; the same value "
+        "as for watchers",
     )
     runtime_class: str = setting("", "runtimeClassName of GPU pods that do not set one")
     in_budget_class: str = setting("", "priority class of GPU pods while their budget lasts")
     out_of_budget_class: str = setting("", "priority class of GPU pods when it is exhausted")
     vendor_messages: tuple[str, ...] = setting(
         (),
-        "deny pods with the messages of these systems' own webhooks, comma-separated: tencent for "
-        "GPUSharing's, koordinator",
+        "deny pods with the messages that these systems' own webhooks use: tencent (GPUSharing), "
+        "koordinator",
         one_of=tuple(DIALECTS),
     )
     allow_privileged: bool = setting(False, "GPU pods may have privileged containers")
@@ -104,14 +105,14 @@ class WebhookSettings(ApiServerSettings, ServiceSettings):
     )
     allow_env_from: bool = setting(
         False,
-        "envFrom of containers with GPUs needs no prefix: only if CDI passes devices on all nodes",
+        "allow envFrom without a prefix in containers with GPUs; safe only if all nodes use CDI",
     )
     quotas: Path | None = setting(
-        None, "YAML file of GPUQuota objects, for their run times; as for watchers"
+        None, "YAML file of GPUQuota objects, for their run times; the same as for watchers"
     )
     allow_larger_requests: bool = setting(
         False,
-        "pods may request more memory than the largest device has, where larger nodes may be added",
+        "admit requests for more memory than the largest GPU has, if larger nodes can be added",
     )
 
     def check(self) -> None:

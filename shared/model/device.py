@@ -318,7 +318,7 @@ def _idle_reason(request: GpuRequest, use: DeviceUse, own: DeviceUse) -> DeviceR
 
 def _sharing_reason(request: GpuRequest, use: DeviceUse, own: DeviceUse) -> DeviceRefusal | None:
     if use.layout:
-        return DeviceRefusal("GpuInstancesLive", "live MIG instances are on it")
+        return DeviceRefusal("GpuInstancesLive", "its MIG instances are in use")
     cores = use.cores_percent + own.cores_percent
     no_cores = cores >= 100 and request.sharing is not SharingPolicy.BEST_EFFORT
     if not (use.exclusive or own.exclusive or no_cores):

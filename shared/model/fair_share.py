@@ -139,7 +139,7 @@ def precedence_reason(first: PodQueued, second: PodQueued, fair_share: FairShare
         return (
             f"whose namespace's GPUs count as {parts[0]:.1%}, less than {parts[1]:.1%}"
             if parts[0] < parts[1]
-            else "whose namespace comes first once earlier offers are counted"
+            else "whose namespace comes first when GPUs that are being offered are counted"
         )
     return "which is older"
 

@@ -102,8 +102,8 @@ def device_names(pod: PodView, containers: Iterable[PodContainer]) -> Iterator[s
     for key, value in pod.annotations.items():
         if key.startswith(CDI_ANNOTATIONS) and any(vendor in value for vendor in CDI_VENDORS):
             yield (
-                f"annotation {key} would select devices in the container runtime: remove it, the "
-                "lease provides the devices"
+                f"annotation {key} would select devices in the container runtime: remove it, as "
+                "Leasehold provides the devices"
             )
     yield from device_mounts(containers)
 
@@ -115,7 +115,7 @@ def device_mounts(containers: Iterable[PodContainer]) -> Iterator[str]:
         for path in filter(is_device_name_mount, paths):
             yield (
                 f"container {container.name}: a mount at {path} would select devices in the "
-                "container runtime: remove it, the lease provides the devices"
+                "container runtime: remove it, as Leasehold provides the devices"
             )
 
 
@@ -157,7 +157,7 @@ def _privileged(subject: PolicySubject) -> Broken:
     for container in subject.containers:
         if container.privileged and not subject.allow_privileged:
             yield (
-                f"container {container.name} is privileged and would see every device: add only "
+                f"container {container.name} is privileged and would see every GPU: add only "
                 "the capabilities that it needs"
             )
 
@@ -167,8 +167,8 @@ def _capabilities(subject: PolicySubject) -> Broken:
         for name in container.capabilities:
             if name.upper().removeprefix("CAP_") in CAPABILITIES:
                 yield (
-                    f"container {container.name}: capability {name} could lift the limits of "
-                    "devices: remove it from securityContext.capabilities.add"
+                    f"container {container.name}: capability {name} could lift the GPU limits: "
+                    "remove it from securityContext.capabilities.add"
                 )
 
 
@@ -180,14 +180,15 @@ def _shared_processes(subject: PolicySubject) -> Broken:
     """
     if subject.pod.spec.share_process_namespace:
         yield (
-            "shareProcessNamespace lets other containers remove what the lease mounts: remove it"
+            "shareProcessNamespace lets other containers remove the files that limit the GPU: "
+            "remove it"
         )
     with_gpus = {container.name for container in subject.gpu_containers_of_pod}
     for container in subject.containers:
         if container.target in with_gpus:
             yield (
                 f"container {container.name}: targetContainerName {container.target} has GPUs, and "
-                "what its lease mounts could be removed: debug the pod without a target"
+                "the files that limit them could be removed: debug the pod without a target"
             )
 
 
@@ -199,7 +200,7 @@ def _mounts(subject: PolicySubject) -> Broken:
                 what = "a volume mounted at" if mount.volume else "terminationMessagePath"
                 yield (
                     f"container {container.name}: {what} {mount.path} could replace {conflict}, "
-                    "which the lease mounts: use another path"
+                    "which Leasehold mounts: use another path"
                 )
     yield from _shared_temporaries(subject)
 
@@ -217,7 +218,8 @@ def _shared_temporaries(subject: PolicySubject) -> Broken:
             if count > (1 if container.name == holders[volume] else 0):
                 yield (
                     f"container {container.name}: volume {volume} is {TEMPORARY} of container "
-                    f"{holders[volume]}, whose lease is mounted below it: mount a volume of its own"
+                    f"{holders[volume]}, and the files that limit its GPU are mounted below it: "
+                    "mount a volume of its own"
                 )
 
 
@@ -238,7 +240,7 @@ def _variables(subject: PolicySubject) -> Broken:
             if (name, value) == (VISIBLE, NOTHING_VISIBLE) and not container.requests_gpu:
                 continue  # the webhook has set it, and a claim's devices replace it
             if sets_reserved(name, value):
-                yield f"{place}: variable {name} is set by the lease only: remove it"
+                yield f"{place}: variable {name} may be set by Leasehold only: remove it"
             elif name == LIBRARY_SEARCH:
                 fault = _search_fault(value, has_source=name in container.value_from)
                 if fault:

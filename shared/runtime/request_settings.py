@@ -28,8 +28,8 @@ class RequestSettings:
     )
     koordinator_scoring: str = setting(
         "LeastAllocated",
-        "Koordinator's scoringStrategy for its pods: LeastAllocated, devices and nodes with more "
-        "free capacity first, or MostAllocated",
+        "scoringStrategy for pods with Koordinator's resource names: LeastAllocated (devices and "
+        "nodes with more free capacity first) or MostAllocated",
         one_of=("LeastAllocated", "MostAllocated"),
     )
     allow_privileged: bool = setting(False, "GPU pods may have privileged containers")
@@ -42,11 +42,12 @@ class RequestSettings:
     )
     mode_first: str = setting(
         DeviceMode.HAMI_CORE.value,
-        "devices tried first for pods that accept both: hami-core, or mig for instances",
+        "devices that are tried first for pods that accept both: hami-core (shares) or mig "
+        "(instances)",
         one_of=tuple(DeviceMode),
     )
     strict_namespaces: tuple[str, ...] = setting(
-        (), "namespaces whose pods get MIG instances and whole devices only; *: all"
+        (), "namespaces whose pods get only MIG instances and whole devices; *: all"
     )
     volcano_conf: Path | None = setting(
         None,
@@ -54,13 +55,14 @@ class RequestSettings:
     )
     node_scheduler_policy: str = setting(
         "binpack",
-        "nodes for pods in HAMi's words: binpack or spread; or, for all pods, fragmentation: "
-        "the node on which the pod leaves most idle GPU usable for the pods that usually arrive, "
-        "or power: the same, weighed with the power that the node draws more",
+        "how nodes are chosen. For pods with HAMi's resource names: binpack or spread. For all "
+        "pods: fragmentation, which keeps the idle GPUs usable for the pods that usually arrive, "
+        "or power, which also weighs how much more power the node draws",
     )
     gpu_scheduler_policy: str = setting(
         "spread",
-        "GPUs for such pods: binpack, spread, numa, mutex, topology-aware, comma-separated",
+        "how GPUs are chosen for pods with HAMi's resource names: binpack, spread, numa, mutex, "
+        "topology-aware, comma-separated",
     )
 
     def check(self) -> None:

@@ -119,7 +119,7 @@ def table() -> str:
         for rule in policy["spec"]["ingress"]:
             ports = ", ".join(str(each["port"]) for each in rule["ports"])
             peers = "; ".join(map(_shown, rule.get("from", ()))) or "any address"
-            rows.append(f"| {selector.get(NAME, 'all of ours')} | {ports} | {peers} |")
+            rows.append(f"| {selector.get(NAME, 'all of Leasehold')} | {ports} | {peers} |")
     return "\n".join(dict.fromkeys(rows))
 
 

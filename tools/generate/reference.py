@@ -96,7 +96,7 @@ def _flags(parser: argparse.ArgumentParser) -> list[Row]:
     for action in actions(parser):
         text = str(action.help or "")
         if action.choices:
-            text = f"{text} one of {', '.join(map(str, action.choices))}".strip()
+            text = "; ".join(filter(None, (text, f"one of {', '.join(map(str, action.choices))}")))
         text = text.replace("%(default)s", str(action.default)).replace("%%", "%")
         rows.append((_flag(action), text))
     return rows

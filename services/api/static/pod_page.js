@@ -70,7 +70,7 @@ export class PodPage extends Detail {
       Gang: pod.gang ? gangText(pod.gang) : "", "Pod UID": pod.pod }), ...lease || waiting || pod.finished ? [] : [el("p", { class: "soft" }, "It has no lease.")]);
     this.why.fill(...waiting ? whyParts(waiting) : []);
     if (!waiting) this.plan.fill();
-    else if (!this.planned) this.plan.fill(el("button", { type: "button", "data-key": "plan", onclick: () => this.askPlan() }, "Find out"), el("p", { class: "soft" }, "This only asks: no pod is evicted."));
+    else if (!this.planned) this.plan.fill(el("button", { type: "button", "data-key": "plan", onclick: () => this.askPlan() }, "Find out"), el("p", { class: "soft" }, "Shows the pods only: none is evicted."));
     this.shares.fill(...lease ? [el("ul", { class: "shares" }, ...lease.shares.map((share) => shareItem(share, pod.namespace, el("a", { href: url("gpu", share.device), "data-key": `gpu:${share.device}:${share.container}` }, `GPU ${share.index}`), `${share.container}${share.init ? " (init)" : ""}`)))] : []);
     this.showCommands(podCommands(pod, Boolean(waiting)));
     this.histories.root.hidden = Boolean(waiting);
@@ -81,13 +81,13 @@ export class PodPage extends Detail {
 function leaseFacts(lease, now) {
   const unhealthy = Object.entries(lease.unhealthy_devices ?? {}).map(([, fault]) => fault).join("; ");
   return { Node: el("a", { href: url("node", lease.node), "data-key": "node" }, lease.node), Age: `${age(now - lease.created_at)}, since ${when(lease.created_at)}`,
-    Expires: lease.expires_at ? `${clock(lease.expires_at)}, unless bound` : "", Until: lease.ends_by ? `${when(lease.ends_by)} at the latest` : "", "Requested as": lease.system, "Its GPU is unhealthy": unhealthy, "Placed by": lease.weighed };
+    Expires: lease.expires_at ? `${clock(lease.expires_at)}, unless bound` : "", Until: lease.ends_by ? `${when(lease.ends_by)} at the latest` : "", "Resource names": lease.system, "Its GPU is unhealthy": unhealthy, "Why this node": lease.weighed };
 }
 
 function finishedFacts(pod) {
   const used = [pod.used_memory_mib !== null && mib(pod.used_memory_mib), pod.used_cores_percent !== null && `${pod.used_cores_percent} % of the cores`].filter(Boolean).join(", ");
   return { Node: el("a", { href: url("node", pod.node), "data-key": "node" }, pod.node), Ended: `${when(pod.ended)}, after ${age(pod.ended - pod.started)}`, Reason: pod.reason, Leased: `${mib(pod.memory_mib)}, ${pod.cores_percent} % of the cores`,
-    "Used in the mean": used, "GPU time": gpuHours(pod.gpu_hours), "Of it idle": pod.idle_gpu_hours === null ? "" : gpuHours(pod.idle_gpu_hours) };
+    "Average use": used, "GPU time": gpuHours(pod.gpu_hours), "Idle GPU time": pod.idle_gpu_hours === null ? "" : gpuHours(pod.idle_gpu_hours) };
 }
 
 function gangText({ name, min_member: least, holding, waiting }) {

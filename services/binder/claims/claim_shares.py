@@ -110,8 +110,8 @@ def _fault_text(device: Device | None) -> str:
 def _instance_text(place: MigPlacement, device: Device, totals: NodeTotals) -> str:
     return (
         f"{place.profile} at position {place.position} of layout {place.layout} of GPU "
-        f"{device.index} ({device.uuid}) of {totals.node.facts.name} is not free; the ledger has "
-        f"leased the GPU to {holders(totals.leases, device.uuid)}"
+        f"{device.index} ({device.uuid}) of {totals.node.facts.name} is not free; the GPU is "
+        f"leased to {holders(totals.leases, device.uuid)}"
     )
 
 
@@ -132,7 +132,7 @@ def _full_text(shares: Sequence[Share], device: Device, totals: NodeTotals) -> s
         f"GPU {device.index} ({device.uuid}) of {totals.node.facts.name} has {free_mib} MiB, "
         f"{free_cores} percent of its cores and {free_slots} shares free, and the claim needs "
         f"{needs.memory_mib} MiB, {needs.cores_percent} percent and {needs.shares}; "
-        f"the ledger has leased it to {held}"
+        f"it is leased to {held}"
     )
 
 

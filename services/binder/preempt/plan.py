@@ -63,8 +63,8 @@ def plan(request: PodRequest, given: PlanInput) -> PreemptionPlan | str:
     if found is not None:
         return found
     if not any(allowed([each.lease], given) for each in given.candidates):
-        return "no lease may be preempted for it"
-    return "it would fit on no node even if every preemptible lease ended"
+        return "no pod may be preempted for it"
+    return "it would fit on no node even if every preemptible pod were evicted"
 
 
 def _plans(request: PodRequest, given: PlanInput) -> Iterator[PreemptionPlan]:

@@ -369,12 +369,12 @@ def _cancel_reason(
     if pending is not None and not observed.waiting:
         return "the pending pod is gone"
     if pending is not None and not read.claimed:
-        return "the ledger was rebuilt meanwhile"
+        return "the state in Redis was rebuilt meanwhile"
     if now >= preemption.expires_at:
         return "it took too long"
     spared = [each for each in preemption.left if not may_still_evict(each, pending, state, now)]
     if spared:
-        return "a pod that would be evicted may keep its lease after all"
+        return "a pod that would be evicted may not be evicted any more"
     return ""
 
 

@@ -177,8 +177,8 @@ def refused_event(node: NodeName, reason: str) -> KubernetesEvent:
     return _node_event(
         node,
         "AgentMessageRefused",
-        f"the binder refused a message of the node's agent: {reason}. No pod is bound to the node "
-        "until it reports what can be true. If its agent is not broken, its credentials may be "
+        f"Leasehold rejected a message of the node's agent: {reason}. The node gets no new pods "
+        "until its agent sends a valid report. If the agent is not broken, its credentials may be "
         "stolen: delete the Node to lock it out",
     )
 

@@ -76,7 +76,7 @@ class Resizer:
                     break
         except (UnavailableError, ConflictError) as error:
             reply = _unavailable(f"it is not known whether it was done: {error}")
-        reply = reply or _unavailable("its lease changes too often")
+        reply = reply or _unavailable("its share changes too often")
         RESIZES.labels(reply.outcome).inc()
         return reply
 
@@ -293,7 +293,10 @@ def _reply(outcome: str, change: SizeChange, pending: tuple[str, ...]) -> Resize
 def _text(change: SizeChange) -> str:
     was, now = size_of(change.before[0]), size_of(change.after[0])
     devices = ", ".join(str(share.index) for share in change.after)
-    cores = f", {was.cores_percent} to {now.cores_percent} % of its cores"
+    limits = [
+        f"{each.cores_percent} %" if each.cores_percent else "no limit" for each in (was, now)
+    ]
+    cores = f", {' to '.join(limits)} of its cores"
     return (
         f"container {change.container}: {was.memory_mib} to {now.memory_mib} MiB"
         f"{cores if was.cores_percent != now.cores_percent else ''} of GPU {devices} of node "

@@ -300,7 +300,7 @@ def no_capacity(full: NoCapacity, change: SizeChange, node: LedgerNode) -> Resiz
             "a smaller size is possible; to move, delete the pod",
         ),
         "device-excluded": (
-            f"an annotation of its node closes {gpu} to new leases",
+            f"{gpu} is cordoned by an annotation of its node",
             "a smaller size is possible; to move, delete the pod",
         ),
     }

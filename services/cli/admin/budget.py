@@ -131,7 +131,7 @@ def _grant(flags: BudgetArguments) -> int:
     view = ApiClient(flags).post(path, order, GrantView)
     left = view.remaining_minutes
     rest = "no limit" if left is None else f"{left} left"
-    more = view.missing_minutes and f"; it is back in budget with {view.missing_minutes} more"
+    more = view.missing_minutes and f"; it stays exhausted without {view.missing_minutes} more"
     granted, _, currency = view.granted_minutes.partition(" ")
     print(f"granted {granted} {currency or 'GPU-minutes'} to {namespace}: {rest}{more or ''}")
     return 0

@@ -87,10 +87,10 @@ def fences(snapshot: Snapshot) -> Iterator[Difference]:
             carried = Counter(share.fence for _, share in shares_on(totals, device.uuid))
             for fence, count in sorted(carried.items()):
                 if count > 1:
-                    text = f"{count} shares carry fence {fence}"
+                    text = f"{count} shares have the same lease number {fence}"
                     yield device_difference("S4", device, text)
                 if fence > use.fence:
-                    text = f"a share carries fence {fence}, the device {use.fence}"
+                    text = f"a share has lease number {fence}, above the latest, {use.fence}"
                     yield device_difference("S4", device, text)
 
 

@@ -77,7 +77,7 @@ def settings(wanted: Mapping[str, WorkloadSettings], heartbeats: Iterable[Heartb
     kind = f"daemonset/{name}" if name == "node-agent" else f"deployment/{name}"
     namespace = AGENTS_NAMESPACE if name == "node-agent" else SYSTEM_NAMESPACE
     return fail(
-        f"they run with other settings than new pods would get: {shown}",
+        f"components run with old settings: {shown}",
         f"kubectl -n {namespace} rollout status {kind}; if it is complete: rollout restart",
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
-from services.cli.formats import age, cores_text, measured_text, size_text
+from services.cli.formats import age, measured_text, size_text
 from services.cli.pod_summary import PodSummary
 from shared.dialects import KUBE_SCHEDULER
 from shared.dialects.reserved import DENIED_ANNOTATIONS, STRIPPED_ANNOTATIONS
@@ -30,9 +30,9 @@ NAMED_PODS = 8
 NO_WAITING = ("waiting ", "ask an administrator", "no node ")
 """Beginnings of hints where the end of other pods does not help alone."""
 STATES = {
-    LeaseState.RESERVED: "its share is reserved, the binding is in progress",
-    LeaseState.BOUND: "it is bound, its kubelet has not requested the devices yet",
-    LeaseState.ACTIVE: "devices handed to the kubelet",
+    LeaseState.RESERVED: "its share is reserved, and the pod is being bound",
+    LeaseState.BOUND: "the pod is bound, and its containers have not started yet",
+    LeaseState.ACTIVE: "its containers have their GPUs",
 }
 
 
@@ -102,9 +102,8 @@ def _running(pod: PodSummary, found: PodView, lease: LeaseView, program: str) ->
     devices = {device.uuid: device for device in found.devices}
     views = {key: value for key, value in sorted(pod.annotations.items()) if _is_view(key)}
     details = [
-        f"lease       {lease.state}, version {lease.version}: "
-        f"{STATES.get(LeaseState(lease.state), '')}",
-        *([f"requested   by names of {lease.dialect}"] if lease.dialect else []),
+        f"lease       {lease.state}: {STATES.get(LeaseState(lease.state), '')}",
+        *([f"requested   with the resource names of {lease.dialect}"] if lease.dialect else []),
         *([f"chosen      {lease.weighed}"] if lease.weighed else []),
     ]
     for share in lease.shares:
@@ -167,7 +166,8 @@ def _share_kind(
     init = " (init)" if share.init else ""
     model = f", {device.model}" if device else ""
     sick = f", UNHEALTHY: {device.fault}".rstrip(": ") if device and not device.healthy else ""
-    part = f"{cores_text(share.cores_percent)} of its cores"
+    cores = share.cores_percent
+    part = f"{cores} % of its cores" if cores else "cores not limited"
     if share.mig is not None:
         part = f"instance {share.mig.profile}"
     whole = "the whole GPU: " if share.whole else ""
@@ -206,7 +206,7 @@ def _detail_lines(lease: LeaseView, share: ShareView, device: DeviceView | None)
     if share.mig is not None:
         place = f"position {share.mig.position} of layout {share.mig.layout}, "
     kind = "request  " if lease.claim else "container"
-    yield f"{kind}   {share.container}: {place}number {share.fence} of GPU {share.device}"
+    yield f"{kind}   {share.container}: {place}GPU {share.device}"
     if device is not None:
         yield (
             f"            all leases of it: {device.used_memory_mib} of {device.memory_mib} MiB, "
@@ -241,11 +241,11 @@ def _queue_lines(namespace: str, queue: QueuePlace) -> tuple[str, str]:
         before = "; after a pod of another namespace"
     if queue.after:
         before = f"; after {queue.after}, {queue.after_reason}"
-    budget = "it has budget left" if queue.has_budget else "it has no budget left"
+    budget = "its GPU budget is " + ("not used up" if queue.has_budget else "used up")
     return (
         f"queue       position {queue.position} of {queue.of}{before}",
         f"namespace   {namespace} holds {queue.dominant_share:.1%} of the GPUs, which counts as "
-        f"{queue.weighted_share:.1%} by its weight of {queue.weight}; {budget}",
+        f"{queue.weighted_share:.1%} in the queue, by its weight of {queue.weight}; {budget}",
     )
 
 
@@ -255,11 +255,11 @@ def _nearest_lines(waiting: WaitingDetails) -> Iterator[str]:
         yield f"node {verdict.node}{nearest}: {verdict.reason}"
         yield from (f"  device {device.index}: {device.reason}" for device in verdict.devices)
     if waiting.quota:
-        yield f"it is retried as soon as namespace {waiting.quota} may hold more"
+        yield f"it is placed as soon as the GPU quota of namespace {waiting.quota} has room"
     elif waiting.permanent or waiting.hint.startswith(NO_WAITING):
-        yield "waiting does not help: only a changed pod or cluster does"
+        yield "waiting does not help: change the pod, or have an administrator change the cluster"
     else:
-        yield "it is retried as soon as capacity that could fit it is freed"
+        yield "it is placed as soon as enough capacity is free"
 
 
 def _without_lease(pod: PodSummary, schedulers: frozenset[str], program: str) -> Explanation:
@@ -271,7 +271,7 @@ def _without_lease(pod: PodSummary, schedulers: frozenset[str], program: str) ->
     if pod.gates:
         return _gated(pod, program)
     if not message:
-        text = f"is {pod.phase or 'new'} and not in the ledger yet"
+        text = f"is {pod.phase or 'new'} and Leasehold has no record of it yet"
         return _explained(pod, "unknown", text, next=f"{program} audit")
     if pod.scheduler == KUBE_SCHEDULER:
         text = f"waits; kube-scheduler reports: {message}"

@@ -307,7 +307,7 @@ def _lines(report: PodReport) -> Iterable[Text]:
             f"  schedulerName is {report.scheduler!r}: remove it for Leasehold to schedule the pod",
             style="yellow",
         )
-    yield Text(f"  requested   by names of {report.dialect}")
+    yield Text(f"  requested   with the resource names of {report.dialect}")
     for container in report.containers:
         yield Text(f"  container   {container.container}: {container.request}")
     yield Text(f"  tried on    {report.example_node}")

@@ -122,7 +122,7 @@ Try next:
   kubectl apply -f {pod}
   kubectl wait --for=condition=Ready pod/first
   kubectl exec first -- {uses}
-  {command} explain first{flag}   # why it runs where it runs
+  {command} explain first{flag}   # why it runs on its node
 
 `{command} status{flag}` shows this again, `{command} down{flag}` stops it."""
 

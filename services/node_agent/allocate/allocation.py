@@ -286,8 +286,8 @@ def check_fences(shares: Sequence[Share], pod: PodUid, honoured: Mapping[str, Fe
         newest = honoured.get(slot_key(share, pod))
         if newest is not None and newest.pod != pod and share.fence < newest.fence:
             raise DeviceMismatchError(
-                f"its lease of share {share.slot} of GPU {share.device}, number {share.fence}, is "
-                f"outdated: pod {newest.pod} got that share with number {newest.fence}"
+                f"its lease of GPU {share.device} is outdated: pod {newest.pod} was given the same "
+                "share later"
             )
 
 

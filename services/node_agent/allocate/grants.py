@@ -114,8 +114,8 @@ class Grants:
         while self.node.checkpoint.lost:
             if self.node.clock.ticks() > until:
                 raise UnavailableError(
-                    "the node agent has lost its records of what runs here, and rebuilds them when "
-                    "the ledger and the kubelet respond; are the binder and NATS running?"
+                    "the node agent has lost its records of what runs here, and rebuilds them as "
+                    "soon as a binder and the kubelet respond: check that the binder and NATS run"
                 )
             await self.node.clock.sleep(LOOK_S)
 
@@ -141,4 +141,4 @@ class Grants:
                 await self.reconciler.forget_ended()
             lease, known = entry.lease, node.leases.find(entry.lease.pod)
             if lease.claim is not None and (known is None or known.shares != lease.shares):
-                raise LeaseEndedError(f"version {lease.version} of the lease of {lease.pod} is old")
+                raise LeaseEndedError(f"the lease of claim {lease.pod} has changed meanwhile")

@@ -155,7 +155,9 @@ def list_sizes(served: Mapping[str, Mapping[str, PluginDeviceId]]) -> Finding:
         return warn("nothing is served", f"{AGENT_POD} logs daemonset/node-agent")
     name = max(served, key=lambda name: len(served[name]))
     count = len(served[name])
-    text = f"the longest list, of {name}, has {count} device IDs, advisable are {MAX_LISTED_IDS}"
+    text = (
+        f"the kubelet gets {count} device IDs of {name}; at most {MAX_LISTED_IDS} are recommended"
+    )
     if count > MAX_LISTED_IDS:
         advice = "raise --memory-factor, or use --gpu-strategy auto, if it is a list of memory"
         return warn(text, advice)
@@ -243,7 +245,7 @@ def library(
         )
     version = current.version or "of unknown version"
     text = (
-        f"HAMi-core {version}, region layout {layout or 'unknown'}, content "
+        f"HAMi-core {version}, limits file of layout {layout or 'unknown'}, content "
         f"{current.content[:12]}, at {current.path}"
     )
     if replaced_by is None:

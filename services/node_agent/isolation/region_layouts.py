@@ -189,7 +189,7 @@ def incompatible_region_layout(library: bytes) -> str:
     if found is None or found.size == V1_2.size:
         return ""
     return (
-        f"it uses regions of layout {found.name} ({found.size} bytes), and limits are written "
-        f"to regions of {V1_2.size} bytes, which it would not read: install HAMi-core of HAMi "
-        "2.8.2 or newer"
+        f"its limits files have layout {found.name} ({found.size} bytes), and the agent writes "
+        f"files of {V1_2.size} bytes, which it would not read: install HAMi-core of HAMi 2.8.2 or "
+        "newer"
     )

@@ -141,14 +141,14 @@ class LayoutReconciler:
             await self.node.lease_sync.sync()
         found = self._find_newer(lease, share)
         if found is not None:
-            other, fence, layout = found
+            other, layout = found
             raise RequestError(
-                f"its lease of GPU {share.device}, number {share.fence}, is outdated: pod "
-                f"{other.namespace}/{other.name} has number {fence}, and the layout {layout}"
+                f"its lease of GPU {share.device} is outdated: pod {other.namespace}/{other.name} "
+                f"was given an instance of layout {layout} there later"
             )
 
-    def _find_newer(self, lease: Lease, share: Share) -> tuple[Lease, int, str] | None:
-        """Return a newer lease of another layout, with its fence and that layout."""
+    def _find_newer(self, lease: Lease, share: Share) -> tuple[Lease, str] | None:
+        """Return a newer lease of another layout, with that layout."""
         for other, newest in self._newest_shares():
             if (
                 newest.device == share.device
@@ -158,7 +158,7 @@ class LayoutReconciler:
                 and share.mig is not None
                 and newest.mig.layout != share.mig.layout
             ):
-                return other, newest.fence, newest.mig.layout
+                return other, newest.mig.layout
         return None
 
     def _newest_shares(self) -> list[tuple[Lease, Share]]:

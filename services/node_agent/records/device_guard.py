@@ -52,7 +52,7 @@ def check_fits(
         own = holders.pop(pod)
         lost = ", ".join(sorted({*unrecorded.get(uuid, ())} - {names[pod]}))
         reason = (
-            f"pods {lost} hold parts of it of which the node agent has no record"
+            f"pods {lost} use parts of it that are missing in the node agent's records"
             if lost
             else _overcommitment(device, own, holders.values())
         )
@@ -138,8 +138,8 @@ def close_unrecorded(
     return _closed(
         devices,
         {
-            uuid: f"pods {', '.join(sorted(pods))} use parts of it of which neither the node agent "
-            "nor the ledger has a record: delete them"
+            uuid: f"pods {', '.join(sorted(pods))} use parts of it that neither the node agent nor "
+            "Redis has on record: delete them"
             for uuid, pods in unrecorded.items()
             if pods
         },

@@ -108,8 +108,8 @@ def _symptoms(region: Region, living: Set[int] | None) -> Iterator[tuple[str, in
 def _hangs(what: str, number: int) -> str:
     if what == _LOCK:
         holder = f"PID {number} in the container" if number else "a process that was killed"
-        return f"the lock of its region has been held for more than {LASTING_S:g} s by {holder}"
-    return f"record {number} of its region has been half-written for more than {LASTING_S:g} s"
+        return f"HAMi-core's lock has been held for more than {LASTING_S:g} s by {holder}"
+    return f"record {number} of HAMi-core's file has been half-written for over {LASTING_S:g} s"
 
 
 def share_measurements(

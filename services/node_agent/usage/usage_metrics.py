@@ -89,11 +89,11 @@ _CONTAINER_METRICS: _Table[MeasuredContainer] = {
         lambda use: None if use.container.region_path is None else use.isolation_lost,
     ),
     "leasehold_container_region_tampered": (
-        "1 while the container's region file is invalid.",
+        "1 while the container's file with its limits is invalid.",
         lambda use: None if use.container.region_path is None else isinstance(use.region, Tampered),
     ),
     "leasehold_container_region_faults": (
-        "Values in the region that wrapped below zero, and are left out.",
+        "Values of HAMi-core that fell below zero, and are left out.",
         lambda use: _of_region(
             use, lambda _: sum(one.region.wrapped for one in use.shares if one.region)
         ),

@@ -6,6 +6,7 @@ from services.node_agent.isolation.region import Tampered
 from services.node_agent.usage.attribution import AttributedProcess
 from services.node_agent.usage.leased_containers import LeasedContainer
 from services.node_agent.usage.measurements import MeasuredContainer
+from shared.model.device import MIB
 from shared.model.events.node_events import ViolationFound, ViolationReason
 from shared.model.names import DeviceUuid, Namespace, NodeName
 
@@ -15,8 +16,7 @@ UNCOUNTED_BYTES = 512 << 20
 CORES_NOT_LIMITED = (
     "has a process whose use of the cores HAMi-core does not limit, since it has not found the "
     "process's PID on the node; its memory is limited. Start the processes one after the other, "
-    "and hide the container's first device from none, or give the container a MIG instance or a "
-    "whole device"
+    "each with the container's first GPU visible, or request a MIG instance or a whole GPU"
 )
 """It has no PIDs, so that it is one Event per container."""
 
@@ -44,22 +44,22 @@ def _overruns(use: MeasuredContainer) -> Iterator[_BrokenRule]:
     for one in use.shares:
         device, limit = one.share.device, one.share.limit_bytes
         if one.measured_bytes > limit + UNCOUNTED_BYTES * max(1, one.processes):
-            text = f"uses {one.measured_bytes} bytes of GPU {device}, and its lease allows {limit}"
-            yield ViolationReason.OVERRUN, f"{text} bytes", device
+            used = f"uses {one.measured_bytes // MIB} MiB of GPU {device}"
+            yield ViolationReason.OVERRUN, f"{used}, and its share has {limit // MIB} MiB", device
 
 
 def _region_rules(use: MeasuredContainer) -> Iterator[_BrokenRule]:
     if use.container.region_path is None:
         return
     if use.region is None:
-        yield ViolationReason.ISOLATION_LOST, "has lost its region file", None
+        yield ViolationReason.ISOLATION_LOST, "has lost the file with its GPU limits", None
         return
     if isinstance(use.region, Tampered):
-        message = f"has changed its region file: {use.region.reason}"
+        message = f"has changed the file with its GPU limits: {use.region.reason}"
         yield ViolationReason.TAMPERED, message, None
         return
     if use.altered:
-        message = f"has changed its limits: {'; '.join(use.altered)}"
+        message = f"has changed its GPU limits: {'; '.join(use.altered)}"
         yield ViolationReason.TAMPERED, message, None
     if use.stuck:
         message = (

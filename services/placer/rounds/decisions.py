@@ -34,9 +34,11 @@ RefusedPod = tuple[PodQueued, Refusal]
 CONTESTED_PODS = 4096
 """After a first choice that the ledger did not grant, choices are contested for so many pods."""
 
-DEFERRED = Refusal(reason="the capacity it needs is being offered to a pod that comes first")
+DEFERRED = Refusal(
+    reason="the GPUs that it needs are offered to a pod that comes before it in the queue"
+)
 CACHED_COUNTS = 1024
-GANG_NOT_DECIDED = Refusal(reason="its gang is being counted")
+GANG_NOT_DECIDED = Refusal(reason="the pods of its gang are being counted")
 """The stored refusal of a pod until its gang has been decided on."""
 
 

@@ -26,7 +26,7 @@ from shared.model.quota import Quota, QuotaTotals, QuotaUsage
 
 T = TypeVar("T")
 
-NOTHING_NEW = "nothing new is allowed until it is valid"
+NOTHING_NEW = "no new pod is allowed until it is valid"
 MAX_UNITS = 2**63 - 1
 """The maximum in an event, 150 billion GPU-minutes; higher amounts are capped."""
 

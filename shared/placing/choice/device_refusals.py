@@ -31,22 +31,22 @@ NODE_TEXTS: Mapping[str, str] = {
     "GpuModeMismatch": "node(s) had GPUs in another mode",
     "GpuUuidExcluded": "node(s) had no GPU with an allowed UUID",
     "GpuTypeExcluded": "node(s) had no GPU of an allowed type",
-    "GpuExcluded": "node(s) had GPUs excluded from new shares",
+    "GpuExcluded": "node(s) had cordoned GPUs",
     "GpuPlaceUnknown": "node(s) had GPUs whose NUMA node or PCIe root is not known",
     "GpuUnhealthy": "node(s) had unhealthy GPUs",
     "GpuIsolationStrict": "node(s) had no MIG instance and no whole GPU for strict isolation",
     "GpuNotShared": "node(s) had GPUs that are not shared",
-    "GpuNotIsolated": "node(s) had no working isolation library",
-    "GpuSlotsTaken": "node(s) had as many shares on each GPU as allowed",
+    "GpuNotIsolated": "node(s) had no usable HAMi-core library",
+    "GpuSlotsTaken": "node(s) had the maximum number of shares on each GPU",
     "GpuGroupSpread": "node(s) had GPUs with a pod of the same group",
     "NoGpuInstances": "node(s) had GPUs in MIG mode without a known layout",
     "GpuInstanceTooSmall": "node(s) had GPUs whose MIG instances are too small",
-    "GpuNotPartitioned": "node(s) had GPUs that running shares prevent from being partitioned",
+    "GpuNotPartitioned": "node(s) had GPUs that shares in use keep from being partitioned",
     "GpuInstancesTaken": "node(s) had no free MIG instance that is large enough",
     "InsufficientGpuMemory": "Insufficient GPU memory",
     "InsufficientGpuCores": "Insufficient GPU cores",
     "GpuNotIdle": "node(s) had no idle GPU",
-    "GpuInstancesLive": "node(s) had GPUs with live MIG instances",
+    "GpuInstancesLive": "node(s) had GPUs whose MIG instances are in use",
     "GpuClaimed": "node(s) had GPUs that are reserved for another pod",
     "GpuInExclusiveUse": "node(s) had GPUs that other pods use exclusively",
 }
@@ -58,7 +58,7 @@ SCOPES: Mapping[TopologyScope, str] = {
     TopologyScope.PCIE: "PCIe root",
 }
 
-EXCLUDED = DeviceRefusal("GpuExcluded", "an annotation of its node excludes it from new shares")
+EXCLUDED = DeviceRefusal("GpuExcluded", "it is cordoned by an annotation of its node")
 
 
 DeviceRefusals = Mapping[MirroredDevice, DeviceRefusal]

@@ -331,7 +331,7 @@ REMEDIES: Mapping[str, str | Callable[[PodRequest, BlockedNodes], str]] = {
     "ResourceNotServed": _for_trigger,
     "NodeAgentNotReady": "check the node agent of node {node}, and its kubelet",
     "NoGpus": "check that a node agent runs on node {node}: it reports no GPU",
-    "GpuExcluded": "remove the devices of node {node} from its annotation of excluded devices",
+    "GpuExcluded": "uncordon a GPU of node {node} (`leasehold gpus` shows why it is cordoned)",
     "GpuUnhealthy": _for_health,
     "GpuSlotsTaken": "raise --device-split-count of the agent of node {node}",
     "NoGpuInstances": "configure MIG layouts for this GPU model in the agent of node {node}",

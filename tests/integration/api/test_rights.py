@@ -242,7 +242,7 @@ class Receivers:
 
     async def plan(self, request: DryRunRequest) -> DryRunReply:
         self.received.append(request)
-        return DryRunReply(waits=True, reason="no lease may be preempted for it")
+        return DryRunReply(waits=True, reason="no pod may be preempted for it")
 
     async def grant(self, request: GrantRequest) -> GrantReply:
         self.received.append(request)
@@ -340,7 +340,7 @@ async def test_a_binder_plans_a_preemption_for_those_who_see_all_namespaces(serv
     assert (unknown[0], refused[0], wrong[0]) == (404, 403, 400)
     assert (found[1]["pod"], found[1]["reason"]) == (
         "default/w1",
-        "no lease may be preempted for it",
+        "no pod may be preempted for it",
     )
     assert receivers.received == [DryRunRequest(pod=waits.pod, min_runtime_s=5.0)]
 

@@ -313,7 +313,7 @@ async def test_a_dry_run_names_victims_and_spared_pods_and_changes_nothing(
     assert found.plan is not None
     assert [each.pod for each in found.plan.victims] == ["a/old"]
     assert (found.plan.node, found.protected) == ("a", ())
-    assert (patient.plan, patient.reason) == (None, "no lease may be preempted for it")
+    assert (patient.plan, patient.reason) == (None, "no pod may be preempted for it")
     [spared] = patient.protected
     assert (spared.pod, spared.reason) == ("a/old", "it has not run for 7200 s")
     monkeypatch.setattr("services.binder.preempt.dry_run.MAX_PROTECTED", 0)

@@ -287,7 +287,7 @@ async def test_instances_of_one_layout_are_leased_at_their_positions(binder: Cla
     ]
     [refusal] = binder.claims.answers["c2"]
     assert "1g at position 0 of layout l0 of GPU 0" in refusal.message
-    assert "leased the GPU to claim default/c0" in refusal.message
+    assert "the GPU is leased to claim default/c0" in refusal.message
     assert binder.claims.answers["c3"][0].message == "node a has no device gpu-a-0"
     await assert_sound(binder.ledger)
 

@@ -119,7 +119,7 @@ async def test_an_invalid_version_has_the_reason_and_what_is_in_force_instead(
     messages = [each["conditions"][0]["message"].partition(text)[2] for each in (changed, new)]
     assert messages == [
         "the last valid version stays in force",
-        "nothing new is allowed until it is valid",
+        "no new pod is allowed until it is valid",
     ]
     since = [each["conditions"][0]["lastTransitionTime"] for each in (before, changed)]
     assert since[0] < since[1]

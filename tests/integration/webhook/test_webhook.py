@@ -299,7 +299,7 @@ async def test_pods_with_claims_are_reviewed_where_claims_are_served(tmp_path: P
         plain, _ = await created(client, pod("plain"))
 
     assert (denied, denied_too, admitted, away, plain) == (403, 403, 201, 500, 201)
-    assert "variable LD_PRELOAD is set by the lease only" in denial["message"]
+    assert "variable LD_PRELOAD may be set by Leasehold only" in denial["message"]
     assert shown["spec"]["containers"][0]["env"] == [{"name": VISIBLE, "value": "void"}]
 
 

@@ -74,8 +74,8 @@ def test_every_resize_is_listed_with_both_sizes() -> None:
         assert recent.add([event], 1.0)
 
     assert [(event.kind, event.text) for event in recent.latest] == [
-        ("resized", "main: 1000 to 2000 MiB, 10 to 20 % of the cores"),
-        ("resized", "main: 2000 to 50 MiB, 20 to any % of the cores"),
+        ("resized", "main: 1000 to 2000 MiB, 10 % to 20 % of the cores"),
+        ("resized", "main: 2000 to 50 MiB, 20 % to no limit of the cores"),
     ]
 
 

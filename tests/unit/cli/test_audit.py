@@ -202,8 +202,8 @@ CASES: dict[str, tuple[Any, ...]] = {
     ),
     "fences that repeat or pass the device's own": (
         counted(account(lease("a"), lease("b", share(slot=1))), fence=0),
-        "S4 2 shares carry fence 1",
-        "S4 a share carries fence 1, the device 0",
+        "S4 2 shares have the same lease number 1",
+        "S4 a share has lease number 1, above the latest, 0",
     ),
     "an allocation without a lease": (
         facts(account(), pods=(), allocations={NODE: (allocation(lease("a")),)}),

@@ -107,7 +107,7 @@ CASES: list[tuple[Finding, Outcome, str]] = [
     (
         node_checks.library(LIBRARY, "/l", layout="1.2"),
         OK,
-        "v2.9.0, region layout 1.2, content abc",
+        "v2.9.0, limits file of layout 1.2, content abc",
     ),
     (node_checks.library(None, "/l"), FAIL, "/l has none"),
     (node_checks.library(LIBRARY, "/l", replaced_by=""), WARN, "/l has other content"),

@@ -52,11 +52,11 @@ def test_a_plan_shows_shares_victims_and_protected_pods() -> None:
 
 
 def test_no_plan_has_a_reason_and_one_in_progress_its_stage() -> None:
-    none = DryRunView(pod="b/p", reason="no lease may be preempted for it")
+    none = DryRunView(pod="b/p", reason="no pod may be preempted for it")
     (announced,) = shown_of(ANNOUNCED).in_progress
     moving = DryRunView(pod="b/p", reason="it is in progress", in_progress=announced)
 
-    assert "none: no lease may be preempted" in dry_run_text(none)
+    assert "none: no pod may be preempted" in dry_run_text(none)
     assert "announced, not before 1970-01-12T13:47:10Z: a/v" in dry_run_text(moving)
 
 

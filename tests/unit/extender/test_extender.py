@@ -27,7 +27,7 @@ def test_each_refused_node_has_the_words_of_explain_without_devices() -> None:
     assert verdict.failed_and_unresolvable_nodes == {
         "n0": "Insufficient GPU memory",
         "n2": "Insufficient GPU memory",
-        "unknown": "node(s) were not in Leasehold's ledger",
+        "unknown": "node(s) were not known to Leasehold",
     }
 
 

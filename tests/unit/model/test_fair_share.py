@@ -70,7 +70,7 @@ def test_the_larger_fraction_of_cores_and_memory_decides() -> None:
             waits("x", A),
             {},
             {A: GpuAmount(memory_mib=50_000)},
-            "once earlier offers are counted",
+            "when GPUs that are being offered are counted",
         ),
         (waits("x", B, -5), {}, {}, "which is older"),
     ],
@@ -138,8 +138,8 @@ def test_explain_shows_the_position_in_the_queue_and_the_pod_before(
         "0.0%, less than 20.0%"
     ) in answer.lines
     assert (
-        "namespace   team-a holds 40.0% of the GPUs, which counts as 20.0% by its weight of 2; "
-        "it has budget left"
+        "namespace   team-a holds 40.0% of the GPUs, which counts as 20.0% in the queue, by its "
+        "weight of 2; its GPU budget is not used up"
     ) in answer.lines
     assert answer.waiting is not None
     assert answer.waiting.queue.position == 2

@@ -353,18 +353,21 @@ FITTING = {
     "all": {"nvidia.com/gpu": "2"},
 }
 TOO_LARGE = {
-    "blocks": ({CORE: "50", MEMORY: "65"}, f"{MEMORY}=65 is 16640 MiB of one GPU"),
+    "blocks": ({CORE: "50", MEMORY: "65"}, f"{MEMORY}=65) requests 16640 MiB of one GPU"),
     "units": (
         {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "1639"},
-        "volcano.sh/vgpu-memory=1639, volcano.sh/vgpu-number=1 is 1639 units of memory of one "
-        "GPU, and the largest of the cluster has 1638 (16384 MiB)",
+        "(volcano.sh/vgpu-memory=1639, volcano.sh/vgpu-number=1) requests 1639 units of memory of "
+        "one GPU, and the largest GPU of the cluster has 1638 units of memory (16384 MiB)",
     ),
     "bytes": (
         {**KOORDINATOR, "koordinator.sh/gpu-memory": str(16 * 2**30 + 1)},
-        "16385 MiB of one GPU, and the largest of the cluster has 16384 MiB",
+        "16385 MiB of one GPU, and the largest GPU of the cluster has 16384 MiB",
     ),
     "hami": ({"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1639"}, "nvidia.com/gpumem=1639"),
-    "gpushare": ({"volcano.sh/gpu-memory": "1639"}, "volcano.sh/gpu-memory=1639 is 1639 units"),
+    "gpushare": (
+        {"volcano.sh/gpu-memory": "1639"},
+        "volcano.sh/gpu-memory=1639) requests 1639 units",
+    ),
 }
 
 
@@ -382,7 +385,7 @@ def test_gpusharing_2_more_than_the_largest_device_has_is_denied_with_container_
     decision = asked(limits)
 
     assert not decision.allowed
-    assert decision.message.startswith('container "cuda": ')
+    assert decision.message.startswith('container "cuda" (')
     assert text in decision.message
     less = re.search(r"; set ([a-z./-]+): (\w+), or request a whole GPU$", decision.message)
     assert less is not None

@@ -211,7 +211,7 @@ def tmp_mounts(*mounts: Obj) -> Obj:
     ("obj", "message"),
     [
         *(
-            (pod(gpu(**env(name, value))), f"main: variable {name} is set by the lease only")
+            (pod(gpu(**env(name, value))), f"main: variable {name} may be set by Leasehold only")
             for name in RESERVED
             for value in ("all", "", None)
         ),
@@ -357,7 +357,7 @@ def test_an_image_that_shows_devices_is_denied_after_admission() -> None:
     decision = updated(new, old)
 
     assert not decision.allowed
-    assert f"container side: image {CUDA}" in decision.message
+    assert f"container side would see every GPU with image {CUDA}" in decision.message
     hidden = env(VISIBLE, "void")
     assert updated(pod(container(image=CUDA) | hidden), pod(container() | hidden)).allowed
     assert updated(pod(gpu(image=CUDA)), pod(gpu())).allowed
@@ -402,8 +402,8 @@ def claiming(*others: Obj, own: Obj | None = None, **spec: Any) -> Obj:
 
 DENIED = (
     (claiming(own=mounted("/etc/ld.so.preload")), "could replace /etc/ld.so.preload"),
-    (claiming(own=env("LD_PRELOAD", "")), "variable LD_PRELOAD is set by the lease only"),
-    (claiming(own=env("CUDA_DEVICE_MEMORY_LIMIT_0", "9g")), "is set by the lease only"),
+    (claiming(own=env("LD_PRELOAD", "")), "variable LD_PRELOAD may be set by Leasehold only"),
+    (claiming(own=env("CUDA_DEVICE_MEMORY_LIMIT_0", "9g")), "may be set by Leasehold only"),
     (claiming(own={"envFrom": [{"configMapRef": {"name": "a"}}]}), "envFrom without a prefix"),
     (claiming(container() | ROOTED), "capability SYS_ADMIN"),
     (claiming(container(securityContext={"privileged": True})), "is privileged"),

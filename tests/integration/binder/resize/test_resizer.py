@@ -315,5 +315,5 @@ async def test_a_resize_is_an_event_of_the_pod(at: World) -> None:
     (event,) = at.pods.events.values()
     assert (event["reason"], event["type"]) == ("LeaseResized", "Normal")
     assert event["message"] == (
-        "container c: 1000 to 2000 MiB, 10 to 20 % of its cores of GPU 0 of node n1"
+        "container c: 1000 to 2000 MiB, 10 % to 20 % of its cores of GPU 0 of node n1"
     )

@@ -123,8 +123,8 @@ LINK = Tampered("it is a symbolic link")
 ALTERED = f"{99_000 * MIB} bytes instead of {1000 * MIB}"
 ONE_RULE: list[tuple[LeasedContainer, Region | Tampered | None, list[DeviceSample], Any, str]] = [
     (tenant(), region(pids=USED), [sample(using(70, 1000 + 512))], None, ""),
-    (tenant(), region(pids=USED), [sample(using(70, 1000 + 513))], OVERRUN, "its lease allows"),
-    (tenant(), None, [], LOST, "has lost its region file"),
+    (tenant(), region(pids=USED), [sample(using(70, 1000 + 513))], OVERRUN, "its share has"),
+    (tenant(), None, [], LOST, "has lost the file with its GPU limits"),
     (tenant(), LINK, [], TAMPERED, "symbolic link"),
     (tenant(), region(share(0, 99_000)), [], TAMPERED, ALTERED),
     (tenant(held=False), None, [sample(using(70))], None, ""),

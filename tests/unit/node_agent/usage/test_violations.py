@@ -241,7 +241,7 @@ TORN = region(torn=frozenset({0}))
 SYMPTOMS: list[tuple[Region, Region, str]] = [
     (region(owner=7), FREE, "held for more than 30 s by PID 7"),
     (region(owner=0), FREE, "a process that was killed"),
-    (TORN, replace(TORN, slots=()), "record 0 of its region"),
+    (TORN, replace(TORN, slots=()), "record 0 of HAMi-core's file"),
 ]
 
 
