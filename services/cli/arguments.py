@@ -109,7 +109,7 @@ def connection(default: Any, text: str, **form: Any) -> Any:
 
 def output(*more: str) -> Any:
     """Declare the form of the output: a document with stable keys, or one of `more`."""
-    text = "default: text; jsonpath='{.TEMPLATE}' as in kubectl"
+    text = "format; jsonpath='{.TEMPLATE}' as in kubectl (default: text)"
     short = {f"--{form}": form for form in ("json", *more) if form in {"json", "csv"}}
     return argument("", text, "-o", one_of=(*FORMS, *more), constants=short)
 
@@ -120,7 +120,7 @@ def namespace(default: str | None = None, *, all_: bool = False) -> Any:
     Without a default, commands get the namespace of the context.
     """
     constants = {"-A --all-namespaces": ""} if all_ else {}
-    text = f"default: {default or 'that of the context'}"
+    text = f"namespace (default: {default or 'that of the context'})"
     return argument(default, text, "-n", constants=constants)
 
 
@@ -139,7 +139,7 @@ def pod(nargs: str | None = None) -> Any:
 
 def watch() -> Any:
     """Declare kubectl's flag to follow changes."""
-    return argument(False, "show it again when it changes", "-w")
+    return argument(False, "keep running, and show changes", "-w")
 
 
 def volcano_conf() -> Any:
@@ -150,7 +150,7 @@ def volcano_conf() -> Any:
 def min_runtime() -> Any:
     """Declare the flag for how long leases are safe from preemption."""
     variable = "LEASEHOLD_PREEMPTION_MIN_RUNTIME_S"
-    return argument(600.0, "the binder's setting", variable=variable, env="600")
+    return argument(600.0, "as the binder's setting", variable=variable, env="600")
 
 
 def schedulers() -> Any:
@@ -172,7 +172,7 @@ class StateArguments:
 
     state: Path = connection(
         Path(".leasehold"),
-        "state directory",
+        "state directory of `leasehold up`",
         metavar="DIR",
         env=".leasehold, else that of KUBECONFIG",
     )
@@ -183,9 +183,11 @@ class ClusterArguments(StateArguments):
     """The API server, and the form of the output."""
 
     kubeconfig: Path | None = connection(
-        None, "the API server", env="the one in DIR/state.json, else as kubectl finds it"
+        None,
+        "kubeconfig of the API server",
+        env="the one in DIR/state.json, else as kubectl finds it",
     )
-    context: str = connection("", "of the kubeconfig, instead of a stack of `leasehold up`")
+    context: str = connection("", "use this context of the kubeconfig, also if `leasehold up` runs")
     output: str = output()
 
 

@@ -43,7 +43,7 @@ from shared.runtime.settings import LOG_LEVELS, argument
     "--nats-url nats://10.0.0.5:4222 --redis-url redis://10.0.0.6:6379/0",
 )
 class Up(StateArguments):
-    """Start everything on this machine, and restart what exits."""
+    """Start a simulated cluster and all services on this machine, and restart what exits."""
 
     nodes: int | None = argument(None, "simulated nodes (default: as in the last run, else 2)")
     gpus: str = argument(
@@ -88,21 +88,21 @@ class Up(StateArguments):
     fresh: bool = argument(False, "empty the state directory first")
     nats_url: str = argument("", "use this NATS instead of starting one")
     redis_url: str = argument("", "use this Valkey or Redis instead of starting one")
-    api_port: int = argument(0, f"of the simulated API server {FREE}", at_most=MAX_PORT)
-    page_port: int = argument(0, f"of the page and the API {FREE}", at_most=MAX_PORT)
+    api_port: int = argument(0, f"port of the simulated API server {FREE}", at_most=MAX_PORT)
+    page_port: int = argument(0, f"port of the page and the API {FREE}", at_most=MAX_PORT)
     scheduler_metrics: str = argument(
         "",
-        "also serve the old schedulers' metric names there (default: not served)",
+        "also serve metrics with the names of Volcano's and HAMi's schedulers there",
         metavar="HOST:PORT",
     )
     usage_port: int = argument(
         0,
-        "of the first node's usage metrics, 9394 on a real node; the other nodes take the ports "
-        f"after it {FREE}",
+        "port of the first node's usage metrics, 9394 on a real node; other nodes use the next "
+        f"ports {FREE}",
         at_most=MAX_PORT,
     )
-    nats_port: int = argument(0, f"of the NATS that it starts {FREE}", at_most=MAX_PORT)
-    redis_port: int = argument(0, f"of the Valkey that it starts {FREE}", at_most=MAX_PORT)
+    nats_port: int = argument(0, f"port of the NATS that it starts {FREE}", at_most=MAX_PORT)
+    redis_port: int = argument(0, f"port of the Valkey that it starts {FREE}", at_most=MAX_PORT)
     log_level: str = argument("info", "default: info", one_of=LOG_LEVELS)
     otlp_endpoint: str = argument("", "also send spans there: http://HOST:4317")
     without: tuple[str, ...] = argument(
@@ -129,7 +129,7 @@ class Status(StateArguments):
 
 @command("gpus", "inspect.views:gpus", "", "-o wide", "-l pool=training -w", "--json")
 class Gpus(UsageArguments):
-    """Show every device and its leases."""
+    """Show every GPU and its leases."""
 
     watch: bool = watch()
     selector: str = selector("nodes")
@@ -144,7 +144,7 @@ class Gpus(UsageArguments):
     "my-pod -n team-a -o jsonpath='{.leases[*].node}'",
 )
 class Ps(UsageArguments):
-    """Show leases, and waiting pods with the reason."""
+    """Show pods with leases, and waiting pods with the reason."""
 
     pod: str = pod("?")
     namespace: str = namespace(all_=True)
@@ -158,7 +158,7 @@ SORTS = ("memory", "cores", "idle", "pod", "node")
 
 @command("top", "inspect.views:top", "-A", "--sort idle -n team-a", "--once --node gpu-1", "--json")
 class Top(UsageArguments):
-    """Show the measured usage of every share beside its lease, and refresh it."""
+    """Show what pods use of their shares, and refresh it."""
 
     sort: str = argument(SORTS[0], f"default: {SORTS[0]}", one_of=SORTS)
     namespace: str = namespace(all_=True)
@@ -186,8 +186,8 @@ class Explain(UsageArguments):
     output: str = output("wide", "name")
     request: str = argument(
         "",
-        "parse this manifest (- for standard input) instead: show the requests of its pods, and "
-        "the Bindings and the containers that would result",
+        "read this manifest (- for standard input) instead, and show what its pods request and "
+        "what their containers would get",
         metavar="FILE",
     )
     gpu: str = argument(
@@ -212,7 +212,7 @@ class Explain(UsageArguments):
     "6f1e0f5a-8d0e-4a55-b3a0-0f6f5f0a7c11      or the pod's uid",
 )
 class Trace(ClusterArguments):
-    """Show how long each step of a pod took, as a waterfall."""
+    """Show how long each step took until a pod ran."""
 
     pod: str = pod()
     namespace: str = namespace()
@@ -230,7 +230,7 @@ class Version(ClusterArguments):
 
 @command("topology", "inspect.views:topology", "", "--mermaid")
 class Topology:
-    """Show which service publishes which event to which other."""
+    """Show which events the services exchange."""
 
     mermaid: bool = argument(False, "as a Mermaid flowchart")
     output: str = output()
@@ -238,7 +238,7 @@ class Topology:
 
 @command("what-if", "plan.commands:what_if", "pods.yaml --when", "web.yaml -o json", "- < job.yaml")
 class WhatIf(ClusterArguments):
-    """Show whether a manifest's pods would fit now, where, and what is missing; create nothing."""
+    """Show whether the pods of a manifest would fit now, and where. Nothing is created."""
 
     file: str = argument(..., "manifest; - for standard input", positional=True, metavar="FILE")
     when: bool = argument(False, "also when pods that would wait would start")
@@ -252,7 +252,7 @@ class WhatIf(ClusterArguments):
     "pods.csv --nodes nodes.csv --policies binpack --gangs --terms none exact learned",
 )
 class ReplayArguments(ClusterArguments):
-    """Show by policy how many GPUs a trace of pods leaves idle, and how long pods wait.
+    """Show, by policy, how long a trace's pods would wait and how many GPUs would be idle.
 
     The nodes are idle at first. Quotas, budgets and other pods of the cluster do not count.
 
@@ -315,7 +315,7 @@ class Defrag(ClusterArguments):
     "--redis-url redis://10.0.0.6:6379/0 --kubeconfig ~/.kube/config",
 )
 class Audit(LedgerArguments):
-    """Recompute every invariant from leases, pods and agents."""
+    """Compare leases, pods and node agents with each other. Nothing is changed."""
 
     agents: Path | None = argument(
         None,
@@ -349,7 +349,7 @@ def scope(text: str) -> str:
     "--only node                        in a node agent's pod, where it is the default",
 )
 class Doctor(LedgerArguments):
-    """Check a node and the cluster's components, and show what to do about each problem."""
+    """Check a node and the components of Leasehold, and show how to solve each problem."""
 
     only: str = argument(
         "",
@@ -374,7 +374,7 @@ class Doctor(LedgerArguments):
     'grant team-a 120 --reason "deadline on Friday"',
 )
 class BudgetArguments(ClusterArguments):
-    """Show GPU-time budgets, or grant GPU time to one."""
+    """Show GPU-time budgets, or grant GPU time to a namespace."""
 
     watch: bool = watch()
     output: str = output("wide", "name")
@@ -401,24 +401,24 @@ class BudgetArguments(ClusterArguments):
     "--idle --idle-after 60 --json",
 )
 class Report(UsageArguments):
-    """Sum up GPU time by namespace, model and class, or costs, or what is held without use."""
+    """Sum up GPU time, costs, or GPUs that are leased without use."""
 
-    window: str = argument("", "id of one window; default: all windows")
-    from_: str = argument("", "RFC 3339", metavar="TIME")
-    to: str = argument("", "RFC 3339, exclusive", metavar="TIME")
-    group_by: str = argument("", "of namespace, model, class; default: all", metavar="NAME,..")
+    window: str = argument("", "only this window, such as 2031-05")
+    from_: str = argument("", "only GPU time since then, RFC 3339", metavar="TIME")
+    to: str = argument("", "only GPU time before then, RFC 3339", metavar="TIME")
+    group_by: str = argument("", "sum by these of namespace, model, class", metavar="NAME,..")
     output: str = output("wide", "csv")
     cost: bool = argument(
         False,
-        "instead: GPU-hours used, idle, stranded (free, but too little for any share of the last "
-        "week) and unleased, times prices; as csv, in the columns of FOCUS",
+        "GPU-hours used, idle, stranded (free, but too little for any share of the last week) and "
+        "unleased, with their costs; as csv, in the columns of FOCUS",
     )
     step: str = argument(
-        "", "with --cost: a row for each; default of csv: day", one_of=("", "hour", "day")
+        "", "with --cost: one row per hour or day; default of csv: day", one_of=("", "hour", "day")
     )
     idle: bool = argument(
         False,
-        "instead: GPU-hours and MiB-hours since the last use of the shares that are idle now",
+        "GPU-hours and MiB-hours of the shares that are idle now, since their last use",
     )
 
     def check(self) -> None:
@@ -529,18 +529,18 @@ class GpuArguments(ClusterArguments):
 
 @command("cordon", "admin.cordon:cordon", 'gpu-1/3 --reason "fan is loud"')
 class Cordon(GpuArguments):
-    """Close a GPU to new pods. Pods that hold shares of it keep them.
+    """Cordon a GPU: it gets no new pods. Pods that use it stay.
 
     It sets the annotation cordon.leasehold.dev/gpu-INDEX of the node: your account needs the right
     to patch nodes. To close all GPUs of a node: kubectl cordon NODE.
     """
 
-    reason: str = argument("", "shown wherever the GPU is", metavar="TEXT")
+    reason: str = argument("", "shown with the GPU", metavar="TEXT")
 
 
 @command("uncordon", "admin.cordon:uncordon", "gpu-1/3")
 class Uncordon(GpuArguments):
-    """Open a GPU again that `leasehold cordon` closed.
+    """Uncordon a GPU: it gets new pods again.
 
     Your account needs the right to patch nodes.
     """
@@ -556,8 +556,8 @@ class Uncordon(GpuArguments):
 class CredentialArguments:
     """Show the users of NATS and Redis and their permissions, or write them with secrets."""
 
-    nats: bool = argument(False, "only nats-server's configuration")
-    redis: bool = argument(False, "only the ACL file of Valkey or Redis")
+    nats: bool = argument(False, "show only nats-server's configuration")
+    redis: bool = argument(False, "show only the ACL file of Valkey or Redis")
     nodes: tuple[str, ...] = argument((), "nodes whose agents have a NATS user", metavar="NAME,..")
     out: Path | None = argument(
         None,
@@ -569,7 +569,7 @@ class CredentialArguments:
         "with --out: also make certificates for servers of these names and addresses",
         metavar="NAME,..",
     )
-    shared: bool = argument(False, "with --out: the files' group can read them, too")
+    shared: bool = argument(False, "with --out: let the files' group read them, too")
 
 
 @command(
@@ -580,7 +580,7 @@ class CredentialArguments:
     "--node gpu-1 --out gpu-1 --days 7",
 )
 class NodeKeys:
-    """Write, or renew, the tokens of a node agent that runs without a pod.
+    """Write or renew the tokens of a node agent that is a systemd unit.
 
     For a node agent that runs as a systemd unit of its node instead of in a pod, and so has no
     projected tokens. The command requests two tokens of the agent's service account that are bound

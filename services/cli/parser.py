@@ -20,7 +20,7 @@ exit codes:
   1  failed; for audit: there are differences; for doctor: a check failed; for explain and trace:
      nothing found
   2  the command line or the request is invalid
-  3  a required server (Valkey, the API server) is unavailable
+  3  a required server (Redis, the API server) is not available
   70 a bug; LEASEHOLD_DEBUG=1 shows where
 """
 EXAMPLES = """\

@@ -75,7 +75,7 @@ async def test_of_two_claims_for_the_last_share_one_is_refused_after_the_slices_
 
     [refusal] = [each.refusal for each in replies if each.refusal]
     assert "has 7000 MiB" in refusal
-    assert "leased it to claim default/" in refusal
+    assert "it is leased to claim default/" in refusal
     assert binder.agents.slices == ["a"]
     assert [bool(each.devices) for each in replies].count(True) == 1
     assert len(await assert_sound(binder.ledger)) == 1

@@ -302,7 +302,7 @@ async def test_a_refusal_names_the_claim_of_the_same_batch_that_was_first(
     [refusal] = binder.claims.answers["d"]
     assert refusal.condition == REFUSED
     assert "has 7000 MiB" in refusal.message
-    assert refusal.message.endswith("leased it to claim default/c (9000 MiB)")
+    assert refusal.message.endswith("it is leased to claim default/c (9000 MiB)")
 
 
 async def test_administrative_access_is_permitted_without_a_lease(binder: ClaimBinder) -> None:

@@ -222,7 +222,7 @@ async def test_images_and_ephemeral_containers_are_reviewed_after_admission(tmp_
         annotated, _ = await patched("gpu", {"metadata": {"annotations": {"mine": "x"}}})
 
     assert (refused[0], other[0], traced[0]) == (403, 200, 403)
-    assert f"container main: image {cuda}" in refused[1]["message"]
+    assert f"container main would see every GPU with image {cuda}" in refused[1]["message"]
     assert "container trace: capability SYS_PTRACE" in traced[1]["message"]
     for status, shown in added:
         assert status == 200, shown
