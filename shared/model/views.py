@@ -330,7 +330,7 @@ class WaitingDetails(WaitingView, frozen=True, kw_only=True):
     nearest: tuple[NodeVerdict, ...] = ()
     quota: Namespace = Namespace("")
     no_end: str = ""
-    """Which leases would have to end for it, if no end of them is known."""
+    """Without a planned start: which leases would have to end, or when it could start."""
     queue: QueuePlace
 
 

@@ -16,6 +16,7 @@ from shared.model.ledger import LedgerNode, NodeTotals, WaitingPod, with_changes
 from shared.model.names import MAX_RUN_TIME, DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.preemption import EndingLease, StoredStart
+from shared.model.quantity import timestamp
 from shared.model.request import Gang, PodRequest
 from shared.placing.anti_affinity import repelled_request
 from shared.placing.index.node_index import placement_key
@@ -234,20 +235,28 @@ def no_end_text(
     now: float,
     visible: Callable[[Namespace], bool],
 ) -> str:
-    """Return which leases without a known end have to end first, the youngest; empty: none."""
+    """Return which leases without a known end have to end first, the youngest.
+
+    If there is none, return when the others have ended, or nothing if it does not wait for them.
+    """
 
     def some_end(lease: Lease) -> LeaseEnd | None:
         last = LeaseEnd(NEVER - lease.created_at, enforced=False)
         return None if lease.claim else end_of(lease) or last
 
     plan = plan_start(unit.requests(nodes), unit.needed, nodes, some_end, now=now)
-    ends = [lease for lease in plan.waits_for if not end_of(lease)] if plan else []
+    if plan is None or not plan.waits_for:
+        return ""
+    ends = [lease for lease in plan.waits_for if not end_of(lease)]
+    if not ends:
+        at = timestamp(plan.at)
+        return f"could start at {at} at the earliest, as others end; no start is planned yet"
     seen = [f"{each.namespace}/{each.name}" for each in ends if visible(each.namespace)]
     named = seen[:MOST_NAMED]
     more = f"{len(ends) - len(named)} {'more' if named else 'that you may not see'}"
     who = " and ".join(filter(None, (", ".join(named), more if len(named) < len(ends) else "")))
     text = f"no end in sight: no maximum run time ({MAX_RUN_TIME}) is set for {who}"
-    return f"{text}, which would have to end first" if ends else ""
+    return f"{text}, which would have to end first"
 
 
 class StartTrials:

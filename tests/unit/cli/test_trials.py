@@ -8,10 +8,11 @@ from msgspec import structs
 from services.cli.plan.moves import MovePlan, plan_moves
 from services.cli.plan.render import forecast_text
 from shared.kubernetes.manifests import pods_in
-from shared.model.lease import Lease
+from shared.model.lease import Lease, ends_by
 from shared.model.ledger import NodeTotals, WaitingPod, counted_use
 from shared.model.names import Namespace, PodUid
 from shared.model.placement import Refusal
+from shared.model.quantity import timestamp
 from shared.model.request import NO_TERM, NodeRequirements, NodeTerm, PodRequest, Term
 from shared.placing.starts import lease_end, no_end_text, waiting_units
 from shared.placing.what_if import Forecast, TriedOutcome, TriedPod, forecast
@@ -118,6 +119,7 @@ def test_pods_that_would_wait_start_once_those_before_them_have_ended(
         (5, set(), "4 that you may not see"),
         (2, {"default"}, "default/p4"),
         (1, {"default"}, ""),
+        (0, {"default"}, ""),
     ],
 )
 def test_no_end_is_in_sight_without_those_that_would_have_to_end_first(
@@ -126,7 +128,8 @@ def test_no_end_is_in_sight_without_those_that_would_have_to_end_first(
     leases = [held(f"p{n}", "n1", n, V100_MIB, created_at=n) for n in range(5)]
     leases[0] = structs.replace(leases[0], activated_at=NOW, term=Term(max_run_s=60))
     leases[1] = structs.replace(leases[1], namespace=Namespace("other"))
-    nodes, wanted = [totals("n1", 5, *leases)], request(gpu(gpus=gpus, memory=V100_MIB))
+    wanted = request(gpu(gpus=gpus or 1, memory=V100_MIB))
+    nodes = [totals("n1", 5 + (gpus == 0), *leases)]
     pod = WaitingPod(queued=pod_queued("w", wanted), refusal=Refusal(reason="full"), capacity=1)
 
     [unit] = waiting_units([pod], nodes, now=NOW, after_s=0)
@@ -134,7 +137,9 @@ def test_no_end_is_in_sight_without_those_that_would_have_to_end_first(
         unit, nodes, lambda e: lease_end(e, NOW), now=NOW, visible=namespaces.__contains__
     )
 
-    assert (f"is set for {who}, which would" in text) if who else not text
+    at = timestamp(ends_by(leases[0]) or 0)
+    soon = f"could start at {at} at the earliest, as others end; no start is planned yet"
+    assert (f"is set for {who}, which would" in text) if who else text == soon * gpus
 
 
 def test_nodes_to_add_are_of_the_kinds_of_the_cluster_and_as_few_as_possible() -> None:
