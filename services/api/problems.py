@@ -58,13 +58,13 @@ MOST_NAMED = 20
 NAMED = 3
 SEVERITIES = ("error", "warning", "info")
 LATE = "No heartbeats"
-PODS = "check that NATS runs, and its pods: kubectl -n {} get pods -o wide"
+PODS = "check NATS and the pods: kubectl -n {} get pods -o wide"
 REDIS = "check that Redis and NATS run: leasehold doctor"
-AGENTS = f"check that they run and reach NATS: kubectl -n {AGENTS_NAMESPACE} get pods -o wide"
-OLD = "The ledger cannot be read"
-SICK = "pods on it stay; it gets new ones once its agent finds it healthy: leasehold doctor"
+AGENTS = f"check that the agents run and reach NATS: kubectl -n {AGENTS_NAMESPACE} get pods -o wide"
+OLD = "Leases cannot be read from Redis"
+SICK = "pods on it stay; it gets no new ones until it is healthy again; see leasehold doctor"
 STATE_AND_CODE = re.compile(r"^(\w+: )+")
-CLOSED = "pods on it stay; remove the annotation to open it"
+CLOSED = "pods on it stay; leasehold uncordon opens it, or remove the annotation"
 CORDONED = "pods on it stay; new ones are placed elsewhere"
 
 
@@ -177,7 +177,7 @@ def problems_of(
     """Return the problems, errors first."""
     causes: dict[str, list[Affected]] = {}
     if data.ledger_at and now - data.ledger_at > OLD_S:
-        name = "all that is shown"
+        name = "everything shown is old"
         causes[OLD] = [Affected(name=name, since=data.ledger_at, cause=OLD, hint=REDIS)]
     for each in (*components, *_sick_or_closed(projection, visible), *_cordoned(projection)):
         causes.setdefault(each.cause, []).append(each)

@@ -130,7 +130,7 @@ def test_sick_and_closed_gpus_and_old_data_are_problems_by_reason() -> None:
         ("info", "Closed to new pods: fan is loud: GPU 1 of n1"),
         ("info", "kubectl cordon: n1"),
     ]
-    old = ("error", "The ledger cannot be read: all that is shown")
+    old = ("error", "Leases cannot be read from Redis: everything shown is old")
     shown = ("warning", "Unhealthy: it holds default/secret and no more: GPU 0 of n1")
     assert texts(all_namespaces) == [old, shown, *rest]
     hidden = ("warning", "Unhealthy: the agent reports no reason: GPU 0 of n1")
