@@ -28,6 +28,12 @@ class BinderSettings(ApiServerSettings, LedgerSettings):
         "the start of a gang is planned at once; 0 turns planning off",
         at_least=0,
     )
+    planned_starts: int = setting(
+        1,
+        "pods and gangs whose starts are planned at once: so many are promised when they start, "
+        "and the more there are, the longer do small pods wait",
+        at_least=1,
+    )
     preemption: bool = setting(
         True, "preempt pods of namespaces over budget, and pods of lower priority"
     )

@@ -130,6 +130,7 @@ def _preemptor(
         conditions=conditions,
         clock=ports.clock,
         after_s=rules.plan_starts_after_s,
+        most=rules.planned_starts,
     )
     return PreemptionController(
         ledger=ports.ledger,

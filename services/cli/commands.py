@@ -285,6 +285,7 @@ class ReplayArguments(ClusterArguments):
         nargs="+",
         read=str,
     )
+    planned_starts: int = argument(1, "as of the binder (default: 1)", at_least=1)
     gangs: bool = argument(False, "every fifth pod with several GPUs is a gang of 2 to 16 of them")
 
 

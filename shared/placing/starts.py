@@ -26,8 +26,8 @@ from shared.placing.trial_cluster import TrialCluster
 
 RESERVE_AFTER_S = 60.0
 """How long a pod without a gang waits before its start is planned."""
-MOST_STARTS = 8
-"""Starts that are planned at once."""
+MOST_TRIED = 8
+"""The first pods and gangs of the queue for which a start is looked for."""
 AGAIN_S, EARLIER_S = 60.0, 60.0
 """A start is planned again after so long, and changed if it can be so much earlier."""
 LATE_S = 30.0

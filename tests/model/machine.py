@@ -90,6 +90,7 @@ class Machine:
         for pod in late:
             if pod.is_terminal:
                 raise BrokenInvariantError(f"P1: {pod.uid} is placed where its node refuses it")
+        self.delete_endless()
         self.judge.check_owed()
         for _ in range(PROMISED_ROUNDS):
             if not (self.judge.starts.promises or self.judge.history.owed):
@@ -97,6 +98,16 @@ class Machine:
             world.work()
             self.judge.check_owed()
             self.require_invariants()
+
+    def delete_endless(self) -> None:
+        """Delete all pods without a maximum run time but the first of those that wait."""
+        self.judge.starts.disturb()
+        pods = list(self.world.api.pods.values())
+        first = next((pod for pod in pods if pod.is_pending), None)
+        for pod in pods:
+            if pod.request.term.max_run_s is None and pod is not first:
+                self.world.api.delete(pod.name, force=False)
+        self.calm_down()
 
     def calm_down(self) -> None:
         """Work until everything is as it should be."""

@@ -105,7 +105,9 @@ class BinderReplica(Service):
                 clock=self.clock,
                 host_clock=self.clock,
             ),
-            rules=PreemptionRules(plan_starts_after_s=PLAN_STARTS_AFTER_S, preemption=False),
+            rules=PreemptionRules(
+                plan_starts_after_s=PLAN_STARTS_AFTER_S, planned_starts=8, preemption=False
+            ),
             concurrency=4,
         )
         self.binder.preemptor.starts.events = self

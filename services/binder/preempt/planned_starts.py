@@ -36,7 +36,7 @@ from shared.placing.starts import (
     AGAIN_S,
     EARLIER_S,
     LATE_S,
-    MOST_STARTS,
+    MOST_TRIED,
     RESERVE_AFTER_S,
     LeaseEnd,
     PlannedStart,
@@ -51,7 +51,7 @@ from shared.placing.starts import (
 
 RESERVATION_S = 30.0
 NAMESPACE_STARTS = 2
-"""Of `MOST_STARTS`, so many are of one namespace while pods of others wait."""
+"""So many starts are of one namespace while pods of others wait."""
 PLAN_S = 2.0
 PAUSE_FACTOR = 20.0
 """The pause after plans is at least so many times as long as they took."""
@@ -157,6 +157,8 @@ class StartPlanner:
     clock: Clock
     after_s: float = RESERVE_AFTER_S
     """How long a pod without a gang waits before its start is planned; 0: none is."""
+    most: int = 1
+    """Starts that are planned at once."""
 
     def __post_init__(self) -> None:
         self._plan_at = self._planned_at = self._took_s = 0.0
@@ -258,7 +260,7 @@ class StartPlanner:
         begun, trials = False, StartTrials()
         later = beyond_share(units)
         units.sort(key=lambda unit: (unit.id in later, unit.id not in self._left))
-        first = units[:MOST_STARTS] if ends else []
+        first = units[:MOST_TRIED] if ends else []
         self._left = {unit.id for unit in first}
         for unit in first:
             if self.clock.now() - now > MOST_PASS_S:
@@ -289,7 +291,7 @@ class StartPlanner:
             return False
         lower = giving_way(unit, starts)
         staying = [each for each in starts if each not in (known, *lower)]
-        if len(staying) >= MOST_STARTS:
+        if len(staying) >= self.most:
             return False
         given = with_claims(nodes, staying, [*lower, known] if known else lower)
         requests = unit.requests(nodes)

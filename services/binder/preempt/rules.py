@@ -55,6 +55,7 @@ class PreemptionRules:
     """The operator's limits: settings of the binder, which say what each means."""
 
     plan_starts_after_s: float = 60.0
+    planned_starts: int = 1
     preemption: bool = True
     preemption_notice_s: float = 30.0
     preemption_min_runtime_s: float = 600.0

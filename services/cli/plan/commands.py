@@ -46,7 +46,13 @@ def replay_trace(flags: ReplayArguments) -> int:
     if flags.gangs:
         pods = with_gangs(pods)
     results = [
-        replay(pods, nodes, NodeOrder(policy), Terms(terms))
+        replay(
+            pods,
+            nodes,
+            NodeOrder(policy),
+            Terms(terms),
+            planned_starts=flags.planned_starts,
+        )
         for policy in flags.policies
         for terms in flags.terms
     ]

@@ -30,7 +30,7 @@ from shared.placing.starts import (
     AGAIN_S,
     EARLIER_S,
     LATE_S,
-    MOST_STARTS,
+    MOST_TRIED,
     RESERVE_AFTER_S,
     LeaseEnd,
     PlannedStart,
@@ -122,10 +122,12 @@ def replay(
     nodes: Sequence[LedgerNode],
     policy: NodeOrder,
     terms: Terms = Terms.NONE,
+    *,
+    planned_starts: int = 1,
 ) -> Replay:
-    """Replay pods, given in order of arrival, on idle nodes."""
+    """Replay pods, given in order of arrival, on idle nodes; so many starts are planned at once."""
     ordered = [replace(pod, request=with_order(pod.request, policy)) for pod in pods]
-    run = _Run(nodes, ordered, terms)
+    run = _Run(nodes, ordered, terms, planned_starts)
     for number, pod in enumerate(run.pods):
         run.advance(pod.created_s)
         run.arrive(number)
@@ -147,8 +149,14 @@ def replay(
 class _Run:
     """The cluster at one moment of a replay."""
 
-    def __init__(self, nodes: Sequence[LedgerNode], pods: Sequence[TracePod], terms: Terms) -> None:
-        self.pods = pods
+    def __init__(
+        self,
+        nodes: Sequence[LedgerNode],
+        pods: Sequence[TracePod],
+        terms: Terms,
+        planned_starts: int,
+    ) -> None:
+        self.pods, self._most = pods, planned_starts
         self.moments = [Moment(pods[0].created_s, 0, 0, 0)]
         self.waits_s: list[float] = []
         self.gang_waits_s: list[float] = []
@@ -352,7 +360,9 @@ class _Run:
             self._drop_start(number)
             del self._planned_s[number]
         frees = bool(late)
-        for number in islice(heads, MOST_STARTS):
+        for number in islice(heads, MOST_TRIED):
+            if number not in self._starts and len(self._starts) >= self._most:
+                continue
             if now >= self._planned_s.get(number, -inf) + AGAIN_S:
                 self._planned_s[number] = now
                 frees |= self._plan_one(number, now)

@@ -102,7 +102,7 @@ async def test_a_gang_is_promised_a_start_until_which_only_what_ends_before_gets
     await asyncio.gather(*(up.create(member(f"planned-{n}", "planned")) for n in range(2)))
 
     explained = await until(
-        lambda: up.leasehold("explain", "planned-0"), lambda done: "start       " in done.out
+        lambda: up.leasehold("explain", "planned-0"), lambda done: "starts by " in done.out
     )
     promise = re.search(
         r"starts by (\S+) at the latest: default/limited ends by then", explained.out

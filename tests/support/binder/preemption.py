@@ -114,6 +114,7 @@ class Scene:
             events=self.reports,
             conditions=ConditionWriter(PodClient(self.kube), self.clock),
             clock=self.clock,
+            most=changes.pop("most", 3),
         )
         return PreemptionController(
             ledger=self.ledger,

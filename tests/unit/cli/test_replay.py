@@ -195,7 +195,7 @@ def test_what_ends_before_a_planned_start_is_let_in_and_what_may_not_is_not(
 
     assert sorted(found.waits_s) == waits
     late = sorted(promise.late_s for promise in found.promises)
-    assert late == {Terms.NONE: [], Terms.EXACT: [0], Terms.DOUBLE: [-200]}[terms]
+    assert late == {Terms.NONE: [], Terms.EXACT: [0, 0], Terms.DOUBLE: [-200, -100]}[terms]
 
 
 def test_a_gang_starts_as_one_when_its_planned_start_has_come() -> None:
