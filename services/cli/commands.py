@@ -273,10 +273,7 @@ class ReplayArguments(ClusterArguments):
         ORDERS, f"default: {' '.join(ORDERS)}", one_of=ORDERS, nargs="+", read=str
     )
     load: float = argument(
-        1.0,
-        "multiply the rate at which pods arrive; they run as long (default: 1)",
-        metavar="FACTOR",
-        at_least=0.001,
+        1.0, "multiply the rate at which pods arrive (default: 1)", metavar="FACTOR", at_least=0.001
     )
     terms: tuple[str, ...] = argument(
         ("none",),

@@ -115,7 +115,7 @@ async def test_a_gang_is_promised_a_start_until_which_only_what_ends_before_gets
     assert f"by {promise[1]}" in (await up.leasehold("ps", "-o", "wide")).out
     manifest = tmp_path / "late.json"
     manifest.write_text(json.dumps(gpu_pod("late", WHOLE)))
-    assert "it: no end in sight" in (await up.leasehold("what-if", str(manifest), "--when")).out
+    assert "  no end in sight" in (await up.leasehold("what-if", str(manifest), "--when")).out
     await up.create(gpu_pod("late", WHOLE))
     await up.create(gpu_pod("short", WHOLE, activeDeadlineSeconds=1))
     await up.until("short", running)
