@@ -36,6 +36,13 @@ OTHERS = Namespace("(others)")
 """Namespaces that the viewer may not see."""
 UNALLOCATED = "__idle__"
 """The name of what is not allocated."""
+ALLOCATION = {
+    "window": "today, lastmonth, 7d, or two times with a comma, as for OpenCost",
+    "step": "the length of periods; an hour at least",
+    "aggregate": "namespace",
+    "includeIdle": "true: and what was free",
+}
+"""Parameters of the report as OpenCost has it."""
 NOT_OF_GPUS = (
     "cpuCores cpuCoreRequestAverage cpuCoreUsageAverage cpuCoreHours cpuCost cpuCostAdjustment "
     "cpuEfficiency gpuCostAdjustment networkTransferBytes networkReceiveBytes networkCost "

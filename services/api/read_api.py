@@ -15,7 +15,7 @@ from aiohttp import web
 from msgspec import UNSET, structs
 
 from services.api.api_call import ApiCall, RouteTable
-from services.api.costs import AllocationReply, allocation_report, cost_report
+from services.api.costs import ALLOCATION, AllocationReply, allocation_report, cost_report
 from services.api.first_pod import first_pod
 from services.api.history import (
     ALL_CORES,
@@ -424,15 +424,8 @@ class ReadApi:
         """Report what all GPUs were used for, and what that cost: by default of 30 days."""
         return await cost_report(call, self.budgets, self.prices)
 
-    @ROUTES.at(
-        "/allocation",
-        {
-            "window": "today, lastmonth, 7d, or two times with a comma, as for OpenCost",
-            "step": "the length of periods; an hour at least",
-            "aggregate": "namespace",
-            "includeIdle": "true: and what was free",
-        },
-    )
+    @ROUTES.at("/allocation", ALLOCATION)
+    @ROUTES.at("/allocation/compute", ALLOCATION)  # of OpenCost's exporter
     async def allocation(self, call: ApiCall) -> AllocationReply:
         """Report the GPU time and costs of namespaces in the form of OpenCost's API."""
         now = self.service.clock.now()

@@ -183,7 +183,7 @@ async def test_costs_of_namespaces_that_the_viewer_may_not_see_are_added_up_with
         await shown.record_costs("a", "b", "c")
 
         _, some = await shown.get("/api/v1/reports/costs?step=hour", "for-a")
-        _, everything = await shown.get("/allocation?window=2d", "for-all")
+        _, everything = await shown.get("/allocation/compute?window=2d", "for-all")
         wrong = ("/allocation?window=1d&aggregate=pod", "/allocation?window=90d&step=1h")
         refused = [await shown.get(path, "for-all") for path in ("/allocation", *wrong)]
         unknown, _ = await shown.get("/allocation?window=1d", "of-nobody")
