@@ -155,7 +155,7 @@ async def test_a_closed_gpu_is_shown_with_its_reason_until_it_is_open_again(up: 
 
     assert done.out == "GPU 1 of node-0 gets no new pods\n"
     assert "closed to new pods: cordoned: fan is loud" in text
-    assert "excluded" in waiting.out
+    assert "1 node(s) had cordoned GPUs" in waiting.out
     assert "GPU 1: cordoned: fan is loud" in warned["device-health"]
     assert opened.out == "GPU 1 of node-0 gets new pods\n"
     assert (still.code, UNHEALTHY in still.out) == (1, True)
@@ -187,6 +187,7 @@ async def test_doctor_names_each_fault_and_its_remedy(up: Stack) -> None:
                 wrong = outcomes(done, "fail")
                 if {"device-health", "other-plugins"} <= wrong:
                     break
+        sick = await up.leasehold("uncordon", "node-0/1")
         await server.config_set("maxmemory-policy", "allkeys-lru")
         evicting = await until(  # a binder finds the policy, and closes the ledger
             lambda: up.leasehold("doctor", "--json", "--node", "node-0"),
@@ -201,6 +202,8 @@ async def test_doctor_names_each_fault_and_its_remedy(up: Stack) -> None:
     assert {"device-health", "other-plugins"} <= outcomes(done, "fail"), done.out
     found = findings(done)
     assert "Xid 79" in found["device-health"]["text"]
+    assert sick.code == 1
+    assert sick.out.endswith("the bus; its agent opens it once it is healthy\n")
     assert "vgpu.sock" in found["other-plugins"]["text"]
     assert "allkeys-lru" in findings(evicting)["redis"]["text"]
     assert "the check `redis`" in findings(evicting)["device-health"]["text"]

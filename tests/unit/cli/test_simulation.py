@@ -41,6 +41,7 @@ def test_faults_are_added_and_healed_one_by_one(
 
     assert sim(tmp_path, "heal", "node-1/2") == 0
     assert faults(tmp_path, "node-1") == {"0": "vanish"}
+    assert "its agent opens it after 30 s" in capsys.readouterr().out
     assert sim(tmp_path, "heal", "node-1/1") == 0
     assert "no simulated fault" in capsys.readouterr().out
 
