@@ -34,7 +34,7 @@ RUN python3 -m venv /opt/leasehold \
 COPY --from=wheel /dist /dist
 RUN /opt/leasehold/bin/pip install --no-cache-dir --no-deps /dist/*.whl \
  && /opt/leasehold/bin/pip uninstall --yes --quiet pip setuptools \
- && find /opt/leasehold -name __pycache__ -prune -exec rm -rf {} +
+ && /opt/leasehold/bin/python -m compileall -q -f --invalidation-mode unchecked-hash /opt/leasehold/lib
 
 FROM ${REGISTRY}${BASE} AS build-simulated
 COPY locks/simulated.txt .

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import yaml
 
+from services.cli.doctor.cluster_checks import BY_IMAGE
 from simcluster.apiserver.admission.service_address import endpoint_of_port
 from simcluster.apiserver.registry import open_store
 from simcluster.installation import Installation
@@ -159,6 +160,10 @@ def test_every_stage_of_the_image_comes_from_the_base_that_the_user_gives() -> N
     names = {name for _, name in stages}
 
     assert {base for base, _ in stages if base not in names} == {"${REGISTRY}${BASE}"}
+
+
+def test_doctor_knows_the_settings_that_the_image_has() -> None:
+    assert set(re.findall(r"LEASEHOLD_\w+(?==)", (ROOT / "Dockerfile").read_text())) == BY_IMAGE
 
 
 def test_the_image_copies_existing_files_and_runs_as_nobody() -> None:

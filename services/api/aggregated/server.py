@@ -47,7 +47,7 @@ from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.quantity import parse_decimal
 
 REASONS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound",
-           405: "MethodNotAllowed", 422: "Invalid", 429: "TooManyRequests",
+           405: "MethodNotAllowed", 410: "Expired", 422: "Invalid", 429: "TooManyRequests",
            503: "ServiceUnavailable"}  # fmt: skip
 USER = web.RequestKey("user", TokenUser)
 COMPARE_S = 1.0
@@ -86,9 +86,10 @@ class Versions:
                 self.latest.append((at_ms * IDS + self.id, found))
         return self.latest[-1]
 
-    def at(self, version: str) -> Objects:
-        """Return the objects of a version; none if it is not known, or another replica's."""
-        return next((objects for each, objects in self.latest if str(each) == version), {})
+    def at(self, version: str) -> Objects | None:
+        """Return the objects of a version, none of the first; None: too old, or of a replica."""
+        known = ((str(each), objects) for each, objects in self.latest)
+        return {} if version in {"", "0"} else dict(known).get(version)
 
 
 class AggregatedApi:
@@ -129,14 +130,14 @@ class AggregatedApi:
         """Refuse requests that are not the API server's, and return refusals as Status."""
         user = self.proxy.user_of(request) if self.proxy else None
         if user is None:
-            return _status(401, "only the API server, with the name of its front proxy, is served")
+            return _refused(401, "only the API server, with the name of its front proxy, is served")
         request[USER] = user
         try:
             return await handler(request)
         except web.HTTPMethodNotAllowed:
-            return _status(405, f"{GROUP} is read-only: it shows what Leasehold has decided")
+            return _refused(405, f"{GROUP} is read-only: it shows what Leasehold has decided")
         except (web.HTTPException, LeaseholdError) as error:
-            return _status(*refusal(error))
+            return _refused(*refusal(error))
 
     async def document(self, body: bytes, _: web.Request) -> web.StreamResponse:
         """Return a document that never changes."""
@@ -165,28 +166,32 @@ class AggregatedApi:
         return _json({**head, "metadata": {"resourceVersion": str(version)}, "items": items})
 
     async def watch(self, kind: Kind, request: web.Request) -> web.StreamResponse:
-        """Stream changes until the time limit of the request."""
+        """Stream changes until the time limit; an unknown version is an event, as in Kubernetes."""
         query = request.query
         if "sendInitialEvents" in query:
             raise web.HTTPUnprocessableEntity(reason="sendInitialEvents is not served: list first")
         limit_s = min(parse_decimal(query.get("timeoutSeconds", "")) or WATCH_S, WATCH_S)
+        known = self.versions[kind.plural].at(query.get("resourceVersion", ""))
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         with (
             self.server.streaming(request[USER].username),
             suppress(TimeoutError, ConnectionResetError),  # the client watches again
         ):
             await response.prepare(request)
+            if known is None:
+                expired = _status(410, f"too old resource version: {query['resourceVersion']}")
+                await response.write(encode({"type": "ERROR", "object": expired}) + b"\n")
+                return response
             async with asyncio.timeout(limit_s):
-                async for change, each, version in self._changes(kind, request):
+                async for change, each, version in self._changes(kind, request, known):
                     shown = self._encodable(kind, [each], version, request)
                     await response.write(encode({"type": change, "object": shown}) + b"\n")
         return response
 
     async def _changes(
-        self, kind: Kind, request: web.Request
+        self, kind: Kind, request: web.Request, known: Objects
     ) -> AsyncIterator[tuple[str, VisibleObject, int]]:
-        """Yield the changes after the version of a request; if it is not known, all objects."""
-        known = self.versions[kind.plural].at(request.query.get("resourceVersion", ""))
+        """Yield the changes since the objects were those that are known."""
         selection = _selection(kind, request)
         while True:
             position = self.service.feed.position
@@ -248,8 +253,8 @@ def _json(body: object) -> web.Response:
     return web.Response(body=encode(body), content_type="application/json")
 
 
-def _status(code: int, message: str) -> web.Response:
-    body = {
+def _status(code: int, message: str) -> dict[str, object]:
+    return {
         "kind": "Status",
         "apiVersion": "v1",
         "metadata": {},
@@ -258,7 +263,10 @@ def _status(code: int, message: str) -> web.Response:
         "reason": REASONS.get(code, ""),
         "code": code,
     }
-    return web.json_response(body, status=code)
+
+
+def _refused(code: int, message: str) -> web.Response:
+    return web.json_response(_status(code, message), status=code)
 
 
 def _as_table(request: web.Request) -> bool:

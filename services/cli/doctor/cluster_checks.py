@@ -19,6 +19,8 @@ from shared.runtime.variables import PREFIX
 
 COMBINED = "binder"
 """The Deployment whose pods have watcher and placer, too, with the component combined-scheduler."""
+BY_IMAGE = frozenset({"LEASEHOLD_HTTP"})
+"""What the image sets, so that pods have it without their template."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ def settings(wanted: Mapping[str, WorkloadSettings], heartbeats: Iterable[Heartb
 
 def _differing(wanted: WorkloadSettings, running: Mapping[str, str]) -> list[str]:
     digests = {key: digest(value) for key, value in wanted.values.items() if key.startswith(PREFIX)}
-    keys = (digests.keys() | running.keys()) - wanted.computed
+    keys = (digests.keys() | (running.keys() - BY_IMAGE)) - wanted.computed
     return sorted(key for key in keys if digests.get(key) != running.get(key))
 
 

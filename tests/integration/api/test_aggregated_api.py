@@ -144,6 +144,18 @@ async def test_a_watch_continues_after_a_list_and_ends_what_is_selected_no_more(
     assert (ended["type"], ended["object"]["status"]["state"]) == ("DELETED", "reserved")
 
 
+async def test_a_watch_from_an_unknown_version_ends_so_that_clients_list_again(
+    group: Group,
+) -> None:
+    path = f"{GROUP}/gpudevices?watch=1&resourceVersion=12"
+
+    lines = (await (await group.client.get(path)).text()).splitlines()
+
+    (event,) = map(json.loads, lines)
+    assert (event["type"], event["object"]["code"]) == ("ERROR", 410)
+    assert event["object"]["reason"] == "Expired"
+
+
 async def test_one_user_has_so_many_watches_at_a_time(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:

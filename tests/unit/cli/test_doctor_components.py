@@ -41,9 +41,10 @@ def heartbeat(service: str, **settings: str) -> Heartbeat:
             Outcome.FAIL,
             "placer-0 (LEASEHOLD_DRA)",
         ),
+        (heartbeat("watcher", **NOW, LEASEHOLD_HTTP="0.0.0.0:9100"), Outcome.OK, "1 components"),
         (heartbeat("watcher"), Outcome.OK, "0 components"),
     ],
-    ids=["same", "missing", "removed", "in the binder's process", "outside a pod"],
+    ids=["same", "missing", "removed", "in the binder's process", "by image", "outside a pod"],
 )
 def test_components_with_other_settings_than_new_pods_are_named(
     replica: Heartbeat, outcome: Outcome, shown: str
