@@ -59,7 +59,13 @@ class RealApi:
                 with contextlib.suppress(KubernetesConflictError):
                     await kube.create(path, made)
             async with asyncio.TaskGroup() as tasks:
-                background = [tasks.create_task(api.watch()), tasks.create_task(api.renew())]
+                background = [
+                    tasks.create_task(api.watch(api.namespace, api._note)),
+                    tasks.create_task(api.renew()),
+                ]
+                if system.reserving:
+                    watching = api.watch(system.reserving[0], api._reserve)
+                    background.append(tasks.create_task(watching))
                 try:
                     yield api
                 finally:
@@ -198,9 +204,9 @@ class RealApi:
     def _path(self, name):
         return f"{NAMESPACES}/{self.namespace}/pods/{name}"
 
-    async def watch(self):
-        """Note when each pod has a node, is refused and is gone; end those being deleted."""
-        path, version = f"{NAMESPACES}/{self.namespace}/pods", ""
+    async def watch(self, namespace, note):
+        """Call `note` for each change of a pod, with its kind and the instant."""
+        path, version = f"{NAMESPACES}/{namespace}/pods", ""
         while True:
             rest, query = b"", {"resourceVersion": version} if version else {}
             async with self.kube.watch(path, query=query, silence_s=3600) as chunks:
@@ -209,22 +215,44 @@ class RealApi:
                     now = time.perf_counter()
                     for event in map(msgspec.json.decode, lines):
                         version = event["object"]["metadata"]["resourceVersion"]
-                        self._note(event["type"], event["object"], now)
+                        note(event["type"], event["object"], now)
+
+    def _reserve(self, kind, pod, _now):
+        """Do what a pod does that reserves a GPU for the system."""
+        about, (namespace, annotation) = pod["metadata"], self.system.reserving
+        path = f"{NAMESPACES}/{namespace}/pods/{about['name']}"
+        if about.get("deletionTimestamp") and kind != "DELETED":
+            self._soon(self.kube.delete(path, grace_s=0))
+        elif kind == "ADDED":
+            notes = {annotation: f"GPU-{about['uid']}"}
+            self._soon(self.kube.patch_merge(path, {"metadata": {"annotations": notes}}))
 
     def _note(self, kind, pod, now):
+        """Note when a pod has a node, is refused and is gone; end it if it is being deleted."""
         name = pod["metadata"]["name"]
         self.pods[name] = pod
         if kind == "DELETED":
             self.gone[name] = now
         elif pod["metadata"].get("deletionTimestamp"):
-            task = asyncio.create_task(self.delete([name]))
-            self.tasks.add(task)
-            task.add_done_callback(self.tasks.discard)
-        if pod["spec"].get("nodeName"):
-            self.bound.setdefault(name, now)
+            self._soon(self.delete([name]))
+        if (node := pod["spec"].get("nodeName")) and name not in self.bound:
+            self.bound[name] = now
+            paths = {"node": f"{NODES}/{node}", "pod": self._path(name)}
+            for which, notes in self.system.started.items():
+                body = {"metadata": {"annotations": notes}}
+                self._soon(self.kube.patch_merge(paths[which], body))
         for condition in pod["status"].get("conditions", ()):
             if condition["type"] == "PodScheduled" and condition["status"] == "False":
                 self.refused.setdefault(name, now)
+
+    def _soon(self, action):
+        async def act():
+            with contextlib.suppress(NotFoundError):
+                await action
+
+        task = asyncio.create_task(act())
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
 
 async def each(names, act):

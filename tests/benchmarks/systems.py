@@ -4,6 +4,7 @@
 Everything that `scenarios` knows of a system is in this table; another one needs an entry only.
 """
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,11 @@ class System:
     """Created before all, as (path, object)."""
     heartbeat: Callable[[], Mapping] | None = None
     """Annotations of a node that its device plugin writes again and again."""
+    started: Mapping[str, Mapping[str, str | None]] = dataclasses.field(default_factory=dict)
+    """Annotations that its device plugin writes when a pod starts, of the `node` and the `pod`."""
+    reserving: tuple[str, str] | None = None
+    """Namespace of the pods by which it reserves GPUs, and the annotation in which each writes the
+    UUID of its GPU."""
     allocated: str = ""
     """The pod annotation `UUID,TYPE,MIB,PERCENT:...` with the GPUs that a pod got, if there is."""
 
@@ -141,6 +147,7 @@ SYSTEMS = {
         whole=lambda count: ({"nvidia.com/gpu": str(count)}, {}),
         pod=({"kai.scheduler/queue": "scenarios"}, {}),
         gang=_kai_gang,
+        reserving=("kai-resource-reservation", "run.ai/reserve_for_gpu_index"),
         objects=(
             _kai_queue("scenarios-parent", {}),
             _kai_queue("scenarios", {"parentQueue": "scenarios-parent"}),
@@ -152,6 +159,10 @@ SYSTEMS = {
         share=_hami(1, SHARE_MIB, SHARE_PERCENT),
         whole=lambda count: _hami(count, GPU_MIB, 100),
         heartbeat=_hami_handshake,
+        started={
+            "node": {"hami.io/mutex.lock": None},
+            "pod": {"hami.io/bind-phase": "success"},
+        },
         allocated="hami.io/vgpu-devices-allocated",
     ),
 }
