@@ -80,7 +80,8 @@ PLAN_S_PER_POD = 0.001
 MAX_PLAN_S = 15.0
 """Plans without a result double the pause before the next ones up to this."""
 PLANNING_S = 1.0
-"""Plans are made for so long, then steps are taken; for the pods that are left, plans follow."""
+"""Plans are made for so long, or as long as it took to read the cluster; then steps are taken, and
+plans for the pods that are left follow."""
 AT_ONCE = 16
 """Preemptions whose steps are taken side by side: most of a step is waiting for the API server."""
 MAX_PLANS = 5
@@ -352,12 +353,14 @@ class PreemptionController:
         self._plan_at_once_if_new(pending, budgets)
         if not (pending or policies) or now < self._plan_at:
             return False
+        began = self.clock.ticks()
         cluster, begun = await self.cluster(), False
         for budget in policies:
             begun |= await self._end_by_policy(budget, cluster)
         if policies:
             state = await self.store.state(now=now)
-        plans, until = PlanRound(cluster, state, self.rules, now), self.clock.ticks() + PLANNING_S
+        plans, at = PlanRound(cluster, state, self.rules, now), self.clock.ticks()
+        until = at + max(PLANNING_S, at - began)
 
         async def begin(each: WaitingPod) -> bool | None:
             return await self._preempt_for(each, plans) if self.clock.ticks() < until else None
