@@ -90,12 +90,17 @@ class Machine:
         for pod in late:
             if pod.is_terminal:
                 raise BrokenInvariantError(f"P1: {pod.uid} is placed where its node refuses it")
+        self.work_until(lambda: not self.judge.starts.promises)
         self.delete_endless()
         self.judge.check_owed()
+        self.work_until(lambda: not (self.judge.starts.promises or self.judge.history.owed))
+
+    def work_until(self, is_done: Callable[[], bool]) -> None:
+        """Work until all promises of starts are kept, or what is owed to pods is done."""
         for _ in range(PROMISED_ROUNDS):
-            if not (self.judge.starts.promises or self.judge.history.owed):
-                break
-            world.work()
+            if is_done():
+                return
+            self.world.work()
             self.judge.check_owed()
             self.require_invariants()
 

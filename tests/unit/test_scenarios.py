@@ -26,11 +26,8 @@ def test_gpus_beyond_their_size_and_pods_without_a_gpu_are_found(
         notes = {api.system.allocated: text} if text else {}
         metadata = {"name": f"p{number}", "labels": {"gpus": gpus}, "annotations": notes}
         phase = "Succeeded" if number == len(pods) else "Running"  # what has ended holds nothing
-        api._note(
-            "ADDED",
-            {"metadata": metadata, "spec": {"nodeName": "n"}, "status": {"phase": phase}},
-            0,
-        )
+        pod = {"metadata": metadata, "spec": {"nodeName": "n"}, "status": {"phase": phase}}
+        api.pods[metadata["name"]], api.bound[metadata["name"]] = pod, 0.0
 
     places, without = judge(api)
 

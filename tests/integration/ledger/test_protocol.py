@@ -325,7 +325,8 @@ STORIES: Mapping[str, tuple[tuple[Step, ...], dict[str, int]]] = {
             do.flow(),
             do.pass_time(seconds=31.0),
         ),
-        {"partitioner b destroys MIG-GPU-b-7@0+1": 1, "of MIG-GPU-b-7@0+1": 2},
+        # The other time is at the end, when the pods are deleted.
+        {"partitioner b destroys MIG-GPU-b-7@0+1": 2, "of MIG-GPU-b-7@0+1": 2},
     ),
     "no instance is destroyed on a device with a pod of which no record is left": (
         (

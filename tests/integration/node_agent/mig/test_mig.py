@@ -142,7 +142,7 @@ async def test_an_older_lease_with_another_layout_is_refused() -> None:
         await cluster.run_pod("new", mig_share("group1", fence=5))
         await cluster.fail_pod("old", mig_share("group4", fence=4))
 
-        assert "the layout group1" in cluster.message("old")
+        assert "of layout group1" in cluster.message("old")
 
 
 async def test_a_newer_lease_that_the_ledger_has_lost_is_no_reason_to_refuse_another() -> None:
