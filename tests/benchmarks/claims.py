@@ -102,7 +102,7 @@ def slices(form, node, uid, gpus):
     return found
 
 
-async def measure(api, form, options):
+async def measure(api, form, options, turn):
     """Create slices, claims and pods; return a row of the table."""
     nodes = list(api.nodes)
 
@@ -123,7 +123,7 @@ async def measure(api, form, options):
     exactly = {"deviceClassName": f"{CLASS}-{form}"}
     if form in {"shared", "leasehold"}:
         exactly["capacity"] = {"requests": SHARE}
-    names = [f"{form}-{number}" for number in range(options.pods)]
+    names = [f"{form}-{turn}-{number}" for number in range(options.pods)]
     claims = f"{API}/namespaces/{api.namespace}/resourceclaims"
 
     async def create_claim(name):
@@ -168,8 +168,8 @@ async def benchmark(options):
     for count in options.nodes:
         async with RealApi.connect(options.kubeconfig, SYSTEM) as api:
             await api.create_nodes(count, options.gpus)
-            for form in options.slices:
-                print(await measure(api, form, options), flush=True)
+            for turn, form in enumerate(options.slices):
+                print(await measure(api, form, options, turn), flush=True)
     print(f"load at the end: {load()}")
 
 
