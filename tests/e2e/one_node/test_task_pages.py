@@ -58,6 +58,21 @@ async def test_budgets_are_granted_reported_and_priced(up: Stack) -> None:
     assert quotas.strip() == "gpuquota.leasehold.dev/team-a"
 
 
+async def test_preemptions_are_listed_and_tried_for_a_pod_that_none_helps(up: Stack) -> None:
+    await up.create(gpu_pod("my-pod", vgpu(memory=15_360, number=9)))
+    await up.until("my-pod", lambda pod: bool(pod["status"].get("conditions")))
+
+    listed, tried = [
+        await up.leasehold(*shlex.split(command, comments=True)[1:])
+        for command in commands("budgets.md", "Preemption", program="leasehold")
+    ]
+
+    assert succeeded(listed), listed.err
+    assert tried.code == 1
+    assert "default/my-pod" in tried.out
+    assert "none: no freed device could help" in tried.out
+
+
 @pytest.mark.parametrize(
     ("page", "section"), [("install.md", "9."), ("upgrade.md", "Upgrade"), ("backup.md", "After a")]
 )
