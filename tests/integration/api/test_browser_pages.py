@@ -196,6 +196,7 @@ async def test_a_search_leads_to_the_lists_in_which_something_matches(
     browser: Browser, shown: RunningApi
 ) -> None:
     await shown.publish(await wait(shown, "second", "vision"))
+    await until(shown.state, lambda state: state["waiting"]["total"] == 1)
     await shown.service.sample_history()
     page = await opened(browser, shown, "#/")
     await expect(page.locator(".tab").filter(has_text="Waiting")).to_have_text("Waiting1")
