@@ -376,18 +376,22 @@ async def test_a_leader_that_is_none_any_more_changes_no_start_that_it_has_not_r
 
 async def test_the_first_that_waits_gets_a_start_and_the_next_one_after_it(at: Scene) -> None:
     old = [await running(at, gpu) for gpu in range(2)]
-    pods = [await at.waiting(name, mib=16_000) for name in ("new", "other")]
+    for name in ("new", "other"):
+        await at.waiting(name, mib=16_000)
+    queue = await at.ledger.waiting_pods.load()
+    queue.sort(key=lambda each: (each.waiting_since, each.queued.pod))  # one millisecond at times
+    first, second = (each.queued.pod for each in queue)
     binder = at.binder(most=1)
     await step(at, binder)
     [start] = await starts(at)
-    assert start.id == pods[0]
+    assert start.id == first
 
     await at.terminate(next(each for each in old if each.pod == start.waits_for[0].pod))
     [placed] = await step(at, binder)
-    assert placed.lease.pod == pods[0]
+    assert placed.lease.pod == first
     at.clock.advance(60)
     await step(at, binder)
-    assert [each.id for each in await starts(at)] == [pods[1]]
+    assert [each.id for each in await starts(at)] == [second]
 
 
 async def test_a_plan_that_cannot_be_stored_leaves_the_one_before_it(at: Scene) -> None:
