@@ -1,7 +1,6 @@
 """The copy of a lease in an annotation of its pod, or in the status of its ResourceClaim; pure.
 
-The ledger is rebuilt from these copies when Redis is lost; nothing else reads them, and nothing is
-granted because of them.
+The ledger is rebuilt from these copies when Redis is lost; nothing is granted because of them.
 """
 
 from typing import Any
@@ -18,6 +17,22 @@ FORMAT = 1
 _READ_AS = {"state": LeaseState.BOUND, "expires_at": 0.0, "activated_at": 0.0, "weighed": ""}
 """What a copy does not have: it is read as that of a bound lease."""
 _ELSEWHERE = {"namespace", "name", *_READ_AS}
+
+
+class LeaseOutline(msgspec.Struct, frozen=True):
+    """What is read of a copy elsewhere than in a rebuild."""
+
+    created_at: float = 0.0
+    """Unix seconds; 0: there is no copy."""
+    resources: dict[str, int] = {}
+
+
+def lease_outline(text: str) -> LeaseOutline:
+    """Decode what a copy is read for elsewhere; a text that is no copy is read as none."""
+    try:
+        return msgspec.json.decode(text, type=LeaseOutline)
+    except (msgspec.MsgspecError, UnicodeEncodeError):
+        return LeaseOutline()
 
 
 def dump_lease(lease: Lease) -> str:

@@ -37,7 +37,7 @@ from shared.model.bounds import check_bounds, cut
 from shared.model.errors import RequestError
 from shared.model.events.event import ADMISSION
 from shared.model.events.pod_events import message_digest
-from shared.model.lease_copy import ANNOTATION
+from shared.model.lease_copy import ANNOTATION, lease_outline
 from shared.model.names import BUDGET_GATE, Namespace, NodeName, PodUid
 from shared.model.quantity import check_amount, parse_resources, peak
 from shared.model.request import NodeRequirements, NodeTerm, PodRequest, Toleration
@@ -70,12 +70,6 @@ class _TemplateRequest:
     request: PodRequest | None = None
     error: str = ""
     group: pod_groups.PodGroupReference | None = None
-
-
-class _CopiedResources(msgspec.Struct, frozen=True):
-    """The copy of a lease, of which only these are read."""
-
-    resources: dict[str, int] = {}
 
 
 GATED = "SchedulingGated"
@@ -312,12 +306,7 @@ def _requests(container: Container, running: Mapping[str, Quantities]) -> dict[s
 
 def _grown(resources: Mapping[str, int], lease_copy: str) -> dict[str, int]:
     """Return what a pod uses more than its lease, after somebody has resized it in place."""
-    if not lease_copy:
-        return {}
-    try:
-        leased = msgspec.json.decode(lease_copy, type=_CopiedResources).resources
-    except (msgspec.MsgspecError, UnicodeEncodeError):
-        return {}
+    leased = lease_outline(lease_copy).resources if lease_copy else {}
     more = ((name, resources.get(name, 0) - leased.get(name, 0)) for name in RESIZABLE)
     return {name: amount for name, amount in more if name in leased and amount > 0}
 

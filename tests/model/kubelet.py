@@ -11,6 +11,7 @@ from shared.dialects.hami_core import MEMORY_LIMIT
 from shared.model.claim import DRIVER, LEASED, device_name
 from shared.model.errors import LeaseholdError
 from shared.model.events.node_events import LeaseHolder
+from shared.model.lease_copy import lease_outline
 from shared.model.names import DeviceUuid, PodUid
 from tests.model.api_server import NAMESPACE, Pod
 from tests.model.claims import REQUEST, Claim
@@ -184,8 +185,10 @@ class Kubelet:
                 name=record.pod.name,
                 phase="Running" if record.given or record.stopped else "Pending",
                 containers=(container,),
+                leased_at=lease_outline(record.pod.lease).created_at,
             )
             for uid, record in self.records.items()
+            if isinstance(record.pod, Pod)
         )
 
     async def list_running(self) -> frozenset[PodUid]:

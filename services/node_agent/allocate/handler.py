@@ -272,14 +272,15 @@ class AllocationHandler:
     async def _lease_of(self, candidate: ContainerCandidate) -> Lease | None:
         """Return the pod's lease, requested if need be.
 
-        For `LEASE_WAIT_S` it is requested again if there is no reply, and if the lease is only
-        reserved: its binder is about to bind it.
+        For `LEASE_WAIT_S` it is requested again if there is no reply, if the lease is only
+        reserved (its binder is about to bind it), and if the pod was bound with another one: a
+        Binding of an earlier lease has arrived late. Raises RequestError if that does not change.
         """
         pod = candidate.pod.uid
         until = self.node.clock.ticks() + LEASE_WAIT_S
         while True:
             lease = self.node.leases.find(pod)
-            if lease is not None and lease.state in HONOURED_STATES:
+            if lease and lease.state in HONOURED_STATES and not _is_other(lease, candidate):
                 return lease
             try:
                 fetched = await self.node.lease_sync.fetch(pod)
@@ -290,11 +291,24 @@ class AllocationHandler:
                         f"{candidate} holds a lease: {error}; are the binder and NATS running?"
                     ) from error
             else:
-                found = next((lease for lease in fetched if lease.pod == pod), None)
-                is_reserved = found is not None and found.state is LeaseState.RESERVED
-                if not is_reserved or self.node.clock.ticks() > until:
-                    return self.node.leases.find(pod)
+                is_reserved = any(
+                    each.pod == pod and each.state is LeaseState.RESERVED for each in fetched
+                )
+                lease, late = self.node.leases.find(pod), self.node.clock.ticks() > until
+                other = lease is not None and _is_other(lease, candidate)
+                if other and late:
+                    raise RequestError(
+                        f"pod {candidate} was bound with another lease than the one that it holds "
+                        "now: delete the pod"
+                    )
+                if late or not (is_reserved or other):
+                    return lease
             await self.node.clock.sleep(FETCH_PAUSE_S)
+
+
+def _is_other(lease: Lease, candidate: ContainerCandidate) -> bool:
+    """Return whether the pod was bound with another lease."""
+    return candidate.pod.leased_at not in {0.0, lease.created_at}
 
 
 def _listed(places: Iterable[ContainerPlace]) -> str:

@@ -10,6 +10,7 @@ from shared.kubernetes.errors import NotFoundError, UnreachableError
 from shared.kubernetes.full_pods import FullContainer, FullPod
 from shared.kubernetes.kubeconfig import ClusterCredentials, KubeconfigError
 from shared.kubernetes.types import ObjectList, PodOutline, PodStatus
+from shared.model.lease_copy import ANNOTATION, lease_outline
 from shared.model.names import Namespace, PodUid
 from shared.model.quantity import parse_count
 
@@ -67,6 +68,7 @@ def _pod(pod: FullPod) -> KubeletPod:
         phase=pod.status.phase or "Pending",
         containers=(*init, *(_container(each, init=False) for each in pod.spec.containers)),
         container_ids=_container_ids(pod.status),
+        leased_at=lease_outline(pod.metadata.annotations.get(ANNOTATION, "")).created_at,
     )
 
 

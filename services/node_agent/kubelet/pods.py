@@ -59,6 +59,8 @@ class KubeletPod:
     """In the order in which the kubelet serves them: init containers first."""
     container_ids: Mapping[str, str] = field(default_factory=dict)
     """Names of its created containers by the runtime's ID."""
+    leased_at: float = 0.0
+    """When the lease that it was bound with was created, in Unix seconds; 0: not known."""
 
     @property
     def terminal(self) -> bool:

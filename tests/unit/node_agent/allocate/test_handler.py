@@ -121,6 +121,34 @@ async def test_allocate_waits_for_the_rebuild_of_a_lost_checkpoint(
     await world.allocate()
 
 
+async def test_a_pod_bound_with_an_earlier_lease_gets_what_that_one_says(
+    world: HandlerWorld,
+) -> None:
+    pod = world.add_leased("a", share(0, 1000))
+    earlier = world.ledger.leases[pod.uid]
+    later = share(1, 1000)
+    world.node.leases.observe([world.lease("a", later, created_at=earlier.created_at + 9)])
+    world.kubelet.pods = [replace(pod, leased_at=earlier.created_at)]
+
+    allocating = asyncio.create_task(world.allocate())
+    while not world.ledger.requests:
+        await asyncio.sleep(0)
+    world.ledger.grant(structs.replace(earlier, version=9))
+    await allocating
+
+    [given] = world.node.checkpoint.allocations
+    assert given.lease.shares == earlier.shares
+
+
+async def test_a_pod_whose_own_lease_does_not_come_back_is_refused(world: HandlerWorld) -> None:
+    pod = world.add_leased("a", share(0, 1000))
+    world.kubelet.pods = [replace(pod, leased_at=1.0)]
+
+    with pytest.raises(RequestError, match="was bound with another lease than"):
+        await world.allocate()
+    assert world.allocated == []
+
+
 async def test_27_a_start_is_refused_when_another_container_holds_the_devices(
     world: HandlerWorld,
 ) -> None:
