@@ -65,7 +65,13 @@ class DeviceManager:
         self._connections[connection.resource] = connection
         self._stopped_at.pop(connection.resource, None)
         self._expired.discard(connection.resource)
-        task = group.create_task(self._follow(connection))
+        following = self._follow(connection)
+        try:
+            task = group.create_task(following)
+        except RuntimeError:  # the group ends
+            following.close()
+            await connection.close()
+            raise
         self._stream_tasks.add(task)
         task.add_done_callback(self._stream_tasks.discard)
 
