@@ -9,6 +9,7 @@ import pytest
 from services.node_agent.diagnosis.node_checks import gets_agent_pod
 from shared.model.names import AGENTS_NAMESPACE, DISCOVERED_LABELS, SYSTEM_NAMESPACE
 from simcluster.apimachinery.node_selection import node_selected
+from tests.support.kubernetes.schemas import faults
 from tests.support.packaging import (
     COMPONENTS,
     K8S,
@@ -44,6 +45,13 @@ def kinds(directory: str, *wanted: str) -> list[Json]:
 
 def pods(directory: str) -> list[Json]:
     return [w["spec"]["template"]["spec"] for w in kinds(directory, *WORKLOADS)]
+
+
+@pytest.mark.parametrize("name", [*OVERLAYS, *COMPONENTS])
+def test_every_object_is_valid_in_the_oldest_and_the_newest_version_of_kubernetes(
+    name: str,
+) -> None:
+    assert faults(part(name)) == []
 
 
 # Rights and privileges

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from shared.model.names import SYSTEM_NAMESPACE
+from tests.support.kubernetes.schemas import faults
 
 K8S = Path(__file__).parents[2] / "k8s"
 CHART = K8S / "chart"
@@ -118,7 +119,7 @@ def kustomized(parts: Collection[str]) -> dict[Key, Json]:
 def charted(
     values: Mapping[str, Any], namespace: str = SYSTEM_NAMESPACE, *, tests: bool = False
 ) -> dict[Key, Json]:
-    """Return what helm makes of the chart with these values instead of the defaults."""
+    """Return what helm makes of the chart with these values, which Kubernetes' schemas allow."""
     assert HELM is not None
     given = yaml.safe_dump(dict(values))
     options = ["--namespace", namespace, "--kube-version", "1.36", "--values", "-"]
@@ -127,4 +128,6 @@ def charted(
     done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
     if done.returncode:
         raise AssertionError(done.stderr)
-    return by_key(objects(done.stdout))
+    made = objects(done.stdout)
+    assert faults(made) == []
+    return by_key(made)
