@@ -88,7 +88,7 @@ from shared.model.views import (
     VersionView,
 )
 from shared.nats.bus import Bus
-from shared.placing.starts import no_end_text, waiting_units, with_claims
+from shared.placing.starts import start_without_plan, waiting_units, with_claims
 from shared.placing.what_if import Forecast, TriedPod, WhatIfOrder, forecast
 from shared.pods.pod_parser import parse_manifest
 from shared.runtime.span_files import TraceSpan, read_spans, read_trace, span_views
@@ -222,7 +222,9 @@ class ReadApi:
             return ""
         for unit in waiting_units(projection.waiting.values(), nodes, now=now, after_s=0):
             if any(each.queued.pod == pod for each in unit.pods):
-                trial = partial(no_end_text, unit, nodes, end_of, now=now, visible=call.visible)
+                trial = partial(
+                    start_without_plan, unit, nodes, end_of, now=now, visible=call.visible
+                )
                 with suppress(TimeoutError):  # others' trials come first: the rest is said at once
                     await asyncio.wait_for(self._one_trial.acquire(), NO_END_S)
                     try:

@@ -28,6 +28,8 @@ RESERVE_AFTER_S = 60.0
 """How long a pod without a gang waits before its start is planned."""
 MOST_TRIED = 8
 """The first pods and gangs of the queue for which a start is looked for."""
+SOON_S = 3600.0
+"""Devices are claimed for so long, at most, for what is only expected to end by then."""
 AGAIN_S, EARLIER_S = 60.0, 60.0
 """A start is planned again after so long, and changed if it can be so much earlier."""
 LATE_S = 30.0
@@ -63,6 +65,10 @@ class PlannedStart:
     """The leases that end first, in the order of their ends."""
     enforced: bool = True
     """All of them end by an enforced time."""
+
+    def claims(self, now: float) -> bool:
+        """Return whether its devices are claimed: it is a promise, or soon."""
+        return self.enforced or self.at <= now + SOON_S
 
     @property
     def nodes(self) -> tuple[NodeName, ...]:
@@ -227,7 +233,31 @@ def waiting_units(
     return sorted(single, key=lambda unit: (-unit.priority, unit.since, unit.id))
 
 
-def no_end_text(
+def with_some_end(end_of: Callable[[Lease], LeaseEnd | None]) -> Callable[[Lease], LeaseEnd | None]:
+    """Let leases without a known end end after all others, the youngest first."""
+
+    def some_end(lease: Lease) -> LeaseEnd | None:
+        last = LeaseEnd(NEVER - lease.created_at, enforced=False)
+        return None if lease.claim else end_of(lease) or last
+
+    return some_end
+
+
+def no_end_text(endless: Sequence[Lease], visible: Callable[[Namespace], bool]) -> str:
+    """Return which leases without a known end have to end before a start."""
+    seen = [f"{each.namespace}/{each.name}" for each in endless if visible(each.namespace)]
+    named = seen[:MOST_NAMED]
+    left = len(endless) - len(named)
+    if named:
+        more = f"{left} more"
+    else:
+        more = "a pod of another namespace" if left == 1 else f"{left} pods of other namespaces"
+    who = " and ".join(filter(None, (", ".join(named), more if left else "")))
+    text = f"no end in sight: no maximum run time ({MAX_RUN_TIME}) is set for {who}"
+    return f"{text}, which would have to end first"
+
+
+def start_without_plan(
     unit: WaitingUnit,
     nodes: Sequence[NodeTotals],
     end_of: Callable[[Lease], LeaseEnd | None],
@@ -235,28 +265,18 @@ def no_end_text(
     now: float,
     visible: Callable[[Namespace], bool],
 ) -> str:
-    """Return which leases without a known end have to end first, the youngest.
+    """Return which leases without a known end have to end first.
 
     If there is none, return when the others have ended, or nothing if it does not wait for them.
     """
-
-    def some_end(lease: Lease) -> LeaseEnd | None:
-        last = LeaseEnd(NEVER - lease.created_at, enforced=False)
-        return None if lease.claim else end_of(lease) or last
-
+    some_end = with_some_end(end_of)
     plan = plan_start(unit.requests(nodes), unit.needed, nodes, some_end, now=now)
     if plan is None or not plan.waits_for:
         return ""
-    ends = [lease for lease in plan.waits_for if not end_of(lease)]
-    if not ends:
-        at = timestamp(plan.at)
-        return f"could start at {at} at the earliest, as others end; no start is planned yet"
-    seen = [f"{each.namespace}/{each.name}" for each in ends if visible(each.namespace)]
-    named = seen[:MOST_NAMED]
-    more = f"{len(ends) - len(named)} {'more' if named else 'that you may not see'}"
-    who = " and ".join(filter(None, (", ".join(named), more if len(named) < len(ends) else "")))
-    text = f"no end in sight: no maximum run time ({MAX_RUN_TIME}) is set for {who}"
-    return f"{text}, which would have to end first"
+    if endless := [lease for lease in plan.waits_for if not end_of(lease)]:
+        return no_end_text(endless, visible)
+    at = timestamp(plan.at)
+    return f"could start at {at} at the earliest, as others end; no start is planned yet"
 
 
 class StartTrials:

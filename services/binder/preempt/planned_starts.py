@@ -1,7 +1,8 @@
 """Planned starts of pods that wait: devices are claimed where a pod, or a gang, fits earliest.
 
 Nobody is evicted: the leases on these devices end by their own terms, and until then only pods that
-end before the start are let onto them. Used by the binder that leads.
+end before the start are let onto them. Nothing is claimed for what is only expected, and not soon.
+Used by the binder that leads.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from services.binder.report.event_writer import ConditionWriter, EventRecorder
-from services.binder.report.explanations import PLANNED, WITHDRAWN, event_of
+from services.binder.report.explanations import NO_END, PLANNED, WITHDRAWN, event_of
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock
@@ -44,9 +45,11 @@ from shared.placing.starts import (
     WaitingUnit,
     ending_lease,
     lease_end,
+    no_end_text,
     plan_start,
     waiting_units,
     with_claims,
+    with_some_end,
 )
 
 RESERVATION_S = 30.0
@@ -146,6 +149,51 @@ def lost_place(start: StoredStart, nodes: Iterable[NodeTotals]) -> str:
     return ""
 
 
+@dataclass(eq=False)
+class EndlessWaits:
+    """Pods and gangs that were told that no end is in sight.
+
+    They are told again only if one of those that would have to end has ended or got an end.
+    """
+
+    events: EventRecorder
+    conditions: ConditionWriter
+
+    def __post_init__(self) -> None:
+        self.leases = frozenset[PodUid]()
+        """The pods whose leases have no known end."""
+        self.told = dict[str, tuple[WaitingUnit, frozenset[PodUid]]]()
+        """By ID, with the pods that would have to end first."""
+
+    def is_told(self, unit: WaitingUnit) -> bool:
+        """Return whether it was told, and that is still so."""
+        return unit.id in self.told and self.told[unit.id][1] <= self.leases
+
+    def tell(self, unit: WaitingUnit, leases: Sequence[Lease]) -> None:
+        """Tell it which leases would have to end first."""
+        if self.is_told(unit):
+            return
+        self.told[unit.id] = unit, frozenset(lease.pod for lease in leases)
+        text = no_end_text(leases, lambda namespace: namespace == unit.namespace)
+        for each in unit.pods[:MOST_EVENTS]:
+            event = event_of(each.queued, NO_END, text, warning=False)
+            self.events.record(event, once=True)
+            self.conditions.explain(event)
+
+    def take_back(self, id_: str, waiting: Container[PodUid]) -> None:
+        """Remove it from the conditions of those of its pods that wait; its Event stays."""
+        unit, _ = self.told.pop(id_, (None, ()))
+        for each in unit.pods[:MOST_EVENTS] if unit else ():
+            if each.queued.pod in waiting:
+                self.conditions.explain(event_of(each.queued, WITHDRAWN, ""))
+
+    def review(self, units: Iterable[WaitingUnit], waiting: Container[PodUid]) -> None:
+        """Take back what is no longer so of pods and gangs that were not tried."""
+        current = {each.id for each in units if self.is_told(each)}
+        for id_ in self.told.keys() - current:
+            self.take_back(id_, waiting)
+
+
 @dataclass(eq=False, kw_only=True)
 class StartPlanner:
     """Plans starts, and hands the devices over when their time has come."""
@@ -165,6 +213,7 @@ class StartPlanner:
         self._left = set[str]()
         self._pause_s = PLAN_S
         self._planned_for: object = None
+        self._endless = EndlessWaits(self.events, self.conditions)
 
     async def advance(self, starts: Sequence[StoredStart]) -> list[PlacementChosen]:
         """Hand over, or withdraw, the starts whose time has come; return the placements."""
@@ -243,7 +292,7 @@ class StartPlanner:
             self._planned_for, self._pause_s = waiting_for, PLAN_S
             soon = self._planned_at + max(PLAN_S, PAUSE_FACTOR * self._took_s)
             self._plan_at = min(self._plan_at, soon)
-        if not (self.after_s and left) or now < self._plan_at:
+        if not (self.after_s and (left or self._endless.told)) or now < self._plan_at:
             return
         nodes = await self._nodes()
         for start in state.starts:
@@ -257,10 +306,13 @@ class StartPlanner:
             for lease in totals.leases
             if (end := lease_end(lease, now, run_times.expected_s(lease)))
         }
+        self._endless.leases = frozenset(
+            lease.pod for totals in nodes for lease in totals.leases if lease.pod not in ends
+        )
         begun, trials = False, StartTrials()
         later = beyond_share(units)
         units.sort(key=lambda unit: (unit.id in later, unit.id not in self._left))
-        first = units[:MOST_TRIED] if ends else []
+        first = [each for each in units[:MOST_TRIED] if ends or not self._endless.is_told(each)]
         self._left = {unit.id for unit in first}
         for unit in first:
             if self.clock.now() - now > MOST_PASS_S:
@@ -268,6 +320,8 @@ class StartPlanner:
             self._left.discard(unit.id)
             if await self._plan_unit(unit, nodes, ends, now, trials):
                 begun, nodes, trials = True, await self._nodes(), StartTrials()  # with its claims
+        planned = {pod for start in state.starts for pod in start.pods}
+        self._endless.review(units, {each.queued.pod for each in waiting} - planned)
         self._planned_at = self.clock.now()
         self._pause_s = PLAN_S if begun else min(2 * self._pause_s, MAX_PLAN_S)
         self._took_s = self._planned_at - now
@@ -300,12 +354,17 @@ class StartPlanner:
             requests,
             unit.needed,
             given,
-            lambda lease: ends.get(lease.pod),
+            with_some_end(lambda lease: ends.get(lease.pod)),
             now=now,
             before=before,
             trials=trials,
         )
-        if plan is None:
+        endless = [each for each in plan.waits_for if each.pod not in ends] if plan else []
+        if endless:
+            self._endless.tell(unit, endless)
+        else:
+            self._endless.take_back(unit.id, {each.queued.pod for each in unit.pods})
+        if endless or plan is None or not plan.claims(now):
             return False
         crossed = [
             (

@@ -23,6 +23,7 @@ from shared.model.events.pod_events import (
     PLANNED_START,
     PlacementRefused,
     PodGated,
+    PodQueued,
     PodRejected,
     PodTerminated,
 )
@@ -35,10 +36,10 @@ from shared.pods.observed_pod import AGENT_REFUSES, advice, causes
 
 COMPONENT = "leasehold"
 FAILED = "FailedScheduling"
-PLANNED, WITHDRAWN = "GPUStartPlanned", "GPUStartWithdrawn"
+PLANNED, WITHDRAWN, NO_END = "GPUStartPlanned", "GPUStartWithdrawn", "GPUStartUnknown"
 Subject = (
-    Lease | LeaseHolder | PlacementRefused | PodGated | PodRejected | PodTerminated | Reservation
-    | Victim | ViolationFound
+    Lease | LeaseHolder | PlacementRefused | PodGated | PodQueued | PodRejected | PodTerminated
+    | Reservation | Victim | ViolationFound
 )  # fmt: skip
 """What an Event is about has the name of a pod, or of a ResourceClaim."""
 
@@ -63,7 +64,7 @@ class KubernetesEvent(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_of_start(self) -> bool:
         """Whether it is about a planned start, and not about why the pod waits."""
-        return self.reason in {PLANNED, WITHDRAWN}
+        return self.reason in {PLANNED, WITHDRAWN, NO_END}
 
     @property
     def event_name(self) -> str:

@@ -5,7 +5,7 @@ ones that fit pass them. A gang starts as one. Pods run as long as in the trace,
 start.
 
 With terms, the first that wait get planned starts: their devices are claimed, and only what ends
-before the start is let onto these.
+before the start is let onto these. None is planned that is neither a promise nor soon.
 """
 
 from collections import Counter, deque
@@ -388,6 +388,8 @@ class _Run:
         )
         if plan is None or not plan.waits_for:
             return plan is not None
+        if not plan.claims(now):
+            return False
         self._drop_start(number)
         self._starts[number] = plan
         self._promised.setdefault(number, plan)

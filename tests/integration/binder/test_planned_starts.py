@@ -8,12 +8,14 @@ import pytest
 
 from services.binder.preempt import planned_starts
 from services.binder.preempt.planned_starts import (
+    MAX_PLAN_S,
     MOST_PASS_S,
     PAUSE_FACTOR,
     PLAN_S,
 )
 from services.binder.preempt.preemption_controller import PreemptionController
-from services.binder.report.explanations import PLANNED, WITHDRAWN
+from services.binder.report.event_writer import MIN_INTERVAL_S
+from services.binder.report.explanations import NO_END, PLANNED, WITHDRAWN
 from shared.model.events.pod_events import PlacementChosen
 from shared.model.lease import Lease, ends_by
 from shared.model.ledger import Reserved
@@ -23,10 +25,12 @@ from shared.model.preemption import StoredStart
 from shared.model.quantity import timestamp
 from shared.model.quota import Quota, QuotaLimits
 from shared.model.request import NO_TERM, Gang, PodRequest, Term
-from shared.placing.starts import AGAIN_S, LATE_S, MOST_KINDS
+from shared.placing.starts import AGAIN_S, LATE_S, MOST_KINDS, MOST_TRIED, SOON_S
 from tests.support.binder.preemption import Scene, scene
+from tests.support.binder.world import running as background
 from tests.support.placer.ledger import assert_sound, device, report, share, uses
 from tests.support.servers.valkey import ValkeyServer
+from tests.support.waiting import until
 
 HOUR, MINUTE = Term(max_run_s=3600), Term(max_run_s=60)
 
@@ -50,10 +54,10 @@ async def starts(at: Scene) -> tuple[StoredStart, ...]:
 
 
 async def promised(
-    at: Scene, *, other: Term = NO_TERM, mib: int = 16_000
+    at: Scene, *, term: Term = HOUR, other: Term = NO_TERM, mib: int = 16_000
 ) -> tuple[Lease, PreemptionController, StoredStart]:
     """A lease for whose end pod `new` waits, which gets its device, and the binder that said so."""
-    old = await running(at, 0, mib=mib)
+    old = await running(at, 0, term, mib)
     await running(at, 1, other)
     await at.waiting("new", mib=16_000)
     binder = at.binder()
@@ -123,15 +127,85 @@ async def test_a_gang_gets_its_devices_once_the_last_is_free_and_nobody_else_doe
     await assert_sound(at.ledger)
 
 
-async def test_nothing_is_planned_while_no_end_is_known(at: Scene) -> None:
-    await running(at, 0, NO_TERM)
-    await running(at, 1, NO_TERM)
-    await at.waiting("new", mib=16_000)
+async def condition(at: Scene, binder: PreemptionController, wanted: str) -> None:
+    """The condition of pod `new` of namespace `b` gets this message."""
 
-    await step(at, at.binder())
+    async def message() -> str:
+        found = await at.get_pod("new", "b") or {}
+        at.clock.advance(MIN_INTERVAL_S)
+        conditions = found["status"].get("conditions", [])
+        return "".join(each["message"] for each in conditions if each["type"] == "PodScheduled")
+
+    async with background(binder.starts.conditions.write_conditions):
+        await until(message, lambda found: found == wanted)
+
+
+def no_end(who: str) -> str:
+    return (
+        f"no end in sight: no maximum run time (leasehold.dev/max-run-time) is set for {who}, "
+        "which would have to end first"
+    )
+
+
+async def test_no_end_in_sight_is_said_once_until_it_is_no_longer_so(at: Scene) -> None:
+    old = await at.running("old", namespace="b", gpu=0, mib=16_000, age_s=0)
+    other = await running(at, 1, NO_TERM)
+    await at.waiting("new", mib=16_000, gpus=2)
+    binder = at.binder()
+    at.clock.advance(60)
+    for _ in range(3):
+        await step(at, binder)
+        at.clock.advance(MAX_PLAN_S)
 
     assert await starts(at) == ()
-    assert not at.reports.events
+    text = no_end("b/old and 1 more")
+    assert events(at, NO_END) == [text]
+    await condition(at, binder, f"Planned start: {text}")
+
+    await at.terminate(old)
+    at.clock.advance(MAX_PLAN_S)
+    await step(at, binder)
+    assert events(at, NO_END) == [text, no_end("a pod of another namespace")]
+
+    await at.terminate(other)
+    await at.running("brief", gpu=1, mib=16_000, age_s=0, term=HOUR)
+    at.clock.advance(MAX_PLAN_S)
+    await step(at, binder)
+    [start] = await starts(at)
+    await condition(at, binder, f"Planned start: {start.text}")
+    assert len(events(at, NO_END)) == 2
+
+
+async def test_no_end_in_sight_is_taken_back_from_a_pod_for_which_others_are_preempted(
+    at: Scene,
+) -> None:
+    await running(at, 0, NO_TERM)
+    await running(at, 1, HOUR)
+    new = await at.waiting("new", mib=16_000, gpus=2)
+    binder = at.binder()
+    at.clock.advance(60)
+    await step(at, binder)
+    await condition(at, binder, f"Planned start: {no_end('a pod of another namespace')}")
+
+    await at.save_budget("a")
+    at.clock.advance(at.rules.preemption_min_runtime_s)
+    for _ in range(2):
+        await step(at, binder)
+    assert [each.preemption.id for each in (await at.state()).open] == [new]
+    at.clock.advance(MAX_PLAN_S)
+    await step(at, binder)
+    await condition(at, binder, "")
+
+
+async def test_only_the_first_pods_are_told_that_no_end_is_in_sight(at: Scene) -> None:
+    await running(at, 0, NO_TERM)
+    await running(at, 1, NO_TERM)
+    for number in range(MOST_TRIED + 1):
+        await at.waiting(f"new-{number}", mib=16_000)
+    at.clock.advance(60)
+    await step(at, at.binder())
+
+    assert len(events(at, NO_END)) == MOST_TRIED
 
 
 async def test_what_is_expected_is_no_promise(at: Scene) -> None:
@@ -146,10 +220,23 @@ async def test_what_is_expected_is_no_promise(at: Scene) -> None:
     assert text.endswith("not promised: 1 pod before it has no maximum run time")
 
 
+async def test_no_device_is_claimed_for_long_for_what_is_only_expected(at: Scene) -> None:
+    await running(at, 0, Term(expected_run_s=int(SOON_S) + 60), mib=8_000)
+    await running(at, 1, NO_TERM)
+    await at.waiting("new", mib=16_000)
+    binder = at.binder()
+    await step(at, binder)
+    assert await starts(at) == ()
+
+    at.clock.advance(60)
+    await step(at, binder)
+    assert len(await starts(at)) == 1
+
+
 async def test_a_start_whose_time_has_passed_is_withdrawn_with_the_reason_and_planned_anew(
     at: Scene,
 ) -> None:
-    _, binder, start = await promised(at)
+    _, binder, start = await promised(at, term=Term(max_run_s=1800))
 
     at.clock.advance(start.at + LATE_S - at.clock.now())
     await step(at, binder)

@@ -12,6 +12,7 @@ from services.cli.plan.replay import Means, Terms, replay
 from services.cli.plan.trace import TracePod, read_nodes, read_pods, with_density, with_gangs
 from shared.model.errors import RequestError
 from shared.model.request import NodeOrder
+from shared.placing.starts import SOON_S
 
 NODES = """\
 sn,cpu_milli,memory_mib,gpu,model
@@ -196,6 +197,26 @@ def test_what_ends_before_a_planned_start_is_let_in_and_what_may_not_is_not(
     assert sorted(found.waits_s) == waits
     late = sorted(promise.late_s for promise in found.promises)
     assert late == {Terms.NONE: [], Terms.EXACT: [0, 0], Terms.DOUBLE: [-200, -100]}[terms]
+
+
+@pytest.mark.parametrize(("run_s", "waits"), [(600, [590, 550]), (2 * SOON_S, [0, 7340])])
+def test_no_device_is_claimed_for_long_for_what_is_only_expected(
+    run_s: float, waits: list[float]
+) -> None:
+    nodes = read_nodes(NODES.replace(",1,T4", ",2,T4").splitlines(), "nodes.csv")
+    one, two = pods(WAITING)[1:3]
+    trace = [
+        replace(one, created_s=0, runs_s=run_s),
+        replace(one, created_s=0, runs_s=run_s),
+        replace(one, created_s=run_s, runs_s=run_s),
+        replace(one, created_s=run_s, runs_s=100),
+        replace(two, created_s=run_s + 10, runs_s=100),
+        replace(one, created_s=run_s + 150, runs_s=run_s),
+    ]
+
+    found = replay(trace, nodes, NodeOrder.BINPACK, Terms.LEARNED)
+
+    assert found.waits_s == [0, 0, 0, 0, *waits]
 
 
 def test_a_gang_starts_as_one_when_its_planned_start_has_come() -> None:

@@ -14,7 +14,7 @@ from shared.model.names import Namespace, PodUid
 from shared.model.placement import Refusal
 from shared.model.quantity import timestamp
 from shared.model.request import NO_TERM, NodeRequirements, NodeTerm, PodRequest, Term
-from shared.placing.starts import lease_end, no_end_text, waiting_units
+from shared.placing.starts import lease_end, start_without_plan, waiting_units
 from shared.placing.what_if import Forecast, TriedOutcome, TriedPod, forecast
 from tests.support.build import (
     V100_MIB,
@@ -116,7 +116,7 @@ def test_pods_that_would_wait_start_once_those_before_them_have_ended(
     [
         (5, {"default", "other"}, "default/p4, default/p3, default/p2 and 1 more"),
         (5, {"other"}, "other/p1 and 3 more"),
-        (5, set(), "4 that you may not see"),
+        (5, set(), "4 pods of other namespaces"),
         (2, {"default"}, "default/p4"),
         (1, {"default"}, ""),
         (0, {"default"}, ""),
@@ -133,7 +133,7 @@ def test_no_end_is_in_sight_without_those_that_would_have_to_end_first(
     pod = WaitingPod(queued=pod_queued("w", wanted), refusal=Refusal(reason="full"), capacity=1)
 
     [unit] = waiting_units([pod], nodes, now=NOW, after_s=0)
-    text = no_end_text(
+    text = start_without_plan(
         unit, nodes, lambda e: lease_end(e, NOW), now=NOW, visible=namespaces.__contains__
     )
 
