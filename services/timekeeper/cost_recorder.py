@@ -1,11 +1,10 @@
 """Records what every GPU was used for, from the journal of leases and the agents' measurements."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
-from services.timekeeper.accounts.accrual import DAY_MS
 from services.timekeeper.accounts.cost_hours import (
     WEEK_MS,
     IdleShares,
@@ -20,8 +19,9 @@ from services.timekeeper.journal_reader import WHOLE_JOURNAL
 from services.timekeeper.metrics import VIOLATIONS
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
+from shared.model.budget import HOUR_MS
 from shared.model.clock import Clock
-from shared.model.costs.cost_records import CostHour, CostMark, hours_of
+from shared.model.costs.cost_records import CostHour, CostMark
 from shared.model.events.request_reply import ReadUsage
 from shared.model.ledger import NodeTotals
 
@@ -47,7 +47,7 @@ class CostRecorder:
         self.ledger = ledger
         self.read_usage = read_usage
         self.clock = clock
-        self.kept_ms = keep_days * DAY_MS
+        self.kept_hours = keep_days * 24  # counted, since one wrong time must not delete them
         self._idle: IdleShares = {}
 
     async def record(self) -> None:
@@ -59,15 +59,13 @@ class CostRecorder:
         until_ms = journal.horizon_ms or 0
         sizes = sizes_seen(_decode_sizes(known.sizes), charged_leases(nodes), until_ms)
         hours: dict[int, CostHour] = {}
+        expired: Collection[int] = ()
         passed_ms = until_ms - known.at_ms
         is_lost = journal.lost or journal.known_generation != journal.generation
-        begun_ms = known.at_ms or until_ms
-        expired = hours_of(
-            begun_ms - self.kept_ms, min(until_ms - self.kept_ms, begun_ms + WEEK_MS)
-        )
+        stored = await self.store.cost_hours()
         await self._report_clock(until_ms, passed_ms)
         if passed_ms < -CLOCK_STEP_MS:
-            expired = hours_of(max(until_ms, known.at_ms - self.kept_ms), known.at_ms)
+            expired = {start for start in stored if start > until_ms - HOUR_MS}
         elif known.at_ms and (is_lost or passed_ms > WEEK_MS):
             why = "the journal was lost" if is_lost else "nothing was recorded for a week"
             logger.warning("%s: there are no costs of %d s", why, passed_ms // 1000)
@@ -76,6 +74,7 @@ class CostRecorder:
             interval, idle = (known.at_ms, until_ms), (self._idle, before)
             held = holdings(charged_leases(nodes), journal.entries, idle, *interval)
             record_hours(hours, held, device_states(nodes, sizes), *interval)
+            expired = sorted({*stored, *hours})[: -self.kept_hours]
         mark = CostMark(
             at_ms=until_ms,
             sizes=msgspec.json.encode([*sizes.items()]).decode(),

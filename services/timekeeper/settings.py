@@ -47,7 +47,7 @@ class TimekeeperSettings(ApiServerSettings, LedgerSettings):
         at_least=0.01,
     )
     keep_days: int = setting(400, "days after which ledger entries are deleted", at_least=1)
-    cost_days: int = setting(100, "days after which hours of costs are deleted", at_least=1)
+    cost_days: int = setting(100, "days of costs that are kept", at_least=1)
     api: str = setting("127.0.0.1:0", "HOST:PORT of /budget; port 0: any", address=True)
     auth: str = setting(
         "",

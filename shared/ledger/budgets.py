@@ -107,6 +107,10 @@ class Budgets(LedgerPart):
             )
         return mark
 
+    async def cost_hours(self) -> list[int]:
+        """Return the beginnings of the hours of which costs are stored."""
+        return list(readable(int, await self._run("cost_hours")))
+
     async def record_costs(self, journal: Journal, before: CostMark, after: CostMark) -> bool:
         """Record hours, and move the cursor of costs; False, without effect, if it has moved."""
         return await self._write(cost_write(self._keys, journal, before, after))

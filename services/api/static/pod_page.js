@@ -23,12 +23,8 @@ export class PodPage extends Detail {
     this.shares = this.part("Shares");
     this.commands = this.part("Commands");
     this.trace = this.part("From its admission to its container", { wide: true });
-    this.histories = new Histories(app, `/api/v1/leases/${encodeURIComponent(uid)}/history`, ["Memory", "Compute"], (history) => [
-      amountChart(history.memory, history.used_memory, 1024, "GiB"), amountChart(history.cores, history.used_cores, 100, "GPUs")]);
-    this.histories.root.hidden = true;
-    this.closing = [this.histories];
     this.plan = this.part("What would be evicted for it");
-    this.body.append(this.why, this.facts, this.plan, this.shares, this.commands, this.histories.root, this.trace);
+    this.body.append(this.why, this.facts, this.plan, this.shares, this.commands, this.trace);
     for (const part of [this.why, this.plan, this.shares, this.trace]) part.hidden = true;
     this.poll();
   }
@@ -54,6 +50,14 @@ export class PodPage extends Detail {
     if (events.some((event) => event.pod === this.id && event.number > last)) this.poll();
   }
 
+  /** Show the use of the pod over time, which one without a lease does not have. */
+  showHistories() {
+    if (this.histories) return;
+    this.histories = leasedHistories(this.app, `leases/${encodeURIComponent(this.id)}`);
+    this.closing.push(this.histories);
+    this.trace.before(this.histories.root);
+  }
+
   draw(kinds) {
     if (kinds.has("events")) this.follow();
     const pod = this.found;
@@ -73,9 +77,15 @@ export class PodPage extends Detail {
     else if (!this.planned) this.plan.fill(el("button", { type: "button", "data-key": "plan", onclick: () => this.askPlan() }, "Find out"), el("p", { class: "soft" }, "Shows the pods only: none is evicted."));
     this.shares.fill(...lease ? [el("ul", { class: "shares" }, ...lease.shares.map((share) => shareItem(share, pod.namespace, el("a", { href: url("gpu", share.device), "data-key": `gpu:${share.device}:${share.container}` }, `GPU ${share.index}`), `${share.container}${share.init ? " (init)" : ""}`)))] : []);
     this.showCommands(podCommands(pod, Boolean(waiting)));
-    this.histories.root.hidden = Boolean(waiting);
+    if (lease || pod.finished) this.showHistories();
     this.trace.fill(...trace.spans.length ? [waterfall(trace.spans)] : [], ...trace.url ? [el("p", {}, el("a", { href: trace.url, target: "_blank", rel: "noopener noreferrer", "data-key": "trace" }, "Open the trace"))] : []);
   }
+}
+
+/** What the leases of a pod or a namespace had and used over time. */
+function leasedHistories(app, path) {
+  return new Histories(app, `/api/v1/${path}/history`, ["Memory", "Compute"], (history) => [
+    amountChart(history.memory, history.used_memory, 1024, "GiB"), amountChart(history.cores, history.used_cores, 100, "GPUs")]);
 }
 
 function leaseFacts(lease, now) {
@@ -125,8 +135,7 @@ export class NamespacePage extends Detail {
     this.waits = this.part("Waiting", { wide: true });
     this.chart = new Chart("GPU-minutes used in this window");
     this.window = this.part("GPU-minutes used in this window", { wide: true });
-    this.histories = new Histories(app, `/api/v1/namespaces/${encodeURIComponent(name)}/history`, ["Memory", "Compute"], (history) => [
-      amountChart(history.memory, history.used_memory, 1024, "GiB"), amountChart(history.cores, history.used_cores, 100, "GPUs")]);
+    this.histories = leasedHistories(app, `namespaces/${encodeURIComponent(name)}`);
     this.pods = new PodsOf(app, { namespace: name }, (pod) => pod.namespace === name);
     this.closing = [this.chart, this.histories, this.pods];
     this.window.hidden = this.budget.hidden = this.waits.hidden = true;

@@ -68,6 +68,8 @@ function actions.costs(hours)
     #hours > 0 and call('HMGET', BUDGETS .. 'costs', unpack(hours)) or {}, call('HGET', BUDGETS .. 'journal', 'cursor')}
 end
 
+function actions.cost_hours() return call('HKEYS', BUDGETS .. 'costs') end
+
 function actions.discard(names)
   local deleted = {}
   local function check_type(key, expected)

@@ -132,6 +132,8 @@ async def test_a_waiting_pod_has_the_command_that_shows_what_would_make_room(
 ) -> None:
     await shown.publish(await wait(shown, "big", "vision", gang="vision/training"))
     page = await opened(browser, shown)
+    console: list[str] = []
+    page.on("console", lambda message: console.append(message.text))
     await page.locator("#waiting").get_by_role("link", name="vision/big").click()
     command = "kubectl get pod big -n vision -o yaml | kubectl leasehold what-if -"
     await expect(page.get_by_role("main")).to_contain_text(command)
@@ -144,6 +146,8 @@ async def test_a_waiting_pod_has_the_command_that_shows_what_would_make_room(
 
     await expect(page.get_by_text("Copied.")).to_be_visible()
     assert await page.evaluate("navigator.clipboard.readText()") == command
+    await page.reload(wait_until="networkidle")
+    assert console == []
 
 
 async def test_words_and_facets_narrow_all_lists_and_are_in_the_url(
@@ -393,6 +397,7 @@ async def test_spans_of_the_trace_are_drawn_where_they_can_be_read(
 
         rows = page.locator(".waterfall tbody tr")
         await expect(rows).to_have_count(2)
+        await expect(page.get_by_role("region", name="Over time")).to_be_visible()
         await expect(page.locator(".waterfall caption")).to_have_text("2 spans in 100 ms")
         await expect(rows.last).to_contain_text("placer: step b")
         await expect(rows.last).to_contain_text("no room")

@@ -141,6 +141,22 @@ async def test_time_without_a_journal_is_not_recorded_and_old_hours_are_deleted(
     assert await redis.hget(keys.cost, "generation") != b"another"
 
 
+async def test_a_time_in_the_far_future_deletes_no_recorded_hour(opened: AccountLedger) -> None:
+    meter, redis, keys = recorder(opened), opened.leases._connection._redis, opened.store._keys
+    await meter.record()
+    now_ms = await opened.store.now_ms()
+    await redis.hset(keys.cost, "at", str(now_ms - 3 * HOUR_MS))
+    await meter.record()
+    before = await redis.hgetall(keys.costs)
+    await redis.xadd(keys.tenures, {"kind": "held"}, id=f"{now_ms + 9_000 * HOUR_MS}-0")
+
+    await meter.record()
+
+    assert int(await redis.hget(keys.cost, "at")) > now_ms + 8_000 * HOUR_MS
+    assert len(before) >= 3
+    assert await redis.hgetall(keys.costs) == before
+
+
 @pytest.mark.parametrize("has_entry", [False, True])
 async def test_after_a_clock_that_was_ahead_costs_are_recorded_again_or_it_is_reported(
     opened: AccountLedger, caplog: pytest.LogCaptureFixture, *, has_entry: bool
