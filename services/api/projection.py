@@ -16,7 +16,7 @@ from shared.model.budget import UNITS_PER_GPU_MINUTE, BudgetSummary, LeaseClass
 from shared.model.device import Device, Hardware
 from shared.model.events.pod_events import BudgetChanged, PodGated
 from shared.model.events.request_reply import UsageReply
-from shared.model.fair_share import Entitlement, FairShare, GpuAmount, fair_order
+from shared.model.fair_share import Entitlement, FairShare, GpuAmount, fair_queue
 from shared.model.lease import LIVE, Lease, Share, ShareKey, bookings, share_key
 from shared.model.ledger import NodeTotals, WaitingPod, waits_for_budget
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
@@ -233,9 +233,7 @@ class Projection:
 
     def queue(self) -> list[WaitingPod]:
         """Return the waiting pods, in the order in which freed capacity is offered."""
-        by_pod = {each.queued.pod: each for each in self.waiting.values()}
-        order = fair_order((each.queued for each in self.waiting.values()), self.fair_share())
-        return [by_pod[queued.pod] for queued in order]
+        return fair_queue(self.waiting.values(), self.fair_share())
 
     def waiting_pods(self) -> list[WaitingPod]:
         """Return the waiting pods in their order, and after them those that wait for a budget."""

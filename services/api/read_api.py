@@ -213,13 +213,14 @@ class ReadApi:
     async def _no_end(self, pod: PodUid, call: ApiCall) -> str:
         """Return for which leases without a known end a pod waits, or its gang; empty: none."""
         now, projection = self.service.clock.now(), self.service.projection
-        nodes, end_of = list(projection.totals.values()), partial(projection.end_of, now=now)
+        totals, end_of = list(projection.totals.values()), partial(projection.end_of, now=now)
         try:  # after the nodes, so that a start that claims devices of these is among them
             starts = (await self.service.preemptions.state(now=now, past_s=0)).starts
         except UnavailableError:
             return ""
         if any(pod in start.pods for start in starts):
             return ""
+        nodes = with_claims(totals, starts, ())
         for unit in waiting_units(projection.waiting.values(), nodes, now=now, after_s=0):
             if any(each.queued.pod == pod for each in unit.pods):
                 trial = partial(

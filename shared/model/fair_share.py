@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from shared.model.device import MIB, Device
 from shared.model.events.pod_events import PodQueued
 from shared.model.lease import Lease, bookings
+from shared.model.ledger import WaitingPod
 from shared.model.names import Namespace
 from shared.model.request import GpuRequest, PodRequest, SharingPolicy
 
@@ -119,6 +120,13 @@ def fair_order(queued: Iterable[PodQueued], fair_share: FairShare) -> list[PodQu
         if queue:
             heapq.heappush(heap, _first(queue, fair_share, offered))
     return order
+
+
+def fair_queue(waiting: Iterable[WaitingPod], fair_share: FairShare) -> list[WaitingPod]:
+    """Return waiting pods, with their verdicts, in this order."""
+    by_pod = {each.queued.pod: each for each in waiting}
+    order = fair_order((each.queued for each in by_pod.values()), fair_share)
+    return [by_pod[queued.pod] for queued in order]
 
 
 def precedence_reason(first: PodQueued, second: PodQueued, fair_share: FairShare) -> str:

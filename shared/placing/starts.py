@@ -191,11 +191,6 @@ class WaitingUnit:
         """That of its pods."""
         return self.pods[0].queued.namespace
 
-    @property
-    def since(self) -> float:
-        """How long it has waited: Unix seconds of the first."""
-        return min(each.waiting_since for each in self.pods)
-
     def requests(self, nodes: Iterable[NodeTotals]) -> list[PodRequest]:
         """Return the requests of its pods, with what repels them from nodes."""
         facts = [totals.node.facts for totals in nodes]
@@ -205,12 +200,12 @@ class WaitingUnit:
 def waiting_units(
     waiting: Iterable[WaitingPod], nodes: Iterable[NodeTotals], *, now: float, after_s: float
 ) -> list[WaitingUnit]:
-    """Return what may get a planned start, in order: highest priority first, then oldest.
+    """Return what may get a planned start, in the order of the first pod of each.
 
     A pod without a gang has to have waited for `after_s`.
     """
     running = {lease.gang for totals in nodes for lease in totals.leases if lease.gang}
-    single, gangs = list[WaitingUnit](), dict[str, list[WaitingPod]]()
+    found = defaultdict[str, list[WaitingPod]](list)
     for each in waiting:
         queued, gang = each.queued, each.queued.request.gang
         if not queued.request.containers or queued.by_kube_scheduler:
@@ -218,19 +213,20 @@ def waiting_units(
         if each.refusal.permanent or each.refusal.quota:
             continue
         if gang is not None and gang.min_member > 1:
-            gangs.setdefault(gang.name, []).append(each)
+            found[gang.name].append(each)
         elif now - each.waiting_since >= after_s:
-            single.append(WaitingUnit(id=queued.pod, pods=(each,), needed=1, gang=None))
-    for name, pods in gangs.items():
+            found[queued.pod].append(each)
+    units = list[WaitingUnit]()
+    for id_, pods in found.items():
         gang = pods[0].queued.request.gang
-        enough = gang is not None and len(pods) >= gang.min_member
+        if gang is None or gang.min_member <= 1:
+            units.append(WaitingUnit(id=id_, pods=tuple(pods), needed=1, gang=None))
+            continue
         kinds = {placement_key(each.queued.request) for each in pods}
-        if gang and enough and name not in running and len(kinds) <= MOST_KINDS:
-            members = sorted(pods, key=lambda each: each.queued.request.size, reverse=True)
-            single.append(
-                WaitingUnit(id=name, pods=tuple(members), needed=gang.min_member, gang=gang)
-            )
-    return sorted(single, key=lambda unit: (-unit.priority, unit.since, unit.id))
+        if len(pods) >= gang.min_member and id_ not in running and len(kinds) <= MOST_KINDS:
+            pods.sort(key=lambda each: each.queued.request.size, reverse=True)
+            units.append(WaitingUnit(id=id_, pods=tuple(pods), needed=gang.min_member, gang=gang))
+    return units
 
 
 def with_some_end(end_of: Callable[[Lease], LeaseEnd | None]) -> Callable[[Lease], LeaseEnd | None]:

@@ -18,6 +18,7 @@ from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import PlacementChosen, PodQueued
+from shared.model.fair_share import fair_queue
 from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import (
     AlreadyLeased,
@@ -66,7 +67,7 @@ MOST_EVENTS = 16
 """Pods of a gang that get an Event, and the text in their condition."""
 
 
-def beyond_share(ordered: Iterable[WaitingUnit | StoredStart]) -> set[str]:
+def beyond_share(ordered: Iterable[StoredStart]) -> set[str]:
     """Return the IDs of those beyond the first `NAMESPACE_STARTS` of their namespaces."""
     seen, beyond = Counter[Namespace](), set[str]()
     for each in ordered:
@@ -298,7 +299,8 @@ class StartPlanner:
         for start in state.starts:
             if lost := lost_place(start, nodes):
                 await self.withdraw(start, lost)
-        units = waiting_units(left, nodes, now=now, after_s=self.after_s)
+        queue = fair_queue(left, await self.ledger.totals.fair_share())
+        units = waiting_units(queue, nodes, now=now, after_s=self.after_s)
         run_times = await self.ledger.run_times.load()
         ends = {
             lease.pod: end
@@ -310,8 +312,7 @@ class StartPlanner:
             lease.pod for totals in nodes for lease in totals.leases if lease.pod not in ends
         )
         begun, trials = False, StartTrials()
-        later = beyond_share(units)
-        units.sort(key=lambda unit: (unit.id in later, unit.id not in self._left))
+        units.sort(key=lambda unit: unit.id not in self._left)
         first = [each for each in units[:MOST_TRIED] if ends or not self._endless.is_told(each)]
         self._left = {unit.id for unit in first}
         for unit in first:

@@ -14,7 +14,7 @@ from services.cli import terminal
 from services.cli.api_client import ApiClient, NothingFoundError
 from services.cli.commands import Defrag, ReplayArguments, WhatIf
 from services.cli.plan import render
-from services.cli.plan.moves import DefragView, MovePlan, plan_moves
+from services.cli.plan.moves import DefragView, MovePlan, nodes_for, plan_moves
 from services.cli.plan.replay import Terms, replay
 from services.cli.plan.trace import idle_in_parts, read_nodes, read_pods, with_density, with_gangs
 from services.cli.request.command import load, load_watcher_rules
@@ -121,7 +121,8 @@ async def _defrag(flags: Defrag) -> int:
         }
         watcher_rules = load_watcher_rules(flags.volcano_conf)
         requests = await read_requests(kubernetes, leases.keys() - staying.keys(), watcher_rules)
-        plan = plan_moves(waiting[0].queued.request, placing.nodes, requests, now=now)
+        nodes = nodes_for(pod.pod, placing)
+        plan = plan_moves(waiting[0].queued.request, nodes, requests, now=now)
         found = DefragView(pod=name, plan=plan, stays=_kept(leases, staying))
         terminal.show(flags.output, found, render.moves_text)
         if plan is None:

@@ -7,9 +7,11 @@ from shared.model.lease import Lease
 from shared.model.ledger import NodeTotals
 from shared.model.names import NodeName, PodUid
 from shared.model.placement import Placement, Refusal
+from shared.model.preemption import PlacingView
 from shared.model.request import PodRequest
 from shared.model.views import PlannedShare, ProtectedPod, View
 from shared.placing.room import ClusterTrials, Room, rooms_by_few
+from shared.placing.starts import with_claims
 from shared.placing.trial_cluster import TrialCluster
 
 MAX_ROOMS = 500
@@ -47,6 +49,13 @@ class DefragView(View, frozen=True, kw_only=True):
     plan: MovePlan | None
     stays: tuple[ProtectedPod, ...]
     """Pods that are not moved."""
+
+
+def nodes_for(pod: PodUid, placing: PlacingView) -> list[NodeTotals]:
+    """Return the nodes with what is claimed for planned starts, but not for that of the pod."""
+    starts = placing.preemptions.starts
+    own = [each for each in starts if pod in each.pods]
+    return with_claims(placing.nodes, [each for each in starts if each not in own], own)
 
 
 def plan_moves(

@@ -461,17 +461,18 @@ async def test_a_leader_that_is_none_any_more_changes_no_start_that_it_has_not_r
     assert not any(use.claimed_by for use in (await uses(at.ledger)).values())
 
 
-async def test_the_first_that_waits_gets_a_start_and_the_next_one_after_it(at: Scene) -> None:
-    old = [await running(at, gpu) for gpu in range(2)]
-    for name in ("new", "other"):
-        await at.waiting(name, mib=16_000)
-    queue = await at.ledger.waiting_pods.load()
-    queue.sort(key=lambda each: (each.waiting_since, each.queued.pod))  # one millisecond at times
-    first, second = (each.queued.pod for each in queue)
+async def test_the_first_of_the_queue_gets_a_start_and_the_next_one_after_it(at: Scene) -> None:
+    old = [
+        await at.running(f"old-{gpu}", namespace="b", gpu=gpu, mib=16_000, age_s=0, term=HOUR)
+        for gpu in range(2)
+    ]
+    second = await at.waiting("oldest", mib=16_000, created_at=1.0)
+    first = await at.waiting("of-less", mib=16_000, created_at=2.0, namespace="c")
     binder = at.binder(most=1)
+    at.clock.advance(60)
     await step(at, binder)
     [start] = await starts(at)
-    assert start.id == first
+    assert start.id == first, "its namespace uses less of its fair share"
 
     await at.terminate(next(each for each in old if each.pod == start.waits_for[0].pod))
     [placed] = await step(at, binder)

@@ -5,13 +5,15 @@ from collections.abc import Mapping
 import pytest
 from msgspec import structs
 
-from services.cli.plan.moves import MovePlan, plan_moves
+from services.cli.plan.moves import MovePlan, nodes_for, plan_moves
 from services.cli.plan.render import forecast_text
 from shared.kubernetes.manifests import pods_in
+from shared.model.device import NO_USE, with_claim
 from shared.model.lease import Lease, ends_by
-from shared.model.ledger import NodeTotals, WaitingPod, counted_use
-from shared.model.names import Namespace, PodUid
-from shared.model.placement import Refusal
+from shared.model.ledger import NodeTotals, WaitingPod, counted_use, reservation_for
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.placement import Placement, Refusal
+from shared.model.preemption import PlacingView, PreemptionState, StoredStart
 from shared.model.quantity import timestamp
 from shared.model.request import NO_TERM, NodeRequirements, NodeTerm, PodRequest, Term
 from shared.placing.starts import lease_end, start_without_plan, waiting_units
@@ -240,3 +242,28 @@ def test_a_pod_that_fits_needs_no_move() -> None:
 
     assert found is not None
     assert not found.moves
+
+
+@pytest.mark.parametrize(("start_of", "fits"), [("other", False), ("new", True)])
+def test_what_is_claimed_for_a_planned_start_is_free_for_its_own_pod_alone(
+    start_of: str, fits: bool
+) -> None:
+    wanted = request(gpu(memory=30_000))
+    claimed = (device("GPU-n2-0", 0), with_claim(NO_USE, NOW + 600))
+    place = Placement(node=NodeName("n2"), shares=(share("GPU-n2-0", 0, memory_mib=30_000),))
+    start = StoredStart(
+        id=start_of,
+        wanted=(reservation_for(pod_queued(start_of, wanted), (place,)),),
+        at_once=({},),
+        waits_for=(),
+        at=NOW + 600,
+        enforced=True,
+    )
+    placing = PlacingView(
+        nodes=(HALVES[0], NodeTotals(node=ledger_node("n2", claimed), leases=())),
+        preemptions=PreemptionState(starts=(start,)),
+    )
+
+    found = plan_moves(wanted, nodes_for(PodUid("new"), placing), BOTH, now=NOW)
+
+    assert (found is not None) is fits
