@@ -85,6 +85,14 @@ class PodClient:
         except NotFoundError:
             return None
 
+    async def list_unbound(self, namespace: str, most: int) -> dict[PodUid, PodSnapshot]:
+        """Return pods of a namespace that have no node, at most so many."""
+        query = {"fieldSelector": "spec.nodeName="}
+        page = await self.client.list_page(
+            objects_path(namespace, "pods"), query=query, limit=most, continue_token=""
+        )
+        return {each.pod: each for each in map(snapshot_of, page.read(ApiPod))}
+
     async def list_selected(
         self, term: AntiAffinityTerm, node: NodeName | None
     ) -> list[PodSnapshot]:

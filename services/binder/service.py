@@ -61,6 +61,8 @@ from shared.model.events.request_reply import (
 )
 from shared.runtime.service import Publish, answers, handles, loops, publishes
 
+FORMING_S = 2.0
+"""For this long, the other pods of a gang may still be being created."""
 GATHER_REPORTS_S = 0.1
 """Agents report one by one, and often: reports that share a script call cost much less."""
 
@@ -101,8 +103,10 @@ class Binder:
             explanation = explain(event)
             if isinstance(event, PodRejected) and event.foreign:
                 self.events.record(explanation, once=True)
-            elif self.conditions.explain(explanation):
-                self.events.record(explanation)
+            else:
+                forming = isinstance(event, PlacementRefused) and event.refusal.forming
+                after_s = FORMING_S if forming else 0.0
+                self.conditions.explain(explanation, self.events, after_s=after_s)
 
     @handles
     async def report_violations(self, events: Sequence[ViolationFound]) -> None:

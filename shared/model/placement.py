@@ -55,6 +55,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Freed capacity cannot help; only a change of the pod or the cluster can."""
     quota: ShortText = ""
     """The namespace whose quota is exceeded; its freed capacity is offered to the pod."""
+    forming: bool = False
+    """Pods of its gang are missing, and may be created any moment."""
 
     @property
     def text(self) -> str:

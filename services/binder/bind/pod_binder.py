@@ -248,8 +248,7 @@ class PodBinder:
             due_s = EXPLAIN_NEXT_S if deferral.retry_soon else EXPLAIN_S
             if self.clock.now() - lease.created_at >= due_s:
                 explanation = explain_deferred(lease, deferral.reason)
-                if self.conditions.repeat(explanation):
-                    self.events.record(explanation)
+                self.conditions.repeat(explanation, self.events)
 
 
 def _ended(placements: Iterable[PlacementChosen]) -> list[BindingFailed]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -14,12 +15,14 @@ from shared.model.events.claim_events import AllocatedClaim, ClaimDeallocated
 from shared.model.events.pod_events import BoundPod, ListedPods, PodGated, PodQueued, PodTerminated
 from shared.model.lease import Lease
 from shared.model.lease_copy import ANNOTATION
-from shared.model.names import Namespace, NodeName
+from shared.model.names import Namespace, NodeName, PodUid
 
 logger = logging.getLogger(__name__)
 
 MAX_READS = 32
 """Pods and claims read at once."""
+MANY = 16
+"""So many pods of a namespace are listed, and those that are not in the list are read."""
 
 HolderGone = PodTerminated | ClaimDeallocated
 R = TypeVar("R", bound=Lease | PodGated | PodQueued)
@@ -76,15 +79,23 @@ class LeaseHolders:
     async def read_pods(self, records: Sequence[R]) -> list[tuple[R, PodSnapshot | None]]:
         """Return each record with its pod, or None if that is gone, whatever has its name.
 
+        Those of a gang are listed at once: each read costs the API server as much as a Binding.
         Raises UnavailableError while the API server does not respond.
         """
+        listed: dict[PodUid, PodSnapshot] = {}
+        for namespace, count in Counter(each.namespace for each in records).items():
+            if count >= MANY:
+                listed |= await self.pods.list_unbound(namespace, 2 * count)
+        left = [each for each in records if each.pod not in listed]
         found = await asyncio.gather(
-            *(self.find(each.namespace, each.name, claim=False) for each in records)
+            *(self.find(each.namespace, each.name, claim=False) for each in left)
         )
-        return [
-            (each, pod if pod is not None and pod.pod == each.pod else None)
-            for each, pod in zip(records, found, strict=True)
-        ]
+        listed |= {
+            each.pod: pod
+            for each, pod in zip(left, found, strict=True)
+            if pod is not None and pod.pod == each.pod
+        }
+        return [(each, listed.get(each.pod)) for each in records]
 
 
 def holders_in(listing: ListedPods) -> tuple[BoundPod, ...]:

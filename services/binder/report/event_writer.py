@@ -220,8 +220,15 @@ _MessageKey = tuple[PodUid, bool]
 """A pod, and whether the message is about its planned start."""
 
 
-def _key(explanation: KubernetesEvent) -> _MessageKey:
-    return explanation.pod, explanation.is_of_start
+@dataclass(slots=True)
+class _Message:
+    explanation: KubernetesEvent
+    events: EventRecorder | None = None
+    due: float = 0.0
+
+    @property
+    def key(self) -> _MessageKey:
+        return self.explanation.pod, self.explanation.is_of_start
 
 
 @dataclass(eq=False)
@@ -229,41 +236,41 @@ class ConditionWriter:
     """The condition PodScheduled=False of waiting pods, written when its message changes.
 
     The newest reason and the newest planned start only, and never over a binding: the patch applies
-    only to the resource version that was read. `write_conditions` writes what is queued.
+    only to the resource version that was read. A message is an Event too once it is written, so
+    that a burst of reasons is one. `write_conditions` writes what is queued.
     """
 
     conditions: PodClient
     clock: Clock
 
     def __post_init__(self) -> None:
-        self._queued: dict[_MessageKey, KubernetesEvent] = {}
+        self._queued: dict[_MessageKey, _Message] = {}
         self._due: list[tuple[float, _MessageKey]] = []
         self._written: OrderedDict[_MessageKey, tuple[str, float]] = OrderedDict()
         self._wake = asyncio.Event()
 
-    def explain(self, explanation: KubernetesEvent) -> bool:
+    def explain(
+        self,
+        explanation: KubernetesEvent,
+        events: EventRecorder | None = None,
+        *,
+        after_s: float = 0.0,
+    ) -> None:
         """Queue a message; it replaces a queued one of the same pod about the same.
 
-        Returns whether it differs from this replica's previous message about the pod. It is written
-        even if it does not: another replica may have written one since.
+        It is written even if it is this replica's previous one: another may have written one since.
         """
-        key = _key(explanation)
-        queued = self._queued.get(key)
-        if queued is not None:
-            self._queued[key] = explanation
-            return queued.message != explanation.message
-        written, at = self._written.get(key, ("", 0.0))
-        self._add(explanation, max(self.clock.ticks(), at + MIN_INTERVAL_S))
-        return written != explanation.message
+        message = _Message(explanation, events)
+        _, at = self._written.get(message.key, ("", 0.0))
+        self._add(message, max(self.clock.ticks() + after_s, at + MIN_INTERVAL_S))
 
-    def repeat(self, explanation: KubernetesEvent) -> bool:
+    def repeat(self, explanation: KubernetesEvent, events: EventRecorder) -> None:
         """Do the same for a message that may come often: an equal one waits for `REPEAT_S`."""
-        key = _key(explanation)
+        key = _Message(explanation).key
         written, at = self._written.get(key, ("", 0.0))
         is_recent = self.clock.ticks() - at < REPEAT_S
-        if key not in self._queued and written == explanation.message and is_recent:
-            return False
-        return self.explain(explanation)
+        if key in self._queued or written != explanation.message or not is_recent:
+            self.explain(explanation, events)
 
     def forget(self, pod: PodUid) -> None:
         """Write nothing more about this pod: it no longer waits."""
@@ -278,45 +285,57 @@ class ConditionWriter:
             for _ in range(CONDITION_WRITERS):
                 writers.create_task(self._write_all())
 
-    def _add(self, explanation: KubernetesEvent, due: float) -> None:
-        key = _key(explanation)
-        if key not in self._queued and len(self._queued) >= MAX_QUEUED_CONDITIONS:
+    def _add(self, message: _Message, due: float) -> None:
+        key, queued = message.key, self._queued.get(message.key)
+        if queued is None and len(self._queued) >= MAX_QUEUED_CONDITIONS:
             count_anomaly("conditions_dropped")
-        elif self._queued.setdefault(key, explanation) is explanation:
+            return
+        message.due = due if queued is None else min(due, queued.due)
+        self._queued[key] = message
+        if queued is None or message.due < queued.due:
             heapq.heappush(self._due, (due, key))
             self._wake.set()
 
+    def _again(self, message: _Message, after_s: float) -> None:
+        """Write it later, unless there is a newer one."""
+        if message.key not in self._queued:
+            self._add(message, self.clock.ticks() + after_s)
+
     async def _write_all(self) -> None:
         while True:
-            explanation = await self._next()
+            message = await self._next()
             try:
-                await self._write(explanation)
+                is_new = await self._write(message.explanation)
+                if is_new and message.events is not None:
+                    message.events.record(message.explanation)
             except ConflictError:
-                self._add(explanation, self.clock.ticks() + CONFLICT_RETRY_S)
+                self._again(message, CONFLICT_RETRY_S)
             except UnavailableError:
-                self._add(explanation, self.clock.ticks() + RETRY_S)
+                self._again(message, RETRY_S)
             except RequestError:
                 count_anomaly("conditions_dropped")
 
-    async def _next(self) -> KubernetesEvent:
+    async def _next(self) -> _Message:
         while True:
             now = self.clock.ticks()
             if self._due and self._due[0][0] <= now:
-                explanation = self._queued.pop(heapq.heappop(self._due)[1], None)
-                if explanation is not None:
-                    return explanation
+                queued = self._queued.pop(heapq.heappop(self._due)[1], None)
+                if queued is not None:
+                    return queued
                 continue
             self._wake.clear()
             await wait_for_event(self._wake, self._due[0][0] - now if self._due else None)
 
-    async def _write(self, explanation: KubernetesEvent) -> None:
+    async def _write(self, explanation: KubernetesEvent) -> bool:
+        """Write it; return whether it differs from what the condition says."""
         namespace, name = explanation.namespace, explanation.name
         observed = await self.conditions.get(namespace, name)
         patch = condition_patch(explanation, observed, self.clock.now())
         if patch is not None:
             await self.conditions.patch_status(namespace, name, patch)
-        key = _key(explanation)
+        key = _Message(explanation).key
         self._written[key] = (explanation.message, self.clock.ticks())
         self._written.move_to_end(key)
         while len(self._written) > MAX_REMEMBERED_CONDITIONS:
             self._written.popitem(last=False)
+        return patch is not None

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from services.binder.ledger_sync.lease_holders import pod_gone
+from services.binder.clients import ClaimClient, PodClient
+from services.binder.ledger_sync.lease_holders import MANY, LeaseHolders, pod_gone
 from services.binder.ledger_sync.reconciliation import Correction
 from services.binder.observations import PodSnapshot
 from services.node_agent.records.checkpoint import Checkpoint
@@ -15,6 +16,7 @@ from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.device_guard import OvercommitError
 from shared.dialects.dialect import ContainerSetup
 from shared.kubernetes.errors import ErrorResponse, ForbiddenError
+from shared.kubernetes.paths import pod_path
 from shared.ledger.leases import RedisLeases
 from shared.ledger.waiting_pods import GatedPods
 from shared.model.device import Device
@@ -33,6 +35,7 @@ from shared.model.lease_copy import ANNOTATION, dump_lease
 from shared.model.ledger import NoCapacity, Reserved
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.request import Gang
+from tests.support.binder.preemption import Scene, waiting_pod
 from tests.support.binder.world import World, chosen
 from tests.support.build import allocation_of
 from tests.support.placer.ledger import (
@@ -545,3 +548,35 @@ async def test_a_device_on_two_nodes_is_reported_once_with_both(
     [message] = [record.getMessage() for record in caplog.records]
     assert message.startswith(f"device {GPU.uuid} is reported by nodes a and b")
     assert cluster.metrics.anomalies["devices_on_two_nodes"] == 1
+
+
+class CountingClient(PodClient):
+    """Counts the pods that are read one by one."""
+
+    reads = 0
+
+    async def get(self, namespace: str, name: str) -> PodSnapshot | None:
+        self.reads += 1
+        return await super().get(namespace, name)
+
+
+async def test_many_pods_of_a_namespace_are_listed_and_only_the_missing_ones_read(
+    at: Scene,
+) -> None:
+    names = [f"g-{number}" for number in range(MANY)]
+    records = []
+    for name in names:
+        made = await at.pod(name, "b", spec={})
+        records.append(waiting_pod(made["metadata"]["uid"], name=name))
+    for name in ("g-0", "g-1"):
+        await at.kube.delete(pod_path("b", name))
+    await at.pod("g-1", "b", spec={})
+    await at.kube.bind_pod("b", "g-2", records[2].pod, "a", {})
+    pods, claims = CountingClient(at.kube), ClaimClient(at.kube, at.clock)
+
+    found = [pod for _, pod in await LeaseHolders(pods, claims).read_pods(records)]
+
+    assert found[:2] == [None, None]
+    assert [pod and pod.node for pod in found[2:]] == ["a", *[None] * (MANY - 3)]
+    assert [pod and pod.pod for pod in found[2:]] == [each.pod for each in records[2:]]
+    assert pods.reads == 3

@@ -169,6 +169,9 @@ class FakePods(PodClient):
         """Pods whose gates were removed."""
         self.after_gate: Callable[[], Awaitable[None]] = _nothing
 
+    async def list_unbound(self, namespace: str, most: int) -> dict[PodUid, PodSnapshot]:
+        return {}
+
     async def list_selected(
         self, term: AntiAffinityTerm, node: NodeName | None
     ) -> list[PodSnapshot]:

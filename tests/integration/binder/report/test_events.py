@@ -1,5 +1,6 @@
 """Conditions and Events explain what happens to pods and nodes: soon, once, and never too often."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from services.binder.report.event_writer import (
     REPEAT_S,
     ConditionWriter,
     EventWriter,
+    NoEvents,
     TokenBucket,
 )
 from services.binder.report.explanations import (
@@ -22,6 +24,7 @@ from services.binder.report.explanations import (
     event_of,
     explain,
 )
+from services.binder.service import FORMING_S
 from shared.kubernetes.types import Condition
 from shared.model.errors import ConflictError
 from shared.model.events.node_events import (
@@ -93,6 +96,31 @@ async def test_a_refusal_is_in_the_condition_and_in_an_event(world: World) -> No
     assert condition["reason"] == "Unschedulable"
     assert condition["message"] == "0/3 nodes are available: 3 full. Ask for at most 4000 MiB."
     assert (event["reason"], event["message"]) == ("FailedScheduling", condition["message"])
+
+
+async def test_pods_of_a_gang_that_is_being_created_are_explained_later_and_as_they_wait_then(
+    world: World,
+) -> None:
+    world.pods.seen |= {name: seen(name) for name in ("p1", "p2", "p3", "other")}
+    forming = [
+        replace(refused(name=name), refusal=Refusal(reason=f"{count} of 3 exist", forming=True))
+        for count in (1, 2)
+        for name in ("p1", "p2", "p3")
+    ]
+    now = [refused(name="other"), refused(name="p3")]
+
+    async with running(world.binder.events.write_events, world.binder.conditions.write_conditions):
+        await world.binder.explain_waiting([*forming, *now])
+        await until(lambda: len(world.pods.events) == 2)
+        assert {name for name, _ in world.pods.patches} == {"other", "p3"}
+        world.binder.conditions.forget(PodUid("uid-p1"))
+        world.clock.advance(FORMING_S)
+        await world.binder.explain_waiting([refused(name="other")])
+        await until(lambda: len(world.pods.events) == 3)
+
+    assert world.pods.patches[-1][0] == "p2"
+    (event,) = (each for each in world.pods.events.values() if "exist" in each["message"])
+    assert event["message"] == "2 of 3 exist"
 
 
 async def test_a_pod_of_another_scheduler_gets_one_event_and_no_condition(world: World) -> None:
@@ -223,14 +251,16 @@ async def test_a_message_that_is_repeated_often_is_read_and_written_once_a_minut
     writer = ConditionWriter(pods, clock)
     pods.seen["p1"] = seen()
 
+    def written(count: int) -> Callable[[], bool]:
+        return lambda: len(pods.patches) == count
+
     async with running(writer.write_conditions):
-        assert writer.repeat(explain(refused()))
-        await until(lambda: len(pods.patches) == 1)
-        clock.advance(REPEAT_S / 2)
-        assert not writer.repeat(explain(refused()))
-        clock.advance(REPEAT_S / 2)
-        writer.repeat(explain(refused()))
-        await until(lambda: len(pods.patches) == 2)
+        for advanced, count in ((0.0, 1), (REPEAT_S / 2, 1), (REPEAT_S / 2, 2)):
+            clock.advance(advanced)
+            writer.repeat(explain(refused()), NoEvents())
+            writer.explain(explain(refused(name="other")))
+            pods.seen["other"] = seen("other")
+            await until(written(2 * count))
 
 
 async def test_equal_events_are_one_event_with_a_count() -> None:
