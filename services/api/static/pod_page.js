@@ -151,7 +151,7 @@ export class NamespacePage extends Detail {
     const { budget } = namespace, minutes = (amount) => amount === null ? "no limit" : budget.currency ? `${(amount / 60).toFixed(2)} ${budget.currency}` : `${amount.toFixed(1)} GPU-minutes`;
     this.head(this.id, budget ? `budget ${budget.state}` : "", { ok: "good", warning: "warn" }[budget?.state] ?? "bad");
     this.facts.fill(facts({ Leases: `${namespace.leases} on ${count(namespace.devices, "GPU")}`, Memory: `${mib(namespace.memory_mib)} leased`, Compute: `${gpus(namespace.cores_percent)} GPUs leased`, Waiting: namespace.waiting ? count(namespace.waiting, "pod") : "" }));
-    this.budget.fill(...budget ? [facts({ Window: budget.window, Used: minutes(budget.used_minutes), Remaining: minutes(budget.remaining_minutes), "Current rate": `${(budget.current_rate_milli_gpu / 1000).toFixed(2)} ${budget.currency ? `${budget.currency} per hour` : "GPUs"}`,
+    this.budget.fill(...budget ? [facts({ Window: budget.window.split("+")[0], Used: minutes(budget.used_minutes), Remaining: minutes(budget.remaining_minutes), "Current rate": `${(budget.current_rate_milli_gpu / 1000).toFixed(2)} ${budget.currency ? `${budget.currency} per hour` : "GPUs"}`,
       "Exhausted at": budget.exhausted_at ? when(budget.exhausted_at) : "", "New pods": budget.new_pods })] : []);
     const waiting = store.waiting.pods.filter((pod) => pod.namespace === this.id);
     this.waits.fill(...waiting.length ? [el("ol", { class: "cards" }, ...waiting.map((pod) => waitingItem(pod, store.now(), true)))] : []);

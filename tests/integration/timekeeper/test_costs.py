@@ -112,8 +112,8 @@ async def test_leased_time_is_used_idle_or_not_measured_as_the_agents_report(
     await asyncio.sleep(0.01)
     await meter.record()
 
-    amounts, (hour,) = await total(opened), await hours(opened)
-    quarter = hour.recorded_ms * 250
+    amounts = await total(opened)
+    quarter = sum(hour.recorded_ms for hour in await hours(opened)) * 250
     assert (amounts[USED], amounts[UNMEASURED]) == (quarter, quarter)
     assert 0 < amounts[IDLE] < quarter
     assert (await total(opened, FREE))[UNLEASED] == 4 * DEVICES * quarter - sum(amounts)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePath
 
+import pytest
+
 from services.node_agent.isolation.region import Region
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from services.node_agent.isolation.region_layouts import V1_2, RegionLayout
@@ -16,6 +18,7 @@ from services.node_agent.isolation.region_reader import read_region
 
 MIB = 1 << 20
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler is installed here")
 SEED = RegionSeed(memory_bytes=(5 << 30, 3 << 30), cores_percent=(40, 40))
 
 
@@ -31,6 +34,15 @@ def c_program() -> Path:
         check=True, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     return binary
+
+
+def compile_library(path: Path, text: str, *flags: str) -> Path:
+    """Compile a shared library of this machine; another file takes the place of an earlier one."""
+    assert COMPILER is not None
+    source, draft = path.with_suffix(".c"), path.with_suffix(".draft")
+    source.write_text(text)
+    subprocess.run([COMPILER, "-shared", "-fPIC", "-o", draft, source, *flags], check=True)
+    return draft.replace(path)
 
 
 def write_by_c(layout: RegionLayout, place: Path) -> None:

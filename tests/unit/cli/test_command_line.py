@@ -212,7 +212,8 @@ def test_a_taken_port_is_not_chosen() -> None:
     assert servers.choose_port(port, taken=(port,)) != port
 
 
-def test_the_next_steps_can_be_pasted() -> None:
+def test_the_next_steps_can_be_pasted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     directory = StateDir(Path("/tmp/my s"))
     nodes = {"node-0": "4xT4", "node-1": "4xT4", "node-2": "2xA10"}
 

@@ -1,6 +1,5 @@
 """An operator's library: what containers mount before and after it is replaced."""
 
-import subprocess
 from pathlib import Path
 
 from msgspec import structs
@@ -9,15 +8,14 @@ from services.node_agent.agent_timing import AgentTiming
 from shared.model.device import Isolation
 from shared.model.lease import LeaseState
 from tests.support.node_agent.agent import OneNodeCluster, one_node_cluster, share
+from tests.support.node_agent.regions import compile_library, needs_compiler
 from tests.support.waiting import until
+
+pytestmark = needs_compiler
 
 
 def build(path: Path, number: int) -> None:
-    source = path.with_suffix(".c")
-    source.write_text(f"int version(void) {{ return {number}; }}")
-    draft = path.with_suffix(".draft")
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", draft, source], check=True)
-    draft.replace(path)
+    compile_library(path, f"int version(void) {{ return {number}; }}")
 
 
 def mounted(cluster: OneNodeCluster, name: str) -> Path:

@@ -2,7 +2,6 @@
 
 import mmap
 import platform
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,18 +17,13 @@ from services.node_agent.isolation.library import (
 )
 from services.node_agent.isolation.region_layouts import LAYOUTS, V1_1_BAD, V1_2, RegionLayout
 from shared.dialects.hami_core import LIBRARY_NAME
+from tests.support.node_agent.regions import compile_library, needs_compiler
 
-
-def built(path: Path, text: str, *flags: str) -> Path:
-    """Compile a shared library of this machine; another file takes the place of an earlier one."""
-    source, draft = path.with_suffix(".c"), path.with_suffix(".draft")
-    source.write_text(text)
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", draft, source, *flags], check=True)
-    return draft.replace(path)
+pytestmark = needs_compiler
 
 
 def version(path: Path, number: int) -> Path:
-    return built(path, f"int version(void) {{ return {number}; }}")
+    return compile_library(path, f"int version(void) {{ return {number}; }}")
 
 
 @pytest.fixture
@@ -196,13 +190,13 @@ async def test_an_old_version_is_removed_once_no_container_mounts_it(
 
 
 async def test_a_library_is_checked_by_loading_it(source: Path, tmp_path: Path) -> None:
-    lacking = built(
+    lacking = compile_library(
         tmp_path / "lacking.so",
         "extern int nobody_has_this(void);\nint version(void) { return nobody_has_this(); }\n"
         "__attribute__((constructor)) static void begin(void) { version(); }",
         "-Wl,-z,now",
     )
-    crashing = built(
+    crashing = compile_library(
         tmp_path / "crashing.so",
         "#include <stdlib.h>\n__attribute__((constructor)) static void begin(void) { abort(); }",
     )
@@ -224,7 +218,7 @@ WITH_LAYOUT = "#include <unistd.h>\nint keep(int fd) {{ return ftruncate(fd, {si
 async def test_a_library_with_another_region_layout_is_unusable(
     tmp_path: Path, layout: RegionLayout
 ) -> None:
-    library = built(tmp_path / LIBRARY_NAME, WITH_LAYOUT.format(size=layout.size))
+    library = compile_library(tmp_path / LIBRARY_NAME, WITH_LAYOUT.format(size=layout.size))
 
     why = await unusable_reason(library)
 
@@ -240,7 +234,7 @@ async def test_a_size_that_is_in_debug_information_by_chance_does_not_count(tmp_
     code = WITH_LAYOUT.format(size=V1_1_BAD.size)
     chance = f"const unsigned chance = {V1_2.size};"
     again = f"int again(int fd) {{ return ftruncate(fd, {V1_1_BAD.size}); }}"
-    library = built(tmp_path / LIBRARY_NAME, f"{code}\n{again}\n{chance}")
+    library = compile_library(tmp_path / LIBRARY_NAME, f"{code}\n{again}\n{chance}")
 
     assert "layout 1.1-bad" in await unusable_reason(library)
 
@@ -254,4 +248,4 @@ def test_uses_of_the_second_semaphore_tell_two_layouts_of_one_size_apart(
     at = V1_2.postinit_semaphore
     code += [f"int use{n}(const char *region) {{ return region[{at}]; }}" for n in range(uses)]
 
-    assert layout_name(built(tmp_path / LIBRARY_NAME, "\n".join(code))) == name
+    assert layout_name(compile_library(tmp_path / LIBRARY_NAME, "\n".join(code))) == name

@@ -11,16 +11,16 @@ from services.node_agent.isolation.region_layouts import LAYOUTS, PRE_V0, V1_2, 
 from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.isolation.region_writer import seed_region
 from tests.support.node_agent.regions import (
-    COMPILER,
     SEED,
     at,
     c_program,
+    needs_compiler,
     show_by_c,
     write,
     write_by_c,
 )
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler is installed here")
+pytestmark = needs_compiler
 each_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
 
 
