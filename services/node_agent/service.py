@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from services.node_agent.allocate.admission_window import AdmissionWindow
+from services.node_agent.allocate.numa_alignment import NumaAlignment
 from services.node_agent.device_watcher import DeviceWatcher
 from services.node_agent.dra.driver import ClaimDriver
 from services.node_agent.kubelet.registration import DevicePlugins
@@ -58,6 +59,7 @@ LEASE_SYNC_S = 30.0
 LEASE_SYNC_RETRY_S = 1.0
 """After a request for all leases that got no reply."""
 MIN_REPORT_STEP_S = 0.001
+ALIGN_S = 1.0
 UNSERVED_S = 5.0
 """A resource that the kubelet could not allocate for this long is not reported as served."""
 REGISTRATION_LOOK_S = 1.0
@@ -88,6 +90,7 @@ class NodeAgent:
         self.leases = node.leases
         self.reconciler = reconciler
         self.window = AdmissionWindow(node)
+        self.numa = NumaAlignment(node, plugins, self.window)
         self.pods = reconciler.pods
         self.plugins = plugins
         self.claims = claims
@@ -151,9 +154,11 @@ class NodeAgent:
             or (RECORDS_LOST if self.checkpoint.lost else None)
         )
         unreadable = self.pods.unreadable_reason
-        return self.window.admit_binds(
+        reply = self.window.admit_binds(
             event.leases, unready, unreadable_reason=unreadable, unserved=self.plugins.unserved()
         )
+        await self.numa.align()
+        return reply
 
     @answers
     async def update_limits(self, event: LimitsRequest) -> LimitsReply:
@@ -299,6 +304,11 @@ class NodeAgent:
     async def serve_kubelet(self) -> None:
         """Keep the device plugins registered."""
         await self.plugins.run()
+
+    @loops(every_s=ALIGN_S)
+    async def align_numa(self) -> None:
+        """Show the kubelet's topology manager where the GPUs are that it may choose."""
+        await self.numa.refresh()
 
     @loops
     async def serve_claims(self) -> None:

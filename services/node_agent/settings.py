@@ -27,9 +27,9 @@ from shared.runtime.settings import ServiceSettings, setting
 
 ABOUT = """Reports a node's GPUs, serves its kubelet, and prepares isolation.
 
-One runs on every node. It needs the kubelet's directory, the right to read the kubelet's pods
-(nodes/pods), and the right to patch its node's status and its pods' annotations, and to get the
-ConfigMaps of Volcano's vGPU plugin."""
+One runs on every node. It needs the kubelet's directory, the rights to read the kubelet's pods
+(nodes/pods) and settings (nodes/configz), to patch its node's status and its pods' annotations, and
+to get the ConfigMaps of Volcano's vGPU plugin."""
 
 EXAMPLES = (
     "python -m services.node_agent --node $NODE_NAME --nats-url nats://nats:4222 \\",

@@ -12,6 +12,8 @@ TRIGGER = "leasehold.dev/share"
 """Our resource, served where a dialect has none that can be: the kubelet then calls Allocate."""
 TRIGGERS = 100
 """IDs per device of a resource whose only purpose is the Allocate call: the most shares."""
+NumaNodes = tuple[int, ...]
+"""NUMA nodes that device IDs show to the kubelet."""
 _DIGITS = string.digits + string.ascii_lowercase
 
 

@@ -1,4 +1,4 @@
-"""The kubelet's HTTPS endpoint with token: `/pods`, `/healthz`, and `/debug/restart` for tests."""
+"""The kubelet's HTTPS endpoint with token: `/pods`, `/configz`, `/healthz`, `/debug/restart`."""
 
 import hmac
 from collections.abc import Awaitable, Callable
@@ -12,14 +12,22 @@ Restart = Callable[[], Awaitable[None]]
 
 
 class KubeletEndpoint:
-    """Serves the pods of one kubelet."""
+    """Serves the pods and a setting of one kubelet; tests restart it."""
 
-    def __init__(self, token: str, pods: Callable[[], list[Json]], restart: Restart) -> None:
+    def __init__(
+        self,
+        token: str,
+        pods: Callable[[], list[Json]],
+        restart: Restart,
+        *,
+        topology_policy: str,
+    ) -> None:
         self._token = token
         self._pods = pods
         self._restart = restart
-        self.allowed_resources = {"nodes/pods", "nodes/proxy"}
-        """The subresources that the token's account may `get`; either one allows `/pods`."""
+        self._topology_policy = topology_policy
+        self.allowed_resources = {"nodes/pods", "nodes/configz", "nodes/proxy"}
+        """The subresources that the token's account may `get`; the last one allows all paths."""
 
     def application(self) -> web.Application:
         """Return the routes; all paths require the token."""
@@ -27,6 +35,7 @@ class KubeletEndpoint:
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/pods", self._list_pods)
         app.router.add_get("/pods/", self._list_pods)
+        app.router.add_get("/configz", self._show_settings)
         app.router.add_post("/debug/restart", self._restart_now)
         return app
 
@@ -45,10 +54,20 @@ class KubeletEndpoint:
         return web.Response(text="ok")
 
     async def _list_pods(self, _request: web.Request) -> web.Response:
-        if not self.allowed_resources & {"nodes/pods", "nodes/proxy"}:
-            raise web.HTTPForbidden(text="Forbidden (verb=get, resource=nodes, subresource=pods)")
+        self._check_allowed("pods")
         body = {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": self._pods()}
         return web.Response(body=encode(body), content_type="application/json")
+
+    async def _show_settings(self, _request: web.Request) -> web.Response:
+        self._check_allowed("configz")
+        body = {"kubeletconfig": {"topologyManagerPolicy": self._topology_policy}}
+        return web.Response(body=encode(body), content_type="application/json")
+
+    def _check_allowed(self, subresource: str) -> None:
+        if not self.allowed_resources & {f"nodes/{subresource}", "nodes/proxy"}:
+            raise web.HTTPForbidden(
+                text=f"Forbidden (verb=get, resource=nodes, subresource={subresource})"
+            )
 
     async def _restart_now(self, _request: web.Request) -> web.Response:
         await self._restart()

@@ -84,7 +84,9 @@ class SimKubelet:
         await self.processes.clear()
         self.token = load_secret(self.files.token, lambda: secrets.token_urlsafe(32))
         certificates = api_server_certificates(self.files.tls)
-        self.endpoint = endpoint = KubeletEndpoint(self.token, self._list_pods, self.restart)
+        self.endpoint = endpoint = KubeletEndpoint(
+            self.token, self._list_pods, self.restart, topology_policy=self.settings.topology_policy
+        )
         runner, self.port = await serve_https(
             endpoint.application(), certificates, self.settings.host, self._earlier_port()
         )
@@ -143,6 +145,7 @@ class SimKubelet:
             directory,
             grace_s=self.settings.plugin_grace_s,
             stale_stream_race=self.settings.stale_stream_race,
+            aligns_numa=self.settings.topology_policy != "none",
             changed=self._node_changed.set,
         )
         drivers = ClaimDrivers(self.name, self.files.plugins_registry, self._store)

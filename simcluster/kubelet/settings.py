@@ -29,6 +29,8 @@ class NodeSettings:
     heartbeat_s: float = 10.0
     stale_stream_race: bool = False
     """Repeat a bug of kubelet 1.36.2: an old stream's end disconnects the newer registration."""
+    topology_policy: str = "none"
+    """The topology manager's; `single-numa-node` is the only other one, and aligns devices only."""
     pods_lag_s: float = 0.0
     """Delay of statuses in `/pods`. A real kubelet shows what it reads back from the API server, so
     for some milliseconds a pod that it has just rejected still looks pending."""

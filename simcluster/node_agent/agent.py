@@ -28,7 +28,10 @@ EXAMPLES = (
     "python -m simcluster.node_agent --gpus 4xT4 --kubelet-token-file /tmp/token \\",
     "    --kubelet-insecure                        # beside a real kubelet",
 )
-GPUS_HELP = "the GPUs, such as 8xA100-80GB, 4xT4+2xA10, 4xA100-40GB:mig; local: this machine's own"
+GPUS_HELP = (
+    "the GPUs, such as 8xA100-80GB, 4xT4+2xA10, 4xA100-40GB:mig, 2xT4@0+2xT4@1 (by NUMA node); "
+    "local: this machine's own"
+)
 LOCAL = "local"
 """The layout of this machine's own GPUs."""
 MIG_FILE = "simulated-mig.json"

@@ -5,6 +5,7 @@ import ctypes
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from services.node_agent.gpus.inventory import Gpu
@@ -53,7 +54,8 @@ class DriverGpus(NvmlGpus):
     async def discover(self) -> tuple[Gpu, ...]:
         """Return all GPUs. Raises RequestError if the fault file is invalid."""
         await asyncio.to_thread(self.describe)
-        return await super().discover()
+        found = await super().discover()
+        return tuple(replace(gpu, numa=self.gpus[gpu.index].numa) for gpu in found)
 
     def describe(self) -> None:
         """Tell the driver which GPUs there are with which faults, and the events of this time."""

@@ -55,7 +55,7 @@ LIMIT_S = 20.0
 """Time limit otherwise, as for real GPUs."""
 HANG_POLL_S = 0.05
 _NAMESPACE = uuid.UUID("0b7a4d0e-7f0c-4d55-9f5b-2f2f0f9d7a11")
-_LAYOUT_PART = re.compile(r"(\d+)x(.+?)(:mig)?")
+_LAYOUT_PART = re.compile(r"(\d+)x(.+?)(?:@(\d{1,3}))?(:mig)?")
 _MISSING_INSTANCE_ID = 99
 """The ID that NVML returns for an instance that it has not created."""
 
@@ -67,10 +67,11 @@ class SimulatedGpu:
     model: GpuModel
     mig: bool = False
     """MIG mode is on."""
+    numa: int | None = None
 
 
 def parse_layout(text: str) -> tuple[SimulatedGpu, ...]:
-    """Read `8xA100-80GB`, `4xT4+2xA10` or `4xA100-40GB:mig`, one entry per GPU in order.
+    """Read `8xA100-80GB`, `2xT4@0+2xT4@1` or `4xA100-40GB:mig`, one entry per GPU in order.
 
     Raises RequestError naming the invalid part and the known models.
     """
@@ -83,13 +84,15 @@ def _parse_part(part: str) -> Iterator[SimulatedGpu]:
     if match is None or profile is None or not 1 <= int(match[1]) <= 64:
         raise RequestError(
             f"{part!r} is not a GPU layout: write COUNTxMODEL, such as 8xA100-80GB or 4xT4+2xA10 "
-            "(or 4xA100-40GB:mig for GPUs in MIG mode), with a count of 1 to 64 and a model of "
+            "(or 4xA100-40GB:mig for GPUs in MIG mode, 2xT4@0+2xT4@1 for those of two NUMA "
+            "nodes), with a count of 1 to 64 and a model of "
             f"{', '.join(GPU_MODELS)}"
         )
-    if match[3] and not profile.mig:
+    if match[4] and not profile.mig:
         able = ", ".join(name for name, one in GPU_MODELS.items() if one.mig)
         raise RequestError(f"{part!r}: {match[2]} does not support MIG; {able} do")
-    yield from [SimulatedGpu(model=profile, mig=bool(match[3]))] * int(match[1])
+    numa = int(match[3]) if match[3] else None
+    yield from [SimulatedGpu(model=profile, mig=bool(match[4]), numa=numa)] * int(match[1])
 
 
 def uuid_of(node: NodeName, index: int) -> DeviceUuid:
@@ -244,6 +247,7 @@ class SimulatedGpus:
             if fault == UNHEALTHY
             else None,
             driver=DRIVER,
+            numa=gpu.numa,
             mig=MigState(enabled=mig, pending=mig, profiles=gpu.model.mig if mig else ())
             if gpu.model.mig
             else None,

@@ -20,9 +20,10 @@ from services.node_agent.allocate.expected_requests import (
 )
 from services.node_agent.kubelet.pods import Unserved, explain_unserved
 from services.node_agent.node import Node
+from shared.model.device import Device
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease
-from shared.model.names import PodUid
+from shared.model.names import DeviceUuid, PodUid
 
 PERMIT_S = 10.0
 """A pod that is admitted without the pod list, and not bound within this time, does not count."""
@@ -45,6 +46,8 @@ class AdmissionWindow:
         self.leases = node.leases
         self.ticks = node.clock.ticks
         self.draining = False
+        self.aligns_numa = False
+        """The kubelet aligns devices with CPUs: pods in flight must have the same NUMA nodes."""
         self._admitted: dict[PodUid, tuple[Lease, float]] = {}
         """Leases of admitted pods without devices, and until when each counts."""
 
@@ -57,6 +60,12 @@ class AdmissionWindow:
             if pod not in self.node.refused and is_expected(lease, allocated)
         }
         return {pod: lease for pod, (lease, _) in self._admitted.items()} | expected
+
+    def coming(self) -> list[Lease]:
+        """Return the leases of the pods that the kubelet probably serves next."""
+        self._forget_arrived()
+        admitted = [lease for lease, _ in self._admitted.values()]
+        return admitted or list(self.in_flight().values())
 
     def admit_binds(
         self,
@@ -121,7 +130,7 @@ class AdmissionWindow:
         for lease in leases:
             if lease.pod in self._admitted or self._is_done(lease.pod, allocated):
                 continue
-            if len(self._admitted) < MAX_IN_FLIGHT:
+            if len(self._admitted) < MAX_IN_FLIGHT and self._may_be_next(lease):
                 self._admitted[lease.pod] = lease, self.ticks() + IN_FLIGHT_S
             else:
                 deferred.append(lease.pod)
@@ -136,6 +145,16 @@ class AdmissionWindow:
             if now < until and pod not in self.node.refused and not self._is_done(pod, allocated)
         }
         return allocated
+
+    def _may_be_next(self, lease: Lease) -> bool:
+        """Return whether the pods in flight have the same NUMA nodes, where that counts."""
+        snapshot = self.node.snapshot
+        if not self.aligns_numa or snapshot is None:
+            return True
+        nodes = numa_nodes_of(lease, snapshot.devices)
+        return all(
+            numa_nodes_of(each, snapshot.devices) == nodes for each, _ in self._admitted.values()
+        )
 
     def _is_done(self, pod: PodUid, allocated: Set[tuple[PodUid, str]]) -> bool:
         if pod in self.leases.ended:
@@ -154,12 +173,19 @@ class AdmissionWindow:
             signatures = signatures_of(lease, node)
             if lease.pod in on_their_way:
                 continue
-            if not pending.keys().isdisjoint(signatures):
+            if not (pending.keys().isdisjoint(signatures) and self._may_be_next(lease)):
                 deferred.append(lease.pod)
                 continue
             self._admitted[lease.pod] = lease, self.ticks() + PERMIT_S
             pending.update(dict.fromkeys(signatures, lease.pod))
         return tuple(deferred)
+
+
+def numa_nodes_of(lease: Lease, devices: Mapping[DeviceUuid, Device]) -> frozenset[int]:
+    """Return the NUMA nodes of a lease's devices; none if one is not known."""
+    known = {share.device: devices.get(share.device) for share in lease.shares}
+    nodes = {device.numa if device is not None else None for device in known.values()}
+    return frozenset() if None in nodes else frozenset(numa for numa in nodes if numa is not None)
 
 
 def _closed(leases: Sequence[Lease], reason: str) -> BindReply:

@@ -14,15 +14,17 @@ import grpc
 
 from proto.deviceplugin import api_pb2
 from services.node_agent.allocate.handler import AllocationHandler
-from shared.dialects.advertised import PluginDeviceId
+from shared.dialects.advertised import NumaNodes, PluginDeviceId
 from shared.dialects.dialect import ContainerSetup
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
+from shared.model.names import DeviceUuid
 
 SERVICE = "v1beta1.DevicePlugin"
 MAX_SOCKET_PATH = 107
 MAX_RECEIVED_BYTES = 64 * 1024 * 1024
 """GetPreferredAllocation carries every ID that is free."""
 
+NO_NUMA: Mapping[DeviceUuid, NumaNodes] = {}
 _HEALTH = {True: b"\x12\x07Healthy", False: b"\x12\x09Unhealthy"}
 OPTIONS = api_pb2.DevicePluginOptions(
     pre_start_required=True, get_preferred_allocation_available=True
@@ -38,19 +40,31 @@ def check_socket(path: Path) -> None:
         )
 
 
-def encode_list(ids: Mapping[str, PluginDeviceId]) -> bytes:
+def encode_list(
+    ids: Mapping[str, PluginDeviceId], numa: Mapping[DeviceUuid, NumaNodes] = NO_NUMA
+) -> bytes:
     """Encode the complete list of devices, `ListAndWatchResponse`.
 
     Written by hand, as there may be 190,000: each entry is field 1 of the list, and in it field 1
-    is the ID and field 2 the health, all shorter than 128 bytes.
+    is the ID, field 2 the health and field 3 the NUMA nodes, all shorter than 128 bytes.
     """
-    return b"".join(_encode_entry(entry) for entry in ids.values())
+    topologies = {device: _encode_topology(nodes) for device, nodes in numa.items()}
+    return b"".join(
+        _encode_entry(entry, topologies.get(entry.device, b"") if entry.device else b"")
+        for entry in ids.values()
+    )
 
 
-def _encode_entry(entry: PluginDeviceId) -> bytes:
+def _encode_entry(entry: PluginDeviceId, topology: bytes) -> bytes:
     name = entry.id.encode()
-    health = _HEALTH[entry.healthy]
-    return b"\n%c\n%c%b%b" % (len(name) + len(health) + 2, len(name), name, health)
+    rest = _HEALTH[entry.healthy] + topology
+    return b"\n%c\n%c%b%b" % (len(name) + len(rest) + 2, len(name), name, rest)
+
+
+def _encode_topology(nodes: NumaNodes) -> bytes:
+    listed = [api_pb2.NUMANode(ID=node) for node in nodes]
+    encoded: bytes = api_pb2.Device(topology=api_pb2.TopologyInfo(nodes=listed)).SerializeToString()
+    return encoded
 
 
 def encode_setup(setup: ContainerSetup) -> bytes:

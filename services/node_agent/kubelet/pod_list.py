@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import TypeVar
 
+from msgspec import Struct
+
 from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod
 from shared.dialects.reserved import DEVICE_ORDER
 from shared.kubernetes.client import KubernetesClient
@@ -15,6 +17,14 @@ from shared.model.names import Namespace, PodUid
 from shared.model.quantity import parse_count
 
 T = TypeVar("T")
+
+
+class _Settings(Struct, rename="camel"):
+    topology_manager_policy: str = ""
+
+
+class _Configuration(Struct):
+    kubeletconfig: _Settings
 
 
 class KubeletPods:
@@ -33,6 +43,14 @@ class KubeletPods:
         """
         listed = await self._read("/pods", ObjectList[FullPod])
         return tuple(_pod(pod) for pod in listed.items or ())
+
+    async def topology_policy(self) -> str:
+        """Return the policy of its topology manager.
+
+        Raises UnavailableError if there is no response, RequestError if access is denied.
+        """
+        found = await self._read("/configz", _Configuration)
+        return found.kubeletconfig.topology_manager_policy
 
     async def _read(self, path: str, kind: type[T]) -> T:
         """Read, and retry once if the connection broke.

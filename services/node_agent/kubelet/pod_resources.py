@@ -2,17 +2,20 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import grpc
 
 from proto.podresources import api_pb2, api_pb2_grpc
 from services.node_agent.kubelet.pods import ClaimHolding, Holding, PodResources
+from shared.dialects.advertised import NumaNodes
 from shared.model.claim import DRIVER
 from shared.model.errors import UnavailableError
 
+Request = TypeVar("Request")
+Response = TypeVar("Response")
 TIMEOUT_S = 10.0
 """A busy kubelet takes seconds, and a refused Allocate fails its pod permanently."""
 RETRY_S = 0.02
@@ -43,17 +46,37 @@ class KubeletPodResources:
             yield cls(socket, channel)
 
     async def list_holdings(self) -> PodResources:
-        """Return the devices of every container.
+        """Return the devices of every container. Raises UnavailableError without a response."""
+        return _decode(await self._call(self._stub.List, api_pb2.ListPodResourcesRequest()))
 
-        The kubelet allows 10 calls at once and 100 per second; a call beyond that is retried for
-        `TIMEOUT_S`. Raises UnavailableError if there is no response by then.
+    async def list_numa_nodes(self) -> dict[str, dict[str, NumaNodes]]:
+        """Return the NUMA nodes of each healthy device ID, as the kubelet knows them, by resource.
+
+        Raises UnavailableError without a response.
+        """
+        request = api_pb2.AllocatableResourcesRequest()
+        response = await self._call(self._stub.GetAllocatableResources, request)
+        found: dict[str, dict[str, NumaNodes]] = {}
+        for devices in response.devices:
+            nodes = tuple(node.ID for node in devices.topology.nodes)
+            found.setdefault(devices.resource_name, {}).update(
+                dict.fromkeys(devices.device_ids, nodes)
+            )
+        return found
+
+    async def _call(
+        self, method: Callable[[Request], Awaitable[Response]], request: Request
+    ) -> Response:
+        """Call, again and again for `TIMEOUT_S` while the kubelet does not respond.
+
+        It allows 10 calls at once and 100 per second, and rejects those beyond.
         """
         reason: str | None = f"no answer within {TIMEOUT_S:g} s"
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TIMEOUT_S):
                 while True:
                     try:
-                        return _decode(await self._stub.List(api_pb2.ListPodResourcesRequest()))
+                        return await method(request)
                     except grpc.aio.AioRpcError as error:
                         reason = error.details()
                         if error.code() not in _RETRYABLE:

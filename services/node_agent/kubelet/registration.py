@@ -23,6 +23,7 @@ from services.node_agent.kubelet.device_checkpoint import (
     file_identity,
 )
 from services.node_agent.kubelet.device_plugin import (
+    NO_NUMA,
     OPTIONS,
     PluginServer,
     check_socket,
@@ -30,9 +31,10 @@ from services.node_agent.kubelet.device_plugin import (
 )
 from services.node_agent.kubelet.pods import STILL_PLUGIN, Unserved, explain_unserved
 from services.node_agent.node import Node
-from shared.dialects.advertised import PluginDeviceId
+from shared.dialects.advertised import NumaNodes, PluginDeviceId
 from shared.model.clock import until_tick, wait_for_event
 from shared.model.errors import LeaseholdError, UnavailableError
+from shared.model.names import DeviceUuid
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,7 @@ MAX_PAUSE_S = 30.0
 MIN_PAUSE_S = 1.0
 """The end of an old stream must reach the kubelet before a new registration does."""
 
+MOST_ALIGNED_IDS = 10_000
 AMOUNTS_S = 2.0
 """How often the kubelet's checkpoint is compared with the amounts in node status."""
 NO_AMOUNTS: Mapping[str, frozenset[str]] = {}
@@ -70,6 +73,8 @@ class DevicePlugins:
         self.amounts: Mapping[str, frozenset[str]] = {}
         """Amounts in node status that pods request beside a served resource, by the latter."""
         self.endpoints: dict[str, PluginEndpoint] = {}
+        self.numa: Mapping[DeviceUuid, NumaNodes] = NO_NUMA
+        """The NUMA nodes that IDs show, by their device."""
         self.served_changed = asyncio.Event()
         """Set when other resources are served, or the kubelet can allocate others than before."""
         self._changed = asyncio.Event()
@@ -92,9 +97,30 @@ class DevicePlugins:
             if endpoint is None:
                 self.endpoints[resource] = PluginEndpoint(resource, self, ids)
             else:
-                endpoint.update(ids)
+                endpoint.update(ids, self.numa)
         self._changed.set()
         self.served_changed.set()
+
+    def show_numa(self, numa: Mapping[DeviceUuid, NumaNodes]) -> None:
+        """Show these NUMA nodes with the IDs of these devices, and none with others."""
+        self.numa = numa
+        for endpoint in self.endpoints.values():
+            endpoint.update(endpoint.ids, numa)
+
+    def are_shown(self, taken: Mapping[str, Mapping[str, NumaNodes]]) -> bool:
+        """Return whether the kubelet has taken the NUMA nodes of all registered IDs."""
+        return all(
+            taken.get(name, {}).get(entry.id, ()) == self.numa.get(entry.device, ())
+            for name, endpoint in self.endpoints.items()
+            if endpoint.is_served and endpoint.shows_numa
+            for entry in endpoint.ids.values()
+            if entry.healthy and entry.device is not None
+        )
+
+    @property
+    def registrations(self) -> int:
+        """How often the resources were registered, in all."""
+        return sum(endpoint.registrations for endpoint in self.endpoints.values())
 
     async def run(self) -> None:
         """Keep everything registered until cancelled."""
@@ -163,8 +189,9 @@ class PluginEndpoint:
         self.lost_at = time.monotonic()
         """When it was last served; before the first registration: since when it should be."""
         self._plugins = plugins
-        self._ids = ids
-        self._devices = encode_list(ids)
+        self.ids = ids
+        self._numa = plugins.numa
+        self._devices = self._encoded()
         self._server: PluginServer | None = None
         self._stem = f"leasehold-{resource.rpartition('/')[2]}"
         self._kubelet = plugins.kubelet
@@ -189,14 +216,24 @@ class PluginEndpoint:
     def _watched_at(self) -> float | None:
         return self._server.watched_at if self.registered and self._server is not None else None
 
-    def update(self, ids: Mapping[str, PluginDeviceId]) -> None:
+    def update(
+        self, ids: Mapping[str, PluginDeviceId], numa: Mapping[DeviceUuid, NumaNodes]
+    ) -> None:
         """Send a new list if it differs."""
-        if ids == self._ids:
+        if ids == self.ids and numa == self._numa:
             return
-        self._ids = ids
-        self._devices = encode_list(ids)
+        self.ids, self._numa = ids, numa
+        self._devices = self._encoded()
         if self._server is not None:
             self._server.send(self._devices)
+
+    @property
+    def shows_numa(self) -> bool:
+        """Whether its IDs can show NUMA nodes: they are not too many for another list per pod."""
+        return len(self.ids) <= MOST_ALIGNED_IDS
+
+    def _encoded(self) -> bytes:
+        return encode_list(self.ids, self._numa if self.shows_numa else NO_NUMA)
 
     async def run(self) -> None:
         """Serve and register, again and again."""
@@ -306,7 +343,7 @@ class PluginEndpoint:
         return "the kubelet ended the stream"
 
     async def _is_unallocatable(self) -> bool:
-        if not any(entry.healthy for entry in self._ids.values()):
+        if not any(entry.healthy for entry in self.ids.values()):
             return False
         try:
             return await self._plugins.allocatable(self.resource) == 0

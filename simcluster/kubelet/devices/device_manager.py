@@ -7,7 +7,7 @@ already shows the containers that were served before it.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
 
 from proto.deviceplugin import api_pb2
@@ -17,6 +17,7 @@ from simcluster.kubelet.devices.kubelet_devices import (
     AllocationError,
     KubeletDevices,
     PluginAllocation,
+    align_devices,
     choose_devices,
     pick_devices,
 )
@@ -43,12 +44,14 @@ class DeviceManager:
         *,
         grace_s: float,
         stale_stream_race: bool,
+        aligns_numa: bool,
         changed: Callable[[], None],
     ) -> None:
         self.state = _load_state(directory)
         self._directory = directory
         self._grace_s = grace_s
         self._stale_stream_race = stale_stream_race
+        self._aligns_numa = aligns_numa
         self._on_change = changed
         self._connections: dict[str, PluginConnection] = {}
         self._stream_tasks: set[asyncio.Task[None]] = set()
@@ -77,7 +80,7 @@ class DeviceManager:
 
     async def _follow(self, connection: PluginConnection) -> None:
         try:
-            detail = await connection.follow(lambda healths: self._report(connection, healths))
+            detail = await connection.follow(lambda devices: self._report(connection, devices))
             log.info(
                 "device plugin stream ended",
                 extra={"resource": connection.resource, "reason": detail},
@@ -89,9 +92,10 @@ class DeviceManager:
         finally:
             await connection.close()
 
-    def _report(self, connection: PluginConnection, healths: Mapping[str, str]) -> None:
+    def _report(self, connection: PluginConnection, devices: Sequence[api_pb2.Device]) -> None:
         if self._connections.get(connection.resource) is connection or self._stale_stream_race:
-            self.state.update(connection.resource, healths)
+            numa = {d.ID: frozenset(n.ID for n in d.topology.nodes) for d in devices}
+            self.state.update(connection.resource, {d.ID: d.health for d in devices}, numa)
             self.save()
             self._on_change()
 
@@ -173,6 +177,8 @@ class DeviceManager:
             self._check_still_healthy(existing)
             return
         choice = choose_devices(self.state, resource, required, reusable)
+        if self._aligns_numa:
+            choice = align_devices(choice, self.state.numa.get(resource, {}))
         connection = self._connection(resource)
         preferred: list[str] = []
         if connection.has_preferred_allocation and choice.needed:

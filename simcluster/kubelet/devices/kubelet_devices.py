@@ -5,9 +5,10 @@ listed with nothing allocatable; `forget` drops it after the grace period.
 """
 
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 HEALTHY = "Healthy"
+NO_NUMA: Mapping[str, frozenset[int]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +32,21 @@ class KubeletDevices:
     def __init__(self) -> None:
         self.healthy: dict[str, frozenset[str]] = {}
         self.unhealthy: dict[str, frozenset[str]] = {}
+        self.numa: dict[str, Mapping[str, frozenset[int]]] = {}
+        """The NUMA nodes of each device, by resource."""
         self.allocations: dict[tuple[str, str, str], PluginAllocation] = {}
         """By pod uid, container and resource."""
         self.reserved: dict[str, set[str]] = {}
         """Devices for which a plugin's Allocate is in progress, by resource."""
 
-    def update(self, resource: str, healths: Mapping[str, str]) -> None:
+    def update(
+        self,
+        resource: str,
+        healths: Mapping[str, str],
+        numa: Mapping[str, frozenset[int]] = NO_NUMA,
+    ) -> None:
         """Replace the devices of a resource by the plugin's latest list."""
+        self.numa[resource] = numa
         self.healthy[resource] = frozenset(d for d, health in healths.items() if health == HEALTHY)
         self.unhealthy[resource] = frozenset(healths) - self.healthy[resource]
 
@@ -134,6 +143,22 @@ def choose_devices(
             f"Requested: {needed}, Available: {len(available)}"
         )
     return DeviceCandidates(reused, available, needed)
+
+
+def align_devices(choice: DeviceCandidates, numa: Mapping[str, frozenset[int]]) -> DeviceCandidates:
+    """Return the candidates of the lowest NUMA node with enough, as policy single-numa-node does.
+
+    Devices that name no NUMA node do not count; if none does, there is nothing to align.
+    Raises AllocationError if no NUMA node has enough.
+    """
+    nodes = sorted({node for name in choice.available for node in numa.get(name, ())})
+    for node in nodes:
+        aligned = frozenset(name for name in choice.available if node in numa[name])
+        if len(aligned) >= choice.needed:
+            return replace(choice, available=aligned)
+    if nodes:
+        raise AllocationError("Resources cannot be allocated with Topology locality")
+    return choice
 
 
 def pick_devices(choice: DeviceCandidates, preferred: Iterable[str]) -> frozenset[str]:

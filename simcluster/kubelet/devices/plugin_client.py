@@ -1,7 +1,7 @@
 """The client of one device plugin: connection, device stream and calls over gRPC."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -63,11 +63,11 @@ class PluginConnection:
         self.pre_start_required = options.pre_start_required
         self.has_preferred_allocation = options.get_preferred_allocation_available
 
-    async def follow(self, report: Callable[[Mapping[str, str]], None]) -> str:
+    async def follow(self, report: Callable[[Sequence[api_pb2.Device]], None]) -> str:
         """Report each device list of the stream; return why the stream ended."""
         try:
             async for message in self._stub.ListAndWatch(api_pb2.Empty()):
-                report({device.ID: device.health for device in message.devices})
+                report(message.devices)
         except grpc.aio.AioRpcError as error:
             return go_error_text(error)
         except asyncio.CancelledError:

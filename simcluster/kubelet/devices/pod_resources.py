@@ -76,11 +76,16 @@ class PodResourcesService(api_pb2_grpc.PodResourcesListerServicer):  # type: ign
     ) -> api_pb2.AllocatableResourcesResponse:
         """Return all healthy devices, allocated or not."""
         await self._check_rate(context)
-        healthy = self._devices().healthy
+        devices = self._devices()
         return api_pb2.AllocatableResourcesResponse(
             devices=[
-                api_pb2.ContainerDevices(resource_name=name, device_ids=sorted(found))
-                for name, found in healthy.items()
+                api_pb2.ContainerDevices(
+                    resource_name=name,
+                    device_ids=[each],
+                    topology=_topology(devices.numa.get(name, {}).get(each, ())),
+                )
+                for name, found in devices.healthy.items()
+                for each in sorted(found)
             ]
         )
 
@@ -108,6 +113,10 @@ class PodResourcesService(api_pb2_grpc.PodResourcesListerServicer):  # type: ign
                 if not container.runs_to_completion_first
             ],
         )
+
+
+def _topology(numa: Iterable[int]) -> api_pb2.TopologyInfo:
+    return api_pb2.TopologyInfo(nodes=[api_pb2.NUMANode(ID=node) for node in sorted(numa)])
 
 
 def _clear(socket: Path) -> None:

@@ -22,6 +22,12 @@ def test_a_layout_may_mix_models() -> None:
             parse_layout(text)
 
 
+async def test_a_layout_may_name_numa_nodes() -> None:
+    gpus = await SimulatedGpus(NodeName("node-0"), "1xT4@0+1xA100-40GB@1:mig+1xT4").discover()
+
+    assert [gpu.numa for gpu in gpus] == [0, 1, None]
+
+
 def test_profiles_are_the_published_ones() -> None:
     assert GPU_MODELS["T4"].memory_mib == 15360
     assert GPU_MODELS["GTX1080Ti"].memory_mib == 11178

@@ -16,6 +16,7 @@ from services.node_agent.views.advertisement import (
 from services.node_agent.views.node_patches import merge_own_entries
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import PluginDeviceId, Strategy
+from shared.model.bounds import HIGHEST_INDEX
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
 
@@ -43,6 +44,20 @@ def test_the_size_of_a_list_is_computed_exactly() -> None:
     assert [(device.ID, device.health == "Healthy") for device in read.devices] == [
         (entry.id, entry.healthy) for entry in ids
     ]
+
+
+def test_ids_show_the_numa_nodes_of_their_device() -> None:
+    gpus = ("GPU-0", "GPU-1", "GPU-2")
+    ids = [PluginDeviceId(id=f"{gpu}::0", healthy=True, device=DeviceUuid(gpu)) for gpu in gpus]
+    ids.append(PluginDeviceId(id="any", healthy=True))
+    numa = {DeviceUuid("GPU-0"): (0,), DeviceUuid("GPU-1"): (1, HIGHEST_INDEX)}
+
+    encoded = encode_list({entry.id: entry for entry in ids}, numa)
+    read = api_pb2.ListAndWatchResponse.FromString(encoded)
+
+    assert [tuple(node.ID for node in each.topology.nodes) for each in read.devices] == [
+        (0,), (1, HIGHEST_INDEX), (), (),
+    ]  # fmt: skip
 
 
 def test_no_list_and_no_id_is_longer_than_the_kubelet_accepts() -> None:

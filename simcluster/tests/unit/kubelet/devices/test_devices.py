@@ -9,6 +9,7 @@ from simcluster.kubelet.devices.kubelet_devices import (
     AllocationError,
     KubeletDevices,
     PluginAllocation,
+    align_devices,
     choose_devices,
     pick_devices,
 )
@@ -69,6 +70,31 @@ def test_a_container_gets_free_devices_in_the_requested_number(
 
     assert len(devices) == required
     assert not devices & used
+
+
+@pytest.mark.parametrize(
+    ("numa", "required", "available"),
+    [
+        ({"a": {1}, "b": {0}, "c": {0, 1}, "d": {1}}, 2, "bc"),
+        ({"a": {1}, "b": {0}, "c": {0, 1}, "d": {1}}, 3, "acd"),
+        ({"c": {1}}, 1, "c"),
+        ({}, 4, "abcd"),
+    ],
+)
+def test_devices_are_aligned_to_the_lowest_numa_node_with_enough(
+    numa: dict[str, set[int]], required: int, available: str
+) -> None:
+    choice = choose_devices(kubelet_devices(), SLOT, required, ())
+    nodes = {each: frozenset(numa.get(each, ())) for each in "abcd"}
+
+    assert align_devices(choice, nodes).available == set(available)
+
+
+def test_a_container_is_rejected_where_no_numa_node_has_enough_devices() -> None:
+    choice = choose_devices(kubelet_devices(), SLOT, 2, ())
+
+    with pytest.raises(AllocationError, match="Topology locality"):
+        align_devices(choice, {each: frozenset({n}) for n, each in enumerate("abcd")})
 
 
 def test_the_capacity_of_a_lost_plugin_stays_listed() -> None:

@@ -1,0 +1,101 @@
+"""Alignment of GPUs with CPUs: which NUMA nodes device IDs show to the kubelet's Topology Manager.
+
+The kubelet chooses NUMA nodes by the IDs that are free, before it calls the device plugin, and free
+IDs do not say whether a GPU has room. So while a pod with a lease is about to be admitted, only the
+IDs of its GPUs show a NUMA node: the kubelet chooses one of theirs, or rejects the pod because that
+NUMA node has no CPUs left for it. At other times, each ID shows the NUMA node of its GPU. Nothing
+is shown to a kubelet whose policy is `none`, or is not known.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable, Mapping
+
+from services.node_agent.allocate.admission_window import AdmissionWindow, numa_nodes_of
+from services.node_agent.kubelet.registration import DevicePlugins
+from services.node_agent.node import Node
+from shared.dialects.advertised import NumaNodes
+from shared.model.device import Device
+from shared.model.errors import LeaseholdError, RequestError, UnavailableError
+from shared.model.lease import Lease
+from shared.model.names import DeviceUuid
+
+logger = logging.getLogger(__name__)
+
+ALIGNING = frozenset({"best-effort", "restricted", "single-numa-node"})
+MOST_NUMA_NODES = 8
+"""Of one device ID: its entry in the list stays below 128 bytes."""
+TAKEN_S = 0.25
+"""How long a kubelet may take to apply a list. Its binder waits, for less than 0.5 s in all."""
+LOOK_S = 0.01
+
+
+def shown_numa_nodes(
+    devices: Mapping[DeviceUuid, Device], coming: Iterable[Lease]
+) -> dict[DeviceUuid, NumaNodes]:
+    """Return the NUMA nodes that the IDs of each device show; `coming` are leases of pods.
+
+    The kubelet may choose any NUMA node of a lease. If one of them is not known, it shows none.
+    """
+    own = {device.uuid: device.numa for device in devices.values()}
+    leases = tuple(coming) if len(set(own.values())) > 1 else ()
+    if not leases:
+        return {uuid: (numa,) for uuid, numa in own.items() if numa is not None}
+    shown: dict[DeviceUuid, NumaNodes] = {}
+    for lease in leases:
+        nodes = numa_nodes_of(lease, devices)
+        for share in lease.shares if nodes else ():
+            merged = sorted({*nodes, *shown.get(share.device, ())})
+            shown[share.device] = tuple(merged[:MOST_NUMA_NODES])
+    return shown
+
+
+class NumaAlignment:
+    """Keeps the device lists of one kubelet up to date with its policy and the coming pods."""
+
+    def __init__(self, node: Node, plugins: DevicePlugins, window: AdmissionWindow) -> None:
+        self.node = node
+        self.plugins = plugins
+        self.window = window
+        self._registrations = 0
+        """Of all resources, when the policy was read: a kubelet that restarts may have another."""
+        self._taken: Mapping[DeviceUuid, NumaNodes] = {}
+
+    async def refresh(self) -> None:
+        """Read the policy of a kubelet that may be another one, and update the lists."""
+        registrations = self.plugins.registrations
+        if registrations != self._registrations:
+            try:
+                policy = await self.node.kubelet.topology_policy()
+            except RequestError as error:
+                policy = ""
+                logger.info("GPUs are not aligned with CPUs, as the policy is unknown: %s", error)
+            except UnavailableError as error:
+                logger.debug("the kubelet's topology manager policy: %s", error)
+                return
+            self._registrations = registrations
+            self.window.aligns_numa = policy in ALIGNING
+        await self.align()
+
+    async def align(self) -> None:
+        """Send the lists if they change, and wait until the kubelet has taken them."""
+        shown: dict[DeviceUuid, NumaNodes] = {}
+        if self.window.aligns_numa and self.node.snapshot and self.node.leases.synced:
+            shown = shown_numa_nodes(self.node.snapshot.devices, self.window.coming())
+        if shown == self._taken:
+            return
+        self.plugins.show_numa(shown)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TAKEN_S):
+                while not await self._is_taken():  # noqa: ASYNC110 - no event says so
+                    await asyncio.sleep(LOOK_S)
+                self._taken = shown
+
+    async def _is_taken(self) -> bool:
+        try:
+            taken = await self.node.pod_resources.list_numa_nodes()
+        except LeaseholdError as error:
+            logger.debug("the kubelet does not show what it knows of devices: %s", error)
+            return True
+        return self.plugins.are_shown(taken)

@@ -1,0 +1,111 @@
+"""GPUs aligned with CPUs: what a kubelet with a topology manager is shown, and what pods get."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from msgspec import structs
+
+from shared.dialects.advertised import NumaNodes
+from shared.model.events.request_reply import BindRequest
+from shared.model.lease import Lease, LeaseState, Share
+from shared.model.names import NodeName
+from simcluster.apiserver.kinds.binding import bind as bind_pod
+from tests.support.node_agent.agent import (
+    NUMBER,
+    OneNodeCluster,
+    lease_of,
+    one_node_cluster,
+    share,
+)
+from tests.support.simcluster.kubelet import FAST, NODE, pod
+from tests.support.waiting import until
+
+TWO_NODES = "2xT4@0+2xT4@1"
+SINGLE = "single-numa-node"
+
+
+@asynccontextmanager
+async def cluster_with(policy: str) -> AsyncIterator[OneNodeCluster]:
+    settings = replace(FAST, topology_policy=policy)
+    async with one_node_cluster(TWO_NODES, settings) as cluster, cluster.running():
+        yield cluster
+
+
+async def bind(cluster: OneNodeCluster, name: str, *shares: Share) -> Lease:
+    """Bind a pod as a binder does, once the agent admits it."""
+    store = cluster.node.store
+    created = store.create("pods", pod(name, limits={NUMBER: len(shares)}, node=None))
+    bound = cluster.ledger.grant(lease_of(created["metadata"]["uid"], *shares, name=name))
+    reserved = structs.replace(bound, state=LeaseState.RESERVED, version=1)
+    request = BindRequest(node=NodeName(NODE), leases=(reserved,))
+
+    async def admitted() -> bool:
+        assert cluster.agent is not None
+        return not (await cluster.agent.admit_binds(request)).deferred_pods
+
+    await until(admitted)
+    await cluster.push_lease(bound)
+    bind_pod(store, "default", name, {"target": {"name": NODE}}, dry_run=False)
+    return bound
+
+
+async def shown(cluster: OneNodeCluster) -> set[tuple[str, NumaNodes]]:
+    """Return the GPUs and the NUMA nodes of their IDs, as the kubelet knows them."""
+    assert cluster.agent is not None
+    ids = (await cluster.agent.node.pod_resources.list_numa_nodes())[NUMBER]
+    return {(name.partition("::")[0], nodes) for name, nodes in ids.items()}
+
+
+async def test_the_kubelet_chooses_the_numa_node_of_each_pods_lease() -> None:
+    gpus = [3, 0, 2, 1, 3]
+    async with cluster_with(SINGLE) as cluster:
+        own = {(share(n).device, (n // 2,)) for n in range(4)}
+        await until(lambda: shown(cluster), lambda found: found == own)
+        for n, gpu in enumerate(gpus):
+            await bind(cluster, f"pod-{n}", share(gpu, slot=n))
+        phases = [await cluster.node.phase(f"pod-{n}", "Running") for n in range(len(gpus))]
+        await until(lambda: len(cluster.activated) == len(gpus))
+
+    assert len(phases) == len(gpus)
+    assert [one.allocation.device_ids for one in cluster.activated] == [
+        (f"{share(gpu).device}::{n}",) for n, gpu in enumerate(gpus)
+    ]
+
+
+async def test_a_pod_with_gpus_of_two_numa_nodes_is_not_rejected() -> None:
+    async with cluster_with(SINGLE) as cluster:
+        await bind(cluster, "both", share(1), share(2))
+        await cluster.node.phase("both", "Running")
+        (one,) = await until(lambda: cluster.activated)
+
+    assert one.allocation.device_ids == tuple(sorted(f"{share(n).device}::0" for n in (1, 2)))
+
+
+async def test_while_a_pod_comes_only_its_gpus_show_a_numa_node() -> None:
+    async with cluster_with(SINGLE) as cluster:
+        assert cluster.agent is not None
+        await until(lambda: cluster.agent and cluster.agent.window.aligns_numa)
+        lease = lease_of("coming", share(2), state=LeaseState.RESERVED, version=1)
+        other = lease_of("other", share(0), state=LeaseState.RESERVED, version=1)
+        request = BindRequest(node=NodeName(NODE), leases=(lease, other))
+        reply = await cluster.agent.admit_binds(request)
+
+        assert reply.deferred_pods == (other.pod,)
+        assert {gpu for gpu, nodes in await shown(cluster) if nodes == (1,)} == {share(2).device}
+        assert len([nodes for _, nodes in await shown(cluster) if nodes]) == 1
+
+
+@pytest.mark.parametrize("allowed", [True, False], ids=["policy none", "policy not readable"])
+async def test_nothing_is_shown_to_a_kubelet_that_does_not_align(allowed: bool) -> None:
+    settings = replace(FAST, topology_policy="none" if allowed else SINGLE)
+    async with one_node_cluster(TWO_NODES, settings) as cluster:
+        if not allowed:
+            cluster.node.kubelet.endpoint.allowed_resources = {"nodes/pods"}
+        async with cluster.running() as agent:
+            await agent.numa.refresh()
+            await bind(cluster, "one", share(3))
+            await cluster.node.phase("one", "Running")
+
+            assert {nodes for _, nodes in await shown(cluster)} == {()}
