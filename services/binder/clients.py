@@ -360,12 +360,8 @@ class RequestUse:
     """Name of the request, empty for all of them; or of the extended resource."""
 
 
-def uses_of(pod: ApiPod) -> tuple[RequestUse, ...]:
-    """Return what containers use: requests of claims, and extended resources of ours."""
-    return tuple(_uses(pod))
-
-
-def _uses(pod: ApiPod) -> Iterator[RequestUse]:
+def uses_of(pod: ApiPod) -> Iterator[RequestUse]:
+    """Yield what containers use: requests of claims, and extended resources of ours."""
     entries = (*pod.status.resource_claim_statuses, *pod.spec.resource_claims)
     names = {each.name: each.resource_claim_name for each in entries if each.resource_claim_name}
     for container in (*pod.spec.init_containers, *pod.spec.containers):
@@ -407,7 +403,7 @@ class ClaimClient:
             found = await self.client.read(pod_path(namespace, pod), ApiPod)
         except NotFoundError:
             return ()
-        return uses_of(found) if found.metadata.uid == uid else ()
+        return tuple(uses_of(found)) if found.metadata.uid == uid else ()
 
     async def answer(self, claim: AllocatedClaim, answer: ClaimAnswer) -> None:
         """Write the conditions of all devices in one server-side apply.

@@ -102,7 +102,7 @@ async def test_a_pod_waits_beside_one_that_repels_it_and_runs_once_that_has_gone
     assert succeeded(explained)
     assert not running(await cluster.pod("noisy"))
     await cluster.kube.delete("/api/v1/namespaces/default/pods/quiet")
-    await cluster.until("noisy", running, limit_s=20)
+    await cluster.until("noisy", running)
     await cluster.audit()
     await cluster.clear()
 

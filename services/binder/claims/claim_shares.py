@@ -97,14 +97,11 @@ def refusal_text(wanted: Reservation, refused: NoCapacity, totals: NodeTotals | 
     device = devices.get(share.device)
     if totals is None or device is None or not device.healthy:
         where = f"GPU {share.index} ({share.device}) of {candidate.node}"
-        return f"{where} is not available{_fault_text(device)}"
+        fault = f": {device.fault}" if device and device.fault else ""
+        return f"{where} is not available{fault}"
     if share.mig is not None:
         return _instance_text(share.mig, device, totals)
     return _full_text(candidate.shares, device, totals)
-
-
-def _fault_text(device: Device | None) -> str:
-    return f": {device.fault}" if device and device.fault else ""
 
 
 def _instance_text(place: MigPlacement, device: Device, totals: NodeTotals) -> str:

@@ -42,7 +42,7 @@ async def test_a_pod_that_raises_its_own_limit_is_evicted_and_its_neighbour_stay
     with region.open("r+b") as file:
         file.seek(V1_2.memory_limits)
         file.write(struct.pack("<Q", 16_000 * MIB))
-    await until(lambda: limit_of(region) == 2000 * MIB, limit_s=30)
+    await until(lambda: limit_of(region) == 2000 * MIB)
     await until_deleted(up, "bad")
     events = json.loads(await up.kube.read("/api/v1/namespaces/default/events"))["items"]
     journal = (await up.leasehold("preemptions")).out

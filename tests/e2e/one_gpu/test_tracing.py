@@ -28,7 +28,7 @@ async def test_o1_one_trace_covers_a_pod_from_its_review_until_it_runs(
     uid = made["metadata"]["uid"]
     await up.until("traced", running)
     trace_id = uid.replace("-", "")
-    await until(lambda: set(spans.of(trace_id)) >= STEPS, limit_s=20)
+    await until(lambda: set(spans.of(trace_id)) >= STEPS)
 
     by_name = spans.of(trace_id)
     parents = {span.span_id: name for name, span in by_name.items()}
@@ -71,7 +71,7 @@ async def test_o1_a_latency_on_the_metrics_leads_to_the_trace_of_a_pod(up: Stack
         lines = [line for line in await up.metrics(accept=OPENMETRICS) if exemplar in line]
         return {start for start in LATENCIES if any(line.startswith(start) for line in lines)}
 
-    await until(found, lambda starts: starts == LATENCIES, limit_s=20)
+    await until(found, lambda starts: starts == LATENCIES)
 
 
 async def test_o1_a_pod_that_waited_is_one_trace_with_its_wait_and_the_reason(
@@ -84,7 +84,7 @@ async def test_o1_a_pod_that_waited_is_one_trace_with_its_wait_and_the_reason(
     await up.kube.delete(f"{PODS}/before")
     await up.until("waited", running)
     trace_id = made["metadata"]["uid"].replace("-", "")
-    await until(lambda: set(spans.of(trace_id)) >= STEPS, limit_s=20)
+    await until(lambda: set(spans.of(trace_id)) >= STEPS)
 
     of_pod = [span for _, span in spans.received if span.trace_id.hex() == trace_id]
     root = spans.of(trace_id)["start pod"].span_id

@@ -50,7 +50,7 @@ async def test_pods_avoid_the_node_of_an_agent_that_hangs_until_it_replies(up: S
         assert "no heartbeat of the node-agent of node-0" in doctor.out
         assert doctor.code == 1
 
-    await up.until("stuck", running, limit_s=20)
+    await up.until("stuck", running)
     await up.audit()
 
 

@@ -110,7 +110,7 @@ async def test_who_follows_the_ledger_reads_the_anti_affinity_until_the_lease_en
 
 
 async def _first(leases: RedisLeases, position: str) -> AsyncIterator[Any]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         async for batch in leases.changes(position):
             yield batch
             return

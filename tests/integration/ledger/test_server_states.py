@@ -436,7 +436,7 @@ async def test_reads_that_are_served_do_not_hide_that_writes_are_refused(refusal
 
         assert ledger.unready_reason is not None
         await refusal.end_readonly()
-        await until(lambda: _is_ready_after_read(ledger), limit_s=10)
+        await until(lambda: _is_ready_after_read(ledger))
 
 
 async def test_a_seldom_used_subject_is_ready_again_as_soon_as_others_are_served(
@@ -455,7 +455,7 @@ async def test_a_seldom_used_subject_is_ready_again_as_soon_as_others_are_served
             await leases.capacity()
             return seldom_used.unready_reason() is None
 
-        await until(serves, limit_s=10)
+        await until(serves)
 
 
 async def _is_ready_after_read(ledger: LedgerConnection) -> bool:
