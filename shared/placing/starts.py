@@ -208,13 +208,11 @@ def waiting_units(
     found = defaultdict[str, list[WaitingPod]](list)
     for each in waiting:
         queued, gang = each.queued, each.queued.request.gang
-        if not queued.request.containers or queued.by_kube_scheduler:
-            continue
-        if each.refusal.permanent or each.refusal.quota:
+        if queued.by_kube_scheduler or each.refusal.permanent or each.refusal.quota:
             continue
         if gang is not None and gang.min_member > 1:
             found[gang.name].append(each)
-        elif now - each.waiting_since >= after_s:
+        elif now - each.waiting_since >= after_s and queued.request.containers:
             found[queued.pod].append(each)
     units = list[WaitingUnit]()
     for id_, pods in found.items():
@@ -223,7 +221,9 @@ def waiting_units(
             units.append(WaitingUnit(id=id_, pods=tuple(pods), needed=1, gang=None))
             continue
         kinds = {placement_key(each.queued.request) for each in pods}
-        if len(pods) >= gang.min_member and id_ not in running and len(kinds) <= MOST_KINDS:
+        has_gpus = any(each.queued.request.containers for each in pods)
+        is_whole = len(pods) >= gang.min_member and id_ not in running
+        if is_whole and has_gpus and len(kinds) <= MOST_KINDS:
             pods.sort(key=lambda each: each.queued.request.size, reverse=True)
             units.append(WaitingUnit(id=id_, pods=tuple(pods), needed=gang.min_member, gang=gang))
     return units

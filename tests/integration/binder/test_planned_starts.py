@@ -25,7 +25,7 @@ from shared.model.preemption import StoredStart
 from shared.model.quantity import timestamp
 from shared.model.quota import Quota, QuotaLimits
 from shared.model.request import NO_TERM, Gang, PodRequest, Term
-from shared.placing.starts import AGAIN_S, LATE_S, MOST_KINDS, MOST_TRIED, SOON_S
+from shared.placing.starts import AGAIN_S, LATE_S, MOST_KINDS, MOST_TRIED, RESERVE_AFTER_S, SOON_S
 from tests.support.binder.preemption import Scene, scene
 from tests.support.binder.world import running as background
 from tests.support.placer.ledger import assert_sound, device, report, share, uses
@@ -125,6 +125,61 @@ async def test_a_gang_gets_its_devices_once_the_last_is_free_and_nobody_else_doe
     await at.terminate(old[1])
     assert {each.lease.pod for each in await step(at, binder)} == pods
     await assert_sound(at.ledger)
+
+
+@pytest.mark.parametrize("gang", [None, Gang(name="b/g", min_member=2)])
+async def test_a_gang_gets_a_start_at_once_and_another_pod_after_a_minute(
+    at: Scene, gang: Gang | None
+) -> None:
+    await running(at, 0)
+    await running(at, 1)
+    for name in ("new", "other"):
+        await at.waiting(name, mib=16_000, gang=gang, since=at.clock.now())
+    binder = at.binder()
+    await step(at, binder)
+    assert bool(await starts(at)) is bool(gang)
+
+    at.clock.advance(RESERVE_AFTER_S)
+    await step(at, binder)
+    assert await starts(at)
+
+
+async def test_a_member_without_gpus_starts_with_its_gang(at: Scene) -> None:
+    old = await running(at, 0)
+    await running(at, 1, NO_TERM)
+    gang = Gang(name="b/g", min_member=2)
+    pods = {await at.waiting(f"g-{gpus}", mib=16_000, gpus=gpus, gang=gang) for gpus in (0, 1)}
+    binder = at.binder()
+    await step(at, binder)
+    [start] = await starts(at)
+    assert set(start.pods) == pods
+
+    await at.terminate(old)
+    assert {each.lease.pod for each in await step(at, binder)} == pods
+    await assert_sound(at.ledger)
+
+
+async def test_no_pod_is_preempted_on_a_gpu_that_is_claimed_for_a_start(at: Scene) -> None:
+    await at.running("old", gpu=1, mib=16_000)
+    await running(at, 0)  # has used less, so that it would be the one
+    gang = Gang(name="b/g", min_member=2)
+    for number in (0, 1):
+        await at.waiting(f"g-{number}", mib=8_000, gang=gang)
+    binder = at.binder()
+    await step(at, binder)
+    [start] = await starts(at)
+    assert start.devices == {"GPU-a-0"}
+
+    await at.save_budget("a")
+    at.clock.advance(at.rules.preemption_min_runtime_s)
+    urgent = await at.waiting("urgent", namespace="c", mib=16_000)
+    await step(at, binder)
+
+    state = await at.state()
+    [read] = state.open
+    assert read.preemption.id == urgent
+    assert [each.devices for each in read.preemption.victims] == [("GPU-a-1",)]
+    assert state.starts == (start,)
 
 
 async def condition(at: Scene, binder: PreemptionController, wanted: str) -> None:

@@ -61,7 +61,7 @@ def waiting_pod(
 ) -> PodQueued:
     """A pod that waits for so much of so many devices."""
     request = PodRequest(
-        containers=(GpuRequest(container="main", gpus=gpus, memory_units=mib),),
+        containers=(GpuRequest(container="main", gpus=gpus, memory_units=mib),) * (gpus > 0),
         resources={"cpu": 100, "pods": 1},
         priority=fields.pop("priority", 0),
         gang=fields.pop("gang", None),
@@ -211,14 +211,26 @@ class Scene:
         return dict(await self.kube.create(f"/api/v1/namespaces/{namespace}/pods", body, dict))
 
     async def waiting(
-        self, name: str, *, namespace: str = "b", mib: int = 8_000, gpus: int = 1, **fields: Any
+        self,
+        name: str,
+        *,
+        namespace: str = "b",
+        mib: int = 8_000,
+        gpus: int = 1,
+        since: float = 0.0,
+        **fields: Any,
     ) -> PodUid:
         """A pod that fits nowhere."""
         made = await self.pod(name, namespace, spec={})
         uid = PodUid(made["metadata"]["uid"])
         queued = waiting_pod(uid, namespace=namespace, name=name, mib=mib, gpus=gpus, **fields)
         capacity = await self.ledger.capacity()
-        verdict = WaitingPod(queued=queued, refusal=Refusal(reason="full"), capacity=capacity)
+        verdict = WaitingPod(
+            queued=queued,
+            refusal=Refusal(reason="full"),
+            capacity=capacity,
+            waiting_since=since,
+        )
         await self.ledger.waiting_pods.enqueue([verdict])
         return uid
 

@@ -1,18 +1,53 @@
-"""Planned starts: the trials of one plan do not change what another finds."""
+"""Planned starts: also on MIG instances; one plan's trials do not change what another finds."""
 
 from random import Random
 
 import pytest
 
-from shared.model.lease import Lease
-from shared.model.ledger import NodeTotals
+from shared.model.device import DeviceMode
+from shared.model.lease import Lease, MigPlacement
+from shared.model.ledger import NodeTotals, counted_use
 from shared.model.names import PodUid
 from shared.placing.room import without
 from shared.placing.starts import LeaseEnd, StartTrials, plan_start
+from tests.support import build
 from tests.support.api.board import lease, node_totals
-from tests.support.build import gpu, request
+from tests.support.build import device, gpu, ledger_node, mig_layout, request, share
 
 NODES, GPUS = 4, 4
+LAYOUTS = (
+    mig_layout("halves", ("3g.20gb", 20480, 2)),
+    mig_layout("whole", ("7g.40gb", 40960, 1)),
+)
+
+
+@pytest.mark.parametrize(
+    ("mib", "at", "instance"),
+    [
+        (15_000, 10, MigPlacement(layout="halves", position=1, profile="3g.20gb")),
+        (40_000, 20, MigPlacement(layout="whole", position=0, profile="7g.40gb")),
+    ],
+)
+def test_a_start_is_planned_on_a_mig_instance_or_once_the_layout_can_change(
+    mib: int, at: float, instance: MigPlacement
+) -> None:
+    card = device("GPU-m", 0, memory_mib=40960, layouts=LAYOUTS, mode=DeviceMode.MIG)
+    held = [MigPlacement(layout="halves", position=n, profile="3g.20gb") for n in range(2)]
+    leases = [
+        build.lease(f"p{n}", "n1", share("GPU-m", 0, memory_mib=20480, slot=0, fence=1, mig=each))
+        for n, each in enumerate(held)
+    ]
+    uses, _ = counted_use(leases)
+    node = NodeTotals(node=ledger_node("n1", (card, uses[card.uuid])), leases=tuple(leases))
+    ends = {"p0": LeaseEnd(20, enforced=True), "p1": LeaseEnd(10, enforced=True)}
+    wanted = request(gpu(memory=mib, mig_allowed=True))
+
+    plan = plan_start([wanted], 1, [node], lambda lease: ends[lease.pod], now=1)
+
+    assert plan is not None
+    [placement] = plan.placements
+    assert placement is not None
+    assert (plan.at, placement.shares[0].mig) == (at, instance)
 
 
 @pytest.mark.parametrize("seed", range(20))
