@@ -10,7 +10,7 @@ import msgspec
 
 from services.api.visible_cluster import NamespaceFilter
 from shared.credentials.authorization import Viewer
-from shared.model.errors import RequestError
+from shared.model.errors import UNDECODABLE, RequestError
 from shared.model.views import View
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ class ApiCall:
         """Return the body. Raises RequestError with what is wrong with it."""
         try:
             return msgspec.json.decode(self.body, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNDECODABLE as error:
             raise RequestError(f"the body is not valid: {error}") from error
 
     def number(self, name: str) -> float | None:

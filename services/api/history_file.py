@@ -38,7 +38,7 @@ from services.api.history import (
     Subject,
     Values,
 )
-from shared.model.errors import UnavailableError
+from shared.model.errors import UNDECODABLE, UnavailableError
 from shared.model.names import PodUid
 from shared.model.views import FinishedPod
 
@@ -185,7 +185,7 @@ class HistoryFile:
                 return work(self._db)
         except sqlite3.OperationalError as error:
             raise UnavailableError(f"the history in {self.path}: {error}") from error
-        except (sqlite3.DatabaseError, msgspec.MsgspecError, struct.error) as error:
+        except (sqlite3.DatabaseError, *UNDECODABLE, struct.error) as error:
             self._db.close()
             self._db = self._begin_anew(error)
             raise UnavailableError("the history was damaged, and begins anew") from error

@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from services.api.history import CLUSTER, DEVICE, HistoryRange, Recorded, Subject
-from shared.model.errors import UnavailableError
+from shared.model.errors import UNDECODABLE, UnavailableError
 from shared.model.lease import MIB
 
 TIMEOUT = aiohttp.ClientTimeout(total=10.0)
@@ -100,7 +100,7 @@ class Prometheus:
             reply = msgspec.json.decode(body, type=_Reply)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise self._failed(str(error) or "it does not respond") from error
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             reason = f"it replies with status {status}, which is not that of its API: {error}"
             raise self._failed(reason) from error
         if status != OK:

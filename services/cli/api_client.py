@@ -34,7 +34,7 @@ from shared.kubernetes.kubeconfig import (
 )
 from shared.kubernetes.paths import pod_path
 from shared.kubernetes.types import ApiObject, ApiPod, ObjectMeta
-from shared.model.errors import LeaseholdError, RequestError, UnavailableError
+from shared.model.errors import UNDECODABLE, LeaseholdError, RequestError, UnavailableError
 from shared.model.names import SYSTEM_NAMESPACE
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ class ApiClient:
             raise
         try:
             return msgspec.json.decode(content, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             raise RequestError(
                 "the response of the API is not what this version of the command reads: use the "
                 f"command of the cluster's version ({error})"
@@ -280,7 +280,7 @@ def _reason_in(content: bytes) -> str:
     """Return the reason in an error response of Leasehold's API, or an empty text."""
     try:
         return msgspec.json.decode(content, type=_Refusal).error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         return ""
 
 

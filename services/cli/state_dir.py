@@ -18,7 +18,7 @@ import msgspec
 
 from services.cli.arguments import StateArguments
 from services.cli.terminal import program
-from shared.model.errors import LeaseholdError, RequestError, UnavailableError
+from shared.model.errors import UNDECODABLE, LeaseholdError, RequestError, UnavailableError
 
 FORMAT = 1
 SUPERVISED_VARIABLE = "LEASEHOLD_SUPERVISED"
@@ -172,7 +172,7 @@ def load_state(directory: StateDir) -> State | None:
             f"this user may not read {directory.state}: run the command as the user who ran "
             "`leasehold up`, or name another directory with --state"
         ) from error
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, *UNDECODABLE):
         return None
     return state if state.format == FORMAT else None
 

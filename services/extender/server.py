@@ -19,7 +19,7 @@ from services.extender.scheduler_api import (
     HostPriority,
 )
 from services.extender.service import Extender
-from shared.model.errors import RequestError
+from shared.model.errors import UNDECODABLE, RequestError
 
 REQUESTS = Counter(
     "leasehold_extender_requests",
@@ -101,7 +101,7 @@ def _authorized(client_name: str) -> Middleware:
 def _decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise RequestError(f"the body is no valid {kind.__name__}: {error}") from error
 
 

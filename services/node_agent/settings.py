@@ -21,7 +21,7 @@ from shared.kubernetes.kubeconfig import ClusterCredentials
 from shared.model.bounds import MOST_MIB
 from shared.model.claim import DraMode, TaintEffect
 from shared.model.device import Isolation
-from shared.model.errors import RequestError
+from shared.model.errors import UNDECODABLE, RequestError
 from shared.model.names import NodeName
 from shared.runtime.settings import ServiceSettings, setting
 
@@ -238,7 +238,7 @@ def kubelet_credentials(settings: AgentSettings) -> ClusterCredentials:
     if file.exists():
         try:
             kubelet = msgspec.json.decode(_text(file), type=_KubeletFile)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise RequestError(f"{file} does not describe a kubelet: {error}") from error
     ca_file = settings.kubelet_ca_file or kubelet.ca_path
     return ClusterCredentials(

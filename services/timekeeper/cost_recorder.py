@@ -22,6 +22,7 @@ from shared.ledger.leases import RedisLeases
 from shared.model.budget import HOUR_MS
 from shared.model.clock import Clock
 from shared.model.costs.cost_records import CostHour, CostMark
+from shared.model.errors import UNDECODABLE
 from shared.model.events.request_reply import ReadUsage
 from shared.model.ledger import NodeTotals
 
@@ -117,5 +118,5 @@ def _decode_sizes(text: str) -> dict[Size, int]:
     """Return the sizes; none if they are not readable."""
     try:
         return dict(msgspec.json.decode(text or "[]", type=list[tuple[Size, int]]))
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         return {}

@@ -23,7 +23,13 @@ from shared.kubernetes.paths import pod_path
 from shared.kubernetes.types import ApiPod
 from shared.model.balance import OUT_OF_BUDGET
 from shared.model.budget import UNITS_PER_GPU_MINUTE, Balance
-from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
+from shared.model.errors import (
+    UNDECODABLE,
+    ConflictError,
+    LeaseholdError,
+    RequestError,
+    UnavailableError,
+)
 from shared.model.names import Namespace
 from shared.model.quantity import timestamp
 
@@ -185,7 +191,7 @@ def _namespace(request: web.Request) -> Namespace:
 async def _body(request: web.Request) -> Mapping[str, object]:
     try:
         body = msgspec.json.decode(await request.read())
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise RequestError(f"the body is not valid JSON: {error}") from error
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object")

@@ -17,7 +17,7 @@ from services.webhook.admission import (
 from services.webhook.patches import add
 from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim
 from shared.model.bounds import cut
-from shared.model.errors import RequestError
+from shared.model.errors import UNDECODABLE, RequestError
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.request_reply import ClaimLeaseReply
 
@@ -91,7 +91,7 @@ def decode_request(body: bytes) -> ReviewRequest:
     """Decode the request of a review. Raises RequestError for any other body."""
     try:
         review = msgspec.json.decode(body, type=_ReviewIn)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise RequestError(f"the body is not an {KIND}: {error}") from error
     if review.kind != KIND:
         raise RequestError(f"the body is not an {KIND}")
@@ -163,7 +163,7 @@ def new_allocation(request: ReviewRequest) -> NewAllocation | None:
     try:
         claim = msgspec.json.decode(request.raw_object, type=ApiResourceClaim)
         before = msgspec.json.decode(request.raw_old_object, type=ApiResourceClaim)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise RequestError(f"the object is no ResourceClaim: {error}") from error
     allocated = allocated_claim(claim) if before.status.allocation is None else None
     if allocated is None or allocated.answer:

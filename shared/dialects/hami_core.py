@@ -10,7 +10,7 @@ from shared.dialects.dialect import ContainerSetup, Mount, Paths, PodManifest
 from shared.dialects.reserved import DEVICE_ORDER, LIBRARY_DIRECTORY, VISIBLE
 from shared.dialects.strict_values import check_not_bytes, check_range
 from shared.model.device import Device
-from shared.model.errors import RequestError
+from shared.model.errors import UNDECODABLE, RequestError
 from shared.model.lease import MIB, Lease, Share
 from shared.model.request import GpuRequest, PodRequest
 
@@ -38,10 +38,16 @@ def encode_memo(
 
 
 def decode_memo(lease: Lease) -> PodMemo:
-    """Decode the memo of a lease."""
+    """Decode the memo of a lease. Raises RequestError if it is none."""
     if not lease.memo:
         return PodMemo(containers=lease.containers)
-    return msgspec.json.decode(lease.memo, type=PodMemo)
+    try:
+        return msgspec.json.decode(lease.memo, type=PodMemo)
+    except UNDECODABLE as error:
+        raise RequestError(
+            f"the lease of {lease.namespace}/{lease.name} was restored with a memo that cannot be "
+            f"read: delete the pod: {error}"
+        ) from error
 
 
 LIBRARY_NAME = "libvgpu.so"

@@ -31,7 +31,7 @@ from shared.kubernetes.kubeconfig import (
     tls_context,
 )
 from shared.kubernetes.paths import pod_path
-from shared.model.errors import RequestError, UnavailableError
+from shared.model.errors import UNDECODABLE, RequestError, UnavailableError
 
 TOKEN_AGE_S = 60.0
 EXPIRY_MARGIN_S = 10.0
@@ -437,5 +437,5 @@ def _decode(body: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         raise UnexpectedResponseError(f"a response is not a {kind.__name__}: {error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise UnavailableError(f"a response is not JSON: {error}") from error

@@ -5,7 +5,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
+from shared.model.errors import (
+    UNDECODABLE,
+    ConflictError,
+    LeaseholdError,
+    RequestError,
+    UnavailableError,
+)
 
 RESOURCE_VERSION_TOO_LARGE = "ResourceVersionTooLarge"
 DISRUPTION_BUDGET = "DisruptionBudget"
@@ -145,7 +151,7 @@ def parse_error(
     """Return the error of a response: of a Status of the API server, or of text of a proxy."""
     try:
         status = msgspec.json.decode(body, type=Status)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNDECODABLE:
         status = Status()
     text = status.message or body[:300].decode(errors="replace").strip() or "no message"
     status = msgspec.structs.replace(status, message=text, code=code)

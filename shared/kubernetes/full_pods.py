@@ -19,7 +19,7 @@ from shared.kubernetes.types import (
     VolumeMount,
 )
 from shared.model.bounds import check_text
-from shared.model.errors import RequestError
+from shared.model.errors import UNDECODABLE, RequestError
 
 MAX_CONTAINERS, MAX_ENTRIES, MAX_PATH = 500, 10_000, 4_096
 """Containers of a kind, and volumes; entries of each list and map, of all containers together;
@@ -141,7 +141,7 @@ def decode_pod(document: bytes | msgspec.Raw) -> FullPod:
         for name in counted.__struct_fields__:
             _check_count(name, len(getattr(counted, name) or ()), MAX_CONTAINERS)
         pod = _decode_pod(document)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise RequestError(f"the object under review is not a pod: {error}") from error
     for name, count in _counts(pod):
         _check_count(name, count, MAX_ENTRIES)

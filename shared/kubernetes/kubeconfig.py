@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from shared.kubernetes.strict_yaml import load_document
-from shared.model.errors import RequestError
+from shared.model.errors import UNDECODABLE, RequestError
 
 API_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1")
 EXEC_INFO = "KUBERNETES_EXEC_INFO"
@@ -96,7 +96,7 @@ class ExecPlugin:
     def _parse(self, output: bytes) -> ExecCredentialStatus:
         try:
             credential = msgspec.json.decode(output, type=_ExecCredential)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             raise self._error(f"wrote what is no ExecCredential: {error}") from error
         status = credential.status
         if credential.kind != "ExecCredential" or credential.api_version != self.api_version:

@@ -6,7 +6,7 @@ import msgspec
 
 from shared.kubernetes.errors import Status
 from shared.kubernetes.types import ObjectMeta
-from shared.model.errors import UnavailableError
+from shared.model.errors import UNDECODABLE, UnavailableError
 
 LINE_LIMIT_BYTES = 8 << 20
 
@@ -109,7 +109,7 @@ class EventReader(Generic[R]):
             event: WatchEvent[R] = self._events.decode(line)
         except msgspec.ValidationError as error:
             return self._read_loosely(line, str(error))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNDECODABLE as error:
             raise UnreadableLineError(f"a line of a watch is not JSON: {error}") from error
         if event.kind == "BOOKMARK":
             return Bookmark(event.item.metadata.resource_version)
@@ -119,7 +119,7 @@ class EventReader(Generic[R]):
         """Decode one item of a list."""
         try:
             return self._items.decode(item)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNDECODABLE as error:
             try:
                 named = _decode(item, _IdentifiedObject).metadata
             except UnreadableLineError:
@@ -145,5 +145,5 @@ S = TypeVar("S")
 def _decode(data: bytes | msgspec.Raw, kind: type[S]) -> S:
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise UnreadableLineError(f"an object without readable metadata: {error}") from error

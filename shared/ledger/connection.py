@@ -19,7 +19,7 @@ from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
 from shared.ledger.connection_pool import CommandClient, LedgerClock, connection_pool
 from shared.ledger.script_sources import script_names, script_source
 from shared.ledger.server_errors import is_served, translate
-from shared.model.errors import PermissionDeniedError
+from shared.model.errors import UNDECODABLE, PermissionDeniedError
 
 T = TypeVar("T")
 P = TypeVar("P", bound="LedgerPart")
@@ -35,7 +35,7 @@ def unpack(packed: bytes) -> Any:
     """Decode a script's reply; bytes that are no text become surrogates."""
     try:
         return _unpack(packed)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except UNDECODABLE:
         return msgpack.unpackb(packed, unicode_errors="surrogateescape", strict_map_key=False)
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from shared.model.errors import RequestError
+from shared.model.errors import UNDECODABLE, RequestError
 
 MOST = 2**53 - 1
 """The largest amount: JSON, MessagePack and the ledger's scripts represent it exactly."""
@@ -118,7 +118,7 @@ def check_bounds(value: Any, what: str) -> None:
     """Raise RequestError if a field of `value`, of `what`, is beyond the bound of its type."""
     try:
         msgspec.msgpack.decode(_encode(value), type=type(value))
-    except (msgspec.MsgspecError, OverflowError, UnicodeEncodeError) as error:
+    except (*UNDECODABLE, OverflowError) as error:
         raise RequestError(f"{what}: a field is out of its bounds: {error}") from error
 
 

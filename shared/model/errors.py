@@ -1,5 +1,10 @@
 """Errors by what the caller does: give up, retry at once, or retry later; pure."""
 
+import msgspec
+
+UNDECODABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
+"""What decoding JSON or MessagePack of others raises; deep nesting ends the recursion."""
+
 
 class LeaseholdError(Exception):
     """Base of all errors that Leasehold raises; the message states facts and numbers."""

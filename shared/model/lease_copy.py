@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from shared.model.errors import RequestError
+from shared.model.errors import UNDECODABLE, RequestError
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.names import Namespace
 
@@ -31,7 +31,7 @@ def lease_outline(text: str) -> LeaseOutline:
     """Decode what a copy is read for elsewhere; a text that is no copy is read as none."""
     try:
         return msgspec.json.decode(text, type=LeaseOutline)
-    except (msgspec.MsgspecError, UnicodeEncodeError):
+    except UNDECODABLE:
         return LeaseOutline()
 
 
@@ -59,8 +59,8 @@ def load_lease(text: str, *, namespace: Namespace, name: str) -> Lease:
         given = {"namespace": namespace, "name": name, "shares": shares, **_READ_AS}
         lease = msgspec.convert(copy | given, Lease)
     except (
-        *(msgspec.MsgspecError, ValueError, TypeError),
-        *(KeyError, OverflowError, RecursionError),
+        *UNDECODABLE,
+        *(ValueError, TypeError, KeyError, OverflowError),
     ) as error:
         raise RequestError(f"{place} is not a lease: {error!r}") from error
     for share in lease.shares:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from shared.model.errors import RequestError
+from shared.model.errors import UNDECODABLE, RequestError
 from shared.model.events.event import Event
 
 FORMAT = 1
@@ -34,7 +34,6 @@ class _RawMessage(msgspec.Struct):
     events: list[msgspec.Raw]
 
 
-_INVALID = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _decode_raw = msgspec.msgpack.Decoder(_RawMessage)
 _decode_confirmation = msgspec.msgpack.Decoder(Confirmation).decode
 
@@ -80,7 +79,7 @@ def decode_each(data: bytes, event_type: type[E]) -> tuple[list[E], list[Request
     for raw in message.events:
         try:
             events.append(msgspec.msgpack.decode(raw, type=event_type))
-        except _INVALID as error:
+        except UNDECODABLE as error:
             errors.append(RequestError(f"{len(raw)} bytes are not {event_type.subject}: {error}"))
     return events, errors
 
@@ -88,7 +87,7 @@ def decode_each(data: bytes, event_type: type[E]) -> tuple[list[E], list[Request
 def _read(data: bytes, event_type: type[Event], decoder: Any) -> Any:
     try:
         message = decoder.decode(data)
-    except _INVALID as error:
+    except UNDECODABLE as error:
         raise RequestError(f"{len(data)} bytes are not {event_type.subject}: {error}") from error
     if message.v != FORMAT:
         raise RequestError(
@@ -106,7 +105,7 @@ def decode_confirmation(data: bytes) -> Confirmation:
     """Decode a report about work. Raises RequestError if it is none."""
     try:
         return _decode_confirmation(data)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise RequestError(f"{len(data)} bytes are no confirmation of work: {error}") from error
 
 

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.model.bounds import MOST_RUN_S, Amount
+from shared.model.errors import UNDECODABLE
 from shared.model.lease import Lease
 from shared.model.names import Namespace
 
@@ -91,5 +92,5 @@ class RunTimes:
         """Read what `dump` returned; from anything else, nothing was learned."""
         try:
             return cls(msgspec.msgpack.decode(data, type=dict[str, RunSeries]))
-        except msgspec.MsgspecError:
+        except UNDECODABLE:
             return cls()

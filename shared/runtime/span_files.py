@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from shared.model.errors import UNDECODABLE
 from shared.model.views import SpanView
 
 NS = 1_000_000_000
@@ -120,5 +121,5 @@ def _parse(line: str) -> TraceSpan | None:
     """Parse one line; the last line of a killed service may be cut short."""
     try:
         return _decode(line)
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return None

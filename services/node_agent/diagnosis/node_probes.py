@@ -55,7 +55,7 @@ from shared.kubernetes.errors import ForbiddenError
 from shared.kubernetes.paths import node_path
 from shared.kubernetes.types import ApiNode, ApiPod, ObjectList
 from shared.model.device import Device
-from shared.model.errors import LeaseholdError, RequestError, UnavailableError
+from shared.model.errors import UNDECODABLE, LeaseholdError, RequestError, UnavailableError
 from shared.model.events.node_events import Allocation
 from shared.model.findings import Finding, SkipError, fail, ok, warn
 from shared.model.lease import Lease
@@ -474,7 +474,7 @@ class NodeProbes:
             content = msgspec.json.decode(path.read_bytes(), type=CheckpointFile)
         except FileNotFoundError:
             return CheckpointFile()
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNDECODABLE as error:
             raise UnavailableError(f"{path} is not a checkpoint of an agent: {error}") from error
         if content.node != self.settings.node_name:
             raise UnavailableError(f"{path} is a checkpoint of node {content.node!r}")

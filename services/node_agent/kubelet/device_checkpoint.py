@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from services.node_agent.node import Node
-from shared.model.errors import UnavailableError
+from shared.model.errors import UNDECODABLE, UnavailableError
 
 QUIET_S = 10.0
 """A resource is no longer allocated by device plugin if it was not for this long: PodResources of a
@@ -56,7 +56,7 @@ def read_kubelet_devices(plugins: Path) -> KubeletDevices | None:
         return msgspec.json.decode(path.read_bytes(), type=_KubeletCheckpoint).data
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, *UNDECODABLE) as error:
         raise UnavailableError(f"{path} is not a kubelet's checkpoint: {error}") from error
 
 

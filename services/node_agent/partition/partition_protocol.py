@@ -8,7 +8,7 @@ import msgspec
 
 from services.node_agent.mig.instances import InUseError, MigInstance, MigState
 from shared.model.device import MigLayout
-from shared.model.errors import LeaseholdError, RequestError, UnavailableError
+from shared.model.errors import UNDECODABLE, LeaseholdError, RequestError, UnavailableError
 from shared.model.names import DeviceUuid
 
 MAX_LINE = 256 * 1024
@@ -66,7 +66,7 @@ def decode_request(line: bytes) -> Request:
     """Decode a request. Raises RequestError if it is invalid."""
     try:
         return _request_decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise RequestError(f"invalid request: {error}") from error
 
 
@@ -74,7 +74,7 @@ def decode_reply(line: bytes) -> InstancesReply:
     """Decode a reply. Raises the error that a FailureReply carries."""
     try:
         reply = _reply_decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise UnavailableError(f"the partitioner's reply is invalid: {error}") from error
     if isinstance(reply, FailureReply):
         raise dict(ERROR_CODES).get(reply.code, UnavailableError)(reply.text)

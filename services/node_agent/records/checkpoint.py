@@ -19,7 +19,7 @@ from services.node_agent.records.checkpoint_entry import (
 )
 from services.node_agent.records.device_guard import check_fits
 from shared.model.device import Device
-from shared.model.errors import UnavailableError
+from shared.model.errors import UNDECODABLE, UnavailableError
 from shared.model.events.node_events import Allocation
 from shared.model.names import DeviceUuid, PodUid
 
@@ -222,7 +222,7 @@ class Checkpoint:
             return CheckpointFile()
         try:
             content = msgspec.json.decode(data, type=CheckpointFile)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             return self._set_aside(f"is damaged ({error})")
         if content.v != FORMAT or content.node != self.node:
             return self._set_aside(f"is of node {content.node!r}, format {content.v}")

@@ -18,6 +18,7 @@ from services.node_agent.files import replace_file
 from services.node_agent.isolation.region import Region
 from services.node_agent.usage.measurements import MeasuredContainer, MeasuredShare
 from shared.model.bounds import Amount, Seconds
+from shared.model.errors import UNDECODABLE
 from shared.model.lease import ShareKey
 
 logger = logging.getLogger(__name__)
@@ -128,7 +129,7 @@ class LastUseFile:
             return msgspec.json.decode(data, type=LastUses)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (OSError, *UNDECODABLE) as error:
             logger.warning("%s is not used: since when shares are idle starts anew: %s",
                            self.path, error)  # fmt: skip
             return None

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct, field, structs
 
 from shared.dialects.koordinator.requests import CORE, DEPRECATED, FULL, MEMORY, PREFIX, RATIO
-from shared.model.errors import RequestError
+from shared.model.errors import UNDECODABLE, RequestError
 from shared.model.lease import MIB, Lease, RequestedUnits, Share
 from shared.model.quantity import parse_count
 
@@ -129,7 +129,7 @@ def parse_allocated(text: str) -> tuple[AllocatedGpu, ...]:
     """
     try:
         listed = msgspec.json.decode(text, type=_Allocated).gpu or ()
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise RequestError(f"{ALLOCATED} is malformed: {error!r}") from error
     return tuple(
         structs.replace(gpu, resources=gpu.resources and _current(gpu.resources)) for gpu in listed

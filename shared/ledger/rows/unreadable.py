@@ -6,18 +6,19 @@ from typing import TypeVar
 
 import msgspec
 
+from shared.model.errors import UNDECODABLE
+
 V = TypeVar("V")
 T = TypeVar("T")
 
 UNREADABLE = (
+    *UNDECODABLE,
     struct.error,
-    msgspec.MsgspecError,
     ValueError,
     LookupError,
     TypeError,
     AttributeError,
     OverflowError,
-    RecursionError,
 )
 """What decoding arbitrary bytes raises."""
 

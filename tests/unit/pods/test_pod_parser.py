@@ -46,7 +46,12 @@ def read_ours(limits: Mapping[str, object] | None = None, **spec: object) -> Obs
     return read({"schedulerName": "volcano", "containers": [container], **spec})
 
 
-@pytest.mark.parametrize("text", ["9" * 200_000, "1h" * 100_000, "[" * 200_000, "," * 200_000])
+DEEP = '{"x":' + "[" * 200_000
+
+
+@pytest.mark.parametrize(
+    "text", ["9" * 200_000, "1h" * 100_000, "[" * 200_000, "," * 200_000, DEEP]
+)
 @pytest.mark.parametrize("scheduler", ["volcano", "theirs"])
 def test_no_annotation_takes_long_to_read(text: str, scheduler: str) -> None:
     spec = {"schedulerName": scheduler, "containers": [VGPU]}
@@ -67,7 +72,7 @@ def test_a_pod_that_was_resized_in_place_has_grown_beyond_its_lease() -> None:
         return read(spec, annotations={"leasehold.dev/lease": text}).unleased_resources
 
     assert grown(copy) == {"cpu": 7500}
-    assert grown("[") == {}
+    assert grown("[") == grown(DEEP) == {}
 
 
 def test_a_resize_that_no_kubelet_will_do_counts_as_what_runs() -> None:
