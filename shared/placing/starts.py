@@ -191,6 +191,11 @@ class WaitingUnit:
         """That of its pods."""
         return self.pods[0].queued.namespace
 
+    @property
+    def since(self) -> float:
+        """How long it has waited: Unix seconds of the first."""
+        return min(each.waiting_since for each in self.pods)
+
     def requests(self, nodes: Iterable[NodeTotals]) -> list[PodRequest]:
         """Return the requests of its pods, with what repels them from nodes."""
         facts = [totals.node.facts for totals in nodes]

@@ -18,7 +18,7 @@ from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import PlacementChosen, PodQueued
-from shared.model.fair_share import fair_queue
+from shared.model.fair_share import FairShare, fair_queue
 from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import (
     AlreadyLeased,
@@ -54,6 +54,8 @@ from shared.placing.starts import (
 )
 
 RESERVATION_S = 30.0
+AGED_S = 3600.0
+"""After so long, fair share no longer lets pods of other namespaces come first: none starves."""
 NAMESPACE_STARTS = 2
 """So many starts are of one namespace while pods of others wait."""
 PLAN_S = 2.0
@@ -65,6 +67,15 @@ MOST_PASS_S = 5.0
 """After this time, the others are left for the next plans, where they come first."""
 MOST_EVENTS = 16
 """Pods of a gang that get an Event, and the text in their condition."""
+
+
+def aged_rank(unit: WaitingUnit, fair_share: FairShare, now: float) -> tuple[bool, int, float]:
+    """Return a key that puts what has waited for `AGED_S` before others of its rank, oldest first.
+
+    The others stay in the order that they have.
+    """
+    has_budget = fair_share.entitlement_of(unit.namespace).has_budget
+    return not has_budget, -unit.priority, min(unit.since, now - AGED_S)
 
 
 def beyond_share(ordered: Iterable[StoredStart]) -> set[str]:
@@ -299,8 +310,10 @@ class StartPlanner:
         for start in state.starts:
             if lost := lost_place(start, nodes):
                 await self.withdraw(start, lost)
-        queue = fair_queue(left, await self.ledger.totals.fair_share())
+        fair_share = await self.ledger.totals.fair_share()
+        queue = fair_queue(left, fair_share)
         units = waiting_units(queue, nodes, now=now, after_s=self.after_s)
+        units.sort(key=lambda unit: (unit.id not in self._left, *aged_rank(unit, fair_share, now)))
         run_times = await self.ledger.run_times.load()
         ends = {
             lease.pod: end
@@ -312,7 +325,6 @@ class StartPlanner:
             lease.pod for totals in nodes for lease in totals.leases if lease.pod not in ends
         )
         begun, trials = False, StartTrials()
-        units.sort(key=lambda unit: unit.id not in self._left)
         first = [each for each in units[:MOST_TRIED] if ends or not self._endless.is_told(each)]
         self._left = {unit.id for unit in first}
         for unit in first:

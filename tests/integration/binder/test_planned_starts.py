@@ -8,6 +8,7 @@ import pytest
 
 from services.binder.preempt import planned_starts
 from services.binder.preempt.planned_starts import (
+    AGED_S,
     MAX_PLAN_S,
     MOST_PASS_S,
     PAUSE_FACTOR,
@@ -516,18 +517,23 @@ async def test_a_leader_that_is_none_any_more_changes_no_start_that_it_has_not_r
     assert not any(use.claimed_by for use in (await uses(at.ledger)).values())
 
 
-async def test_the_first_of_the_queue_gets_a_start_and_the_next_one_after_it(at: Scene) -> None:
+@pytest.mark.parametrize("is_aged", [False, True])
+async def test_the_first_of_the_queue_gets_a_start_and_the_next_one_after_it(
+    at: Scene, is_aged: bool
+) -> None:
     old = [
         await at.running(f"old-{gpu}", namespace="b", gpu=gpu, mib=16_000, age_s=0, term=HOUR)
         for gpu in range(2)
     ]
-    second = await at.waiting("oldest", mib=16_000, created_at=1.0)
-    first = await at.waiting("of-less", mib=16_000, created_at=2.0, namespace="c")
+    now = at.clock.now()
+    oldest = await at.waiting("oldest", mib=16_000, since=now - AGED_S * is_aged)
+    of_less = await at.waiting("of-less", mib=16_000, since=now, namespace="c")
+    first, second = (oldest, of_less) if is_aged else (of_less, oldest)
     binder = at.binder(most=1)
     at.clock.advance(60)
     await step(at, binder)
     [start] = await starts(at)
-    assert start.id == first, "its namespace uses less of its fair share"
+    assert start.id == first, "its namespace uses less of its fair share, or it has waited for long"
 
     await at.terminate(next(each for each in old if each.pod == start.waits_for[0].pod))
     [placed] = await step(at, binder)

@@ -29,7 +29,9 @@ MIB = 10_000
 
 
 def member(pod: str, mib: int = 5_000, *, gang: Gang | None = GANG, priority: int = 0) -> PodQueued:
-    return pod_queued(pod, structs.replace(request(gpu(memory=mib)), gang=gang, priority=priority))
+    """A pod of a gang; 0: without GPUs."""
+    wanted = request(gpu(memory=mib)) if mib else request()
+    return pod_queued(pod, structs.replace(wanted, gang=gang, priority=priority))
 
 
 def cluster(nodes: int, gpus: int) -> DecisionContext:
@@ -66,7 +68,7 @@ def test_a_batch_is_split_into_gangs_and_single_pods_by_priority() -> None:
 @given(
     st.integers(1, 3),
     st.integers(1, 3),
-    st.lists(st.sampled_from([1_000, 4_000, 6_000, 10_000, 20_000]), min_size=1, max_size=12),
+    st.lists(st.sampled_from([0, 1_000, 4_000, 6_000, 10_000, 20_000]), min_size=1, max_size=12),
     st.data(),
 )
 def test_a_gang_is_placed_in_full_or_leaves_nothing_behind(
