@@ -86,13 +86,16 @@ def lease_end(lease: Lease, now: float, learned_s: float | None = None) -> Lease
 
     Without an expectation of its author, its pod runs for `learned_s`.
 
-    One that has lasted longer than expected is expected to last as long again.
+    One that has lasted longer than expected is expected to last as long again; one whose maximum
+    run time is over, to end as late again, but soon.
     """
     if lease.claim is not None:
         return None
     latest = ends_by(lease)
-    if latest is not None and latest > now:
-        return LeaseEnd(latest, enforced=bool(lease.activated_at))
+    if latest is not None:
+        is_over = latest <= now
+        soon = now + min(now - latest, SOON_S)
+        return LeaseEnd(soon if is_over else latest, bool(lease.activated_at) and not is_over)
     expected = expected_end(lease, learned_s)
     if expected is None:
         return None

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import NamedTuple
 
 from services.binder.report.event_writer import ConditionWriter, EventRecorder
 from services.binder.report.explanations import NO_END, PLANNED, WITHDRAWN, event_of
@@ -30,7 +31,7 @@ from shared.model.ledger import (
     reservation_for,
 )
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.preemption import PreemptionState, StoredStart
+from shared.model.preemption import PreemptionState, StoredStart, start_text
 from shared.model.request import Gang
 from shared.placing.anti_affinity import repelled_request
 from shared.placing.node_filters import check_anti_affinity
@@ -161,11 +162,21 @@ def lost_place(start: StoredStart, nodes: Iterable[NodeTotals]) -> str:
     return ""
 
 
-@dataclass(eq=False)
-class EndlessWaits:
-    """Pods and gangs that were told that no end is in sight.
+class Told(NamedTuple):
+    """What the pods of a unit without a start were told."""
 
-    They are told again only if one of those that would have to end has ended or got an end.
+    unit: WaitingUnit
+    endless: frozenset[PodUid]
+    """The pods without a known end that would have to end first."""
+    at: float = inf
+    """When it is expected to start; infinite: no end is in sight."""
+
+
+@dataclass(eq=False)
+class Outlooks:
+    """Pods and gangs without a start that were told that none is in sight, or soon.
+
+    They are told again only if that is no longer so, or the expected time is quite another.
     """
 
     events: EventRecorder
@@ -174,34 +185,52 @@ class EndlessWaits:
     def __post_init__(self) -> None:
         self.leases = frozenset[PodUid]()
         """The pods whose leases have no known end."""
-        self.told = dict[str, tuple[WaitingUnit, frozenset[PodUid]]]()
-        """By ID, with the pods that would have to end first."""
+        self.told = dict[str, Told]()
 
-    def is_told(self, unit: WaitingUnit) -> bool:
-        """Return whether it was told, and that is still so."""
-        return unit.id in self.told and self.told[unit.id][1] <= self.leases
+    def holds(self, unit: WaitingUnit, now: float) -> bool:
+        """Return whether it was told something that is still so."""
+        told = self.told.get(unit.id)
+        return told is not None and told.endless <= self.leases and now < told.at
 
-    def tell(self, unit: WaitingUnit, leases: Sequence[Lease]) -> None:
-        """Tell it which leases would have to end first."""
-        if self.is_told(unit):
-            return
-        self.told[unit.id] = unit, frozenset(lease.pod for lease in leases)
-        text = no_end_text(leases, lambda namespace: namespace == unit.namespace)
-        for each in unit.pods[:MOST_EVENTS]:
-            event = event_of(each.queued, NO_END, text, warning=False)
+    def is_claimed(
+        self,
+        unit: WaitingUnit,
+        plan: PlannedStart | None,
+        ends: Mapping[PodUid, LeaseEnd],
+        now: float,
+    ) -> bool:
+        """Return whether a plan is followed; tell its pods, if need be, why there is no start."""
+        waits = plan.waits_for if plan else ()
+        endless = [lease for lease in waits if lease.pod not in ends]
+        if plan is None or (plan.claims(now) and not endless):
+            self.take_back(unit.id, {each.queued.pod for each in unit.pods})
+            return plan is not None
+        known = self.told[unit.id].at if self.holds(unit, now) else 0.0
+        if endless and known < inf:
+            text = no_end_text(endless, lambda namespace: namespace == unit.namespace)
+            self._tell(Told(unit, frozenset(lease.pod for lease in endless)), NO_END, text)
+        elif not endless and abs(plan.at - known) > (plan.at - now) / 4:
+            text = start_text([ending_lease(lease, ends[lease.pod]) for lease in waits], "")
+            self._tell(Told(unit, frozenset(), plan.at), PLANNED, text)
+        return False
+
+    def _tell(self, told: Told, reason: str, text: str) -> None:
+        self.told[told.unit.id] = told
+        for each in told.unit.pods[:MOST_EVENTS]:
+            event = event_of(each.queued, reason, text, warning=False)
             self.events.record(event, once=True)
             self.conditions.explain(event)
 
     def take_back(self, id_: str, waiting: Container[PodUid]) -> None:
         """Remove it from the conditions of those of its pods that wait; its Event stays."""
-        unit, _ = self.told.pop(id_, (None, ()))
-        for each in unit.pods[:MOST_EVENTS] if unit else ():
+        told = self.told.pop(id_, None)
+        for each in told.unit.pods[:MOST_EVENTS] if told else ():
             if each.queued.pod in waiting:
                 self.conditions.explain(event_of(each.queued, WITHDRAWN, ""))
 
-    def review(self, units: Iterable[WaitingUnit], waiting: Container[PodUid]) -> None:
+    def review(self, units: Iterable[WaitingUnit], waiting: Container[PodUid], now: float) -> None:
         """Take back what is no longer so of pods and gangs that were not tried."""
-        current = {each.id for each in units if self.is_told(each)}
+        current = {each.id for each in units if self.holds(each, now)}
         for id_ in self.told.keys() - current:
             self.take_back(id_, waiting)
 
@@ -225,7 +254,7 @@ class StartPlanner:
         self._left = set[str]()
         self._pause_s = PLAN_S
         self._planned_for: object = None
-        self._endless = EndlessWaits(self.events, self.conditions)
+        self._outlooks = Outlooks(self.events, self.conditions)
 
     async def advance(self, starts: Sequence[StoredStart]) -> list[PlacementChosen]:
         """Hand over, or withdraw, the starts whose time has come; return the placements."""
@@ -304,7 +333,7 @@ class StartPlanner:
             self._planned_for, self._pause_s = waiting_for, PLAN_S
             soon = self._planned_at + max(PLAN_S, PAUSE_FACTOR * self._took_s)
             self._plan_at = min(self._plan_at, soon)
-        if not (self.after_s and (left or self._endless.told)) or now < self._plan_at:
+        if not (self.after_s and (left or self._outlooks.told)) or now < self._plan_at:
             return
         nodes = await self._nodes()
         for start in state.starts:
@@ -321,11 +350,11 @@ class StartPlanner:
             for lease in totals.leases
             if (end := lease_end(lease, now, run_times.expected_s(lease)))
         }
-        self._endless.leases = frozenset(
+        self._outlooks.leases = frozenset(
             lease.pod for totals in nodes for lease in totals.leases if lease.pod not in ends
         )
         begun, trials = False, StartTrials()
-        first = [each for each in units[:MOST_TRIED] if ends or not self._endless.is_told(each)]
+        first = [each for each in units[:MOST_TRIED] if ends or not self._outlooks.holds(each, now)]
         self._left = {unit.id for unit in first}
         for unit in first:
             if self.clock.now() - now > MOST_PASS_S:
@@ -334,7 +363,7 @@ class StartPlanner:
             if await self._plan_unit(unit, nodes, ends, now, trials):
                 begun, nodes, trials = True, await self._nodes(), StartTrials()  # with its claims
         planned = {pod for start in state.starts for pod in start.pods}
-        self._endless.review(units, {each.queued.pod for each in waiting} - planned)
+        self._outlooks.review(units, {each.queued.pod for each in waiting} - planned, now)
         self._planned_at = self.clock.now()
         self._pause_s = PLAN_S if begun else min(2 * self._pause_s, MAX_PLAN_S)
         self._took_s = self._planned_at - now
@@ -372,12 +401,7 @@ class StartPlanner:
             before=before,
             trials=trials,
         )
-        endless = [each for each in plan.waits_for if each.pod not in ends] if plan else []
-        if endless:
-            self._endless.tell(unit, endless)
-        else:
-            self._endless.take_back(unit.id, {each.queued.pod for each in unit.pods})
-        if endless or plan is None or not plan.claims(now):
+        if not self._outlooks.is_claimed(unit, plan, ends, now) or plan is None:
             return False
         crossed = [
             (

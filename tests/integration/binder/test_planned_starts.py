@@ -55,10 +55,10 @@ async def starts(at: Scene) -> tuple[StoredStart, ...]:
 
 
 async def promised(
-    at: Scene, *, term: Term = HOUR, other: Term = NO_TERM, mib: int = 16_000
+    at: Scene, *, other: Term = NO_TERM, mib: int = 16_000
 ) -> tuple[Lease, PreemptionController, StoredStart]:
     """A lease for whose end pod `new` waits, which gets its device, and the binder that said so."""
-    old = await running(at, 0, term, mib)
+    old = await running(at, 0, mib=mib)
     await running(at, 1, other)
     await at.waiting("new", mib=16_000)
     binder = at.binder()
@@ -277,12 +277,17 @@ async def test_what_is_expected_is_no_promise(at: Scene) -> None:
 
 
 async def test_no_device_is_claimed_for_long_for_what_is_only_expected(at: Scene) -> None:
-    await running(at, 0, Term(expected_run_s=int(SOON_S) + 60), mib=8_000)
+    old = await running(at, 0, Term(expected_run_s=int(SOON_S) + 60), mib=8_000)
     await running(at, 1, NO_TERM)
     await at.waiting("new", mib=16_000)
     binder = at.binder()
-    await step(at, binder)
+    for _ in range(3):
+        await step(at, binder)
     assert await starts(at) == ()
+    end = timestamp((old.activated_at or 0) + SOON_S + 60)
+    text = f"expected to start at {end}, not promised: 1 pod before it has no maximum run time"
+    assert events(at, PLANNED) == [text]
+    await condition(at, binder, f"Planned start: {text}")
 
     at.clock.advance(60)
     await step(at, binder)
@@ -292,7 +297,7 @@ async def test_no_device_is_claimed_for_long_for_what_is_only_expected(at: Scene
 async def test_a_start_whose_time_has_passed_is_withdrawn_with_the_reason_and_planned_anew(
     at: Scene,
 ) -> None:
-    _, binder, start = await promised(at, term=Term(max_run_s=1800))
+    _, binder, start = await promised(at)
 
     at.clock.advance(start.at + LATE_S - at.clock.now())
     await step(at, binder)
