@@ -234,7 +234,7 @@ class NodeAgent:
         """Return the devices; those that must not get new shares as unhealthy."""
         closed = close_unrecorded(self.node.devices, self.checkpoint.unrecorded)
         reported, self._exceeded = close_exceeded(closed, self.leases.leases.values())
-        return reported
+        return self.numa.described(reported)
 
     def _served(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the resources that pods may be placed for, and which of them are newly served.

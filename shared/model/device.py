@@ -108,6 +108,11 @@ class Device:
     isolation: Isolation = Isolation.SHARED
     power_limit_w: Count = 0
     """The most power that it draws, in W; 0: unknown."""
+    numa_cpus: Count | None = None
+    """CPUs on its NUMA node that the kubelet can still give to containers exclusively, where it
+    rejects those that would get other CPUs; None: it does not."""
+    one_numa: bool = False
+    """All devices of a container must be on one NUMA node (policy `single-numa-node`)."""
 
     @property
     def public_fault(self) -> str:

@@ -250,12 +250,27 @@ def _request(pod: ApiPod, view: PodView, resources: Mapping[str, int], rules: Ru
     request = structs.replace(
         request,
         resources=resources,
+        exclusive_cpus=_exclusive_cpus(pod, request),
         node_requirements=structs.replace(required, selector=tuple(selector)),
         priority=pod.spec.priority or 0,
         term=parse_term(view),
     )
     check_bounds(request, "the pod's request")
     return request
+
+
+def _exclusive_cpus(pod: ApiPod, request: PodRequest) -> int:
+    """Return the most CPUs that a container with GPUs gets exclusively, as the kubelet decides."""
+    cpus = {}
+    for container in (*pod.spec.init_containers, *pod.spec.containers):
+        limits, requests = container.resources.limits, container.resources.requests
+        limited = parse_resources({name: limits[name] for name in limits.keys() & POD_LEVEL})
+        wanted = parse_resources({name: requests[name] for name in requests.keys() & POD_LEVEL})
+        if limited.keys() != POD_LEVEL or limited != {**limited, **wanted}:
+            return 0
+        cpus[container.name] = limited["cpu"]
+    with_gpus = [cpus[each.container] for each in request.containers if each.container in cpus]
+    return max((each // 1000 for each in with_gpus if each % 1000 == 0), default=0)
 
 
 def pod_resources(pod: ApiPod) -> dict[str, int]:

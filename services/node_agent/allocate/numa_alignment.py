@@ -5,12 +5,16 @@ IDs do not say whether a GPU has room. So while a pod with a lease is about to b
 IDs of its GPUs show a NUMA node: the kubelet chooses one of theirs, or rejects the pod because that
 NUMA node has no CPUs left for it. At other times, each ID shows the NUMA node of its GPU. Nothing
 is shown to a kubelet whose policy is `none`, or is not known.
+
+Placers get to know how many CPUs are left, so that pods are not placed where they are rejected.
 """
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
 
 from services.node_agent.allocate.admission_window import AdmissionWindow, numa_nodes_of
 from services.node_agent.kubelet.registration import DevicePlugins
@@ -23,7 +27,11 @@ from shared.model.names import DeviceUuid
 
 logger = logging.getLogger(__name__)
 
-ALIGNING = frozenset({"best-effort", "restricted", "single-numa-node"})
+SINGLE_NODE = "single-numa-node"
+REJECTING = frozenset({"restricted", SINGLE_NODE})
+"""Policies that reject pods whose CPUs would be on another NUMA node than their GPUs."""
+ALIGNING = REJECTING | {"best-effort"}
+CPU_LIST = "/sys/devices/system/node/node{}/cpulist"
 MOST_NUMA_NODES = 8
 """Of one device ID: its entry in the list stays below 128 bytes."""
 TAKEN_S = 0.25
@@ -51,6 +59,21 @@ def shown_numa_nodes(
     return shown
 
 
+def parse_cpu_list(text: str) -> frozenset[int]:
+    """Parse CPUs as the kernel lists them, `0-3,8`. Raises ValueError."""
+    parts = (part.partition("-") for part in text.strip().split(",") if part)
+    return frozenset(
+        cpu for first, _, last in parts for cpu in range(int(first), int(last or first) + 1)
+    )
+
+
+def _cpus_of(numa: int) -> frozenset[int]:
+    """Return the CPUs of a NUMA node; none if they are not known."""
+    with contextlib.suppress(OSError, ValueError):
+        return parse_cpu_list(Path(CPU_LIST.format(numa)).read_text())
+    return frozenset()
+
+
 class NumaAlignment:
     """Keeps the device lists of one kubelet up to date with its policy and the coming pods."""
 
@@ -60,10 +83,23 @@ class NumaAlignment:
         self.window = window
         self._registrations = 0
         """Of all resources, when the policy was read: a kubelet that restarts may have another."""
+        self._policy = ""
         self._taken: Mapping[DeviceUuid, NumaNodes] = {}
+        self._free_cpus: Mapping[int, int] = {}
+        """CPUs that can be given to containers exclusively, by NUMA node."""
+
+    def described(self, devices: Iterable[Device]) -> tuple[Device, ...]:
+        """Return the devices with what the kubelet requires of pods that get them."""
+        one_numa, free = self._policy == SINGLE_NODE, self._free_cpus
+        return tuple(
+            replace(each, one_numa=one_numa, numa_cpus=free.get(each.numa))
+            if each.numa is not None
+            else each
+            for each in devices
+        )
 
     async def refresh(self) -> None:
-        """Read the policy of a kubelet that may be another one, and update the lists."""
+        """Read the policy of a kubelet that may be another one; update lists and free CPUs."""
         registrations = self.plugins.registrations
         if registrations != self._registrations:
             try:
@@ -74,9 +110,14 @@ class NumaAlignment:
             except UnavailableError as error:
                 logger.debug("the kubelet's topology manager policy: %s", error)
                 return
-            self._registrations = registrations
+            self._registrations, self._policy = registrations, policy
             self.window.aligns_numa = policy in ALIGNING
+            self.node.report_due.set()
         await self.align()
+        free = await self._count_cpus() if self._policy in REJECTING else {}
+        if free != self._free_cpus:
+            self._free_cpus = free
+            self.node.report_due.set()
 
     async def align(self) -> None:
         """Send the lists if they change, and wait until the kubelet has taken them."""
@@ -94,8 +135,19 @@ class NumaAlignment:
 
     async def _is_taken(self) -> bool:
         try:
-            taken = await self.node.pod_resources.list_numa_nodes()
+            allocatable = await self.node.pod_resources.list_allocatable()
         except LeaseholdError as error:
             logger.debug("the kubelet does not show what it knows of devices: %s", error)
             return True
-        return self.plugins.are_shown(taken)
+        return self.plugins.are_shown(allocatable.numa)
+
+    async def _count_cpus(self) -> dict[int, int]:
+        """Return the free CPUs by NUMA node; none if the kubelet gives none exclusively."""
+        pod_resources = self.node.pod_resources
+        allocatable = (await pod_resources.list_allocatable()).cpus
+        if not allocatable:
+            return {}
+        free = allocatable - (await pod_resources.list_holdings()).cpus
+        nodes = {device.numa for device in self.node.devices if device.numa is not None}
+        cpus_of = {numa: _cpus_of(numa) for numa in nodes}
+        return {numa: len(free & cpus) for numa, cpus in cpus_of.items() if cpus}

@@ -9,7 +9,12 @@ from typing import Self, TypeVar
 import grpc
 
 from proto.podresources import api_pb2, api_pb2_grpc
-from services.node_agent.kubelet.pods import ClaimHolding, Holding, PodResources
+from services.node_agent.kubelet.pods import (
+    AllocatableResources,
+    ClaimHolding,
+    Holding,
+    PodResources,
+)
 from shared.dialects.advertised import NumaNodes
 from shared.model.claim import DRIVER
 from shared.model.errors import UnavailableError
@@ -49,20 +54,16 @@ class KubeletPodResources:
         """Return the devices of every container. Raises UnavailableError without a response."""
         return _decode(await self._call(self._stub.List, api_pb2.ListPodResourcesRequest()))
 
-    async def list_numa_nodes(self) -> dict[str, dict[str, NumaNodes]]:
-        """Return the NUMA nodes of each healthy device ID, as the kubelet knows them, by resource.
-
-        Raises UnavailableError without a response.
-        """
+    async def list_allocatable(self) -> AllocatableResources:
+        """Return what can be allocated. Raises UnavailableError without a response."""
         request = api_pb2.AllocatableResourcesRequest()
         response = await self._call(self._stub.GetAllocatableResources, request)
-        found: dict[str, dict[str, NumaNodes]] = {}
+        numa: dict[str, dict[str, NumaNodes]] = {}
         for devices in response.devices:
             nodes = tuple(node.ID for node in devices.topology.nodes)
-            found.setdefault(devices.resource_name, {}).update(
-                dict.fromkeys(devices.device_ids, nodes)
-            )
-        return found
+            ids = numa.setdefault(devices.resource_name, {})
+            ids.update(dict.fromkeys(devices.device_ids, nodes))
+        return AllocatableResources(numa=numa, cpus=frozenset(response.cpu_ids))
 
     async def _call(
         self, method: Callable[[Request], Awaitable[Response]], request: Request
@@ -108,6 +109,12 @@ def _decode(response: api_pb2.ListPodResourcesResponse) -> PodResources:
                 ids_by_key.setdefault(key, set()).update(devices.device_ids)
     return PodResources(
         holdings=tuple(Holding(*key, device_ids=frozenset(ids)) for key, ids in ids_by_key.items()),
+        cpus=frozenset(
+            cpu
+            for pod in response.pod_resources
+            for container in pod.containers
+            for cpu in container.cpu_ids
+        ),
         claims=frozenset(each for pod in response.pod_resources for each in _claims_of(pod)),
         pods=frozenset((pod.namespace, pod.name) for pod in response.pod_resources),
     )

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from services.node_agent.records.checkpoint_entry import ContainerPlace
+from shared.dialects.advertised import NumaNodes
 from shared.model.names import Namespace, PodUid
 
 STILL_PLUGIN = (
@@ -102,12 +103,24 @@ class PodResources:
 
     holdings: tuple[Holding, ...] = ()
     claims: frozenset[ClaimHolding] = frozenset()
+    cpus: frozenset[int] = frozenset()
+    """CPUs that containers have exclusively."""
     pods: frozenset[tuple[str, str]] = frozenset()
     """Namespace and name of every pod listed, devices or not."""
 
     def holders(self, resource: str) -> frozenset[ContainerPlace]:
         """Return the containers with devices of a resource."""
         return frozenset(each.place for each in self.holdings if each.resource == resource)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatableResources:
+    """What the kubelet can allocate, in use or not."""
+
+    numa: Mapping[str, Mapping[str, NumaNodes]]
+    """The NUMA nodes of each healthy device ID, by resource."""
+    cpus: frozenset[int]
+    """CPUs that containers can have exclusively; none without CPU manager policy `static`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

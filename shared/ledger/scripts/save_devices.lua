@@ -26,6 +26,15 @@ local function is_storable(row)
     and slots >= 0 and slots <= MOST_SLOT and unit >= 1 and unit <= MOST_MIB
 end
 
+-- CPUs that the kubelet can give to containers on the NUMA node of each device, where it aligns them.
+local function numa_cpus(devices_text)
+  local cpus = {}
+  if string.find(devices_text, '"numa_cpus":%d') then
+    for _, device in ipairs(parse_json(devices_text)) do cpus[device.uuid] = tonumber(device.numa_cpus) end
+  end
+  return cpus
+end
+
 local function save_report(name, devices_text, served, reported_rows, fences, reported_at, by_agent)
   local rows = {}
   for _, row in ipairs(reported_rows) do
@@ -83,6 +92,11 @@ local function save_report(name, devices_text, served, reported_rows, fences, re
 
   if is_stored and stored[1] == devices_text and stored[2] == served and #uuids_before == #uuids then
     return raise_fences()
+  end
+
+  local cpus_before = numa_cpus(stored[1] or '')
+  for uuid, cpus in pairs(numa_cpus(devices_text)) do
+    if cpus > (cpus_before[uuid] or 0) then mark_freed(name) end
   end
 
   local is_excluded = set_of(readable(stored[4]))

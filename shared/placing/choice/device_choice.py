@@ -8,6 +8,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
 
+from msgspec import structs
+
 from shared.model.device import IDLE_BEFORE, Device, DeviceMode, DeviceRefusal, model_label
 from shared.model.request import (
     DeviceOrder,
@@ -98,6 +100,9 @@ def choose_devices(request: PodRequest, node: MirroredNode) -> list[DevicePick] 
     if not request.containers:
         return []
     devices, modes = allowed_devices(request.selection, node), allowed_modes(request)
+    if node.aligns_numa:
+        request = with_numa_scope(request, node)
+        devices = [device for device in devices if not cpus_refusal(request, device.device)]
     if not node.has_mig and DeviceMode.HAMI_CORE in modes:
         return _choose(request, devices, choose_shared_devices)
     for mode in modes:
@@ -105,6 +110,26 @@ def choose_devices(request: PodRequest, node: MirroredNode) -> list[DevicePick] 
         if picks is not None:
             return picks
     return None
+
+
+def with_numa_scope(request: PodRequest, node: MirroredNode) -> PodRequest:
+    """Return the request with the scope that the node's topology manager requires."""
+    if (
+        request.topology_scope is TopologyScope.NODE
+        and any(container.gpus > 1 for container in request.containers)
+        and any(device.device.one_numa for device in node.devices)
+    ):
+        return structs.replace(request, topology_scope=TopologyScope.NUMA)
+    return request
+
+
+def cpus_refusal(request: PodRequest, device: Device) -> DeviceRefusal | None:
+    """Return why the kubelet would reject the pod for the CPUs beside a device, or None."""
+    wanted, free = request.exclusive_cpus, device.numa_cpus
+    if free is None or wanted <= free:
+        return None
+    text = f"{wanted} CPUs are requested exclusively, {free} are free on its NUMA node"
+    return DeviceRefusal("InsufficientNumaCpus", text)
 
 
 def devices_on(request: PodRequest, node: MirroredNode) -> list[DevicePick] | None:
@@ -150,7 +175,12 @@ def _simple_device_chooser(request: PodRequest) -> DeviceChooser:
     selection, selective = request.selection, is_selective(request.selection)
 
     def choose(node: MirroredNode) -> list[DevicePick] | None:
-        if node.has_mig or node.isolation_restricted or (by_links and node.has_topology):
+        if (
+            node.has_mig
+            or node.isolation_restricted
+            or node.aligns_numa
+            or (by_links and node.has_topology)
+        ):
             return choose_devices(request, node)
         picks = list[DevicePick]()
         devices = allowed_devices(selection, node) if selective else node.devices
@@ -205,6 +235,7 @@ def device_key(request: PodRequest) -> Hashable:
         request.selection,
         request.distinct_devices,
         request.anti_affinity_groups,
+        request.exclusive_cpus,
         request.topology_scope,
         request.prefer_links,
         request.prefer_mig,

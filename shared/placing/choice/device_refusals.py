@@ -17,9 +17,11 @@ from shared.placing.choice.container_choice import (
 from shared.placing.choice.device_choice import (
     allowed_modes,
     allows_instances,
+    cpus_refusal,
     device_excluded,
     devices_in_mode,
     is_selective,
+    with_numa_scope,
 )
 from shared.placing.mig_instances import instance_mib, instance_refusal
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
@@ -43,6 +45,7 @@ NODE_TEXTS: Mapping[str, str] = {
     "GpuInstanceTooSmall": "node(s) had GPUs whose MIG instances are too small",
     "GpuNotPartitioned": "node(s) had GPUs that shares in use keep from being partitioned",
     "GpuInstancesTaken": "node(s) had no free MIG instance that is large enough",
+    "InsufficientNumaCpus": "node(s) had too few free CPUs on the NUMA nodes of its GPUs",
     "InsufficientGpuMemory": "Insufficient GPU memory",
     "InsufficientGpuCores": "Insufficient GPU cores",
     "GpuNotIdle": "node(s) had no idle GPU",
@@ -71,6 +74,7 @@ def explain_no_devices(
 
     `refusals` are those of the node's devices, if they are known.
     """
+    request = with_numa_scope(request, node)
     if not node.devices:
         return NodeFilterFailure("NoGpus", NODE_TEXTS["NoGpus"])
     most = max(container.gpus for container in request.containers)
@@ -79,14 +83,14 @@ def explain_no_devices(
         return NodeFilterFailure("NotEnoughGpus", NODE_TEXTS["NotEnoughGpus"], numbers)
     if refusals is None:
         refusals = device_refusals(request, node)
-    if not refusals:
+    fitting = len(node.devices) - len(refusals)
+    if fitting >= most:
         scope = SCOPES.get(request.topology_scope)
         where = f" on one {scope}" if scope else ""
         text = f"node(s) had no GPUs for all containers at once{where}"
         return NodeFilterFailure("GpusDoNotFitTogether", text)
     codes = sorted((refusal.code for refusal in refusals.values()), key=_STEPS.__getitem__)
     code = codes[min(len(node.devices) - most, len(codes) - 1)]
-    fitting = len(node.devices) - len(refusals)
     return NodeFilterFailure(
         code, NODE_TEXTS[code], f"{most} GPU{'s' * (most > 1)} requested, {fitting} fit"
     )
@@ -97,6 +101,7 @@ def device_refusals(request: PodRequest, node: MirroredNode) -> dict[MirroredDev
 
     The node's devices do not fit the pod.
     """
+    request = with_numa_scope(request, node)
     refusals = _exclusions(request, node)
     allowed = [device for device in node.devices if device not in refusals]
     for mode in DeviceMode if node.has_mig else (DeviceMode.HAMI_CORE,):
@@ -107,7 +112,8 @@ def device_refusals(request: PodRequest, node: MirroredNode) -> dict[MirroredDev
 
 
 def _exclusions(request: PodRequest, node: MirroredNode) -> dict[MirroredDevice, DeviceRefusal]:
-    if not (is_selective(request.selection) or node.facts.excluded_devices):
+    selective = is_selective(request.selection)
+    if not (selective or node.facts.excluded_devices or node.aligns_numa):
         return {}
     reasons = {device: _exclusion(request, node, device) for device in node.devices}
     return {device: reason for device, reason in reasons.items() if reason is not None}
@@ -121,7 +127,7 @@ def _exclusion(
     is_excluded = device.index in node.facts.excluded_devices and device.device.healthy
     if excluded is None and is_excluded:
         return EXCLUDED
-    return excluded
+    return excluded or cpus_refusal(request, device.device)
 
 
 def _refusals_together(

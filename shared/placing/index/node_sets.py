@@ -88,7 +88,12 @@ Amount = Callable[[MirroredNode], int]
 def is_plain(node: MirroredNode) -> int:
     """Return 1 if free memory, cores and slots decide about the node's devices, else 0."""
     return int(
-        not (node.has_mig or node.isolation_restricted or node.facts.excluded_devices)
+        not (
+            node.has_mig
+            or node.isolation_restricted
+            or node.aligns_numa
+            or node.facts.excluded_devices
+        )
         and not [device for device in node.devices if device.layout]
     )
 
@@ -147,6 +152,7 @@ def hardware_of(node: MirroredNode, *, uuids: bool, locations: bool) -> Hashable
                 device.device.isolation,
                 device.uuid if uuids else "",
                 (device.device.numa, device.device.pcie) if locations else None,
+                device.device.numa if device.device.one_numa else None,
             )
             for device in node.devices
         ]

@@ -309,6 +309,7 @@ class MirroredNode:
 
     __slots__ = (
         "accepts_any_pod",
+        "aligns_numa",
         "changed_by_others",
         "changes",
         "devices",
@@ -373,6 +374,10 @@ class MirroredNode:
             device.device.links or device.device.numa is not None for device in self.devices
         )
         """Links between devices or their NUMA nodes are known."""
+        self.aligns_numa = any(
+            device.device.one_numa or device.device.numa_cpus is not None for device in self.devices
+        )
+        """The kubelet's topology manager may reject pods with its devices."""
         models = {device.device.model for device in self.devices}
         self.model = models.pop() if len(models) == 1 else ""
         """The model of all devices; empty if they differ or there are none."""
@@ -441,8 +446,8 @@ def idle_copy(node: MirroredNode, *, healthy: bool) -> MirroredNode:
     for each in node.devices:
         is_healthy = healthy or each.healthy
         device = each.device
-        if device.healthy != is_healthy:
-            device = replace(device, healthy=is_healthy)
+        if device.healthy != is_healthy or device.numa_cpus is not None:
+            device = replace(device, healthy=is_healthy, numa_cpus=None)
         devices.append(MirroredDevice(copy, device))
     copy.put_devices(devices)
     return copy

@@ -178,6 +178,22 @@ async def test_added_capacity_is_offered_as_well(leases: RedisLeases) -> None:
     assert await offered(leases) == ["two"]
 
 
+async def test_a_pod_is_offered_a_node_when_cpus_beside_its_gpus_become_free(
+    leases: RedisLeases,
+) -> None:
+    async def report_cpus(cpus: int | None) -> list[str]:
+        found = [replace(device("a", n), numa_cpus=cpus) for n in range(2)]
+        await leases.save_devices([report("a", found)])
+        return await offered(leases)
+
+    await report_cpus(2)
+    await let_wait(leases, queued("w", units=4_000))
+
+    assert await report_cpus(1) == []
+    assert await report_cpus(None) == []
+    assert await report_cpus(3) == ["w"]
+
+
 async def test_a_pod_without_gpu_is_offered_any_freed_node(leases: RedisLeases) -> None:
     await fill(leases)
     await let_wait(leases, queued("plain", gpus=0))

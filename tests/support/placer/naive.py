@@ -7,6 +7,8 @@ all sets are compared.
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 
+from msgspec import structs
+
 from shared.model.device import Device, DeviceMode, DeviceUse, device_refusal, required_memory_mib
 from shared.model.lease import MigPlacement, Share
 from shared.model.ledger import LedgerNode
@@ -32,6 +34,10 @@ def fit_on_node(request: PodRequest, node: LedgerNode) -> Given | None:
         return None
     if not request.containers:
         return ()
+    several = any(container.gpus > 1 for container in request.containers)
+    one_numa = several and any(device.one_numa for device, _ in node.devices)
+    if one_numa and request.topology_scope is TopologyScope.NODE:
+        request = structs.replace(request, topology_scope=TopologyScope.NUMA)
     modes = [DeviceMode.HAMI_CORE, DeviceMode.MIG]
     for mode in reversed(modes) if request.prefer_mig else modes:
         for devices in _device_groups(request, node, mode):
@@ -54,6 +60,7 @@ def _device_groups(
         if device.mode is mode
         and device_excluded(request.selection, device) is None
         and device.index not in node.facts.excluded_devices
+        and (device.numa_cpus is None or device.numa_cpus >= request.exclusive_cpus)
     ]
     if request.same_device:
         return [[state] for state in _ordered(request, allowed, ())]

@@ -1,6 +1,7 @@
 """Placing by example: the items of Volcano's acceptance list that placing decides."""
 
 import random
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -412,6 +413,36 @@ def test_devices_that_fit_in_different_scopes_are_counted_in_the_refusal() -> No
     assert refusal.counts == (("GpusDoNotFitTogether", 1),)
     assert "on one PCIe root" in refusal.reason
     assert refusal.permanent
+
+
+def test_a_pod_gets_no_gpu_where_the_kubelet_has_too_few_cpus_for_it() -> None:
+    full, free = device("GPU-0", 0, numa=0, numa_cpus=1), device("GPU-1", 1, numa=1, numa_cpus=4)
+
+    assert chosen(asking(1), full, free) == [0]
+    assert chosen(asking(1, exclusive_cpus=4), full, free) == [1]
+    assert chosen(asking(1, exclusive_cpus=4), replace(full, numa_cpus=None), free) == [0]
+    refusal = refused(asking(1, exclusive_cpus=5), ledger_node("n1", full, free))
+    assert refusal.counts == (("InsufficientNumaCpus", 1),)
+    assert "too few free CPUs" in refusal.reason
+    assert not refusal.permanent
+    assert [v.reason for v in refusal.nearest_nodes[0].devices] == [
+        f"5 CPUs are requested exclusively, {n} are free on its NUMA node" for n in (1, 4)
+    ]
+
+
+def test_a_container_gets_gpus_of_one_numa_node_where_the_kubelet_requires_it() -> None:
+    three = [device(f"GPU-{n}", n, numa=n % 2, one_numa=True) for n in range(3)]
+    loose = [replace(each, one_numa=False) for each in three]
+
+    assert chosen(asking(2), *three) == [0, 2]
+    assert chosen(asking(3), *loose) == [0, 1, 2]
+    missing = device("GPU-3", 3, healthy=False)
+    refusal = refused(asking(3), ledger_node("n1", *three, missing))
+    assert refusal.counts == (("GpusDoNotFitTogether", 1),)
+    assert "on one NUMA node" in refusal.reason
+    assert refusal.permanent
+    containers = [gpu(f"c{n}", gpus=1, memory=20_000) for n in range(3)]
+    assert chosen(request(*containers), *three) == [2, 1, 0]
 
 
 def mirrored(node_devices: list[Device]) -> MirroredNode:

@@ -84,6 +84,8 @@ def _linked(cards: list[Device], scores: list[int]) -> list[Device]:
 @st.composite
 def _nodes(draw: Any, name: str) -> LedgerNode:
     unit = draw(st.sampled_from([1, 1, 7]))
+    one_numa = draw(st.integers(0, 3)) == 0
+    cpus = draw(st.sampled_from([[None], [None], [0, 2]]))
     modes = draw(st.sampled_from([[*DeviceMode], [DeviceMode.HAMI_CORE], [DeviceMode.MIG]]))
     cards = [
         device(
@@ -97,6 +99,8 @@ def _nodes(draw: Any, name: str) -> LedgerNode:
             mode=draw(st.sampled_from(modes)),
             layouts=draw(st.sampled_from(LAYOUTS)),
             numa=draw(st.sampled_from([None, 0, 0, 1])),
+            one_numa=one_numa,
+            numa_cpus=draw(st.sampled_from(cpus)),
             pcie=draw(st.sampled_from(["", "pci0000:3a", "pci0000:85"])),
             isolation=draw(st.sampled_from([Isolation.SHARED, Isolation.SHARED, *Isolation])),
         )
@@ -173,6 +177,7 @@ def requests(draw: Any) -> PodRequest:
         ),
         anti_affinity_groups=draw(st.sampled_from([(), (), ("g",), ("g", "h")])),
         device_order=draw(st.sampled_from(DeviceOrder)),
+        exclusive_cpus=draw(st.sampled_from([0, 0, 2, 3])),
         node_order=draw(st.sampled_from(NodeOrder)),
         resources={"cpu": draw(st.sampled_from([0, 100, 200])), "pods": 1},
         node_requirements=NodeRequirements(

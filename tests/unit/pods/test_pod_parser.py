@@ -91,6 +91,38 @@ def test_a_resize_that_no_kubelet_will_do_counts_as_what_runs() -> None:
     assert cpu(containerStatuses=[running]) == 999_000
 
 
+GPU_LIMIT = {"volcano.sh/vgpu-number": 1}
+BOTH = {"cpu": "4", "memory": "1Gi"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "requests", "other", "cpus"),
+    [
+        (BOTH, {}, BOTH, 4),
+        (BOTH, {"cpu": "4000m", "memory": "1024Mi"}, BOTH, 4),
+        (BOTH, BOTH, {"cpu": "9", "memory": "1Gi"}, 4),
+        (BOTH | {"cpu": "1500m"}, {}, BOTH, 0),
+        (BOTH, {"cpu": "2"}, BOTH, 0),
+        (BOTH, {}, {"cpu": "1"}, 0),
+        ({}, BOTH, BOTH, 0),
+        ({}, {}, BOTH, 0),
+    ],
+)
+def test_a_guaranteed_pod_gets_whole_cpus_exclusively(
+    limits: dict[str, str], requests: dict[str, str], other: dict[str, str], cpus: int
+) -> None:
+    with_gpu = {"limits": limits | GPU_LIMIT, "requests": requests}
+    containers = [
+        {"name": "c", "resources": with_gpu},
+        {"name": "other", "resources": {"limits": other}},
+    ]
+
+    request = read({"schedulerName": "volcano", "containers": containers}).request
+
+    assert request is not None
+    assert request.exclusive_cpus == cpus
+
+
 def test_templates_of_any_size_are_cached_within_a_bound() -> None:
     parser = PodParser(frozenset({"volcano"}), Rules())
     for number in range(40):

@@ -54,7 +54,7 @@ async def bind(cluster: OneNodeCluster, name: str, *shares: Share) -> Lease:
 async def shown(cluster: OneNodeCluster) -> set[tuple[str, NumaNodes]]:
     """Return the GPUs and the NUMA nodes of their IDs, as the kubelet knows them."""
     assert cluster.agent is not None
-    ids = (await cluster.agent.node.pod_resources.list_numa_nodes())[NUMBER]
+    ids = (await cluster.agent.node.pod_resources.list_allocatable()).numa[NUMBER]
     return {(name.partition("::")[0], nodes) for name, nodes in ids.items()}
 
 

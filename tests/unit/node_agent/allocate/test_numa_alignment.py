@@ -1,18 +1,38 @@
 """The NUMA nodes that device IDs show, by the leases of the pods that come next."""
 
 from dataclasses import replace
+from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from services.node_agent.allocate.numa_alignment import shown_numa_nodes
+from services.node_agent.allocate import numa_alignment
+from services.node_agent.allocate.admission_window import AdmissionWindow
+from services.node_agent.allocate.numa_alignment import NumaAlignment, shown_numa_nodes
+from services.node_agent.kubelet.pods import AllocatableResources, PodResources
+from services.node_agent.kubelet.registration import DevicePlugins
 from shared.dialects.advertised import NumaNodes
 from shared.model.device import Device
 from shared.model.names import DeviceUuid
 from tests.support.build import device
 from tests.support.node_agent.agent import lease_of, share
+from tests.support.node_agent.node import node_of, snapshot_of
 
 UUIDS = [share(n).device for n in range(4)]
 GPU_0, GPU_1, GPU_2, GPU_3 = UUIDS
+
+
+class KubeletCpus:
+    """A kubelet that can give six CPUs exclusively, of which it has given one."""
+
+    async def list_allocatable(self) -> AllocatableResources:
+        return AllocatableResources(numa={}, cpus=frozenset({1, 2, 3, 5, 6, 7}))
+
+    async def list_holdings(self) -> PodResources:
+        return PodResources(cpus=frozenset({2}))
+
+    async def topology_policy(self) -> str:
+        return "single-numa-node"
 
 
 def devices(*numa: int | None) -> dict[DeviceUuid, Device]:
@@ -65,3 +85,28 @@ def test_ids_show_the_numa_nodes_of_the_coming_pods_gpus(
     ]
 
     assert shown_numa_nodes(found, leases) == shown
+
+
+async def test_devices_are_reported_with_the_cpus_that_are_free_on_their_numa_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for numa, cpus in enumerate(("0-2,9\n", "3-5\n")):
+        (tmp_path / str(numa)).write_text(cpus)
+    monkeypatch.setattr(numa_alignment, "CPU_LIST", f"{tmp_path}/{{}}")
+    found = devices(0, 1, 2, None)
+    node = node_of(KubeletCpus(), snapshot=snapshot_of(*found.values()))
+    plugins = DevicePlugins(node, tmp_path, mock.Mock(), mock.Mock())
+    alignment = NumaAlignment(node, plugins, AdmissionWindow(node))
+
+    before = alignment.described(node.devices)
+    monkeypatch.setattr(DevicePlugins, "registrations", 1)
+    await alignment.refresh()
+
+    assert before == node.devices
+    assert node.report_due.is_set()
+    assert [(d.one_numa, d.numa_cpus) for d in alignment.described(node.devices)] == [
+        (True, 1),
+        (True, 2),
+        (True, None),
+        (False, None),
+    ]
