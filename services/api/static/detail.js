@@ -25,7 +25,7 @@ export class Detail {
 
   close() {
     clearInterval(this.timer);
-    this.closing.forEach((one) => one.close());
+    for (const one of [this.histories, ...this.closing]) one?.close();
   }
 
   update() {

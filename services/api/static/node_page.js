@@ -21,7 +21,7 @@ export class NodePage extends Detail {
     this.histories = new Histories(app, `/api/v1/nodes/${encodeURIComponent(name)}/history`, ["Memory", "Compute"], (history) => [
       percentChart(history.memory, history.used_memory, history.memory_capacity), percentChart(history.cores, history.used_cores, history.cores_capacity)]);
     this.pods = new PodsOf(app, { node: name }, (pod) => pod.node === name);
-    this.closing = [this.fleet, this.histories, this.pods];
+    this.closing = [this.fleet, this.pods];
     this.body.append(el("section", { class: "panel wide", "aria-label": "GPUs" }, this.fleet.root), this.facts,
       this.commands,
       this.histories.root, this.devices, this.pods.root);
@@ -61,7 +61,6 @@ export class GpuPage extends Detail {
     this.commands = this.part("Commands");
     const path = `/api/v1/devices/${encodeURIComponent(uuid)}/history`;
     this.histories = new Histories(app, path, ["Memory", "Compute", "Temperature", "Power"], (history) => gpuCharts(history, app.store.devices.get(uuid)));
-    this.closing = [this.histories];
     this.body.append(this.facts, this.hardware, this.leases,
       this.commands, this.histories.root);
     this.poll();

@@ -50,14 +50,6 @@ export class PodPage extends Detail {
     if (events.some((event) => event.pod === this.id && event.number > last)) this.poll();
   }
 
-  /** Show the use of the pod over time, which one without a lease does not have. */
-  showHistories() {
-    if (this.histories) return;
-    this.histories = leasedHistories(this.app, `leases/${encodeURIComponent(this.id)}`);
-    this.closing.push(this.histories);
-    this.trace.before(this.histories.root);
-  }
-
   draw(kinds) {
     if (kinds.has("events")) this.follow();
     const pod = this.found;
@@ -77,7 +69,10 @@ export class PodPage extends Detail {
     else if (!this.planned) this.plan.fill(el("button", { type: "button", "data-key": "plan", onclick: () => this.askPlan() }, "Find out"), el("p", { class: "soft" }, "Shows the pods only: none is evicted."));
     this.shares.fill(...lease ? [el("ul", { class: "shares" }, ...lease.shares.map((share) => shareItem(share, pod.namespace, el("a", { href: url("gpu", share.device), "data-key": `gpu:${share.device}:${share.container}` }, `GPU ${share.index}`), `${share.container}${share.init ? " (init)" : ""}`)))] : []);
     this.showCommands(podCommands(pod, Boolean(waiting)));
-    if (lease || pod.finished) this.showHistories();
+    if (!this.histories && (lease || pod.finished)) { // a pod without a lease has none
+      this.histories = leasedHistories(this.app, `leases/${encodeURIComponent(this.id)}`);
+      this.trace.before(this.histories.root);
+    }
     this.trace.fill(...trace.spans.length ? [waterfall(trace.spans)] : [], ...trace.url ? [el("p", {}, el("a", { href: trace.url, target: "_blank", rel: "noopener noreferrer", "data-key": "trace" }, "Open the trace"))] : []);
   }
 }
@@ -137,7 +132,7 @@ export class NamespacePage extends Detail {
     this.window = this.part("GPU-minutes used in this window", { wide: true });
     this.histories = leasedHistories(app, `namespaces/${encodeURIComponent(name)}`);
     this.pods = new PodsOf(app, { namespace: name }, (pod) => pod.namespace === name);
-    this.closing = [this.chart, this.histories, this.pods];
+    this.closing = [this.chart, this.pods];
     this.window.hidden = this.budget.hidden = this.waits.hidden = true;
     this.body.append(this.facts, this.budget, this.commands, this.waits, this.histories.root, this.window, this.pods.root);
     this.poll();
