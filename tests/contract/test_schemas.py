@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.kubernetes.schemas import faults
+from tests.support.kubernetes.schemas import faults, versions
 from tests.support.packaging import objects
 from tools.generate.pages import DOCS, ROOT
 
@@ -28,6 +28,12 @@ def test_examples_and_objects_on_pages_are_valid() -> None:
 
     assert {"GPUBudget", "GPUQuota", "Job", "ResourceClaim"} <= {it["kind"] for it in whole}
     assert faults(whole) == []
+
+
+def test_the_page_of_versions_names_the_newest_schemas() -> None:
+    page = (DOCS / "versions.md").read_text()
+
+    assert f"by the schemas of 1.30 and 1.{max(versions())}" in page
 
 
 @pytest.mark.parametrize(

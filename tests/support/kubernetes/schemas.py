@@ -34,14 +34,15 @@ def faults(found: Collection[Json]) -> list[str]:
         for it in found
         for minor in (
             int(row[1 + it["apiVersion"].startswith("resource.k8s.io/")]),
-            max(_versions()),
+            max(versions()),
         )
         for fault in _faults(json.dumps(it), minor)
     ]
 
 
 @cache
-def _versions() -> dict[int, Traversable]:
+def versions() -> dict[int, Traversable]:
+    """Return the schemas without unknown fields, by the minor versions of Kubernetes."""
     found = (files("kubernetes_validate") / "kubernetes-json-schema").iterdir()
     strict = [each for each in found if each.name.endswith("-strict")]
     return {int(each.name.split(".")[1]): each / "_definitions.json" for each in strict}
@@ -60,7 +61,7 @@ def _faults(text: str, minor: int) -> list[str]:
 
 @cache
 def _kinds(minor: int) -> dict[tuple[str, str], Draft202012Validator]:
-    definitions = json.loads(_versions()[minor].read_text())["$defs"]
+    definitions = json.loads(versions()[minor].read_text())["$defs"]
     built_in = {
         (f"{of['group']}/{of['version']}".removeprefix("/"), of["kind"]): {
             "$ref": f"#/$defs/{name}"
