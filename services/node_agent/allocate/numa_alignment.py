@@ -115,6 +115,9 @@ class NumaAlignment:
             self.node.report_due.set()
         await self.align()
         free = await self._count_cpus() if self._policy in REJECTING else {}
+        if self.plugins.unserved() or self.plugins.newly_served():
+            # A kubelet that has just started lists no pods: more free CPUs do not count yet.
+            free = {numa: min(n, self._free_cpus.get(numa, n)) for numa, n in free.items()}
         if free != self._free_cpus:
             self._free_cpus = free
             self.node.report_due.set()

@@ -25,11 +25,14 @@ GPU_0, GPU_1, GPU_2, GPU_3 = UUIDS
 class KubeletCpus:
     """A kubelet that can give six CPUs exclusively, of which it has given one."""
 
+    def __init__(self) -> None:
+        self.given = {2}
+
     async def list_allocatable(self) -> AllocatableResources:
         return AllocatableResources(numa={}, cpus=frozenset({1, 2, 3, 5, 6, 7}))
 
     async def list_holdings(self) -> PodResources:
-        return PodResources(cpus=frozenset({2}))
+        return PodResources(cpus=frozenset(self.given))
 
     async def topology_policy(self) -> str:
         return "single-numa-node"
@@ -94,7 +97,8 @@ async def test_devices_are_reported_with_the_cpus_that_are_free_on_their_numa_no
         (tmp_path / str(numa)).write_text(cpus)
     monkeypatch.setattr(numa_alignment, "CPU_LIST", f"{tmp_path}/{{}}")
     found = devices(0, 1, 2, None)
-    node = node_of(KubeletCpus(), snapshot=snapshot_of(*found.values()))
+    kubelet = KubeletCpus()
+    node = node_of(kubelet, snapshot=snapshot_of(*found.values()))
     plugins = DevicePlugins(node, tmp_path, mock.Mock(), mock.Mock())
     alignment = NumaAlignment(node, plugins, AdmissionWindow(node))
 
@@ -104,9 +108,12 @@ async def test_devices_are_reported_with_the_cpus_that_are_free_on_their_numa_no
 
     assert before == node.devices
     assert node.report_due.is_set()
-    assert [(d.one_numa, d.numa_cpus) for d in alignment.described(node.devices)] == [
-        (True, 1),
-        (True, 2),
-        (True, None),
-        (False, None),
-    ]
+    described = [(d.one_numa, d.numa_cpus) for d in alignment.described(node.devices)]
+    assert described == [(True, 1), (True, 2), (True, None), (False, None)]
+
+    kubelet.given.clear()
+    starting = frozenset({"a resource"})
+    for registered, free in ((starting, 1), (frozenset[str](), 2)):
+        monkeypatch.setattr(plugins, "newly_served", lambda shown=registered: shown)
+        await alignment.refresh()
+        assert alignment.described(node.devices)[0].numa_cpus == free
