@@ -59,10 +59,11 @@ class KubeletPodResources:
         request = api_pb2.AllocatableResourcesRequest()
         response = await self._call(self._stub.GetAllocatableResources, request)
         numa: dict[str, dict[str, NumaNodes]] = {}
-        for devices in response.devices:
-            nodes = tuple(node.ID for node in devices.topology.nodes)
+        for devices in response.devices:  # a device of several NUMA nodes occurs once for each
+            nodes = {node.ID for node in devices.topology.nodes}
             ids = numa.setdefault(devices.resource_name, {})
-            ids.update(dict.fromkeys(devices.device_ids, nodes))
+            for name in devices.device_ids:
+                ids[name] = tuple(sorted(nodes.union(ids.get(name, ()))))
         return AllocatableResources(numa=numa, cpus=frozenset(response.cpu_ids))
 
     async def _call(

@@ -74,7 +74,7 @@ class PodResourcesService(api_pb2_grpc.PodResourcesListerServicer):  # type: ign
     async def GetAllocatableResources(  # noqa: N802 - gRPC's name
         self, request: api_pb2.AllocatableResourcesRequest, context: grpc.aio.ServicerContext
     ) -> api_pb2.AllocatableResourcesResponse:
-        """Return all healthy devices, allocated or not."""
+        """Return all healthy devices, allocated or not, each once per NUMA node."""
         await self._check_rate(context)
         devices = self._devices()
         return api_pb2.AllocatableResourcesResponse(
@@ -82,10 +82,11 @@ class PodResourcesService(api_pb2_grpc.PodResourcesListerServicer):  # type: ign
                 api_pb2.ContainerDevices(
                     resource_name=name,
                     device_ids=[each],
-                    topology=_topology(devices.numa.get(name, {}).get(each, ())),
+                    topology=api_pb2.TopologyInfo(nodes=nodes),
                 )
                 for name, found in devices.healthy.items()
                 for each in sorted(found)
+                for nodes in _numa_nodes(devices.numa.get(name, {}).get(each, ()))
             ]
         )
 
@@ -115,8 +116,8 @@ class PodResourcesService(api_pb2_grpc.PodResourcesListerServicer):  # type: ign
         )
 
 
-def _topology(numa: Iterable[int]) -> api_pb2.TopologyInfo:
-    return api_pb2.TopologyInfo(nodes=[api_pb2.NUMANode(ID=node) for node in sorted(numa)])
+def _numa_nodes(numa: Iterable[int]) -> list[list[api_pb2.NUMANode]]:
+    return [[api_pb2.NUMANode(ID=node)] for node in sorted(numa)] or [[]]
 
 
 def _clear(socket: Path) -> None:

@@ -235,7 +235,7 @@ async def test_pod_resources_answers_for_one_pod_and_for_all_healthy_devices() -
 
         (only,) = answer.pod_resources.containers[0].devices
         assert (only.resource_name, list(only.device_ids)) == (SLOT, ["a"])
-        assert [list(each.device_ids) for each in every.devices] == [["a", "b"]]
+        assert [list(each.device_ids) for each in every.devices] == [["a"], ["b"]]
         assert missing.value.code() is grpc.StatusCode.NOT_FOUND
 
 

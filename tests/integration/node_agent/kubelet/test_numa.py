@@ -87,14 +87,16 @@ async def test_while_a_pod_comes_only_its_gpus_show_a_numa_node() -> None:
     async with cluster_with(SINGLE) as cluster:
         assert cluster.agent is not None
         await until(lambda: cluster.agent and cluster.agent.window.aligns_numa)
-        lease = lease_of("coming", share(2), state=LeaseState.RESERVED, version=1)
+        lease = lease_of("coming", share(1), share(2), state=LeaseState.RESERVED, version=1)
         other = lease_of("other", share(0), state=LeaseState.RESERVED, version=1)
         request = BindRequest(node=NodeName(NODE), leases=(lease, other))
         reply = await cluster.agent.admit_binds(request)
 
         assert reply.deferred_pods == (other.pod,)
-        assert {gpu for gpu, nodes in await shown(cluster) if nodes == (1,)} == {share(2).device}
-        assert len([nodes for _, nodes in await shown(cluster) if nodes]) == 1
+        expected = {(share(n).device, (0, 1) if n in {1, 2} else ()) for n in range(4)}
+        assert await shown(cluster) == expected
+        allocatable = await cluster.agent.node.pod_resources.list_allocatable()
+        assert cluster.agent.plugins.are_shown(allocatable.numa)
 
 
 @pytest.mark.parametrize("allowed", [True, False], ids=["policy none", "policy not readable"])
