@@ -196,6 +196,8 @@ class EventWriter:
             if new.once:
                 return self._remember(event, 1)
             count = await self.api.get_event_count(namespace, name)
+            if not count:  # it has expired meanwhile, or there was another conflict
+                raise
             patch = count_patch(count + new.count, new.last_at)
             await self.api.patch_event(namespace, name, patch)
         self._remember(event, count + new.count)

@@ -1,6 +1,6 @@
 """Conditions and Events explain what happens to pods and nodes: soon, once, and never too often."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from services.binder.observations import PodSnapshot
 from services.binder.report.event_writer import (
     MAX_QUEUED,
     REPEAT_S,
+    RETRY_S,
     ConditionWriter,
     EventWriter,
     NoEvents,
@@ -261,6 +262,32 @@ async def test_a_message_that_is_repeated_often_is_read_and_written_once_a_minut
             writer.explain(explain(refused(name="other")))
             pods.seen["other"] = seen("other")
             await until(written(2 * count))
+
+
+class Conflicting(FakePods):
+    """An API server whose first reply about an Event that does not exist is a conflict."""
+
+    refused = 1
+
+    async def create_event(self, namespace: str, body: Mapping[str, Any]) -> None:
+        if self.refused:
+            self.refused -= 1
+            raise ConflictError("try again")
+        await super().create_event(namespace, body)
+
+
+async def test_an_event_that_met_a_conflict_and_does_not_exist_is_written_later() -> None:
+    pods, clock = Conflicting(), FakeClock()
+    writer = EventWriter(pods, clock)
+
+    async with running(writer.write_events):
+        writer.record(event())
+        await until(lambda: not pods.refused)
+        clock.advance(RETRY_S)
+        await until(lambda: pods.events)
+
+    (written,) = pods.events.values()
+    assert written["count"] == 1
 
 
 async def test_equal_events_are_one_event_with_a_count() -> None:
