@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated
 
@@ -240,6 +241,16 @@ def ends_by(lease: Lease) -> float | None:
     if term.max_run_s is None:
         return None
     return _start(lease) + term.max_run_s + term.grace_s + END_MARGIN_S
+
+
+def end_text(term: Term, now: float) -> str:
+    """Return when a pod that starts now reaches its maximum run time, in RFC 3339 and UTC; or "".
+
+    With the offset `+00:00`: before 3.11 Python's `fromisoformat` does not read `Z`.
+    """
+    if term.max_run_s is None:
+        return ""
+    return datetime.fromtimestamp(now + term.max_run_s, UTC).isoformat(timespec="seconds")
 
 
 START_MARGIN_S = 60.0

@@ -42,8 +42,9 @@ EXPECTED_RUN_TIME = "leasehold.dev/expected-run-time"
 """Annotations of a pod, written by its author: durations such as `90m` or `2h30m`. Admission writes
 the former into `spec.activeDeadlineSeconds`, which the kubelet enforces."""
 ENDS_AT = "LEASEHOLD_ENDS_AT"
-"""Variable of a container whose pod has a maximum run time: when the kubelet ends it, not before.
-"""
+ENDS_AT_ANNOTATION = "leasehold.dev/ends-at"
+"""Variable of a container, and annotation that the Binding writes, if the pod has a maximum run
+time: when the kubelet ends it, not before. See `shared.model.lease.end_text`."""
 
 OFFER = "leasehold.dev/offer"
 """Annotation of a waiting pod of kube-scheduler, as `NODE@NUMBER`: something was freed for it, on

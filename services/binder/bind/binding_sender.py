@@ -15,9 +15,9 @@ from services.binder.observations import PodSnapshot
 from shared.dialects import DIALECTS
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, UnavailableError
-from shared.model.lease import Lease, LeaseState
+from shared.model.lease import Lease, LeaseState, end_text
 from shared.model.lease_copy import ANNOTATION, dump_lease
-from shared.model.names import PodUid
+from shared.model.names import ENDS_AT_ANNOTATION, PodUid
 from shared.runtime.service import loops
 
 CONCURRENCY = 32
@@ -57,10 +57,16 @@ BOUND = BindingResult(BindingOutcome.BOUND)
 
 
 def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
-    """Return all annotations that the Binding writes: the dialect's, and the lease."""
+    """Return all annotations that the Binding writes: the dialect's, the lease, and its end.
+
+    The kubelet counts the maximum run time from when it admits the pod, just after the Binding: it
+    never ends a pod before the time in the annotation.
+    """
     dialect = DIALECTS.get(lease.dialect)
     of_dialect = dialect.binding_annotations(lease, now_s) if dialect else {}
-    return {**of_dialect, ANNOTATION: dump_lease(lease)}
+    ends_at = end_text(lease.term, now_s)
+    own = {ENDS_AT_ANNOTATION: ends_at} if ends_at else {}
+    return {**of_dialect, ANNOTATION: dump_lease(lease), **own}
 
 
 def needs_binding(lease: Lease) -> bool:

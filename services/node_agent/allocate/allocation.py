@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 
 from msgspec import structs
 
@@ -30,7 +29,7 @@ from shared.dialects.reserved import VISIBLE, is_reserved, may_set_reserved
 from shared.model.claim import DRIVER, device_name
 from shared.model.device import Device, DeviceMode, Isolation
 from shared.model.errors import RequestError
-from shared.model.lease import Lease, LeaseState, Share
+from shared.model.lease import Lease, LeaseState, Share, end_text
 from shared.model.names import ENDS_AT, DeviceUuid, NodeName, PodUid
 from shared.model.request import SharingPolicy
 
@@ -206,10 +205,8 @@ def grant(
         )
     check_devices(shares, node.devices)
     setup = container_setup(lease, container.name, node)
-    if lease.term.max_run_s is not None:
-        ends_at = datetime.fromtimestamp(node.now + lease.term.max_run_s, UTC)
-        text = ends_at.isoformat(timespec="seconds")
-        setup = replace(setup, environment={**setup.environment, ENDS_AT: text})
+    if ends_at := end_text(lease.term, node.now):
+        setup = replace(setup, environment={**setup.environment, ENDS_AT: ends_at})
     return new_entry(
         lease,
         container.name,

@@ -35,7 +35,7 @@ from shared.model.names import OFFER, Namespace, NodeName, PodUid
 from shared.model.node import HOSTNAME, AntiAffinityTerm, LabelRequirement
 from shared.model.placement import Placement, Refusal
 from shared.model.quota import Quota, QuotaLimits
-from shared.model.request import GpuRequest, PodRequest
+from shared.model.request import GpuRequest, PodRequest, Term
 from tests.support.binder.world import FakeAgents, FakeBus, NewWorld, World, chosen, lease, running
 from tests.support.clock import FakeClock
 from tests.support.placer.ledger import NOW, assert_sound, facts, ledger, queued, reservation, share
@@ -64,6 +64,22 @@ async def test_a_placement_is_bound_once_with_all_annotations_after_its_lease_is
     assert [type(event) for event in events] == [PodBound]
     assert (await world.leases())[POD].state is LeaseState.BOUND
     assert states == [LeaseState.BOUND]
+
+
+@pytest.mark.parametrize(
+    ("term", "ends_at"),
+    [(Term(), None), (Term(max_run_s=5400, expected_run_s=60), "1970-01-01T01:46:40+00:00")],
+)
+async def test_a_pod_is_told_when_its_maximum_run_time_is_over_if_it_has_one(
+    new_world: NewWorld, term: Term, ends_at: str | None
+) -> None:
+    ending = structs.replace(lease(), term=term)
+    world = await new_world(ending, clock=FakeClock(1000.0))
+
+    await world.bind_all(ending)
+
+    ((_, _, annotations),) = world.pods.bindings
+    assert annotations.get("leasehold.dev/ends-at") == ends_at
 
 
 async def test_an_expired_lease_is_not_bound_and_its_binding_fails(world: World) -> None:
