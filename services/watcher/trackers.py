@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from services.watcher.pod_groups import PodGroupChanges, PodGroupIndex
 from shared.dialects.vocabulary import no_node_has, unknown_gpus
-from shared.model.bounds import MOST_ENTRIES, cut
+from shared.model.bounds import MOST, MOST_ENTRIES, cut
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import (
     NodeChanged,
@@ -165,10 +165,16 @@ class PodTracker:
         ]
 
     def with_usage(self, node: NodeFacts) -> NodeFacts:
-        """Add what its pods without a lease use to a node's facts."""
+        """Add what its pods without a lease use to a node's facts.
+
+        Of resources that the node does not have, kubelets let pods use any amount.
+        """
+        used = self.usage.get(node.name, {})
         return replace(
             node,
-            used_by_others={key: n for key, n in self.usage.get(node.name, {}).items() if n},
+            used_by_others={
+                key: min(max(used[key], -MOST), MOST) for key in node.allocatable if used.get(key)
+            },
             anti_affinity=resolve_all(self.anti_affinity.get(node.name, ()), self.namespaces),
             repelling_pods=tuple(sorted(self.repelling_pods.get(node.name, ()))[:MOST_ENTRIES]),
         )

@@ -27,7 +27,8 @@ LABEL_LENGTH = 63
 MOST_XIDS = 16
 """Numbers of XID events of a device."""
 _NO_LABEL = re.compile(r"[^A-Za-z0-9_.-]+")
-_NAMESPACE_OF_POD = re.compile(r"([a-z0-9-]+)/[a-z0-9.-]+")
+_NAMESPACE_OF_POD = re.compile(r"(?<![a-z0-9-])([a-z0-9-]+)/[a-z0-9.-]+")
+"""Only whole words are tried, so that the time is linear."""
 
 
 class DeviceMode(StrEnum):

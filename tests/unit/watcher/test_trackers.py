@@ -13,13 +13,21 @@ from services.watcher.sources import foreign_devices, parse_node
 from services.watcher.trackers import RESYNC_SHARDS, ForeignDeviceTracker, NodeTracker, PodTracker
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiNode, ApiPod
+from shared.model.bounds import MOST, MOST_ENTRIES
 from shared.model.device import Device
 from shared.model.errors import RequestError
 from shared.model.events.node_events import DeviceReported
-from shared.model.events.pod_events import PodGated, PodQueued, PodRejected, PodTerminated
+from shared.model.events.pod_events import (
+    NodeChanged,
+    PodGated,
+    PodQueued,
+    PodRejected,
+    PodTerminated,
+)
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import AntiAffinityTerm, LabelRequirement, NodeFacts
 from shared.model.request import PodRequest
+from shared.nats import wire
 from shared.pods.observed_pod import ObservedPod
 from shared.pods.pod_parser import PodParser
 
@@ -39,6 +47,9 @@ BOUND = structs.replace(WAITING, node=NodeName("a"), has_lease=True, resource_ve
 
 
 FOREIGN = structs.replace(BOUND, pod=PodUid("u2"), ours=False, has_lease=False)
+
+
+NODE = NodeFacts(name=NodeName("a"), allocatable={"cpu": 4000, "pods": 110})
 
 
 INVALID = structs.replace(WAITING, request=None, request_error="cores 101")
@@ -95,9 +106,24 @@ def test_a_leased_pod_uses_of_its_node_beside_the_lease_what_it_has_grown_by() -
     grown = structs.replace(BOUND, grown={"cpu": 7000})
 
     pods.update(grown, BOUND)
-    assert pods.with_usage(NodeFacts(name=NodeName("a"))).used_by_others == {"cpu": 7000}
+    assert pods.with_usage(NODE).used_by_others == {"cpu": 7000}
     pods.remove(grown)
-    assert pods.with_usage(NodeFacts(name=NodeName("a"))).used_by_others == {}
+    assert pods.with_usage(NODE).used_by_others == {}
+
+
+def test_pods_of_any_amounts_leave_the_facts_of_their_node_within_bounds() -> None:
+    pods = PodTracker()
+    nodes = NodeTracker(pods)
+    for number in range(2):
+        names = {f"example.com/{number}-{each}": 1 for each in range(MOST_ENTRIES)}
+        resources = names | {"cpu": MOST, "example.com/many": MOST}
+        pod = structs.replace(FOREIGN, pod=PodUid(f"many-{number}"), resources=resources)
+        pods.update(pod, None)
+
+    [change] = nodes.update(NODE, 1)
+
+    assert wire.decode(wire.encode([change]), NodeChanged) == [change]
+    assert change.node.used_by_others == {"cpu": MOST}
 
 
 def test_a_pod_at_the_budgets_gate_is_published_once_and_queued_without_the_gate() -> None:
@@ -130,7 +156,7 @@ def test_a_gated_pod_that_is_deleted_is_forgotten() -> None:
 def test_only_pods_without_a_lease_count_as_usage_of_their_node() -> None:
     pods = PodTracker()
     nodes = NodeTracker(pods)
-    nodes.update(NodeFacts(name=NodeName("a")), 1)
+    nodes.update(NODE, 1)
     pods.update(BOUND, None)
     pods.update(FOREIGN, None)
 
