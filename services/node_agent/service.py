@@ -222,7 +222,7 @@ class NodeAgent:
                         devices=self._reported_devices(),
                         served=served,
                         newly_served=newly_served,
-                        allocations=self.checkpoint.allocations,
+                        allocations=self.checkpoint.reported,
                         reported_at=self._next_reported_at(),
                         pods_unreadable=bool(self.pods.unreadable_reason),
                         fences=self.checkpoint.device_fences,

@@ -12,6 +12,7 @@ from shared.model.bounds import (
     MOST_CONTAINERS,
     MOST_ENTRIES,
     MOST_SHARES,
+    MOST_WITH_GPUS,
     check_bounds,
     check_size,
     check_text,
@@ -134,6 +135,11 @@ def _check_sizes(pod: PodManifest) -> None:
         raise RequestError(
             f"the pod requests GPUs and has {len(pod.containers)} containers; at most "
             f"{MOST_CONTAINERS} are allowed"
+        )
+    if len(requesting) > MOST_WITH_GPUS:
+        raise RequestError(
+            f"{len(requesting)} containers of the pod request GPUs; at most {MOST_WITH_GPUS} are "
+            "allowed"
         )
 
 

@@ -19,6 +19,8 @@ MOST_VERSION = 2**52
 """Versions and fences are below: the ledger counts in doubles, and could not count on from more."""
 MOST_CONTAINERS = 128
 """Containers, init containers included, of a pod that requests GPUs."""
+MOST_WITH_GPUS = 32
+"""Those of them that request GPUs: a node's agent records the lease with each of them."""
 MOST_SHARES = 128
 """Shares of one lease: more than the MIG instances of 16 GPUs."""
 LONGEST_MEMO = 16_384

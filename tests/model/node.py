@@ -251,7 +251,7 @@ class Node:
                     node=self.name,
                     devices=self.reported_devices(),
                     served=(TRIGGER,),
-                    allocations=self.agent.checkpoint.allocations,
+                    allocations=self.agent.checkpoint.reported,
                     reported_at=self.reported_at,
                     fences=self.agent.checkpoint.device_fences,
                 )

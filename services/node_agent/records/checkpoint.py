@@ -145,6 +145,12 @@ class Checkpoint:
         return tuple(entry.allocation for entry in self.by_key.values())
 
     @property
+    def reported(self) -> tuple[Allocation, ...]:
+        """One allocation for each lease, in its newest version: it has all containers' shares."""
+        by_version = sorted(self.allocations, key=lambda each: each.lease.version)
+        return tuple({each.pod: each for each in by_version}.values())
+
+    @property
     def device_fences(self) -> dict[DeviceUuid, int]:
         """The newest fence honoured for each device, also for pods that have ended."""
         newest: dict[DeviceUuid, int] = {}

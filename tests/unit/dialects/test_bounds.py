@@ -13,6 +13,7 @@ from shared.model.bounds import (
     MOST_CONTAINERS,
     MOST_ENTRIES,
     MOST_SHARES,
+    MOST_WITH_GPUS,
 )
 from shared.pods.pod_parser import PodParser
 from tests.support.webhook import reviews
@@ -40,6 +41,10 @@ def pod(
     return made
 
 
+def with_gpus(count: int) -> list[dict[str, Any]]:
+    return [{"name": f"c-{number}", "resources": {"limits": VGPU}} for number in range(count)]
+
+
 def affinity(names: int) -> dict[str, Any]:
     values = [f"node-{number:058}" for number in range(names)]
     expression = {"key": "kubernetes.io/hostname", "operator": "In", "values": values}
@@ -65,6 +70,10 @@ LARGE = {
     "containers": (
         pod(*({"name": f"{number:063}"} for number in range(200))),
         f"201 containers; at most {MOST_CONTAINERS}",
+    ),
+    "containers with GPUs": (
+        pod(*with_gpus(MOST_WITH_GPUS)),
+        f"{MOST_WITH_GPUS + 1} containers of the pod request GPUs; at most {MOST_WITH_GPUS}",
     ),
     "shares": (
         pod(limits={"volcano.sh/vgpu-number": "1000"}),
@@ -109,6 +118,7 @@ def test_a_group_name_that_no_object_can_have_is_refused(name: str) -> None:
     [
         pod(affinity=affinity(450)),
         pod(*({"name": f"{number:063}"} for number in range(MOST_CONTAINERS - 1))),
+        pod(*with_gpus(MOST_WITH_GPUS - 1)),
         pod(limits={"volcano.sh/vgpu-number": str(MOST_SHARES)}),
         pod(annotations={GROUP: "g" * 253, **SPREAD}),
         pod(tolerations=[{"key": f"k{number}"} for number in range(1000)]),

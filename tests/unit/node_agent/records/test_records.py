@@ -12,8 +12,11 @@ from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.known_leases import KnownLeases
 from shared.dialects.dialect import ContainerSetup
+from shared.model.bounds import MOST, MOST_WITH_GPUS
+from shared.model.events.node_events import DeviceReported
 from shared.model.lease import ClaimAllocation, Lease, LeaseState
 from shared.model.names import NodeName, PodUid
+from shared.nats import wire
 from tests.support.node_agent.agent import lease_of, share
 from tests.support.node_agent.node import entry_of
 
@@ -33,6 +36,31 @@ async def test_a_checkpoint_reads_back_as_it_was_written(tmp_path: Path) -> None
     assert second.by_key == first.by_key
     assert second.fences == first.fences
     assert not second.lost
+
+
+PODS = 110
+"""Of a node, by the kubelet's default."""
+MAX_PAYLOAD = 1_048_576
+"""Bytes of a message, by the default of NATS."""
+
+
+def test_what_a_node_reports_of_pods_with_many_containers_fits_into_one_message() -> None:
+    names = [f"container-{number:04}" for number in range(MOST_WITH_GPUS)]
+    leases = [
+        lease_of(f"{pod:036}", *(share(container=name, fence=MOST) for name in names))
+        for pod in range(PODS)
+    ]
+    checkpoint, before = Checkpoint(Path("unused"), "node-0"), structs.replace(leases[0], version=1)
+    for lease in (before, *leases):
+        for name in names[lease is before :]:
+            made = entry_of(lease, container=name)
+            checkpoint.by_key[made.key] = made
+    report = DeviceReported(
+        node=NodeName("node-0"), devices=(), served=(), allocations=checkpoint.reported
+    )
+
+    assert [each.lease for each in report.allocations] == leases
+    assert len(wire.encode([report])) < MAX_PAYLOAD
 
 
 async def test_an_interrupted_write_does_not_affect_later_ones(
