@@ -169,7 +169,7 @@ class PodTracker:
 
         Of resources that the node does not have, kubelets let pods use any amount.
         """
-        used = self.usage.get(node.name, {})
+        used: Mapping[str, int] = self.usage.get(node.name, {})
         return replace(
             node,
             used_by_others={

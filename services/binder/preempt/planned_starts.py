@@ -70,16 +70,23 @@ MOST_EVENTS = 16
 """Pods of a gang that get an Event, and the text in their condition."""
 
 
-def aged_rank(unit: WaitingUnit, fair_share: FairShare, now: float) -> tuple[bool, int, float]:
-    """Return a key that puts what has waited for `AGED_S` before others of its rank, oldest first.
+def in_turn(units: Iterable[WaitingUnit], fair_share: FairShare, now: float) -> list[WaitingUnit]:
+    """Return what waits in the order in which its starts are planned.
 
-    The others stay in the order that they have.
+    What has waited for `AGED_S` comes before others of its rank, oldest first; the others stay in
+    the order that they have. Those beyond the first of their namespaces come last: however many of
+    one cannot be planned, the others get their turn.
     """
-    has_budget = fair_share.entitlement_of(unit.namespace).has_budget
-    return not has_budget, -unit.priority, min(unit.since, now - AGED_S)
+
+    def rank(unit: WaitingUnit) -> tuple[bool, int]:
+        return not fair_share.entitlement_of(unit.namespace).has_budget, -unit.priority
+
+    aged = sorted(units, key=lambda unit: (rank(unit), min(unit.since, now - AGED_S)))
+    beyond = beyond_share(aged)
+    return sorted(aged, key=lambda unit: (rank(unit), unit.id in beyond))
 
 
-def beyond_share(ordered: Iterable[StoredStart]) -> set[str]:
+def beyond_share(ordered: Iterable[StoredStart | WaitingUnit]) -> set[str]:
     """Return the IDs of those beyond the first `NAMESPACE_STARTS` of their namespaces."""
     seen, beyond = Counter[Namespace](), set[str]()
     for each in ordered:
@@ -341,8 +348,9 @@ class StartPlanner:
                 await self.withdraw(start, lost)
         fair_share = await self.ledger.totals.fair_share()
         queue = fair_queue(left, fair_share)
-        units = waiting_units(queue, nodes, now=now, after_s=self.after_s)
-        units.sort(key=lambda unit: (unit.id not in self._left, *aged_rank(unit, fair_share, now)))
+        waiting_long = waiting_units(queue, nodes, now=now, after_s=self.after_s)
+        units = in_turn(waiting_long, fair_share, now)
+        units.sort(key=lambda unit: unit.id not in self._left)
         run_times = await self.ledger.run_times.load()
         ends = {
             lease.pod: end

@@ -548,6 +548,23 @@ async def test_the_first_of_the_queue_gets_a_start_and_the_next_one_after_it(
     assert [each.id for each in await starts(at)] == [second]
 
 
+async def test_pods_of_a_namespace_that_get_no_start_do_not_keep_others_from_theirs(
+    at: Scene,
+) -> None:
+    await running(at, 0, NO_TERM)
+    await running(at, 1, HOUR)
+    now = at.clock.now()
+    for number in range(MOST_TRIED):
+        await at.waiting(f"endless-{number}", mib=16_000, gpus=2, since=now - 2 * AGED_S)
+    modest = await at.waiting("modest", mib=16_000, namespace="c", since=now - AGED_S)
+    binder = at.binder()
+    for _ in range(2):
+        await step(at, binder)
+        at.clock.advance(MAX_PLAN_S)
+
+    assert [each.id for each in await starts(at)] == [modest]
+
+
 async def test_a_plan_that_cannot_be_stored_leaves_the_one_before_it(at: Scene) -> None:
     await running(at, 0)
     await running(at, 1)
