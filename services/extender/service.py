@@ -28,13 +28,13 @@ from shared.model.ledger import FeedTruncatedError
 from shared.model.names import NodeName, PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.request import PodRequest
-from shared.placing.choice.container_choice import build_shares
 from shared.placing.choice.device_choice import allowed_modes, choose_devices
 from shared.placing.index.node_index import NodeIndex, placement_key
 from shared.placing.index.node_sets import Excluded
 from shared.placing.index.ranked_nodes import LAST_RANK, request_kind
 from shared.placing.index.threshold_column import store
 from shared.placing.mirror.node_mirror import MirroredNode
+from shared.placing.placement import placement_of
 from shared.placing.refusal.quota_refusals import narrowed, over_quota
 from shared.placing.refusal.refusals import cached_refusal, explain_refusal
 from shared.runtime import telemetry
@@ -370,12 +370,9 @@ class Extender:
     def _place(self, request: PodRequest, node: NodeName) -> Placement:
         """Return the shares that the pod gets on a node; none if nothing fits."""
         mirrored = self.mirror.nodes.get(node)
-        picks = choose_devices(request, mirrored) if mirrored is not None else None
-        return Placement(
-            node=node,
-            shares=build_shares(picks or ()),
-            node_version=mirrored.version if mirrored is not None else 0,
-        )
+        if mirrored is None:
+            return Placement(node=node, shares=())
+        return placement_of(mirrored, choose_devices(request, mirrored) or [])
 
     def _hold(self, pod: RememberedPod, node: NodeName) -> None:
         """Count the share on the node as used until the pod is bound, for a moment at most."""

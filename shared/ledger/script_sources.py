@@ -10,6 +10,7 @@ from typing import NamedTuple
 from shared.ledger.rows.lease_rows import NUMBER_OF_STATE
 from shared.ledger.rows.record_sizes import LIMITS
 from shared.ledger.server_errors import KEEPS_KEYS
+from shared.model.device import NUMA_CPUS_PREFIX
 from shared.model.lease import TRANSITIONS, LeaseState
 from shared.model.node import CORDON_PREFIX, NOT_LISTED_CODE, REPLACED_CODE
 
@@ -79,6 +80,7 @@ def _literals() -> Mapping[str, str]:
     found = {name: str(value) for name, value in LIMITS.items()}
     found |= {state.name: str(NUMBER_OF_STATE[state]) for state in LeaseState}
     found |= {"KEEPS_KEYS": f"'{KEEPS_KEYS}'", "CORDON_PREFIX": f"'{CORDON_PREFIX}'"}
+    found["NUMA_CPUS_PREFIX"] = f"'{NUMA_CPUS_PREFIX}'"
     for names, values in _NUMBERS.findall((_FOLDER / "common" / "state.lua").read_text()):
         found |= dict(zip(names.split(", "), values.split(", "), strict=True))
     return found

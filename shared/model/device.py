@@ -75,6 +75,18 @@ class MigLayout:
         return tuple(profile for profile in self.profiles for _ in range(profile.count))
 
 
+NUMA_CPUS_PREFIX = "cpu of NUMA node "
+
+
+def numa_cpus_name(numa: int) -> str:
+    """Return the name by which nodes and leases count exclusive CPUs of a NUMA node.
+
+    It is a resource that the ledger counts as any other of the node; Kubernetes has none with
+    spaces. Its unit is one CPU.
+    """
+    return f"{NUMA_CPUS_PREFIX}{numa}"
+
+
 Links = Annotated[Mapping[DeviceUuid, Count], Meta(max_length=MOST_DEVICES)]
 
 
@@ -110,8 +122,9 @@ class Device:
     power_limit_w: Count = 0
     """The most power that it draws, in W; 0: unknown."""
     numa_cpus: Count | None = None
-    """CPUs on its NUMA node that the kubelet can still give to containers exclusively, where it
-    rejects those that would get other CPUs; None: it does not."""
+    """CPUs on its NUMA node that the kubelet can give to containers exclusively, less those that
+    pods have beyond their leases, where it rejects containers that would get other CPUs; None: it
+    does not."""
     one_numa: bool = False
     """All devices of a container must be on one NUMA node (policy `single-numa-node`)."""
 

@@ -192,7 +192,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The allocation, if a ResourceClaim holds the lease; None: a pod holds it."""
     dialect: ShortText = ""
     resources: Resources = msgspec.field(default_factory=dict)
-    """Resources other than devices, in the units of `PodRequest.resources`."""
+    """Resources other than devices, in the units of `PodRequest.resources`; and exclusive CPUs, by
+    `shared.model.device.numa_cpus_name`."""
     anti_affinity_groups: Groups = ()
     gang: KeyText = ""
     memo: MemoText = ""

@@ -53,15 +53,19 @@ def reservation_for(
     read_version: int | None = None,
     repels: tuple[AntiAffinityTerm, ...] = (),
 ) -> Reservation:
-    """Return the request for a lease on the first of the candidates that fits."""
+    """Return the request for a lease on the first of the candidates that fits.
+
+    A lease has one set of resources: candidates that take other CPUs than the first are left out.
+    """
     request = queued.request
+    numa_cpus = candidates[0].numa_cpus if candidates else {}
     return Reservation(
         pod=queued.pod,
         namespace=queued.namespace,
         name=queued.name,
-        candidates=candidates,
+        candidates=tuple([each for each in candidates if each.numa_cpus == numa_cpus]),
         dialect=request.dialect,
-        resources=request.resources,
+        resources=request.resources | numa_cpus if numa_cpus else request.resources,
         anti_affinity_groups=request.anti_affinity_groups,
         gang=request.gang.name if request.gang else "",
         priority=request.priority,

@@ -9,6 +9,7 @@ from shared.model.bounds import (
     KeyText,
     LongText,
     MessageText,
+    Resources,
     ShortText,
 )
 from shared.model.lease import Share
@@ -20,6 +21,8 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     node: NodeName
     shares: tuple[Share, ...]
+    numa_cpus: Resources = msgspec.field(default_factory=dict)
+    """What it takes beside the pod's resources, by `numa_cpus_name`."""
     node_version: Fence = 0
     """The version of the node in the ledger that the choice is based on."""
     weighed: LongText = ""

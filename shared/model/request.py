@@ -126,6 +126,9 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     strict: bool = False
     limited: bool = True
     """HAMi-core must enforce its limits, unless it is a whole device (not in gpushare)."""
+    exclusive_cpus: Count = 0
+    """CPUs that it gets exclusively, where kubelets give any: all containers of its pod limit CPU
+    and memory and request no less, and it requests whole CPUs."""
 
     def __post_init__(self) -> None:
         if self.whole and self.sharing is not SharingPolicy.EXCLUSIVE:
@@ -244,9 +247,6 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     """Groups whose pods must not share a device."""
     memo: MemoText = ""
     """Data of the dialect about the pod, for its own use when the container is set up."""
-    exclusive_cpus: Count = 0
-    """The most CPUs that one of its containers with GPUs gets exclusively, where kubelets give any:
-    all its containers limit CPU and memory and request no less, and this one whole CPUs."""
     topology_scope: TopologyScope = TopologyScope.NODE
     """The topology domain that must contain all devices of a container."""
     prefer_links: bool = True

@@ -8,7 +8,12 @@ from typing import Final
 from shared.model.placement import Placement, Refusal
 from shared.model.request import NodeOrder, PodRequest
 from shared.placing.choice.container_choice import DevicePick, build_shares
-from shared.placing.choice.device_choice import DeviceChooser, devices_on, is_selective
+from shared.placing.choice.device_choice import (
+    DeviceChooser,
+    devices_on,
+    is_selective,
+    numa_cpus,
+)
 from shared.placing.index.node_index import NodeIndex, PlannedKind, RequestPlan
 from shared.placing.index.ranked_nodes import CANDIDATES, BestNodes
 from shared.placing.index.threshold_column import NodeSet
@@ -91,7 +96,7 @@ def _likely_placements(
         node = ranked.random_best(need, rng)
         picks = None if node is None else picks_on(request, plan.choose, index, node)
         if node is not None and picks is not None:
-            return (_placement(node, picks),)
+            return (placement_of(node, picks),)
     likely = _random_nodes(ranked.best_nodes(need), rng)
     return _placements(request, plan, index, likely, candidates)
 
@@ -127,12 +132,18 @@ def _placements(
     candidates: int,
 ) -> tuple[Placement, ...]:
     fits = islice(fits_on(request, plan.choose, index, nodes), candidates)
-    return tuple([_placement(node, picks) for node, picks in fits])
+    return tuple([placement_of(node, picks) for node, picks in fits])
 
 
-def _placement(node: MirroredNode, picks: list[DevicePick], weighed: str = "") -> Placement:
-    shares = build_shares(picks)
-    return Placement(node=node.name, shares=shares, node_version=node.version, weighed=weighed)
+def placement_of(node: MirroredNode, picks: list[DevicePick], weighed: str = "") -> Placement:
+    """Return the placement that picks on a node become."""
+    return Placement(
+        node=node.name,
+        shares=build_shares(picks),
+        numa_cpus=numa_cpus(picks) if node.aligns_numa else {},
+        node_version=node.version,
+        weighed=weighed,
+    )
 
 
 def _random_nodes(best: BestNodes, rng: Rng) -> Iterator[MirroredNode]:
@@ -153,7 +164,7 @@ def place_before(request: PodRequest, index: NodeIndex, end: float) -> tuple[Pla
     for node in sorted(nodes, key=lambda node: node.name):
         picks = devices_on(request, index.without_claims(node, end))
         if picks is not None:
-            return (_placement(node, picks),)
+            return (placement_of(node, picks),)
     return ()
 
 
@@ -241,7 +252,7 @@ def _least_costly(
         f"policy {request.node_order} compared {len(costs)} nodes by the GPUs that the usual pods "
         f"could use before and not after{POWER_TOO[request.node_order]}: {weighed}"
     )
-    return tuple([_placement(node, picks, text) for _, _, node, picks in best[:candidates]])
+    return tuple([placement_of(node, picks, text) for _, _, node, picks in best[:candidates]])
 
 
 def _compared(request: PodRequest, index: NodeIndex, nodes: Iterator[MirroredNode]) -> list[Fit]:

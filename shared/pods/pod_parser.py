@@ -40,7 +40,7 @@ from shared.model.events.pod_events import message_digest
 from shared.model.lease_copy import ANNOTATION, lease_outline
 from shared.model.names import BUDGET_GATE, Namespace, NodeName, PodUid
 from shared.model.quantity import check_amount, parse_resources, peak
-from shared.model.request import NodeRequirements, NodeTerm, PodRequest, Toleration
+from shared.model.request import GpuRequest, NodeRequirements, NodeTerm, PodRequest, Toleration
 from shared.placing.pod_fields import handed_over
 from shared.pods.observed_pod import ObservedPod, rejection_of
 from shared.pods.pod_anti_affinity import PodAntiAffinity, parse_anti_affinity
@@ -250,7 +250,7 @@ def _request(pod: ApiPod, view: PodView, resources: Mapping[str, int], rules: Ru
     request = structs.replace(
         request,
         resources=resources,
-        exclusive_cpus=_exclusive_cpus(pod, request),
+        containers=_with_exclusive_cpus(pod, request.containers),
         node_requirements=structs.replace(required, selector=tuple(selector)),
         priority=pod.spec.priority or 0,
         term=parse_term(view),
@@ -259,18 +259,23 @@ def _request(pod: ApiPod, view: PodView, resources: Mapping[str, int], rules: Ru
     return request
 
 
-def _exclusive_cpus(pod: ApiPod, request: PodRequest) -> int:
-    """Return the most CPUs that a container with GPUs gets exclusively, as the kubelet decides."""
+def _with_exclusive_cpus(
+    pod: ApiPod, requests_of_gpus: tuple[GpuRequest, ...]
+) -> tuple[GpuRequest, ...]:
+    """Return the requests with the CPUs that containers get exclusively, as the kubelet decides."""
     cpus = {}
     for container in (*pod.spec.init_containers, *pod.spec.containers):
         limits, requests = container.resources.limits, container.resources.requests
         limited = parse_resources({name: limits[name] for name in limits.keys() & POD_LEVEL})
         wanted = parse_resources({name: requests[name] for name in requests.keys() & POD_LEVEL})
         if limited.keys() != POD_LEVEL or limited != {**limited, **wanted}:
-            return 0
-        cpus[container.name] = limited["cpu"]
-    with_gpus = [cpus[each.container] for each in request.containers if each.container in cpus]
-    return max((each // 1000 for each in with_gpus if each % 1000 == 0), default=0)
+            return requests_of_gpus
+        if limited["cpu"] % 1000 == 0:
+            cpus[container.name] = limited["cpu"] // 1000
+    return tuple(
+        structs.replace(each, exclusive_cpus=cpus.get(each.container, 0))
+        for each in requests_of_gpus
+    )
 
 
 def pod_resources(pod: ApiPod) -> dict[str, int]:

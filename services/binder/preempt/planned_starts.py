@@ -126,7 +126,7 @@ def start_of(
     for each, placement in zip(unit.pods, plan.placements, strict=True):
         if placement is not None:
             wanted.append(reservation_for(each.queued, (placement,)))
-            at_once.append(_beyond(each.queued.request.resources, freed[placement.node]))
+            at_once.append(_beyond(wanted[-1].resources, freed[placement.node]))
     return StoredStart(
         id=unit.id,
         wanted=tuple(wanted),

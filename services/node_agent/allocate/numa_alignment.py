@@ -6,7 +6,8 @@ IDs of its GPUs show a NUMA node: the kubelet chooses one of theirs, or rejects 
 NUMA node has no CPUs left for it. At other times, each ID shows the NUMA node of its GPU. Nothing
 is shown to a kubelet whose policy is `none`, or is not known.
 
-Placers get to know how many CPUs are left, so that pods are not placed where they are rejected.
+Leases count the CPUs that pods get beside their GPUs, so that no pod is placed where it is
+rejected. What pods have beyond their leases (without one, all they have) is reported as not there.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from services.node_agent.allocate.admission_window import AdmissionWindow, numa_
 from services.node_agent.kubelet.registration import DevicePlugins
 from services.node_agent.node import Node
 from shared.dialects.advertised import NumaNodes
-from shared.model.device import Device
+from shared.model.device import Device, numa_cpus_name
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.lease import Lease
 from shared.model.names import DeviceUuid
@@ -85,21 +86,21 @@ class NumaAlignment:
         """Of all resources, when the policy was read: a kubelet that restarts may have another."""
         self._policy = ""
         self._taken: Mapping[DeviceUuid, NumaNodes] = {}
-        self._free_cpus: Mapping[int, int] = {}
-        """CPUs that can be given to containers exclusively, by NUMA node."""
+        self._cpus: Mapping[int, int] = {}
+        """CPUs that leases can take, by NUMA node."""
 
     def described(self, devices: Iterable[Device]) -> tuple[Device, ...]:
         """Return the devices with what the kubelet requires of pods that get them."""
-        one_numa, free = self._policy == SINGLE_NODE, self._free_cpus
+        one_numa, cpus = self._policy == SINGLE_NODE, self._cpus
         return tuple(
-            replace(each, one_numa=one_numa, numa_cpus=free.get(each.numa))
+            replace(each, one_numa=one_numa, numa_cpus=cpus.get(each.numa))
             if each.numa is not None
             else each
             for each in devices
         )
 
     async def refresh(self) -> None:
-        """Read the policy of a kubelet that may be another one; update lists and free CPUs."""
+        """Read the policy of a kubelet that may be another one; update lists and CPUs."""
         registrations = self.plugins.registrations
         if registrations != self._registrations:
             try:
@@ -114,12 +115,14 @@ class NumaAlignment:
             self.window.aligns_numa = policy in ALIGNING
             self.node.report_due.set()
         await self.align()
-        free = await self._count_cpus() if self._policy in REJECTING else {}
+        if not self.node.leases.synced:
+            return
+        cpus = await self._count_cpus() if self._policy in REJECTING else {}
         if self.plugins.unserved() or self.plugins.newly_served():
-            # A kubelet that has just started lists no pods: more free CPUs do not count yet.
-            free = {numa: min(n, self._free_cpus.get(numa, n)) for numa, n in free.items()}
-        if free != self._free_cpus:
-            self._free_cpus = free
+            # A kubelet that has just started lists no pods, also of those without leases.
+            cpus = {numa: min(n, self._cpus.get(numa, n)) for numa, n in cpus.items()}
+        if cpus != self._cpus:
+            self._cpus = cpus
             self.node.report_due.set()
 
     async def align(self) -> None:
@@ -145,12 +148,23 @@ class NumaAlignment:
         return self.plugins.are_shown(allocatable.numa)
 
     async def _count_cpus(self) -> dict[int, int]:
-        """Return the free CPUs by NUMA node; none if the kubelet gives none exclusively."""
+        """Return the CPUs for leases by NUMA node; none if the kubelet gives none exclusively."""
         pod_resources = self.node.pod_resources
         allocatable = (await pod_resources.list_allocatable()).cpus
         if not allocatable:
             return {}
-        free = allocatable - (await pod_resources.list_holdings()).cpus
+        held = (await pod_resources.list_holdings()).cpus
+        leased: dict[tuple[str, str], Mapping[str, int]] = {
+            (lease.namespace, lease.name): lease.resources
+            for lease in self.node.leases.leases.values()
+            if lease.claim is None
+        }
         nodes = {device.numa for device in self.node.devices if device.numa is not None}
         cpus_of = {numa: _cpus_of(numa) for numa in nodes}
-        return {numa: len(free & cpus) for numa, cpus in cpus_of.items() if cpus}
+        left = {numa: len(allocatable & cpus) for numa, cpus in cpus_of.items() if cpus}
+        for pod, own in held.items():
+            of_lease = leased.get(pod, {})
+            for numa in left:
+                beyond = len(own & cpus_of[numa]) - of_lease.get(numa_cpus_name(numa), 0)
+                left[numa] -= max(0, beyond)
+        return {numa: max(0, cpus) for numa, cpus in left.items()}

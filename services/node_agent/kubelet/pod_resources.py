@@ -110,12 +110,12 @@ def _decode(response: api_pb2.ListPodResourcesResponse) -> PodResources:
                 ids_by_key.setdefault(key, set()).update(devices.device_ids)
     return PodResources(
         holdings=tuple(Holding(*key, device_ids=frozenset(ids)) for key, ids in ids_by_key.items()),
-        cpus=frozenset(
-            cpu
+        cpus={
+            (pod.namespace, pod.name): frozenset(
+                cpu for container in pod.containers for cpu in container.cpu_ids
+            )
             for pod in response.pod_resources
-            for container in pod.containers
-            for cpu in container.cpu_ids
-        ),
+        },
         claims=frozenset(each for pod in response.pod_resources for each in _claims_of(pod)),
         pods=frozenset((pod.namespace, pod.name) for pod in response.pod_resources),
     )

@@ -103,8 +103,8 @@ class PodResources:
 
     holdings: tuple[Holding, ...] = ()
     claims: frozenset[ClaimHolding] = frozenset()
-    cpus: frozenset[int] = frozenset()
-    """CPUs that containers have exclusively."""
+    cpus: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
+    """CPUs that containers have exclusively, by namespace and name of their pod."""
     pods: frozenset[tuple[str, str]] = frozenset()
     """Namespace and name of every pod listed, devices or not."""
 

@@ -26,13 +26,34 @@ local function is_storable(row)
     and slots >= 0 and slots <= MOST_SLOT and unit >= 1 and unit <= MOST_MIB
 end
 
--- CPUs that the kubelet can give to containers on the NUMA node of each device, where it aligns them.
+-- CPUs that the kubelet can give to containers on each NUMA node, where it aligns them with devices.
 local function numa_cpus(devices_text)
   local cpus = {}
   if string.find(devices_text, '"numa_cpus":%d') then
-    for _, device in ipairs(parse_json(devices_text)) do cpus[device.uuid] = tonumber(device.numa_cpus) end
+    for _, device in ipairs(parse_json(devices_text)) do
+      local numa = tonumber(device.numa)
+      if numa then cpus[NUMA_CPUS_PREFIX .. numa] = tonumber(device.numa_cpus) end
+    end
   end
   return cpus
+end
+
+-- Store them as capacities of the node, of which leases take their part.
+local function save_numa_cpus(name, cpus)
+  local node = node_of(name) or new_node(name)
+  for resource, at in pairs(resource_positions(node)) do
+    if string.find(resource, NUMA_CPUS_PREFIX, 1, true) == 1 then
+      local now = cpus[resource] or 0
+      if now > node[at] then mark_freed(name) end
+      node[at], cpus[resource] = now, nil
+    end
+  end
+  for resource, now in pairs(cpus) do
+    if has_room_for_resources(node, {resource, now}) then
+      if now > 0 then mark_freed(name) end
+      add_resource(node, resource, now, 0)
+    end
+  end
 end
 
 local function save_report(name, devices_text, served, reported_rows, fences, reported_at, by_agent)
@@ -94,10 +115,7 @@ local function save_report(name, devices_text, served, reported_rows, fences, re
     return raise_fences()
   end
 
-  local cpus_before = numa_cpus(stored[1] or '')
-  for uuid, cpus in pairs(numa_cpus(devices_text)) do
-    if cpus > (cpus_before[uuid] or 0) then mark_freed(name) end
-  end
+  save_numa_cpus(name, numa_cpus(devices_text))
 
   local is_excluded = set_of(readable(stored[4]))
   local function save_device(uuid, memory, slots, status, unit, index, mode)
@@ -135,7 +153,6 @@ local function save_report(name, devices_text, served, reported_rows, fences, re
   end
   raise_fences()
   if stored[2] ~= served then mark_grown(name) end
-  if not node_of(name) then new_node(name) end
   changed_nodes[name] = true
   inventory_changes.reasons = true
   changed_inventories[name] = true

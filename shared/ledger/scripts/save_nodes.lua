@@ -26,9 +26,11 @@ local function save_node(name, facts, rules, room, excluded, repelling_pods, rev
     add_resource(changed_node, room[i], room[i + 1], at and node[at + 1] or 0)
     has_resource[room[i]] = true
   end
+  -- What leases use is kept, and so are the CPUs of NUMA nodes, which the node's agent reports.
   for resource, at in pairs(positions) do
-    if not has_resource[resource] and node[at + 1] > 0 then
-      add_resource(changed_node, resource, 0, node[at + 1])
+    local capacity_of = string.find(resource, NUMA_CPUS_PREFIX, 1, true) == 1 and node[at] or 0
+    if not has_resource[resource] and (capacity_of > 0 or node[at + 1] > 0) then
+      add_resource(changed_node, resource, capacity_of, node[at + 1])
     end
   end
   nodes[name] = changed_node

@@ -10,7 +10,15 @@ from operator import attrgetter
 
 from msgspec import structs
 
-from shared.model.device import IDLE_BEFORE, Device, DeviceMode, DeviceRefusal, model_label
+from shared.model.device import (
+    IDLE_BEFORE,
+    Device,
+    DeviceMode,
+    DeviceRefusal,
+    model_label,
+    numa_cpus_name,
+)
+from shared.model.quantity import peak
 from shared.model.request import (
     DeviceOrder,
     DeviceSelection,
@@ -34,7 +42,7 @@ from shared.placing.choice.container_choice import (
 )
 from shared.placing.mig_instances import largest_first
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
-from shared.placing.node_filters import check_all
+from shared.placing.node_filters import check_all, has_too_little
 
 CACHED_MODELS = 4096
 """Verdicts on so many models by selections are remembered."""
@@ -99,10 +107,20 @@ def choose_devices(request: PodRequest, node: MirroredNode) -> list[DevicePick] 
     """
     if not request.containers:
         return []
-    devices, modes = allowed_devices(request.selection, node), allowed_modes(request)
-    if node.aligns_numa:
-        request = with_numa_scope(request, node)
-        devices = [device for device in devices if not cpus_refusal(request, device.device)]
+    devices = allowed_devices(request.selection, node)
+    if not node.aligns_numa:
+        return _choose_in_modes(request, node, devices)
+    request = with_numa_scope(request, node)
+    devices = [device for device in devices if not cpus_refusal(request, device)]
+    picks = _choose_in_modes(request, node, devices)
+    # The containers' CPUs may be too many together.
+    return picks if picks and not has_too_little(node.free_resources, numa_cpus(picks)) else None
+
+
+def _choose_in_modes(
+    request: PodRequest, node: MirroredNode, devices: Sequence[MirroredDevice]
+) -> list[DevicePick] | None:
+    modes = allowed_modes(request)
     if not node.has_mig and DeviceMode.HAMI_CORE in modes:
         return _choose(request, devices, choose_shared_devices)
     for mode in modes:
@@ -123,10 +141,28 @@ def with_numa_scope(request: PodRequest, node: MirroredNode) -> PodRequest:
     return request
 
 
-def cpus_refusal(request: PodRequest, device: Device) -> DeviceRefusal | None:
+def numa_cpus(picks: Sequence[DevicePick]) -> dict[str, int]:
+    """Return the CPUs that a pod takes of its devices' NUMA nodes, by `numa_cpus_name`.
+
+    The kubelet may choose any NUMA node of a container's devices: its CPUs are taken on each.
+    """
+    taken: dict[str, dict[str, tuple[int, bool]]] = {}
+    for container, device, _, _ in picks:
+        numa = device.device.numa
+        if container.exclusive_cpus and numa is not None:
+            name = numa_cpus_name(numa)
+            if name in device.node.free_resources:
+                of_containers = taken.setdefault(name, {})
+                of_containers[container.container] = container.exclusive_cpus, container.init
+    return {name: peak(each.values(), 0) for name, each in taken.items()}
+
+
+def cpus_refusal(request: PodRequest, device: MirroredDevice) -> DeviceRefusal | None:
     """Return why the kubelet would reject the pod for the CPUs beside a device, or None."""
-    wanted, free = request.exclusive_cpus, device.numa_cpus
-    if free is None or wanted <= free:
+    wanted = max([container.exclusive_cpus for container in request.containers])
+    numa = device.device.numa
+    free = device.node.free_resources.get(numa_cpus_name(numa)) if numa is not None else None
+    if free is None or not wanted or wanted <= free:
         return None
     text = f"{wanted} CPUs are requested exclusively, {free} are free on its NUMA node"
     return DeviceRefusal("InsufficientNumaCpus", text)
@@ -235,7 +271,6 @@ def device_key(request: PodRequest) -> Hashable:
         request.selection,
         request.distinct_devices,
         request.anti_affinity_groups,
-        request.exclusive_cpus,
         request.topology_scope,
         request.prefer_links,
         request.prefer_mig,

@@ -127,7 +127,7 @@ def _exclusion(
     is_excluded = device.index in node.facts.excluded_devices and device.device.healthy
     if excluded is None and is_excluded:
         return EXCLUDED
-    return excluded or cpus_refusal(request, device.device)
+    return excluded or cpus_refusal(request, device)
 
 
 def _refusals_together(

@@ -212,6 +212,8 @@ class ClusterMirror:
         if pod in self._reservations:
             self.drop(pod)
         if node is not None:
+            if placement.numa_cpus:
+                resources = resources | placement.numa_cpus
             self._reservations[pod] = TentativeReservation.add(
                 node, self._devices, placement.shares, resources, groups
             )

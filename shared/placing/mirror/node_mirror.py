@@ -12,6 +12,7 @@ from shared.model.device import (
     DeviceMode,
     DeviceUse,
     Isolation,
+    numa_cpus_name,
     without_claim,
 )
 from shared.model.lease import Lease, Share, bookings
@@ -357,6 +358,7 @@ class MirroredNode:
         self.shares = 0
         """Shares on all its devices."""
         self.free_resources: dict[str, int] = {}
+        """What is left of each resource, also of the CPUs of NUMA nodes."""
 
     def put_devices(self, devices: Iterable[MirroredDevice]) -> None:
         """Replace the devices."""
@@ -417,7 +419,12 @@ class MirroredNode:
                 for reservation in self.tentative_reservations
                 if not reservation.is_counted()
             ]
-        self.free_resources = free_resources(self.facts, self.used_resources)
+        self.free_resources = free = free_resources(self.facts, self.used_resources)
+        for device in self.devices if self.aligns_numa else ():
+            numa, cpus = device.device.numa, device.device.numa_cpus
+            if numa is not None and cpus is not None:
+                name = numa_cpus_name(numa)
+                free[name] = cpus - self.used_resources.get(name, 0)
         for reservation in self.tentative_reservations:
             self.subtract_resources(reservation.resources)
         return self.free_resources != before
@@ -446,8 +453,8 @@ def idle_copy(node: MirroredNode, *, healthy: bool) -> MirroredNode:
     for each in node.devices:
         is_healthy = healthy or each.healthy
         device = each.device
-        if device.healthy != is_healthy or device.numa_cpus is not None:
-            device = replace(device, healthy=is_healthy, numa_cpus=None)
+        if device.healthy != is_healthy:
+            device = replace(device, healthy=is_healthy)
         devices.append(MirroredDevice(copy, device))
     copy.put_devices(devices)
     return copy

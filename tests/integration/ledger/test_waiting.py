@@ -182,7 +182,7 @@ async def test_a_pod_is_offered_a_node_when_cpus_beside_its_gpus_become_free(
     leases: RedisLeases,
 ) -> None:
     async def report_cpus(cpus: int | None) -> list[str]:
-        found = [replace(device("a", n), numa_cpus=cpus) for n in range(2)]
+        found = [device("a", n, numa=0, numa_cpus=cpus) for n in range(2)]
         await leases.save_devices([report("a", found)])
         return await offered(leases)
 

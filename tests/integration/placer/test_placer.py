@@ -13,7 +13,7 @@ from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.clock import SystemClock
-from shared.model.device import DeviceMode, DeviceUse
+from shared.model.device import Device, DeviceMode, DeviceUse, numa_cpus_name
 from shared.model.errors import ConflictError
 from shared.model.events.pod_events import PlacementChosen, PlacementRefused, PodQueued
 from shared.model.lease import MigPlacement
@@ -23,10 +23,12 @@ from shared.model.preemption import StoredStart
 from shared.model.request import NO_TERM, SharingPolicy, Term
 from tests.support.build import dice, gpu, mig_layout, pod_queued, request
 from tests.support.placer.ledger import (
+    NOW,
     assert_sound,
     device,
     facts,
     ledger,
+    rebuild,
     report,
     reservation,
     reserve,
@@ -73,6 +75,57 @@ async def test_four_placers_fill_the_cluster_exactly_and_refuse_the_rest(url: st
         assert outcomes.count(PlacementRefused) == 64 - 48
         assert len(await assert_sound(leases)) == 48
         await until_mirrored(leases, several)
+
+
+CPUS_OF_NUMA = [numa_cpus_name(0), numa_cpus_name(1)]
+
+
+def aligned(*cpus: int) -> list[Device]:
+    """Two GPUs of node a on each of two NUMA nodes with so many CPUs."""
+    return [device("a", n, numa=n // 2, numa_cpus=cpus[n // 2]) for n in range(4)]
+
+
+def with_cpus(count: int, cpus: int, first: int = 0) -> list[PodQueued]:
+    wanted = request(gpu(memory=4_000, exclusive_cpus=cpus), resources={"cpu": 100, "pods": 1})
+    return [pod_queued(f"uid-{first + number}", wanted) for number in range(count)]
+
+
+async def used_cpus(leases: RedisLeases) -> list[int]:
+    [[totals]] = [page async for page in leases.totals.pages()]
+    return [totals.node.used.get(name, 0) for name in CPUS_OF_NUMA]
+
+
+async def test_placers_together_give_no_more_cpus_of_a_numa_node_than_it_has(url: str) -> None:
+    async with ledger(url, {"a": 0}) as leases:
+        await leases.save_devices([report("a", aligned(5, 3))])
+        await leases.save_nodes([facts("a", memory=1)])
+        async with placers(leases, 2) as several:
+            batches = [with_cpus(6, 2, 6 * number) for number in range(2)]
+            answers = await asyncio.gather(
+                *(placer.place_pods(batch) for placer, batch in zip(several, batches, strict=True))
+            )
+            outcomes = [type(one) for batch in answers for one in batch]
+            assert outcomes.count(PlacementChosen) == 3
+            assert await used_cpus(leases) == [4, 2]
+
+            found = await assert_sound(leases)
+            gone = next(lease for lease in found if CPUS_OF_NUMA[1] in lease.resources)
+            await leases.release([gone.pod], reason="gone")
+            offered = (await leases.waiting_pods.choose_offers(now=0.0)).pods
+            await several[0].place_pods(offered)
+            await several[1].place_pods(pods(1, 50))
+            assert await used_cpus(leases) == [4, 2]
+            found = await assert_sound(leases)
+            assert len(found) == 4
+
+        await rebuild(leases, {}, found, force=True)
+        assert await used_cpus(leases) == [4, 2]
+        await leases.save_devices([report("a", aligned(6, 1), at=NOW)])
+        await leases.save_nodes([facts("a")])
+        async with placers(leases, 1) as (placer,):
+            answers_after = await placer.place_pods(with_cpus(2, 2, 70))
+        assert [type(one) for one in answers_after] == [PlacementChosen, PlacementRefused]
+        assert await used_cpus(leases) == [6, 2]
 
 
 async def test_a_placer_that_is_behind_places_nothing_beside_a_pod_that_repels_it(url: str) -> None:

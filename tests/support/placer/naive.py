@@ -9,9 +9,17 @@ from itertools import combinations
 
 from msgspec import structs
 
-from shared.model.device import Device, DeviceMode, DeviceUse, device_refusal, required_memory_mib
+from shared.model.device import (
+    Device,
+    DeviceMode,
+    DeviceUse,
+    device_refusal,
+    numa_cpus_name,
+    required_memory_mib,
+)
 from shared.model.lease import MigPlacement, Share
 from shared.model.ledger import LedgerNode
+from shared.model.quantity import peak
 from shared.model.request import DeviceOrder, GpuRequest, PodRequest, SharingPolicy, TopologyScope
 from shared.placing.choice.container_choice import share_of
 from shared.placing.choice.device_choice import device_excluded
@@ -45,9 +53,30 @@ def fit_on_node(request: PodRequest, node: LedgerNode) -> Given | None:
             if shares is None and mode is DeviceMode.MIG:
                 shares = _fit_containers(largest_first(request.containers), request, devices)
             if shares is not None:
+                if not _has_all_cpus(request, node, shares):
+                    return None
                 names = [container.container for container in request.containers]
                 return tuple(sorted(shares, key=lambda share: names.index(share.container)))
     return None
+
+
+def _has_cpus(node: LedgerNode, device: Device, amounts: Iterable[int]) -> bool:
+    if device.numa_cpus is None or device.numa is None:
+        return True
+    free = device.numa_cpus - node.used.get(numa_cpus_name(device.numa), 0)
+    return all(amount == 0 or amount <= free for amount in amounts)
+
+
+def _has_all_cpus(request: PodRequest, node: LedgerNode, shares: Given) -> bool:
+    """Return whether a NUMA node has CPUs for all containers that get one of its devices."""
+    for device, _ in node.devices:
+        on_numa = [d.uuid for d, _ in node.devices if d.numa == device.numa]
+        there = {share.container for share in shares if share.device in on_numa}
+        containers = [each for each in request.containers if each.container in there]
+        together = peak(((each.exclusive_cpus, each.init) for each in containers), 0)
+        if not _has_cpus(node, device, [together]):
+            return False
+    return True
 
 
 def _device_groups(
@@ -60,7 +89,7 @@ def _device_groups(
         if device.mode is mode
         and device_excluded(request.selection, device) is None
         and device.index not in node.facts.excluded_devices
-        and (device.numa_cpus is None or device.numa_cpus >= request.exclusive_cpus)
+        and _has_cpus(node, device, (each.exclusive_cpus for each in request.containers))
     ]
     if request.same_device:
         return [[state] for state in _ordered(request, allowed, ())]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from shared.model.device import Device, DeviceMode
-from shared.model.ledger import LedgerNode
+from shared.model.device import Device, DeviceMode, numa_cpus_name
+from shared.model.ledger import LedgerNode, reservation_for
 from shared.model.names import DeviceUuid, NodeName
 from shared.model.placement import Placement, Refusal
 from shared.model.request import (
@@ -20,7 +20,16 @@ from shared.model.request import (
 )
 from shared.placing.choice.container_choice import best_linked_set
 from shared.placing.mirror.node_mirror import MirroredNode
-from tests.support.build import V100_MIB, device, devices, gpu, ledger_node, request, use
+from tests.support.build import (
+    V100_MIB,
+    device,
+    devices,
+    gpu,
+    ledger_node,
+    pod_queued,
+    request,
+    use,
+)
 from tests.support.placer.placing import Cluster, index_of, placed, refused
 from tests.support.placer.placing import chosen_devices as chosen
 
@@ -376,8 +385,9 @@ def linked(count: int, links: dict[tuple[int, int], int], **fields: Any) -> list
     ]
 
 
-def asking(gpus: int, **fields: Any) -> PodRequest:
-    return request(gpu(gpus=gpus, memory=1000), **({"device_order": DeviceOrder.FIRST} | fields))
+def asking(gpus: int, exclusive_cpus: int = 0, **fields: Any) -> PodRequest:
+    container = gpu(gpus=gpus, memory=1000, exclusive_cpus=exclusive_cpus)
+    return request(container, **({"device_order": DeviceOrder.FIRST} | fields))
 
 
 def test_the_pair_with_the_best_link_comes_before_the_order_of_devices() -> None:
@@ -428,6 +438,44 @@ def test_a_pod_gets_no_gpu_where_the_kubelet_has_too_few_cpus_for_it() -> None:
     assert [v.reason for v in refusal.nearest_nodes[0].devices] == [
         f"5 CPUs are requested exclusively, {n} are free on its NUMA node" for n in (1, 4)
     ]
+
+
+def test_pods_take_the_cpus_beside_their_gpus() -> None:
+    cards = [device(f"GPU-{n}", n, numa=n, numa_cpus=5) for n in range(2)]
+    cluster = Cluster(ledger_node("n1", *cards))
+
+    assert [cluster.indices(asking(1, exclusive_cpus=3)) for _ in range(3)] == [[0], [1], []]
+    cluster.end("uid-1")
+    assert cluster.indices(asking(2, exclusive_cpus=2)) == [0, 1]
+    assert cluster.indices(asking(1, exclusive_cpus=1)) == [0]
+    assert [cluster.indices(asking(1, exclusive_cpus=n)) for n in (3, 2)] == [[], [0]]
+
+
+def test_only_candidates_that_take_the_same_cpus_as_the_first_are_reserved() -> None:
+    nodes = [
+        ledger_node(f"n{number}", device(f"GPU-{number}", 0, numa=numa, numa_cpus=4))
+        for number, numa in enumerate((0, 0, 1))
+    ]
+    event = pod_queued("uid-1", asking(1, exclusive_cpus=3))
+    places = [placed(event.request, node) for node in nodes]
+
+    wanted = reservation_for(event, (places[1], places[2], places[0]))
+
+    assert [each.node for each in wanted.candidates] == ["n1", "n0"]
+    assert wanted.resources == event.request.resources | {numa_cpus_name(0): 3}
+
+
+def test_the_containers_of_a_pod_take_cpus_together() -> None:
+    card = device("GPU-0", 0, numa=0, numa_cpus=5)
+
+    def wanting(*inits: bool) -> PodRequest:
+        return request(
+            *(gpu(f"c{n}", 1, 1000, exclusive_cpus=3, init=i) for n, i in enumerate(inits))
+        )
+
+    assert placed(wanting(True, False), ledger_node("n1", card)).numa_cpus == {numa_cpus_name(0): 3}
+    refusal = refused(wanting(False, False), ledger_node("n1", card))
+    assert refusal.counts == (("GpusDoNotFitTogether", 1),)
 
 
 def test_a_container_gets_gpus_of_one_numa_node_where_the_kubelet_requires_it() -> None:

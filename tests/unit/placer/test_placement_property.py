@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from shared.model.device import Device, DeviceMode, DeviceUse, Isolation
+from shared.model.device import Device, DeviceMode, DeviceUse, Isolation, numa_cpus_name
 from shared.model.lease import Share, bookings
 from shared.model.ledger import LedgerNode, with_changes
 from shared.model.names import DeviceUuid, NodeName, PodUid
@@ -85,8 +85,9 @@ def _linked(cards: list[Device], scores: list[int]) -> list[Device]:
 def _nodes(draw: Any, name: str) -> LedgerNode:
     unit = draw(st.sampled_from([1, 1, 7]))
     one_numa = draw(st.integers(0, 3)) == 0
-    cpus = draw(st.sampled_from([[None], [None], [0, 2]]))
+    cpus = draw(st.sampled_from([{}, {}, {0: 0, 1: 2}, {0: 5, 1: 3}, {0: 5}]))
     modes = draw(st.sampled_from([[*DeviceMode], [DeviceMode.HAMI_CORE], [DeviceMode.MIG]]))
+    numas = [draw(st.sampled_from([None, 0, 0, 1])) for _ in range(draw(st.integers(0, 4)))]
     cards = [
         device(
             f"GPU-{name}-{index}",
@@ -98,13 +99,13 @@ def _nodes(draw: Any, name: str) -> LedgerNode:
             model=draw(st.sampled_from(["Tesla T4", "NVIDIA A100"])),
             mode=draw(st.sampled_from(modes)),
             layouts=draw(st.sampled_from(LAYOUTS)),
-            numa=draw(st.sampled_from([None, 0, 0, 1])),
+            numa=numa,
             one_numa=one_numa,
-            numa_cpus=draw(st.sampled_from(cpus)),
+            numa_cpus=cpus.get(numa),
             pcie=draw(st.sampled_from(["", "pci0000:3a", "pci0000:85"])),
             isolation=draw(st.sampled_from([Isolation.SHARED, Isolation.SHARED, *Isolation])),
         )
-        for index in range(draw(st.integers(0, 4)))
+        for index, numa in enumerate(numas)
     ]
     if draw(st.booleans()):
         cards = _linked(
@@ -118,7 +119,7 @@ def _nodes(draw: Any, name: str) -> LedgerNode:
         taints=draw(st.sampled_from([(), (), (TAINT,), (SOFT,)])),
         unschedulable=draw(st.integers(0, 5)) == 0,
         allocatable={"cpu": draw(st.sampled_from([100, 300])), "pods": 5},
-        used={"cpu": draw(st.sampled_from([0, 100]))},
+        used={"cpu": draw(st.sampled_from([0, 100])), numa_cpus_name(0): draw(st.integers(0, 2))},
         excluded_devices=draw(st.sampled_from([(), (), (0,)])),
         served=draw(st.sampled_from([("t",), ("t",), ()])),
     )
@@ -148,6 +149,7 @@ def requests(draw: Any) -> PodRequest:
             mig_allowed=draw(st.integers(0, 3)) > 0,
             strict=draw(st.integers(0, 3)) == 0,
             limited=draw(st.integers(0, 3)) > 0,
+            exclusive_cpus=draw(st.sampled_from([0, 0, 2, 3])),
         )
         for number in range(draw(st.integers(0, 3)))
     )
@@ -177,7 +179,6 @@ def requests(draw: Any) -> PodRequest:
         ),
         anti_affinity_groups=draw(st.sampled_from([(), (), ("g",), ("g", "h")])),
         device_order=draw(st.sampled_from(DeviceOrder)),
-        exclusive_cpus=draw(st.sampled_from([0, 0, 2, 3])),
         node_order=draw(st.sampled_from(NodeOrder)),
         resources={"cpu": draw(st.sampled_from([0, 100, 200])), "pods": 1},
         node_requirements=NodeRequirements(
@@ -230,7 +231,8 @@ def _with_taken(node: LedgerNode, placement: Placement, wanted: PodRequest) -> L
             slots_taken=_with_positions(known.slots_taken, booking.device, placement.shares),
             layout=booking.layout or known.layout,
         )
-    return replace(with_changes(node, wanted.resources, uses), version=node.version + 1)
+    resources = wanted.resources | placement.numa_cpus
+    return replace(with_changes(node, resources, uses), version=node.version + 1)
 
 
 def _with_positions(taken: str, where: DeviceUuid, shares: tuple[Share, ...]) -> str:

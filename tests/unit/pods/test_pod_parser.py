@@ -120,7 +120,7 @@ def test_a_guaranteed_pod_gets_whole_cpus_exclusively(
     request = read({"schedulerName": "volcano", "containers": containers}).request
 
     assert request is not None
-    assert request.exclusive_cpus == cpus
+    assert [each.exclusive_cpus for each in request.containers] == [cpus]
 
 
 def test_templates_of_any_size_are_cached_within_a_bound() -> None:

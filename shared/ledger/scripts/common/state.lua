@@ -72,7 +72,8 @@ local D_EXCLUSIVE, D_MODE, D_CLAIMED_UNTIL, D_UUID, D_NODE, D_SLOT_MAP, D_GROUPS
 local EXCLUSIVE, BEST_EFFORT, IDLE_DEVICE = 1, 2, 3
 
 -- A node. N_STATUS: 1 known, 0 only its devices are known, -1 removed. N_RESOURCE_NAMES: each before a
--- line feed. From N_AMOUNTS on: the capacity and the use of each resource.
+-- line feed. From N_AMOUNTS on: the capacity and the use of each resource; of those that begin with
+-- NUMA_CPUS_PREFIX, the CPUs of a NUMA node, its agent reports the capacity.
 local N_RESOURCE_COUNT, N_VERSION, N_STATUS, N_NUMBER, N_NAME, N_RESOURCE_NAMES, N_AMOUNTS =
   1, 2, 3, 4, 5, 6, 7
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from msgspec import structs
 
 from services.node_agent.allocate import numa_alignment
 from services.node_agent.allocate.admission_window import AdmissionWindow
@@ -12,7 +13,7 @@ from services.node_agent.allocate.numa_alignment import NumaAlignment, shown_num
 from services.node_agent.kubelet.pods import AllocatableResources, PodResources
 from services.node_agent.kubelet.registration import DevicePlugins
 from shared.dialects.advertised import NumaNodes
-from shared.model.device import Device
+from shared.model.device import Device, numa_cpus_name
 from shared.model.names import DeviceUuid
 from tests.support.build import device
 from tests.support.node_agent.agent import lease_of, share
@@ -23,16 +24,16 @@ GPU_0, GPU_1, GPU_2, GPU_3 = UUIDS
 
 
 class KubeletCpus:
-    """A kubelet that can give six CPUs exclusively, of which it has given one."""
+    """A kubelet that can give six CPUs exclusively, of which it has given some to pods."""
 
-    def __init__(self) -> None:
-        self.given = {2}
+    def __init__(self, **given: int) -> None:
+        self.given = {("default", pod): frozenset({cpu}) for pod, cpu in given.items()}
 
     async def list_allocatable(self) -> AllocatableResources:
         return AllocatableResources(numa={}, cpus=frozenset({1, 2, 3, 5, 6, 7}))
 
     async def list_holdings(self) -> PodResources:
-        return PodResources(cpus=frozenset(self.given))
+        return PodResources(cpus=self.given)
 
     async def topology_policy(self) -> str:
         return "single-numa-node"
@@ -90,15 +91,18 @@ def test_ids_show_the_numa_nodes_of_the_coming_pods_gpus(
     assert shown_numa_nodes(found, leases) == shown
 
 
-async def test_devices_are_reported_with_the_cpus_that_are_free_on_their_numa_node(
+async def test_devices_are_reported_with_the_cpus_for_leases_on_their_numa_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for numa, cpus in enumerate(("0-2,9\n", "3-5\n")):
         (tmp_path / str(numa)).write_text(cpus)
     monkeypatch.setattr(numa_alignment, "CPU_LIST", f"{tmp_path}/{{}}")
     found = devices(0, 1, 2, None)
-    kubelet = KubeletCpus()
+    kubelet = KubeletCpus(without=2, leased=1, elsewhere=3)
     node = node_of(kubelet, snapshot=snapshot_of(*found.values()))
+    for pod, resources in (("leased", {numa_cpus_name(0): 2}), ("elsewhere", {"cpu": 1000})):
+        lease = lease_of(f"uid-{pod}", share(0), name=pod)
+        node.leases.observe([structs.replace(lease, resources=resources)])
     plugins = DevicePlugins(node, tmp_path, mock.Mock(), mock.Mock())
     alignment = NumaAlignment(node, plugins, AdmissionWindow(node))
 
@@ -109,9 +113,9 @@ async def test_devices_are_reported_with_the_cpus_that_are_free_on_their_numa_no
     assert before == node.devices
     assert node.report_due.is_set()
     described = [(d.one_numa, d.numa_cpus) for d in alignment.described(node.devices)]
-    assert described == [(True, 1), (True, 2), (True, None), (False, None)]
+    assert described == [(True, 1), (True, 1), (True, None), (False, None)]
 
-    kubelet.given.clear()
+    kubelet.given = {}
     starting = frozenset({"a resource"})
     for registered, free in ((starting, 1), (frozenset[str](), 2)):
         monkeypatch.setattr(plugins, "newly_served", lambda shown=registered: shown)
