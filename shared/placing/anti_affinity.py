@@ -21,6 +21,11 @@ def domains(facts: NodeFacts) -> Iterator[Domain]:
             yield term, value
 
 
+def all_domains(nodes: Iterable[NodeFacts]) -> list[Domain]:
+    """Return the domains that pods on any of the nodes repel others from."""
+    return [domain for facts in nodes for domain in domains(facts)]
+
+
 def selects(term: AntiAffinityTerm, namespace: Namespace, labels: Mapping[str, str]) -> bool:
     """Return whether a term repels a pod with these labels."""
     in_namespace = term.all_namespaces or namespace in term.namespaces
@@ -55,7 +60,6 @@ def with_repelled(request: PodRequest, repelled: RepelledFrom) -> PodRequest:
     return structs.replace(request, node_requirements=requirements)
 
 
-def repelled_request(queued: PodQueued, nodes: Iterable[NodeFacts]) -> PodRequest:
-    """Return a pod's request with what it is repelled from on any of the nodes."""
-    found = (domain for facts in nodes for domain in domains(facts))
+def repelled_request(queued: PodQueued, found: Iterable[Domain]) -> PodRequest:
+    """Return a pod's request with what it is repelled from in any of the domains."""
     return with_repelled(queued.request, repelled_from(found, queued.namespace, queued.labels))

@@ -18,7 +18,7 @@ from shared.model.placement import Placement, Refusal
 from shared.model.preemption import EndingLease, StoredStart
 from shared.model.quantity import timestamp
 from shared.model.request import Gang, PodRequest
-from shared.placing.anti_affinity import repelled_request
+from shared.placing.anti_affinity import all_domains, repelled_request
 from shared.placing.index.node_index import placement_key
 from shared.placing.node_filters import free_resources, has_too_little
 from shared.placing.room import without
@@ -201,8 +201,8 @@ class WaitingUnit:
 
     def requests(self, nodes: Iterable[NodeTotals]) -> list[PodRequest]:
         """Return the requests of its pods, with what repels them from nodes."""
-        facts = [totals.node.facts for totals in nodes]
-        return [repelled_request(each.queued, facts) for each in self.pods]
+        found = all_domains(totals.node.facts for totals in nodes)
+        return [repelled_request(each.queued, found) for each in self.pods]
 
 
 def waiting_units(

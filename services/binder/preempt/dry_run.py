@@ -49,8 +49,7 @@ async def dry_run(request: DryRunRequest, controller: PreemptionController) -> D
     protected = sorted(
         _protected(pending, cluster, state, rules, planned_from=planned_from, now=now)
     )
-    facts = (node.node.facts for node in cluster.nodes)
-    found = plan(repelled_request(queued, facts), planned_from)
+    found = plan(repelled_request(queued, cluster.domains), planned_from)
     return DryRunReply(
         waits=True,
         plan=None if isinstance(found, str) else plan_view(found),

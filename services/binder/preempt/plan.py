@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from services.binder.observations import DisruptionBudget, PodSnapshot
@@ -22,10 +22,10 @@ from services.binder.preempt.rules import (
 from shared.model.events.pod_events import PodQueued
 from shared.model.lease import Lease, Share
 from shared.model.ledger import NodeTotals, WaitingPod
-from shared.model.names import NodeName, PodUid
+from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.preemption import PreemptionState
 from shared.model.request import PodRequest
-from shared.placing.anti_affinity import repelled_request
+from shared.placing.anti_affinity import Domain, all_domains, repelled_request
 from shared.placing.index.node_index import placement_key
 from shared.placing.room import ClusterTrials, Endable, RoomSearch, used_gpu_s
 
@@ -38,6 +38,55 @@ class PreemptionPlan:
     shares: tuple[Share, ...]
     victims: tuple[VictimCandidate, ...]
 
+    @property
+    def leases(self) -> list[Lease]:
+        """The leases that end."""
+        return [victim.lease for victim in self.victims]
+
+    @property
+    def devices(self) -> set[DeviceUuid]:
+        """The devices of the shares."""
+        return {share.device for share in self.shares}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictionLimits:
+    """How many more pods may be evicted."""
+
+    disruption_budgets: Sequence[DisruptionBudget] = ()
+    allowance: Allowance = field(
+        default_factory=lambda: Allowance(total=1 << 30, per_namespace=1 << 30)
+    )
+
+    def allow(self, leases: Collection[Lease]) -> bool:
+        """Return whether the pods of these leases may all be evicted.
+
+        A pod that several PodDisruptionBudgets select cannot be evicted at all.
+        """
+        if len(leases) > self.allowance.total:
+            return False
+        namespaces = Counter(lease.namespace for lease in leases)
+        if any(count > self.allowance.of(name) for name, count in namespaces.items()):
+            return False
+        pods = {lease.pod for lease in leases}
+        selected = Counter(pod for budget in self.disruption_budgets for pod in budget.pods & pods)
+        return all(count < 2 for count in selected.values()) and all(
+            len(budget.pods & pods) <= budget.allowed for budget in self.disruption_budgets
+        )
+
+    def after(self, leases: Collection[Lease]) -> "EvictionLimits":
+        """Return what is left once the pods of these leases are evicted."""
+        pods = {lease.pod for lease in leases}
+        used = Counter(self.allowance.used)
+        used.update(lease.namespace for lease in leases)
+        return EvictionLimits(
+            disruption_budgets=[
+                replace(budget, allowed=budget.allowed - len(budget.pods & pods))
+                for budget in self.disruption_budgets
+            ],
+            allowance=replace(self.allowance, total=self.allowance.total - len(pods), used=used),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInput:
@@ -45,10 +94,7 @@ class PlanInput:
 
     trials: ClusterTrials
     candidates: Sequence[VictimCandidate]
-    disruption_budgets: Sequence[DisruptionBudget] = ()
-    allowance: Allowance = field(
-        default_factory=lambda: Allowance(total=1 << 30, per_namespace=1 << 30)
-    )
+    limits: EvictionLimits = field(default_factory=EvictionLimits)
 
 
 def plan(request: PodRequest, given: PlanInput) -> PreemptionPlan | str:
@@ -62,7 +108,7 @@ def plan(request: PodRequest, given: PlanInput) -> PreemptionPlan | str:
     found = next(_plans(request, given), None)
     if found is not None:
         return found
-    if not any(allowed([each.lease], given) for each in given.candidates):
+    if not any(given.limits.allow([each.lease]) for each in given.candidates):
         return "no pod may be preempted for it"
     return "it would fit on no node even if every preemptible pod were evicted"
 
@@ -72,7 +118,7 @@ def _plans(request: PodRequest, given: PlanInput) -> Iterator[PreemptionPlan]:
     search = RoomSearch(
         request,
         given.trials,
-        allows=lambda ends: allowed([each.lease for each in ends], given),
+        allows=lambda ends: given.limits.allow([each.lease for each in ends]),
     )
     by_pod = {each.lease.pod: each for each in given.candidates}
     # Placement is compiled for the image: an interpreted class cannot inherit from a class of it.
@@ -83,23 +129,6 @@ def _plans(request: PodRequest, given: PlanInput) -> Iterator[PreemptionPlan]:
     for room in search.rooms(endables):
         victims = sorted((by_pod[lease.pod] for lease in room.leases), key=lambda v: v.lease.pod)
         yield PreemptionPlan(node=room.node, shares=room.shares, victims=tuple(victims))
-
-
-def allowed(leases: Collection[Lease], given: PlanInput) -> bool:
-    """Return whether PodDisruptionBudgets and limits allow all these evictions together.
-
-    A pod that several PodDisruptionBudgets select cannot be evicted at all.
-    """
-    if len(leases) > given.allowance.total:
-        return False
-    namespaces = Counter(lease.namespace for lease in leases)
-    if any(count > given.allowance.of(name) for name, count in namespaces.items()):
-        return False
-    pods = {lease.pod for lease in leases}
-    selected = Counter(pod for budget in given.disruption_budgets for pod in budget.pods & pods)
-    return all(count < 2 for count in selected.values()) and all(
-        len(budget.pods & pods) <= budget.allowed for budget in given.disruption_budgets
-    )
 
 
 @dataclass(eq=False)
@@ -114,6 +143,11 @@ class ClusterSnapshot:
     def trials(self) -> ClusterTrials:
         """The nodes once the pods that are being deleted already are gone."""
         return ClusterTrials(self.nodes, {uid for uid, pod in self.pods.items() if pod.deleting})
+
+    @cached_property
+    def domains(self) -> list[Domain]:
+        """What pods on the nodes repel others from."""
+        return all_domains(each.node.facts for each in self.nodes)
 
 
 def pending_pods(
@@ -179,8 +213,16 @@ def plan_input(
     return PlanInput(
         trials=cluster.trials,
         candidates=candidates,
-        disruption_budgets=cluster.disruption_budgets,
-        allowance=allowance(state, rules, now),
+        limits=limits_of(cluster, state, rules, now),
+    )
+
+
+def limits_of(
+    cluster: ClusterSnapshot, state: PreemptionState, rules: PreemptionRules, now: float
+) -> EvictionLimits:
+    """Return what PodDisruptionBudgets and the operator's limits allow now."""
+    return EvictionLimits(
+        disruption_budgets=cluster.disruption_budgets, allowance=allowance(state, rules, now)
     )
 
 
@@ -197,37 +239,50 @@ class PlanRound:
         self.state = state
         self._rules = rules
         self._now = now
-        self._searches: dict[Hashable, tuple[PlanInput, Iterator[PreemptionPlan]]] = {}
+        self._inputs: dict[Hashable, PlanInput] = {}
+        self._searches: dict[Hashable, Iterator[PreemptionPlan]] = {}
         self._chosen: list[PreemptionPlan] = []
-        self._refused: set[PodUid] = set()
+        self._victims: set[PodUid] = set()
+        """Those of all plans, also of refused ones."""
+        self._claimed: set[DeviceUuid] = set()
+        self._limits = self._limits_at_first = limits_of(cluster, state, rules, now)
 
     def next_plan(self, queued: PodQueued, pending: PendingPod) -> PreemptionPlan | None:
         """Return the next plan for a pod, or None: of other victims and devices than those before.
 
         It may be asked again for the same pod, if the plan was refused.
         """
-        request = repelled_request(queued, (each.node.facts for each in self.cluster.nodes))
-        key = (pending.namespace, pending.preempts, request.priority, placement_key(request))
-        if key not in self._searches:
-            given = plan_input(pending, self.cluster, self.state, self._rules, now=self._now)
-            fits = given.trials.node_as_it_is(request) is not None
-            self._searches[key] = given, iter(()) if fits else _plans(request, given)
-        given, found = self._searches[key]
-        ending = [victim.lease for plan in self._chosen for victim in plan.victims]
-        excluded = {lease.pod for lease in ending} | self._refused
-        claimed = {share.device for plan in self._chosen for share in plan.shares}
-        for each in found:
-            leases = [victim.lease for victim in each.victims]
+        for each in self._search(queued, pending):
+            pods = {lease.pod for lease in each.leases}
             if (
-                excluded.isdisjoint(lease.pod for lease in leases)
-                and claimed.isdisjoint(share.device for share in each.shares)
-                and allowed([*ending, *leases], given)
+                self._victims.isdisjoint(pods)
+                and self._claimed.isdisjoint(each.devices)
+                and self._limits.allow(each.leases)
             ):
                 self._chosen.append(each)
+                self._victims |= pods
+                self._claimed |= each.devices
+                self._limits = self._limits.after(each.leases)
                 return each
         return None
+
+    def _search(self, queued: PodQueued, pending: PendingPod) -> Iterator[PreemptionPlan]:
+        request = repelled_request(queued, self.cluster.domains)
+        rank = (pending.namespace, pending.preempts, request.priority)
+        key = (rank, placement_key(request))
+        if key not in self._searches:
+            if rank not in self._inputs:
+                self._inputs[rank] = plan_input(
+                    pending, self.cluster, self.state, self._rules, now=self._now
+                )
+            given = self._inputs[rank]
+            fits = given.trials.node_as_it_is(request) is not None
+            self._searches[key] = iter(()) if fits else _plans(request, given)
+        return self._searches[key]
 
     def refuse(self, plan: PreemptionPlan) -> None:
         """Do without the victims of a plan, which the API server does not let be evicted."""
         self._chosen.remove(plan)
-        self._refused.update(each.lease.pod for each in plan.victims)
+        self._claimed -= plan.devices
+        leases = [lease for each in self._chosen for lease in each.leases]
+        self._limits = self._limits_at_first.after(leases)

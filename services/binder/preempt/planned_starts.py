@@ -23,7 +23,6 @@ from shared.model.fair_share import FairShare, fair_queue
 from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import (
     AlreadyLeased,
-    LedgerSnapshot,
     NodeTotals,
     Reservation,
     Reserved,
@@ -31,9 +30,10 @@ from shared.model.ledger import (
     reservation_for,
 )
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.node import NodeFacts
 from shared.model.preemption import PreemptionState, StoredStart, start_text
 from shared.model.request import Gang
-from shared.placing.anti_affinity import repelled_request
+from shared.placing.anti_affinity import Domain, all_domains, repelled_request
 from shared.placing.node_filters import check_anti_affinity
 from shared.placing.starts import (
     AGAIN_S,
@@ -295,12 +295,12 @@ class StartPlanner:
         found = await reserve_claimed(
             self.ledger, start.wanted, waiting, gang=start.gang, now=self.clock.now()
         )
-        if isinstance(found, str):
-            await self.withdraw(start, found)
-            return []
-        if found:  # else it is tried again until it is late
+        reason = next((each for each in found.values() if isinstance(each, str)), "")
+        if reason:
+            await self.withdraw(start, reason)
+        elif len(found) == len(start.wanted):  # else it is tried again until it is late
             await self.store.close_start(start)
-        return found
+        return placements_of(found)
 
     async def withdraw(
         self, start: StoredStart, reason: str, told: Container[PodUid] | None = None
@@ -442,26 +442,36 @@ async def reserve_claimed(
     *,
     gang: Gang | None = None,
     now: float,
-) -> list[PlacementChosen] | str:
-    """Reserve what is claimed for waiting pods, once it is free; return their placements.
+) -> dict[PodUid, PlacementChosen | str]:
+    """Reserve what is claimed for waiting pods, once it is free: for all of a gang, or for none.
 
-    There are none while some of it is not free. Returns why the pods cannot run there, if
-    anti-affinity keeps one off its node by now.
+    Returns their placements, or why a pod cannot run there: anti-affinity keeps it off its node by
+    now. A pod of which something is not free yet is left out.
     """
     cluster = await ledger.snapshot()
+    facts = {node.facts.name: node.facts for node in cluster.nodes}
+    repelling = all_domains(facts.values())
     nodes = {each.pod: each.candidates[0].node for each in wanted}
-    for each in waiting:
-        node = nodes[each.queued.pod]
-        if _is_repelled(each.queued, node, cluster):
-            return f"the anti-affinity of another pod keeps it off node {node}"
-    as_read = [replace(each, read_version=cluster.version) for each in wanted]
-    outcomes = (
-        await ledger.reserve(as_read, now=now, ttl_s=RESERVATION_S)
-        if gang is None
-        else await ledger.reserve_gang(gang, as_read, now=now, ttl_s=RESERVATION_S)
-    )
+    found: dict[PodUid, PlacementChosen | str] = {
+        each.queued.pod: f"the anti-affinity of another pod keeps it off node {node}"
+        for each in waiting
+        if (node := nodes[each.queued.pod]) in facts
+        and _is_repelled(each.queued, facts[node], repelling)
+    }
+    left = [replace(each, read_version=cluster.version) for each in wanted if each.pod not in found]
+    if gang is None:
+        outcomes = await ledger.reserve(left, now=now, ttl_s=RESERVATION_S)
+    elif not found:
+        outcomes = await ledger.reserve_gang(gang, left, now=now, ttl_s=RESERVATION_S)
+    else:
+        outcomes = []
     leases = [each.lease for each in outcomes if isinstance(each, Reserved | AlreadyLeased)]
-    return [chosen(lease) for lease in leases] if len(leases) == len(wanted) else []
+    return found | {lease.pod: chosen(lease) for lease in leases}
+
+
+def placements_of(found: Mapping[PodUid, PlacementChosen | str]) -> list[PlacementChosen]:
+    """Return the placements among the results of `reserve_claimed`."""
+    return [each for each in found.values() if isinstance(each, PlacementChosen)]
 
 
 def chosen(lease: Lease) -> PlacementChosen:
@@ -469,8 +479,7 @@ def chosen(lease: Lease) -> PlacementChosen:
     return PlacementChosen(lease=lease, trace=lease.trace)
 
 
-def _is_repelled(pod: PodQueued, name: NodeName, cluster: LedgerSnapshot) -> bool:
+def _is_repelled(pod: PodQueued, facts: NodeFacts, repelling: Sequence[Domain]) -> bool:
     """Return whether required anti-affinity came to the node after it was chosen for the pod."""
-    needs = repelled_request(pod, (node.facts for node in cluster.nodes)).node_requirements
-    found = (node.facts for node in cluster.nodes if node.facts.name == name)
-    return any(check_anti_affinity(needs, facts) for facts in found)
+    needs = repelled_request(pod, repelling).node_requirements
+    return check_anti_affinity(needs, facts) is not None

@@ -15,7 +15,12 @@ from services.binder.clients import PodClient
 from services.binder.ledger_sync.sweep import SchedulerOffers
 from services.binder.metrics import EVICTIONS
 from services.binder.preempt.plan import ClusterSnapshot, PlanRound, pending_pods
-from services.binder.preempt.planned_starts import StartPlanner, chosen, reserve_claimed
+from services.binder.preempt.planned_starts import (
+    StartPlanner,
+    chosen,
+    placements_of,
+    reserve_claimed,
+)
 from services.binder.preempt.rules import (
     HOUR_S,
     VIOLATION_ID,
@@ -38,6 +43,7 @@ from services.binder.preempt.rules import (
     victim_of,
 )
 from services.binder.report.event_writer import EventRecorder
+from shared.ledger.connection import in_batches
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock
@@ -80,8 +86,8 @@ PLAN_S_PER_POD = 0.001
 MAX_PLAN_S = 15.0
 """Plans without a result double the pause before the next ones up to this."""
 PLANNING_S = 1.0
-"""Plans are made for so long, or as long as it took to read the cluster; then steps are taken, and
-plans for the pods that are left follow."""
+"""Plans are made for so long, or as long as it took until the first was made, with reading the
+cluster; then steps are taken, and plans for the pods that are left follow."""
 AT_ONCE = 16
 """Preemptions whose steps are taken side by side: most of a step is waiting for the API server."""
 MAX_PLANS = 5
@@ -162,8 +168,7 @@ class PreemptionController:
         if not await self.store.acquire_leadership(self.name, ttl_s=LEADERSHIP_S):
             return []
         state = await self.store.state(now=self.clock.now(), past_s=0)
-        advanced = await self._all(self._advance(read, state) for read in state.open)
-        placements = [placement for found in advanced for placement in found]
+        placements = await self._advance(state)
         placements += await self.starts.advance(state.starts)
         self._put_off = bool(placements) and not self._put_off
         if not self._put_off:
@@ -193,12 +198,28 @@ class PreemptionController:
             self._idle_until = now + IDLE_S
         return is_due
 
-    async def _advance(
-        self, read: StoredPreemption, state: PreemptionState
-    ) -> list[PlacementChosen]:
-        """Take the next step of a preemption; return the placement of its pending pod, if any."""
-        observed = await self._observe(read.preemption)
-        step, reason = next_step(read, observed, state, self.clock.now())
+    async def _advance(self, state: PreemptionState) -> list[PlacementChosen]:
+        """Take the next step of each preemption; return the placements of pending pods."""
+        placements, freed = list[PlacementChosen](), list[StoredPreemption]()
+        waiting = list[WaitingPod]()
+        for batch in in_batches(state.open):
+            observed = await self._observe([read.preemption for read in batch])
+            now = self.clock.now()
+            steps = [
+                (read, seen, *next_step(read, seen, state, now))
+                for read, seen in zip(batch, observed, strict=True)
+            ]
+            await self._all(self._take(step, read, reason) for read, _, step, reason in steps)
+            for read, seen, step, _ in steps:
+                if step is Step.BIND and seen.lease:
+                    placements.append(chosen(seen.lease))
+                elif step is Step.RESERVE and seen.waiting:
+                    freed.append(read)
+                    waiting.append(seen.waiting)
+        return placements + (await self._reserve(freed, waiting) if freed else [])
+
+    async def _take(self, step: Step, read: StoredPreemption, reason: str) -> None:
+        """Take the next step of a preemption, unless that is to reserve or to bind."""
         match step:
             case Step.ANNOUNCE:
                 async with self._limiting:
@@ -206,30 +227,27 @@ class PreemptionController:
             case Step.EVICT:
                 if self.clock.now() >= self._blocked_until.get(read.preemption.id, 0.0):
                     await self._evict(read)
-            case Step.RESERVE:
-                return await self._reserve(read)
-            case Step.BIND:
-                return [chosen(observed.lease)] if observed.lease else []
+            case Step.OFFER:
+                await self._offer(read)
             case Step.CLOSE:
                 await self.store.close(read)
             case Step.CANCEL:
                 await self._cancel(read, reason)
-            case Step.WAIT:
-                pass
-        return []
 
-    async def _observe(self, preemption: Preemption) -> ObservedPreemption:
-        victims = [victim.pod for victim in preemption.victims]
-        if preemption.wanted is None:
-            return ObservedPreemption(waiting=False, lease=None, leased_victims=frozenset())
+    async def _observe(self, preemptions: Sequence[Preemption]) -> list[ObservedPreemption]:
+        pending = [each.wanted.pod for each in preemptions if each.wanted]
+        victims = [victim.pod for each in preemptions if each.wanted for victim in each.victims]
         # In this order, so that a pod that got a lease meanwhile is never observed without either.
-        waiting = await self.ledger.waiting_pods.load([preemption.wanted.pod])
-        own, *theirs = await self.ledger.load([preemption.wanted.pod, *victims])
-        return ObservedPreemption(
-            waiting=bool(waiting),
-            lease=own,
-            leased_victims={lease.pod for lease in theirs if lease},
-        )
+        waiting = {each.queued.pod: each for each in await self.ledger.waiting_pods.load(pending)}
+        leases = {each.pod: each for each in await self.ledger.load([*pending, *victims]) if each}
+        return [
+            ObservedPreemption(
+                waiting=waiting.get(PodUid(each.id)),
+                lease=leases.get(PodUid(each.id)),
+                leased_victims=leases.keys() & {victim.pod for victim in each.victims},
+            )
+            for each in preemptions
+        ]
 
     async def _announce_within_limits(self, read: StoredPreemption) -> None:
         if read.preemption.reason:
@@ -268,7 +286,9 @@ class PreemptionController:
         """Evict the remaining victims; one that a PodDisruptionBudget now blocks is retried."""
         current: StoredPreemption | None = read
         if read.preemption.stage is PreemptionStage.ANNOUNCED:
-            current = await self.store.save(read, read.preemption.stepped(PreemptionStage.EVICTING))
+            begun = read.preemption.stepped(PreemptionStage.EVICTING)
+            expires_at = expiry(begun.victims, 0.0, self.clock.now())
+            current = await self.store.save(read, replace(begun, expires_at=expires_at))
         for victim in read.preemption.left:
             if current is None:
                 return
@@ -295,26 +315,25 @@ class PreemptionController:
             EVICTIONS.labels(victim.namespace, victim.cause).inc()
         return saved
 
-    async def _reserve(self, read: StoredPreemption) -> list[PlacementChosen]:
-        wanted = read.preemption.wanted
-        if wanted is None:
-            return []
-        if read.preemption.by_kube_scheduler:
-            await self._offer(wanted)
-            return []
-        waiting = await self.ledger.waiting_pods.load([wanted.pod])
-        found = await reserve_claimed(self.ledger, [wanted], waiting, now=self.clock.now())
-        if isinstance(found, str):
-            await self._cancel(read, found)
-            return []
-        if found:  # else it is tried again until the preemption expires
-            await self.store.save(read, read.preemption.stepped(PreemptionStage.HANDED))
-        return found
+    async def _reserve(
+        self, freed: Sequence[StoredPreemption], waiting: Sequence[WaitingPod]
+    ) -> list[PlacementChosen]:
+        wanted = [read.preemption.wanted for read in freed if read.preemption.wanted]
+        found = await reserve_claimed(self.ledger, wanted, waiting, now=self.clock.now())
+        await self._all(self._hand(read, found.get(PodUid(read.preemption.id))) for read in freed)
+        return placements_of(found)
 
-    async def _offer(self, wanted: Reservation) -> None:
+    async def _hand(self, read: StoredPreemption, result: PlacementChosen | str | None) -> None:
+        """Record that the pending pod has its lease, or cancel because it cannot get one."""
+        if isinstance(result, str):
+            await self._cancel(read, result)
+        elif result is not None:  # else it is tried again until the preemption expires
+            await self.store.save(read, read.preemption.stepped(PreemptionStage.HANDED))
+
+    async def _offer(self, read: StoredPreemption) -> None:
         """Let kube-scheduler try the pod; a binder reserves when that chooses the node."""
-        now = self.clock.ticks()
-        if now >= self._offer_at.get(wanted.pod, 0.0):
+        now, wanted = self.clock.ticks(), read.preemption.wanted
+        if wanted is not None and now >= self._offer_at.get(wanted.pod, 0.0):
             self._offer_at = {pod: at for pod, at in self._offer_at.items() if at > now}
             self._offer_at[wanted.pod] = now + OFFER_S
             node = wanted.candidates[0].node
@@ -359,13 +378,15 @@ class PreemptionController:
             begun |= await self._end_by_policy(budget, cluster)
         if policies:
             state = await self.store.state(now=now)
-        plans, at = PlanRound(cluster, state, self.rules, now), self.clock.ticks()
+        plans = PlanRound(cluster, state, self.rules, now)
+        results: list[bool | None] = [await self._preempt_for(each, plans) for each in pending[:1]]
+        at = self.clock.ticks()
         until = at + max(PLANNING_S, at - began)
 
         async def begin(each: WaitingPod) -> bool | None:
             return await self._preempt_for(each, plans) if self.clock.ticks() < until else None
 
-        results = await self._all(map(begin, pending))
+        results += await self._all(map(begin, pending[1:]))
         begun |= any(results)
         self._pause_s = PLAN_S if begun else min(2 * self._pause_s, MAX_PLAN_S)
         self._plan_at = self.clock.now() + self._pause_s

@@ -16,6 +16,7 @@ from services.binder.report.explanations import KubernetesEvent, event_of
 from shared.model.events.node_events import ViolationFound
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.lease import Lease, LeaseState
+from shared.model.ledger import WaitingPod
 from shared.model.names import Namespace, NodeName, PodUid, name_in
 from shared.model.preemption import (
     EvictionOutcome,
@@ -301,6 +302,8 @@ class Step(StrEnum):
     """Check by a dry run whether all victims may be evicted, and announce it to them."""
     WAIT = "wait"
     EVICT = "evict"
+    OFFER = "offer"
+    """Offer the freed devices to kube-scheduler."""
     RESERVE = "reserve"
     """Reserve the freed devices for the pending pod."""
     BIND = "bind"
@@ -315,8 +318,8 @@ class Step(StrEnum):
 class ObservedPreemption:
     """The observed state of a preemption's pods."""
 
-    waiting: bool
-    """Whether the pending pod waits."""
+    waiting: WaitingPod | None
+    """The pending pod, if it waits."""
     lease: Lease | None
     """The pending pod's lease."""
     leased_victims: Collection[PodUid]
@@ -355,6 +358,7 @@ def next_step(
         (bool(preemption.left), Step.EVICT),
         (preemption.wanted is None, Step.CLOSE),
         (bool(observed.leased_victims), Step.WAIT),
+        (preemption.by_kube_scheduler, Step.OFFER),
         (True, Step.RESERVE),
     )
     return next((step, reason) for applies, step in table if applies)

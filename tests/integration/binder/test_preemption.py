@@ -1,12 +1,14 @@
 """Preemption on a real Valkey and the simulated API server, step by step."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import redis.asyncio
 
 from services.binder.preempt.dry_run import dry_run
-from services.binder.preempt.preemption_controller import LOOK_S, STEP_S
+from services.binder.preempt.plan import PlanInput, plan_input
+from services.binder.preempt.preemption_controller import LOOK_S, PLANNING_S, STEP_S
 from shared.model.events.request_reply import DryRunReply, DryRunRequest
 from shared.model.lease import LeaseState
 from shared.model.names import OFFER, PREEMPTIBLE, NodeName, PodUid
@@ -97,6 +99,48 @@ async def test_many_pods_are_planned_for_at_once_each_with_victims_and_devices_o
             s.device for each in begun if each.wanted for s in each.wanted.candidates[0].shares
         }
         assert (len(begun), len(victims), len(devices)) == (12, 12, 12)
+
+
+async def test_what_is_freed_for_many_pods_is_handed_over_with_one_reading_of_the_cluster(
+    server: ValkeyServer,
+) -> None:
+    async with scene(server.url, gpus=16) as at:
+        old = [
+            await at.running(f"old-{gpu}", gpu=gpu, mib=16_000, owner=f"owner-{gpu}")
+            for gpu in range(16)
+        ]
+        await at.save_budget("a")
+        pods = {await at.waiting(f"new-{number}") for number in range(16)}
+        binder = at.binder(preemption_per_namespace_hour=16)
+        await at.evict(binder)
+        for each in old:
+            await at.terminate(each)
+        before = await script_calls(server)
+
+        found = await binder.preempt()
+
+        assert {each.lease.pod for each in found} == pods
+        assert await script_calls(server) - before < 2 * len(pods)
+
+
+async def test_planning_lasts_as_long_as_it_took_until_the_first_plan(
+    server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with scene(server.url, gpus=3) as at:
+
+        def slow(*given: Any, **more: Any) -> PlanInput:
+            at.clock.advance(2 * PLANNING_S)
+            return plan_input(*given, **more)
+
+        monkeypatch.setattr("services.binder.preempt.plan.plan_input", slow)
+        for gpu in range(3):
+            await at.running(f"old-{gpu}", gpu=gpu, mib=16_000, owner=f"owner-{gpu}")
+            await at.waiting(f"new-{gpu}")
+        await at.save_budget("a")
+
+        await at.binder().preempt()
+
+        assert len(await at.stages()) == 3
 
 
 async def test_gpusharing_28_a_budget_made_during_the_notice_stops_the_eviction(at: Scene) -> None:
@@ -221,6 +265,19 @@ async def test_a_preemption_is_given_up_when_a_victim_does_not_terminate(at: Sce
 
     assert await at.stages() == []
     assert any("took too long" in message for message in at.reports.of("new"))
+
+
+async def test_the_time_for_victims_to_terminate_begins_with_their_eviction(at: Scene) -> None:
+    old, pod, binder = await at.in_need(grace_s=10)
+    await binder.preempt()
+    at.clock.advance(69)  # the binder was busy
+    await binder.preempt()
+    at.clock.advance(39)
+    await binder.preempt()
+
+    await at.terminate(old)
+
+    assert [each.lease.pod for each in await binder.preempt()] == [pod]
 
 
 async def test_a_pod_of_higher_priority_preempts_one_of_lower_priority(at: Scene) -> None:

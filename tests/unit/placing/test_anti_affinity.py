@@ -13,7 +13,7 @@ from shared.model.names import Namespace, NodeName
 from shared.model.node import AntiAffinityTerm, LabelRequirement
 from shared.model.placement import Refusal
 from shared.model.request import NodeOrder, NodeRequirements, NodeTerm
-from shared.placing.anti_affinity import repelled_request, selects
+from shared.placing.anti_affinity import all_domains, repelled_request, selects
 from shared.placing.trial_cluster import TrialCluster
 from tests.support.build import device, dice, gpu, ledger_node, pod_queued, request
 from tests.support.placer.placing import index_of
@@ -117,7 +117,7 @@ def at(name: str) -> NodeRequirements:
 def test_no_preemption_is_planned_on_a_node_that_repels_the_pod() -> None:
     nodes = [node("n1", term(is_app("noisy"))), node("n2")]
 
-    wanted = repelled_request(pod(), [each.facts for each in nodes])
+    wanted = repelled_request(pod(), all_domains(each.facts for each in nodes))
     cluster = TrialCluster(nodes)
 
     shares = [cluster.shares_on(each.facts.name, wanted) for each in nodes]

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from services.binder.observations import DisruptionBudget, PodSnapshot
-from services.binder.preempt.plan import PlanInput, PreemptionPlan, allowed, plan
+from services.binder.preempt.plan import EvictionLimits, PlanInput, PreemptionPlan, plan
 from services.binder.preempt.rules import Allowance, EvictionTier, VictimCandidate, preempted
 from shared.model.device import DeviceUse
 from shared.model.lease import Lease, LeaseState
@@ -91,7 +92,7 @@ def inputs_of(
 ) -> PlanInput:
     """Node `a` with these leases on its GPUs."""
     trials = ClusterTrials([node_totals("a", gpus, leases)], leaving)
-    return PlanInput(trials=trials, candidates=candidates, **limits)
+    return PlanInput(trials=trials, candidates=candidates, limits=EvictionLimits(**limits))
 
 
 def requesting(mib: int, gpus: int = 1, *, whole: bool = False) -> PodRequest:
@@ -173,6 +174,31 @@ def test_limits_on_victims_are_never_exceeded() -> None:
     assert isinstance(plan(requesting(16_000), inputs), str)
 
 
+@given(
+    st.lists(st.sampled_from("abcdef"), unique=True),
+    st.integers(0, 6),
+    st.integers(0, 4),
+    st.lists(st.tuples(st.sets(st.sampled_from("abcdef")), st.integers(0, 3)), max_size=3),
+    st.integers(0, 6),
+)
+def test_limits_after_evictions_allow_what_they_would_have_allowed_together(
+    names: list[str], total: int, per_namespace: int, budgets: list[Any], first: int
+) -> None:
+    leases = [
+        structs.replace(lease(each, "a", 0, 1), namespace=Namespace(str(each < "d")))
+        for each in names
+    ]
+    limits = EvictionLimits(
+        allowance=Allowance(total=total, per_namespace=per_namespace),
+        disruption_budgets=[
+            DisruptionBudget(name=f"a/{n}", pods=frozenset(map(PodUid, pods)), allowed=allowed)
+            for n, (pods, allowed) in enumerate(budgets)
+        ],
+    )
+    if limits.allow(leases[:first]):
+        assert limits.after(leases[:first]).allow(leases[first:]) == limits.allow(leases)
+
+
 def test_plans_with_many_candidates_take_bounded_work() -> None:
     leases = [lease(f"p{gpu}-{n}", "a", gpu, 1_600) for gpu in range(8) for n in range(4)]
     for gpu in range(8):
@@ -197,7 +223,7 @@ def brute(request: PodRequest, inputs: PlanInput) -> Cost | None:
         for size in range(1, len(here) + 1):
             for victims in combinations(here, size):
                 after = without(totals, {each.lease.pod for each in victims})
-                if allowed([each.lease for each in victims], inputs) and fit_on_node(
+                if inputs.limits.allow([each.lease for each in victims]) and fit_on_node(
                     request, after.node
                 ):
                     costs.append(cost(victims))
@@ -244,7 +270,8 @@ def plan_inputs(draw: st.DrawFn) -> PlanInput:
     budgets = [
         DisruptionBudget(name="a/x", pods=frozenset(protected), allowed=draw(st.integers(0, 2)))
     ]
-    return PlanInput(trials=ClusterTrials(nodes), candidates=candidates, disruption_budgets=budgets)
+    limits = EvictionLimits(disruption_budgets=budgets)
+    return PlanInput(trials=ClusterTrials(nodes), candidates=candidates, limits=limits)
 
 
 @settings(max_examples=200, deadline=None)
@@ -263,7 +290,7 @@ def test_a_plan_makes_the_pod_fit_and_none_is_cheaper(
         return
     assert isinstance(found, PreemptionPlan)
     victims = [victim.lease for victim in found.victims]
-    assert allowed(victims, inputs)
+    assert inputs.limits.allow(victims)
     after = without(nodes[found.node], {lease.pod for lease in victims})
     assert fit_on_node(request, after.node) == found.shares
     assert cost(found.victims) == best

@@ -37,6 +37,7 @@ from shared.model.preemption import (
 )
 from tests.support.binder.preemption import budget
 from tests.support.build import lease
+from tests.support.placer.ledger import queued, verdict
 
 NOW = 1_000_000.0
 A, B = Namespace("a"), Namespace("b")
@@ -176,9 +177,10 @@ EVICTED = replace(
     victims=(victim(outcome=EvictionOutcome.EVICTED),),
     evict_at=NOW,
 )
-WAITING = ObservedPreemption(waiting=True, lease=None, leased_victims={PodUid("v")})
+PENDING = verdict(queued("p"), capacity=0)
+WAITING = ObservedPreemption(waiting=PENDING, lease=None, leased_victims={PodUid("v")})
 ENDED = replace(WAITING, leased_victims=())
-RESERVED = replace(WAITING, waiting=False, lease=lease("p"))
+RESERVED = replace(WAITING, waiting=None, lease=lease("p"))
 BOUND = replace(RESERVED, lease=lease("p", state=LeaseState.BOUND))
 
 
@@ -189,11 +191,12 @@ BOUND = replace(RESERVED, lease=lease("p", state=LeaseState.BOUND))
         (ANNOUNCED, WAITING, 29, Step.WAIT),
         (ANNOUNCED, WAITING, 30, Step.EVICT),
         (ANNOUNCED, WAITING, 90, Step.CANCEL),
-        (ANNOUNCED, replace(WAITING, waiting=False), 0, Step.CANCEL),
+        (ANNOUNCED, replace(WAITING, waiting=None), 0, Step.CANCEL),
         (ANNOUNCED, RESERVED, 0, Step.CANCEL),
         (ANNOUNCED, BOUND, 0, Step.CANCEL),
         (EVICTED, WAITING, 1, Step.WAIT),
         (EVICTED, ENDED, 1, Step.RESERVE),
+        (replace(EVICTED, by_kube_scheduler=True), ENDED, 1, Step.OFFER),
         (EVICTED, RESERVED, 1, Step.BIND),
         (EVICTED, BOUND, 1, Step.CLOSE),
         (EVICTED, WAITING, 91, Step.CANCEL),
