@@ -15,9 +15,10 @@ from itertools import combinations, islice
 from msgspec import structs
 
 from shared.model.device import DeviceUse
-from shared.model.lease import Lease, Share, bookings
+from shared.model.lease import Lease, bookings
 from shared.model.ledger import LedgerNode, NodeTotals, counted_use, with_changes
 from shared.model.names import NodeName, PodUid
+from shared.model.placement import Placement
 from shared.model.request import PodRequest
 from shared.placing.trial_cluster import TrialCluster
 
@@ -49,8 +50,7 @@ Allows = Callable[[Sequence[Endable]], bool]
 class Room:
     """What a pod would get on a node without some of its leases."""
 
-    node: NodeName
-    shares: tuple[Share, ...]
+    placement: Placement
     ends: Endables
 
     @property
@@ -134,20 +134,20 @@ class ClusterTrials:
         """Return the first node on which the pod fits without any lease's end, or None."""
         self.restore()
         for name in self.nodes:
-            if self.cluster.shares_on(name, request) is not None:
+            if self.cluster.placement_on(name, request) is not None:
                 return name
         return None
 
-    def shares(
+    def placement(
         self, request: PodRequest, name: NodeName, ends: Iterable[Endable]
-    ) -> tuple[Share, ...] | None:
+    ) -> Placement | None:
         """Return what a pod would get once these leases have ended; they do in the cluster."""
         if name != self._changed:
             self.restore()
         self._changed = name
         ended = {each.lease.pod for each in ends}
         self.cluster.put_node(without(self.nodes[name], ended).node)
-        return self.cluster.shares_on(name, request)
+        return self.cluster.placement_on(name, request)
 
     def restore(self) -> None:
         """Let no lease have ended."""
@@ -221,7 +221,7 @@ class RoomSearch:
             sets += [ends for ends in spared if len(ends) <= size]
             spared = [ends for ends in spared if len(ends) > size]
             for room in self._fitting(tier, sets):
-                found.add(room.node)
+                found.add(room.placement.node)
                 yield room
 
     def _sets_of_size(
@@ -243,17 +243,16 @@ class RoomSearch:
     def _fitting(self, tier: tuple[int, ...], sets: Iterable[Endables]) -> Iterator[Room]:
         costs = ((cost_of(ends), ends) for ends in sets if self._allows(ends))
         for cost, ends in sorted(costs, key=lambda each: each[0]):
-            node = ends[0].lease.node
-            shares = self._shares(node, ends) if cost[0] == tier else None
-            if shares is not None:
-                yield Room(node=node, shares=shares, ends=ends)
+            placement = self._placement(ends[0].lease.node, ends) if cost[0] == tier else None
+            if placement is not None:
+                yield Room(placement=placement, ends=ends)
 
-    def _shares(self, name: NodeName, ends: Iterable[Endable]) -> tuple[Share, ...] | None:
+    def _placement(self, name: NodeName, ends: Iterable[Endable]) -> Placement | None:
         self._left -= 1
-        return self._trials.shares(self._request, name, ends)
+        return self._trials.placement(self._request, name, ends)
 
     def _fits(self, name: NodeName, ends: Iterable[Endable]) -> bool:
-        return self._left > 0 and self._shares(name, ends) is not None
+        return self._left > 0 and self._placement(name, ends) is not None
 
     def _sets(self, among: Sequence[Endable], size: int) -> Iterator[Endables]:
         """Yield sets of a size; of one device only, where the pod needs no more than one."""

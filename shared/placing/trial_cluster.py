@@ -2,15 +2,13 @@
 
 from collections.abc import Iterable
 
-from shared.model.lease import Share
 from shared.model.ledger import LedgerNode
 from shared.model.names import NodeName, PodUid
 from shared.model.placement import Placement, Refusal
 from shared.model.request import PodRequest
-from shared.placing.choice.container_choice import build_shares
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
-from shared.placing.placement import picks_on, place, place_before
+from shared.placing.placement import picks_on, place, place_before, placement_of
 from shared.placing.refusal.refusals import possible_nodes
 
 GOLDEN_RATIO = 0.6180339887
@@ -64,18 +62,17 @@ class TrialCluster:
 
     def place_on(self, name: NodeName, pod: PodUid, request: PodRequest) -> Placement | Refusal:
         """Place a pod on a node and count it as running, or return why it does not fit there."""
-        shares = self.shares_on(name, request)
-        if shares is None:
+        placement = self.placement_on(name, request)
+        if placement is None:
             return Refusal(reason=f"there is no room on node {name}")
-        placement = Placement(node=name, shares=shares)
         self.reserve(pod, request, placement)
         return placement
 
-    def shares_on(self, name: NodeName, request: PodRequest) -> tuple[Share, ...] | None:
+    def placement_on(self, name: NodeName, request: PodRequest) -> Placement | None:
         """Return what a pod would get on a node, or None if it does not fit there."""
-        choose = self._index.plan(request).choose
-        picks = picks_on(request, choose, self._index, self._mirror.nodes[name])
-        return None if picks is None else build_shares(picks)
+        choose, node = self._index.plan(request).choose, self._mirror.nodes[name]
+        picks = picks_on(request, choose, self._index, node)
+        return None if picks is None else placement_of(node, picks)
 
     def reserve(self, pod: PodUid, request: PodRequest, placement: Placement) -> None:
         """Count a pod as running at a place."""

@@ -160,7 +160,7 @@ def _room(
     if found is None:
         return None
     return RoomView(
-        node=found.node,
+        node=found.placement.node,
         leases=tuple(f"{lease.namespace}/{lease.name}" for lease in found.leases),
         gpu_s_used=round(found.used_gpu_s, 3),
     )

@@ -64,8 +64,8 @@ async def dry_run(request: DryRunRequest, controller: PreemptionController) -> D
 def plan_view(found: PreemptionPlan) -> PlanView:
     """Return a plan."""
     return PlanView(
-        node=found.node,
-        shares=PlannedShare.of(found.shares),
+        node=found.placement.node,
+        shares=PlannedShare.of(found.placement.shares),
         victims=tuple(
             PlannedVictim(
                 pod=f"{each.lease.namespace}/{each.lease.name}",

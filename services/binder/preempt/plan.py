@@ -20,9 +20,10 @@ from services.binder.preempt.rules import (
     tier_of,
 )
 from shared.model.events.pod_events import PodQueued
-from shared.model.lease import Lease, Share
+from shared.model.lease import Lease
 from shared.model.ledger import NodeTotals, WaitingPod
-from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.names import DeviceUuid, PodUid
+from shared.model.placement import Placement
 from shared.model.preemption import PreemptionState
 from shared.model.request import PodRequest
 from shared.placing.anti_affinity import Domain, all_domains, repelled_request
@@ -34,8 +35,7 @@ from shared.placing.room import ClusterTrials, Endable, RoomSearch, used_gpu_s
 class PreemptionPlan:
     """Where the pod will run, and which leases end for it."""
 
-    node: NodeName
-    shares: tuple[Share, ...]
+    placement: Placement
     victims: tuple[VictimCandidate, ...]
 
     @property
@@ -46,7 +46,7 @@ class PreemptionPlan:
     @property
     def devices(self) -> set[DeviceUuid]:
         """The devices of the shares."""
-        return {share.device for share in self.shares}
+        return {share.device for share in self.placement.shares}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ def _plans(request: PodRequest, given: PlanInput) -> Iterator[PreemptionPlan]:
     ]
     for room in search.rooms(endables):
         victims = sorted((by_pod[lease.pod] for lease in room.leases), key=lambda v: v.lease.pod)
-        yield PreemptionPlan(node=room.node, shares=room.shares, victims=tuple(victims))
+        yield PreemptionPlan(placement=room.placement, victims=tuple(victims))
 
 
 @dataclass(eq=False)

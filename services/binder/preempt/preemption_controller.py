@@ -56,7 +56,6 @@ from shared.model.ledger import (
     reservation_for,
 )
 from shared.model.names import PodUid
-from shared.model.placement import Placement
 from shared.model.preemption import (
     EvictionOutcome,
     Preemption,
@@ -427,12 +426,11 @@ class PreemptionController:
             for start in plans.state.starts:
                 if start.id == pending.pod:  # else its own claim is in the way
                     await self.starts.withdraw(start, "running pods are preempted for it")
-            place = Placement(node=found.node, shares=found.shares)
             read = await self._open(
                 Preemption(
                     id=waiting.queued.pod,
                     victims=tuple(each.victim for each in found.victims),
-                    wanted=reservation_for(waiting.queued, (place,)),
+                    wanted=reservation_for(waiting.queued, (found.placement,)),
                     priority=pending.priority,
                     preempts=pending.preempts,
                     by_kube_scheduler=waiting.queued.by_kube_scheduler,

@@ -79,8 +79,8 @@ def plan_moves(
         moves = _moves(request, room, requests, trials.cluster, now=now)
         if moves is not None:
             return MovePlan(
-                node=room.node,
-                shares=PlannedShare.of(room.shares),
+                node=room.placement.node,
+                shares=PlannedShare.of(room.placement.shares),
                 moves=moves,
                 gpu_s_used=round(room.used_gpu_s, 3),
             )
@@ -99,7 +99,7 @@ def _moves(
 
     Their leases have ended in the cluster. Reserves nothing.
     """
-    cluster.reserve(_WANTED, request, Placement(node=room.node, shares=room.shares))
+    cluster.reserve(_WANTED, request, room.placement)
     moves: list[Move] = []
     for lease in sorted(room.leases, key=_size, reverse=True):
         found = cluster.place(lease.pod, requests[lease.pod])

@@ -266,7 +266,7 @@ class _Run:
                     name=uid,
                     node=found.node,
                     shares=found.shares,
-                    resources=pod.request.resources,
+                    resources=pod.request.resources | found.numa_cpus,
                     created_at=now,
                 )
             )

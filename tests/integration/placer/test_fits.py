@@ -116,7 +116,7 @@ def text_of(pod: PodRequest, card: Device, use: DeviceUse) -> DeviceRefusal | No
 
 def fits_in_index(pod: PodRequest, card: Device, use: DeviceUse) -> bool:
     node = LedgerNode(facts=facts("a"), devices=((card, use),))
-    return TrialCluster([node]).shares_on(NodeName("a"), pod) is not None
+    return TrialCluster([node]).placement_on(NodeName("a"), pod) is not None
 
 
 def is_guarded(lease: Lease, held: Sequence[Lease], card: Device) -> bool:

@@ -8,6 +8,7 @@ from services.binder.preempt.plan import PreemptionPlan
 from services.binder.preempt.rules import EvictionTier, VictimCandidate
 from services.cli.admin.preemptions import dry_run_text, text
 from shared.model.names import NodeName
+from shared.model.placement import Placement
 from shared.model.preemption import (
     DryRunView,
     EvictionOutcome,
@@ -27,7 +28,8 @@ TIER = EvictionTier(unowned=True, cause=1, overdraft=-250, priority=3)
 CHOSEN = VictimCandidate(
     lease=lease("v", "n", share("n"), namespace="a"), victim=victim(), tier=TIER, used_gpu_s=12.5
 )
-PLAN = PreemptionPlan(node=NodeName("n"), shares=(share("n", mib=8_000),), victims=(CHOSEN,))
+PLACE = Placement(node=NodeName("n"), shares=(share("n", mib=8_000),))
+PLAN = PreemptionPlan(placement=PLACE, victims=(CHOSEN,))
 
 
 def shown_of(*opened: Preemption, evictions: tuple[EvictionRecord, ...] = ()) -> PreemptionsView:

@@ -120,8 +120,8 @@ def test_no_preemption_is_planned_on_a_node_that_repels_the_pod() -> None:
     wanted = repelled_request(pod(), all_domains(each.facts for each in nodes))
     cluster = TrialCluster(nodes)
 
-    shares = [cluster.shares_on(each.facts.name, wanted) for each in nodes]
-    assert [found is not None for found in shares] == [False, True]
+    found = [cluster.placement_on(each.facts.name, wanted) for each in nodes]
+    assert [each is not None for each in found] == [False, True]
 
 
 APPS, ZONES = st.sampled_from(["a", "b", "c"]), st.sampled_from(["x", "y", ""])

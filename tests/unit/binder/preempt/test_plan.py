@@ -1,6 +1,7 @@
 """Preemption plans against brute force: the pod fits, and no cheaper set of victims exists."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -12,7 +13,7 @@ from msgspec import structs
 from services.binder.observations import DisruptionBudget, PodSnapshot
 from services.binder.preempt.plan import EvictionLimits, PlanInput, PreemptionPlan, plan
 from services.binder.preempt.rules import Allowance, EvictionTier, VictimCandidate, preempted
-from shared.model.device import DeviceUse
+from shared.model.device import DeviceUse, numa_cpus_name
 from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import LedgerNode, NodeTotals, counted_use
 from shared.model.names import Namespace, NodeName, PodUid
@@ -121,6 +122,28 @@ def test_gpusharing_29_capacity_is_counted_per_device_not_per_node() -> None:
     inputs = inputs_of([*others, *small], [candidate(each) for each in small])
     # 16,000 MiB would be free on the node, and 8,000 on each of its devices.
     assert isinstance(plan(requesting(16_000), inputs), str)
+
+
+def test_cpus_of_the_gpus_numa_node_are_freed_and_claimed() -> None:
+    name = numa_cpus_name(0)
+    leases = [
+        structs.replace(lease(f"p{n}", "a", 0, 100), resources={name: cpus})
+        for n, cpus in enumerate((1, 3))
+    ]
+    totals = node_totals("a", 1, leases)
+    [(card, use)] = totals.node.devices
+    numa = replace(totals.node, devices=((replace(card, numa=0, numa_cpus=4), use),))
+    inputs = PlanInput(
+        trials=ClusterTrials([replace(totals, node=numa)]),
+        candidates=[candidate(each) for each in leases],
+    )
+    container = structs.replace(requesting(100).containers[0], exclusive_cpus=3)
+
+    found = plan(structs.replace(requesting(100), containers=(container,)), inputs)
+
+    assert assert_victims(found) == ["p1"]
+    assert isinstance(found, PreemptionPlan)
+    assert found.placement.numa_cpus == {name: 3}
 
 
 def test_no_victim_is_chosen_if_the_pod_fits_or_will_fit() -> None:
@@ -291,7 +314,7 @@ def test_a_plan_makes_the_pod_fit_and_none_is_cheaper(
     assert isinstance(found, PreemptionPlan)
     victims = [victim.lease for victim in found.victims]
     assert inputs.limits.allow(victims)
-    after = without(nodes[found.node], {lease.pod for lease in victims})
-    assert fit_on_node(request, after.node) == found.shares
+    after = without(nodes[found.placement.node], {lease.pod for lease in victims})
+    assert fit_on_node(request, after.node) == found.placement.shares
     assert cost(found.victims) == best
     assert plan(request, inputs) == found
