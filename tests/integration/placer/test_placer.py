@@ -17,6 +17,7 @@ from shared.model.device import Device, DeviceMode, DeviceUse, numa_cpus_name
 from shared.model.errors import ConflictError
 from shared.model.events.pod_events import PlacementChosen, PlacementRefused, PodQueued
 from shared.model.lease import MigPlacement
+from shared.model.lease_copy import dump_lease, load_lease
 from shared.model.names import PodUid
 from shared.model.node import HOSTNAME, AntiAffinityTerm, LabelRequirement
 from shared.model.preemption import StoredStart
@@ -118,7 +119,10 @@ async def test_placers_together_give_no_more_cpus_of_a_numa_node_than_it_has(url
             found = await assert_sound(leases)
             assert len(found) == 4
 
-        await rebuild(leases, {}, found, force=True)
+        copies = [
+            load_lease(dump_lease(each), namespace=each.namespace, name=each.name) for each in found
+        ]
+        await rebuild(leases, {}, copies, force=True)
         assert await used_cpus(leases) == [4, 2]
         await leases.save_devices([report("a", aligned(6, 1), at=NOW)])
         await leases.save_nodes([facts("a")])

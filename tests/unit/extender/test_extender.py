@@ -9,7 +9,7 @@ import pytest
 from services.extender.pod_requests import GANG, PREFERRED
 from services.extender.scheduler_api import ExtenderArgs
 from services.extender.service import AGAIN_S, FLUSH_S, HOLD_S, MOST_NODES, VOLUME_HOLD_S
-from shared.model.device import DeviceUse
+from shared.model.device import DeviceUse, numa_cpus_name
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import PodBindingReply
 from shared.model.ledger import LedgerNode
@@ -158,6 +158,27 @@ async def test_the_chosen_share_is_requested_from_a_binder() -> None:
     assert request.queued.by_kube_scheduler
     assert request.placement.node == "n1"
     assert [share.memory_mib for share in request.placement.shares] == [1_000]
+
+
+async def test_the_cpus_beside_the_gpu_are_held_and_requested() -> None:
+    world, name = ExtenderWorld(), numa_cpus_name(1)
+    [device] = devices(1, "n1", numa=1, numa_cpus=5)
+    world.mirror.put_node(
+        LedgerNode(
+            facts=facts("n1"), version=2, devices=((device, DeviceUse()),), served=(TRIGGER,)
+        )
+    )
+    gpu = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "1000"}
+    resources = {"limits": {"cpu": "3", "memory": "1Mi", **gpu}}
+    containers = [{"name": "main", "resources": resources}]
+    world.extender.prioritize(args("a", 0, "n1", containers=containers))
+
+    assert world.mirror.nodes[NodeName("n1")].free_resources[name] == 2
+    assert world.filter("b", 0, "n1", containers=containers).node_names == []
+    assert await world.bind("a", "n1") == ""
+
+    [request] = world.binders.requests
+    assert request.placement.numa_cpus == {name: 3}
 
 
 async def test_a_binder_gets_the_required_anti_affinity_of_the_pod() -> None:
