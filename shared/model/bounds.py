@@ -48,7 +48,10 @@ SHORT, NAME, KEY, LONG = 63, 253, 317, 1024
 with a prefix; and ours for what a component writes."""
 
 ShortText = Annotated[str, Meta(max_length=SHORT)]
-"""A label, the name of a container or a namespace, or a word of ours."""
+"""A label, the name of a namespace, or a word of ours."""
+ContainerText = Annotated[str, Meta(max_length=2 * SHORT + 1)]
+"""The name of a container; or of a request of a ResourceClaim, `REQUEST/SUBREQUEST` if it has a
+choice."""
 NameText = Annotated[str, Meta(max_length=NAME)]
 """The name of an object, or a resource version."""
 KeyText = Annotated[str, Meta(max_length=KEY)]

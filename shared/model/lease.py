@@ -13,6 +13,7 @@ from shared.model.bounds import (
     MOST_CONSUMERS,
     MOST_SHARES,
     Amount,
+    ContainerText,
     Count,
     Fence,
     GenerationText,
@@ -112,7 +113,7 @@ class ClaimAllocation:
 class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One container's share of one device."""
 
-    container: ShortText
+    container: ContainerText
     """The container; if a ResourceClaim holds the lease: the `request` of its allocation result."""
     device: DeviceUuid
     index: Index
@@ -341,7 +342,7 @@ class ShareMeasurement:
     pod: PodUid
     namespace: Namespace
     name: NameText
-    container: ShortText
+    container: ContainerText
     device: DeviceUuid
     memory_mib: Mib | None = None
     """None: neither the driver nor HAMi-core reports it."""

@@ -5,10 +5,11 @@ the node's slices follow the ledger, or the scheduler would allocate the same sh
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from services.binder.claims.claim_answers import (
     PERMITTED,
@@ -218,7 +219,9 @@ class ClaimLeaser:
 
     def _reply(self, claim: AllocatedClaim, answer: ClaimAnswer) -> ClaimLeaseReply:
         entries = device_statuses(claim, answer, now=self.host_clock.now())
-        return ClaimLeaseReply(devices=tuple(map(json.dumps, entries)))
+        return ClaimLeaseReply(
+            devices=tuple(msgspec.json.encode(each).decode() for each in entries)
+        )
 
     @loops(every_s=1.0)
     async def end_unwritten_claims(self) -> list[LeaseChanged]:

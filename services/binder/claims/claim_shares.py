@@ -12,6 +12,7 @@ from shared.model.claim import claimable
 from shared.model.device import Device, MigProfile
 from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
 from shared.model.lease import ClaimAllocation, Lease, MigPlacement, Share, bookings
+from shared.model.lease_copy import dump_lease
 from shared.model.ledger import LedgerNode, NoCapacity, NodeTotals, Reservation
 from shared.model.names import DeviceUuid
 from shared.model.placement import Placement
@@ -19,6 +20,10 @@ from shared.model.request import ALL_PERCENT, SharingPolicy
 from shared.placing.refusal.quota_refusals import over_quota
 
 SHOWN_HOLDERS = 3
+MOST_DATA = 10_240
+"""Bytes of a driver's data in `status.devices` of a ResourceClaim, by the API server."""
+NUMBERS_BYTES = 16
+"""The ledger's numbers add so many to each share in the copy of a lease, twice to the lease."""
 
 
 def reservation_of(
@@ -39,13 +44,28 @@ def reservation_of(
             shares.append(share_of(allocated, device))
         else:
             shares.append(instance_of(allocated, device, *instance))
-    return Reservation(
+    lease = Lease(
         pod=claim.claim,
         namespace=claim.namespace,
         name=claim.name,
-        candidates=(Placement(node=claim.node, shares=tuple(shares)),),
+        node=claim.node,
+        shares=tuple(shares),
         claim=ClaimAllocation(generation=claim.generation, consumers=claim.consumers),
         trace=trace,
+    )
+    size = len(dump_lease(lease)) + NUMBERS_BYTES * (2 + len(shares))
+    if size > MOST_DATA:
+        return (
+            f"the copy of its lease has up to {size} bytes, and its status has room for "
+            f"{MOST_DATA}: request fewer devices, or give the requests shorter names"
+        )
+    return Reservation(
+        pod=lease.pod,
+        namespace=lease.namespace,
+        name=lease.name,
+        candidates=(Placement(node=lease.node, shares=lease.shares),),
+        claim=lease.claim,
+        trace=lease.trace,
     )
 
 

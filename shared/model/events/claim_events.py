@@ -13,6 +13,7 @@ from msgspec import Meta
 from shared.model.bounds import (
     MOST_CONSUMERS,
     Amount,
+    ContainerText,
     CopyText,
     GenerationText,
     KeyText,
@@ -28,7 +29,7 @@ from shared.model.names import Namespace, NodeName, PodUid
 class AllocatedDevice:
     """One result of our driver in `status.allocation.devices.results`."""
 
-    request: KeyText
+    request: ContainerText
     device: KeyText
     """Name of the device in its ResourceSlice; see `shared.model.claim.device_name`."""
     share_id: ShortText = ""

@@ -11,6 +11,7 @@ from shared.model.bounds import (
     MOST_ALLOCATIONS,
     MOST_DEVICES,
     ChoiceText,
+    ContainerText,
     Fence,
     Index,
     KeyText,
@@ -35,7 +36,7 @@ class Allocation:
     """The uid of the lease's holder: a pod, or a prepared ResourceClaim."""
     namespace: Namespace
     name: NameText
-    container: ShortText
+    container: ContainerText
     resource: KeyText
     device_ids: Annotated[tuple[ChoiceText, ...], Meta(max_length=4096)]
     lease: Lease
@@ -83,7 +84,7 @@ class ShareRefused(NodeEvent, subject="share.refused.v1", delivery=Delivery.WORK
     pod: PodUid | None = None
     namespace: Namespace | None = None
     name: NameText = ""
-    container: ShortText = ""
+    container: ContainerText = ""
     claim: bool = False
 
 
@@ -109,7 +110,7 @@ class ViolationFound(NodeEvent, subject="violation.found.v1", delivery=Delivery.
     pod: PodUid
     namespace: Namespace
     name: NameText
-    container: ShortText
+    container: ContainerText
     reason: ShortText
     message: MessageText
     device: DeviceUuid | None = None

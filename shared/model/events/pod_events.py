@@ -10,6 +10,7 @@ from msgspec import Meta
 from shared.model.bounds import (
     MOST_ENTRIES,
     Amount,
+    ContainerText,
     CopyText,
     GenerationText,
     Labels,
@@ -226,7 +227,7 @@ class LeaseResized(Event, subject="lease.resized.v1"):
     """The shares of a container of a running pod were resized."""
 
     lease: Lease
-    container: ShortText
+    container: ContainerText
     before: ShareSize
     after: ShareSize
 

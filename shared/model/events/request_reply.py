@@ -11,6 +11,7 @@ from shared.model.bounds import (
     MOST_DEVICES,
     MOST_ENTRIES,
     Amount,
+    ContainerText,
     CopyText,
     Index,
     MessageText,
@@ -156,7 +157,7 @@ class LimitsReply(Event, subject="limits.reply.v1"):
     reason: MessageText = ""
     in_use_mib: Mib = 0
     """Memory in use on the device that prevents it: the smallest limit that is possible."""
-    container: ShortText = ""
+    container: ContainerText = ""
     kept: ShareSize | None = None
     """The size that `container` keeps, as other pods have been given the rest of its device."""
 
@@ -196,7 +197,7 @@ class ResizeRequest(Event, subject="resize.request.v1"):
     """An administrator requests another size for the shares of a running container."""
 
     pod: PodUid
-    container: ShortText = ""
+    container: ContainerText = ""
     """Empty: the only container with a share."""
     memory_mib: Mib | None = None
     cores_percent: Percent | None = None
@@ -210,7 +211,7 @@ class ResizeReply(Event, subject="resize.reply.v1"):
     """`resized`, `unchanged`, `refused`, or `unavailable` (the same request may succeed later)."""
     reason: MessageText = ""
     hint: MessageText = ""
-    container: ShortText = ""
+    container: ContainerText = ""
     node: NameText = ""
     devices: tuple[Index, ...] = ()
     before: ShareSize | None = None

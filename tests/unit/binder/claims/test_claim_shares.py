@@ -1,0 +1,77 @@
+"""The leases of ResourceClaims whose names are as long, and as many, as Kubernetes allows."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.binder.claims.claim_shares import MOST_DATA, reservation_of
+from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim
+from shared.ledger.rows.lease_rows import new_lease
+from shared.model.bounds import MOST_VERSION
+from shared.model.claim import DRIVER, device_name
+from shared.model.events.node_events import DeviceReported
+from shared.model.events.request_reply import LeasesReply
+from shared.model.lease import Lease
+from shared.model.lease_copy import dump_lease, load_lease
+from shared.model.ledger import Reservation
+from shared.model.names import NodeName
+from shared.nats import wire
+from tests.support.build import allocation_of, device, ledger_node
+
+GPU = device("GPU-12345678-1234-1234-1234-123456789abc", slots=64)
+LONGEST = f"{'g' * 63}/{'m' * 63}"
+
+
+def reserved(request: str, results: int = 1) -> Reservation | str:
+    result: dict[str, Any] = {
+        "driver": DRIVER,
+        "pool": "n1",
+        "device": device_name(GPU.uuid),
+        "consumedCapacity": {"memory": "100Mi"},
+        "request": request,
+    }
+    shared = [{**result, "shareID": f"{number:036}"} for number in range(results)]
+    claim = {
+        "metadata": {"name": "c", "namespace": "a", "uid": f"{0:036}"},
+        "status": {"allocation": {"devices": {"results": shared}}},
+    }
+    read = allocated_claim(msgspec.json.decode(json.dumps(claim), type=ApiResourceClaim))
+    assert read is not None
+    return reservation_of(read, ledger_node("n1", GPU))
+
+
+def leased(wanted: Reservation | str) -> Lease:
+    assert isinstance(wanted, Reservation)
+    numbers = iter((MOST_VERSION - 1,) + (65_535, MOST_VERSION - 1) * 32)
+    return new_lease(wanted, 1, numbers, 1_700_000_000.1234567, 0.0)
+
+
+def test_a_lease_of_a_request_with_the_longest_name_is_read_by_all_that_get_it() -> None:
+    lease = leased(reserved(LONGEST))
+    reply = LeasesReply(leases=(lease,))
+    report = DeviceReported(
+        node=NodeName("n1"),
+        devices=(),
+        served=(),
+        allocations=(allocation_of(lease, container=LONGEST),),
+    )
+
+    assert wire.decode(wire.encode([reply]), LeasesReply) == [reply]
+    assert wire.decode(wire.encode([report]), DeviceReported) == [report]
+    assert load_lease(dump_lease(lease), namespace=lease.namespace, name="c").shares == lease.shares
+
+
+@pytest.mark.parametrize(
+    ("request_name", "results", "fits"), [("gpu", 32, True), (LONGEST, 32, False)]
+)
+def test_a_lease_whose_copy_has_no_room_in_the_claims_status_is_refused(
+    request_name: str, results: int, fits: bool
+) -> None:
+    wanted = reserved(request_name, results)
+
+    if fits:
+        assert len(dump_lease(leased(wanted))) <= MOST_DATA
+    else:
+        assert "its status has room for 10240: request fewer devices" in str(wanted)
