@@ -17,8 +17,8 @@ from shared.runtime.settings import add_arguments, from_arguments
 EXIT_CODES = """\
 exit codes:
   0  done; for audit: no difference
-  1  failed; for audit: there are differences; for doctor: a check failed; for explain and trace:
-     nothing found
+  1  failed; audit: there are differences; doctor: a check failed;
+     explain, trace: nothing found
   2  the command line or the request is invalid
   3  a required server (Redis, the API server) is not available
   70 a bug; LEASEHOLD_DEBUG=1 shows where

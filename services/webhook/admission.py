@@ -5,6 +5,7 @@ Containers that request no GPU see none, whatever they set. A pod's request is p
 that the watcher uses, so an admitted pod is never rejected later for the syntax of its request.
 """
 
+import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
@@ -29,6 +30,7 @@ from shared.dialects.pod_groups import parse_pod_group
 from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.protected_paths import HOST_PATHS
 from shared.dialects.reserved import (
+    AUTHOR_ANNOTATIONS,
     COMPLETED_ANNOTATIONS,
     EXEMPT,
     NO_DEVICE_VALUES,
@@ -431,7 +433,9 @@ def _unconditional_denial(pod: PodView, *, exempt: bool) -> str:
     """Return why any such pod is denied: Leasehold's annotations, fields that select devices."""
     denied = sorted(key for key in pod.annotations if is_denied(key))
     if denied:
-        return f"annotation {denied[0]} may be written by Leasehold only: create the pod without it"
+        meant = difflib.get_close_matches(denied[0], AUTHOR_ANNOTATIONS, n=1, cutoff=0.8)
+        then = f"did you mean {meant[0]}?" if meant else "create the pod without it"
+        return f"annotation {denied[0]} may be written by Leasehold only: {then}"
     return "" if exempt else _shown(device_names(pod, pod.containers))
 
 

@@ -61,7 +61,7 @@ MORE_THAN_A_GPU = MIB
 def check_not_bytes(where: str, name: str, amount: int, *, unit_mib: int = 1) -> None:
     """Refuse an amount in bytes, such as 3Gi, where the resource is a number of larger units."""
     if amount >= MORE_THAN_A_GPU:
-        unit = "MiB (where nodes have no other --memory-factor)"
+        unit = "MiB, unless an administrator has set another unit"
         if unit_mib > 1:
             unit = f"blocks of {unit_mib} MiB"
         more = "; no GPU has so much" if amount >= MORE_THAN_A_GPU * MIB else ""

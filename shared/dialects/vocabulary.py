@@ -186,24 +186,23 @@ def _misplaced(of: str, names: Iterable[str], place: Place) -> Iterator[Misplace
         if word is None and not small.startswith(PREFIXES):
             continue
         if word is None:
-            yield _unknown(f"{of}{place} {name}", small)
+            yield _unknown(f"{of}{place} {name} has no effect", small, place)
         elif word.place is not place:
             yield _belongs(f"{of}{place} {name} has no effect", word)
         elif word.effect is WordEffect.NO_EFFECT:
             yield Misplaced(f"{of}{place} {name} has no effect: {word.note}")
 
 
-def _unknown(what: str, small: str) -> Misplaced:
+def _unknown(fault: str, small: str, place: Place) -> Misplaced:
     """Describe an unknown word by the known one that was probably meant."""
-    same = _BY_SMALL_LETTERS.get(small)
-    if same is not None:
-        return _belongs(f"{what} has no effect: letters are small or large", same)
-    nearest = _nearest(small, _BY_SMALL_LETTERS)
-    if nearest is None:
-        return Misplaced(f"{what} has no effect: it is unknown")
-    if nearest.effect is WordEffect.NO_EFFECT:
-        return Misplaced(f"{what} has no effect: {nearest.note}")
-    return _belongs(f"{what} has no effect: it is unknown", nearest)
+    word = _BY_SMALL_LETTERS.get(small) or _nearest(small, _BY_SMALL_LETTERS)
+    if word is None:
+        return Misplaced(f"{fault}: it is unknown")
+    if word.effect is WordEffect.NO_EFFECT:
+        return Misplaced(f"{fault}: {word.note}")
+    if word.place is not place:
+        return _belongs(fault, word)
+    return Misplaced(f"{fault}: write {word.name}", is_resource=place is Place.RESOURCE)
 
 
 def _nearest(small: str, known: Mapping[str, Word]) -> Word | None:

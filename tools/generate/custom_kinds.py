@@ -64,6 +64,9 @@ DESCRIPTIONS = {
     "modelLabel": "The node label with the model; without it, the product name of the GPU.",
     "pools": "Only nodes of these pools; all nodes if empty.",
     "poolLabel": "The node label with the pool.",
+    "defaultRunTime": "The maximum run time of pods that set none, such as 8h or 2h30m; without "
+    "it, maxRunTime.",
+    "maxRunTime": "The longest maximum run time of a pod, such as 24h.",
     "conditions": "Applied: whether the spec of observedGeneration is in force. Ready is the same, "
     "for tools that wait for it.",
     "specInForce": "The last valid spec, which is in force.",

@@ -122,7 +122,7 @@ export class Overview {
     const rows = this.idleReport?.pods.length ? this.idleReport.pods.slice(0, ROWS).map((pod) => ({ pod, amount: pod.gpu_hours, text: `${gpuHours(pod.gpu_hours)}, ${mib(pod.memory_mib)}` }))
       : idle.sort((one, two) => one.idleSince - two.idleSince).slice(0, ROWS).map((pod) => ({ pod, amount: store.now() - pod.idleSince, text: `${age(store.now() - pod.idleSince)}, ${mib(pod.memory)}` }));
     const most = Math.max(...rows.map((row) => row.amount), 0);
-    replaceKeepingFocus(this.lists.idle, rows.length ? rows.map(({ pod, amount, text }) => bar(podLink(pod), amount, most, text)) : [el("li", { class: "nothing" }, "Every measured lease is in use.")]);
+    replaceKeepingFocus(this.lists.idle, rows.length ? rows.map(({ pod, amount, text }) => bar(podLink(pod), amount, most, text)) : [el("li", { class: "nothing" }, "No pod is idle.")]);
   }
 
   drawHours() {

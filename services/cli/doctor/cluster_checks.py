@@ -304,7 +304,8 @@ def resource_quotas(hard: Mapping[str, Iterable[str]]) -> Finding:
     uncounted = {f"limits.{name}" for name in GPU_RESOURCES} | GPU_RESOURCES
     wrong = {quota: names & uncounted for quota, names in quotas.items() if names & uncounted}
     if not wrong:
-        return ok(f"{sum(bool(names & counted) for names in quotas.values())} limit GPUs")
+        number = sum(bool(names & counted) for names in quotas.values())
+        return ok(f"{number} of {len(quotas)} with limits on GPUs")
     first = next(iter(wrong))
     namespace, _, name = first.partition("/")
     instead = ", ".join(sorted(f"requests.{each.removeprefix('limits.')}" for each in wrong[first]))

@@ -226,6 +226,7 @@ def _waiting(pod: PodSummary, found: PodView, waiting: WaitingDetails, program: 
             *([f"start       {start}"] if start else ()),
             *_gang_lines(found.gang),
             *_nearest_lines(waiting),
+            *_prospects(waiting, found.gang),
             *_queue_lines(waiting.namespace, waiting.queue),
         ),
         next="; ".join(filter(None, (waiting.hint, f"`{program} gpus` shows every lease"))),
@@ -242,10 +243,12 @@ def _queue_lines(namespace: str, queue: QueuePlace) -> tuple[str, str]:
     if queue.after:
         before = f"; after {queue.after}, {queue.after_reason}"
     budget = "its GPU budget is " + ("not used up" if queue.has_budget else "used up")
+    counts = ""
+    if queue.weight != 1:
+        counts = f", which counts as {queue.weighted_share:.1%} by its weight of {queue.weight}"
     return (
         f"queue       position {queue.position} of {queue.of}{before}",
-        f"namespace   {namespace} holds {queue.dominant_share:.1%} of the GPUs, which counts as "
-        f"{queue.weighted_share:.1%} in the queue, by its weight of {queue.weight}; {budget}",
+        f"namespace   {namespace} holds {queue.dominant_share:.1%} of the GPUs{counts}; {budget}",
     )
 
 
@@ -254,10 +257,16 @@ def _nearest_lines(waiting: WaitingDetails) -> Iterator[str]:
         nearest = " (the nearest fit)" if number == 0 else ""
         yield f"node {verdict.node}{nearest}: {verdict.reason}"
         yield from (f"  device {device.index}: {device.reason}" for device in verdict.devices)
-    if waiting.quota:
-        yield f"it is placed as soon as the GPU quota of namespace {waiting.quota} has room"
-    elif waiting.permanent or waiting.hint.startswith(NO_WAITING):
+
+
+def _prospects(waiting: WaitingDetails, gang: GangView | None) -> Iterator[str]:
+    """Yield what the pod waits for, unless the hint alone says what to do."""
+    if gang and len(gang.holding) + len(gang.waiting) < (gang.min_member or 0):
+        return
+    if waiting.hint.startswith(NO_WAITING) or (waiting.permanent and not waiting.quota):
         yield "waiting does not help: change the pod, or have an administrator change the cluster"
+    elif waiting.quota:
+        yield f"it is placed as soon as the GPU quota of namespace {waiting.quota} has room"
     else:
         yield "it is placed as soon as enough capacity is free"
 
@@ -314,7 +323,7 @@ def _of_another_scheduler(pod: PodSummary, schedulers: frozenset[str], program: 
             pod,
             "foreign",
             f"requests {', '.join(pod.unknown)}, which no agent of Leasehold serves",
-            next=f"{meant} Correct the resource, and recreate the pod".lstrip(),
+            next="; ".join(filter(None, (meant, "recreate the pod with the right resource"))),
         )
     ours = " or ".join(sorted(schedulers))
     default = OWN_SCHEDULER if OWN_SCHEDULER in schedulers else min(schedulers)

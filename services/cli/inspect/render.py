@@ -21,6 +21,7 @@ from shared.model.views import (
     MeasuredView,
     ShareView,
     View,
+    WaitingView,
 )
 
 if TYPE_CHECKING:
@@ -62,7 +63,10 @@ def _sensors(hardware: Hardware) -> Iterator[str]:
 
 
 def ps(view: LeasesView, *, namespace: str = "", wide: bool = False) -> RenderableType:
-    """List leases, then waiting pods with the reason; `wide`: with starts, ends, UIDs, UUIDs."""
+    """List leases, then waiting pods with the reason; `wide`: with starts, ends, UIDs, UUIDs.
+
+    Pods of a gang that wait for the same reason are one row, unless it is `wide`.
+    """
     leases = FittedTable(
         *("POD", "NODE", "GPUS", "MIB", "USED MIB", "CORES", "USED CORES", "STATE", "AGE"),
         *("SYSTEM", "UNTIL", "POD UID", "DEVICE UUIDS"),
@@ -75,12 +79,15 @@ def ps(view: LeasesView, *, namespace: str = "", wide: bool = False) -> Renderab
     blocks: list[RenderableType] = [leases if view.leases else _no_lease(namespace)]
     blocks += [Text(line, style="red") for line in dict.fromkeys(_fault_lines(view))]
     if view.waiting:
-        titles = ("WAITING", "FOR", "START", "VERDICT")
-        waiting = FittedTable(*titles, wrapped="VERDICT", of_wide=("START",), wide=wide)
+        titles = ("WAITING", "FOR", "START", "REASON")
+        waiting = FittedTable(*titles, wrapped="REASON", of_wide=("START",), wide=wide)
+        alike: dict[tuple[str, str], list[WaitingView]] = {}
         for one in view.waiting:
-            pod = f"{one.namespace}/{one.name}"
-            start = one.start.short if one.start else "-"
-            waiting.add_row(pod, age(view.read_at - one.since), start, one.text)
+            alike.setdefault((one.pod if wide else one.gang or one.pod, one.text), []).append(one)
+        for first, *others in alike.values():
+            pod = f"{first.namespace}/{first.name}" + (f" and {len(others)} more" if others else "")
+            start = first.start.short if first.start else "-"
+            waiting.add_row(pod, age(view.read_at - first.since), start, first.text)
         blocks += [Text(), waiting]
     return Group(*blocks, *notes(view))
 

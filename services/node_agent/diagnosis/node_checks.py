@@ -271,7 +271,7 @@ def checkpoint(allocations: Iterable[Allocation], leases: Mapping[PodUid, Lease]
     """Judge whether the allocations in the agent's checkpoint match their leases."""
     listed = list(allocations)
     if leases is None:
-        return ok(f"{len(listed)} containers in the agent's checkpoint")
+        return ok(f"containers in the agent's checkpoint: {len(listed)}")
     wrong = [
         f"{one.namespace}/{one.name} container {one.container} "
         f"{'has other shares than its lease' if one.pod in leases else 'has no live lease'}"
@@ -284,7 +284,7 @@ def checkpoint(allocations: Iterable[Allocation], leases: Mapping[PodUid, Lease]
             "; ".join(wrong[:MAX_LISTED]),
             "leasehold audit; entries of ended pods go within 30 s while the agent runs",
         )
-    return ok(f"{len(listed)} containers in the agent's checkpoint, all match their leases")
+    return ok(f"containers in the agent's checkpoint: {len(listed)}, all match their leases")
 
 
 def _devices(lease: Lease, container: str) -> set[tuple[str, int]]:
@@ -310,7 +310,7 @@ def pod_resources(
             "delete those pods: they got devices from another plugin, or before the state "
             "directory was lost",
         )
-    return ok(f"{len(held_ids)} pods hold devices, all allocated by the agent")
+    return ok(f"pods with devices: {len(held_ids)}, all allocated by the agent")
 
 
 def kubelet_checkpoint(

@@ -284,7 +284,7 @@ def gang_too_small(gang: Gang, *, live: int, waiting: int) -> Refusal:
     missing = gang.min_member - live - waiting
     return Refusal(
         reason=f"{_rule(gang)}; {live + waiting} of {gang.min_member} pods exist",
-        hint=f"create the other {missing}, or lower the gang's minimum; pods with another "
+        hint=f"create {missing} more, or lower the gang's minimum; pods with another "
         "schedulerName count once that scheduler has placed them",
         forming=True,
     )

@@ -140,7 +140,7 @@ def amount_changes(limits: Mapping[str, int]) -> dict[str, int | None]:
         for key, name in _ALIASES.items()
         if (amount := limits.get(key, 0)) > 0
     }  # fmt: skip
-    if frozenset(amounts) not in VALID_COMBINATIONS:
+    if frozenset(amounts) not in VALID_COMBINATIONS or _indivisible(amounts):
         return {}
     full = _completed(amounts)
     if GPU not in amounts:
@@ -206,15 +206,18 @@ def _check_names(where: str, amounts: Mapping[str, int]) -> None:
 
 def _check_percent(where: str, amounts: Mapping[str, int]) -> None:
     """Check a request without a GPU count: a part of one GPU, or whole GPUs."""
-    if SHARED in amounts:
-        return
-    for name in (GPU, CORE, RATIO):
-        amount = amounts.get(name, 0)
-        if amount > FULL and amount % FULL:
-            raise RequestError(
-                f"{where}: {PREFIX}{name} must be 1 to {FULL} percent of a GPU or a multiple of "
-                f"{FULL}, got {amount}"
-            )
+    if name := _indivisible(amounts):
+        raise RequestError(
+            f"{where}: {PREFIX}{name} must be 1 to {FULL} percent of a GPU or a multiple of "
+            f"{FULL}, got {amounts[name]}"
+        )
+
+
+def _indivisible(amounts: Mapping[str, int]) -> str:
+    """Return the name of an amount that is neither a part of one GPU nor whole GPUs; or ""."""
+    names = () if SHARED in amounts else (GPU, CORE, RATIO)
+    bad = (name for name in names if amounts.get(name, 0) > FULL and amounts[name] % FULL)
+    return next(bad, "")
 
 
 def _check_divides(where: str, name: str, amount: int | None, gpus: int) -> None:

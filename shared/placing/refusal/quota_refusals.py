@@ -203,8 +203,8 @@ def _too_long(namespace: Namespace, excess: QuotaExcess) -> Refusal:
         reason=f"the GPU quota of namespace {namespace} allows a maximum run time of "
         f"{duration_text(excess.limit)} at most, and the pod {given}",
         counts=(("ExceedsGPUQuota", 1),),
-        hint=f"set its spec.activeDeadlineSeconds to {excess.limit} or less, also in the pod that "
-        "waits: kubectl patch pod NAME --patch "
+        hint="waiting does not help: set spec.activeDeadlineSeconds to "
+        f"{excess.limit} or less, also in the pod that waits: kubectl patch pod NAME --patch "
         f'\'{{"spec":{{"activeDeadlineSeconds":{excess.limit}}}}}\'',
         permanent=True,
         quota=namespace,

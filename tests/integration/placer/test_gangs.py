@@ -168,7 +168,7 @@ async def test_a_gang_waits_for_its_pods_and_the_reason_is_published(server: Val
         await it.settled(3)
         refusals = [w.refusal for w in await it.leases.waiting_pods.load()]
         assert await it.leased() == {}
-        assert any(why.hint.startswith("create the other 1, or ") for why in refusals)
+        assert any(why.hint.startswith("create 1 more, or ") for why in refusals)
         assert max(why.reason for why in refusals) == (
             "gang default/a needs 4 pods at once; 3 of 4 pods exist"
         )

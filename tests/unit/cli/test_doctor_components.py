@@ -97,11 +97,16 @@ def test_a_cordoned_node_is_named_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("hard", "outcome", "text", "instead"),
     [
-        ({"a/gpus": ["requests.nvidia.com/gpu", "limits.cpu"]}, Outcome.OK, "1 limit GPUs", ""),
+        (
+            {"a/gpus": ["requests.nvidia.com/gpu", "limits.cpu"]},
+            Outcome.OK,
+            "1 of 1 with limits on GPUs",
+            "",
+        ),
         (
             {"a/other": ["limits.cpu", "limits.example.org/dongle"]},
             Outcome.OK,
-            "0 limit GPUs",
+            "0 of 1 with limits on GPUs",
             "",
         ),
         (

@@ -248,6 +248,7 @@ def test_explain_shows_the_whole_gang_of_a_pod_that_waits_and_of_one_that_runs()
         "            wait: first",
     )
     assert first.lines[:3] == expected == second.lines[:3]
+    assert not any(line.startswith("it is placed as soon as") for line in first.lines)
     assert first.gang is not None
     assert first.gang.holding == ("second",)
     assert explained(POD, HELD).gang is None

@@ -13,8 +13,11 @@ from services.cli.formats import FittedTable, age
 from services.cli.inspect import render
 from services.cli.terminal import print_text
 from shared.model.device import DeviceUse, Hardware, XidEvent
+from shared.model.ledger import WaitingPod
 from shared.model.names import DeviceUuid, Namespace, PodUid
 from shared.model.node import CORDON_PREFIX
+from shared.model.placement import Refusal
+from shared.model.request import Gang, PodRequest
 from tests.support.snapshots import (
     DEVICE,
     EMPTY,
@@ -112,6 +115,22 @@ def test_ps_lists_leases_and_waiting_pods() -> None:
 
     assert "team/first node-0 2 3000 - 30% - active 2m volcano-vgpu" in " ".join(text.split())
     assert "Ask for at most 4 MiB." in text
+
+
+def test_ps_has_one_row_for_the_pods_of_a_gang_that_wait_for_the_same_reason() -> None:
+    def member(name: str, reason: str) -> WaitingPod:
+        request = PodRequest(gang=Gang(name="team/g", min_member=4))
+        queued = replace(WAITING.queued, pod=PodUid(name), name=name, request=request)
+        return replace(WAITING, queued=queued, refusal=Refusal(reason=reason))
+
+    waiting = [WAITING, *(member(name, "3 of 4 exist") for name in "abc"), member("d", "refused")]
+    view = cluster_of(waiting=waiting).leases()
+
+    text, wide = drawn(render.ps(view), 160), drawn(render.ps(view, wide=True), 300)
+
+    shown = [line.split("  ")[0] for line in text.splitlines()[3:]]
+    assert shown == ["team/first", "team/a and 2 more", "team/d"]
+    assert all(f"team/{name} " in wide for name in "abcd")
 
 
 def test_no_value_of_a_pod_changes_how_the_rest_is_shown(

@@ -30,7 +30,7 @@ REFUSED: dict[str, tuple[Asked, dict[str, Any], str]] = {
         vgpu(memory=3000), {}, "container c: .* needs volcano.sh/vgpu-number",
     ),
     "bytes for MiB": (
-        vgpu(number=1, memory=3 * GI), {}, "vgpu-memory is a number of MiB .*: for 3Gi write 3072$",
+        vgpu(number=1, memory=3 * GI), {}, "is a number of MiB, .*: for 3Gi write 3072$",
     ),
     "bytes for MiB of gpushare": (gpushare(memory=GI), {}, "gpu-memory .*: for 1Gi write 1024$"),
     "more than any GPU has": (

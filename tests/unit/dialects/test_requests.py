@@ -438,6 +438,7 @@ ADDED: dict[str, tuple[Limits, Mapping[str, int | None]]] = {
     "a count by the cores": (koord(core=200, memory=GI), koord(shared=2)),
     "a count of the pod": (koord(shared=1, ratio=50), {}),
     "an invalid request": (koord(core=50), {}),
+    "a part beside whole gpus, whose denial has the name as written": (koord(gpu=150), {}),
 }
 
 

@@ -138,7 +138,7 @@ def test_explain_shows_the_position_in_the_queue_and_the_pod_before(
         "0.0%, less than 20.0%"
     ) in answer.lines
     assert (
-        "namespace   team-a holds 40.0% of the GPUs, which counts as 20.0% in the queue, by its "
+        "namespace   team-a holds 40.0% of the GPUs, which counts as 20.0% by its "
         "weight of 2; its GPU budget is not used up"
     ) in answer.lines
     assert answer.waiting is not None

@@ -143,7 +143,7 @@ def test_refusals_name_what_the_gang_lacks() -> None:
 
     assert missing.reason == ("gang default/g needs 3 pods at once; 1 of 3 pods exist")
     assert missing.hint == (
-        "create the other 2, or lower the gang's minimum; pods with another schedulerName count "
+        "create 2 more, or lower the gang's minimum; pods with another schedulerName count "
         "once that scheduler has placed them"
     )
     beside = structs.replace(GANG, placed_elsewhere=2)

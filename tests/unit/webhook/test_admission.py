@@ -86,6 +86,13 @@ def test_our_own_annotations_deny_the_pod() -> None:
     assert "leasehold.dev/lease" in decision.message
 
 
+def test_a_misspelled_annotation_of_leasehold_is_denied_with_the_one_that_was_meant() -> None:
+    decision = decided(pod(gpu(), notes={"leasehold.dev/max-runtime": "2h"}))
+
+    assert not decision.allowed
+    assert decision.message.endswith("did you mean leasehold.dev/max-run-time?")
+
+
 def test_gpusharing_9_foreign_annotations_survive_beside_the_core_limit() -> None:
     asking = container("main", {CORE: "50", MEMORY: "15"})
     notes = patched(pod(asking, notes={"mine": "stays"}))["metadata"]["annotations"]

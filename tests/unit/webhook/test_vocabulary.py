@@ -36,9 +36,9 @@ def test_an_amount_outside_the_limits_denies_a_pod_that_would_get_a_whole_gpu(
         ({"labels": {"nvidia.com/use-gputype": "A100"}}, "nvidia.com/use-gputype is an annotation"),
         ({"labels": {"nvidia.com/vgpu-mode": "mig"}}, "nvidia.com/vgpu-mode is an annotation"),
         ({"labels": {"hami.io/vgpu-mode": "mig"}}, "vgpu-mode is an annotation"),
-        ({"notes": {"nvidia.com/use-GPUtype": "A"}}, "nvidia.com/use-gputype is an annotation"),
+        ({"notes": {"nvidia.com/use-GPUtype": "A"}}, "write nvidia.com/use-gputype"),
         ({"notes": {"koordinator.sh/gpu-isolation-provider": "HAMi-core"}}, "is a label"),
-        ({"notes": {"nvidia.com/use-gputypes": "A"}}, "nvidia.com/use-gputype is an annotation"),
+        ({"notes": {"nvidia.com/use-gputypes": "A"}}, "write nvidia.com/use-gputype"),
         ({"notes": {"hami.io/never-heard": "A"}}, "hami.io/never-heard has no effect: it is unk"),
         ({"labels": {"quota.scheduling.koordinator.sh/name": "q"}}, "a GPUQuota"),
         ({"labels": {"hami.io/webhook": "ignore"}}, "node agents refuse containers without a"),
@@ -60,7 +60,7 @@ def test_an_amount_in_other_letters_denies_a_pod_that_would_get_a_whole_gpu() ->
     decision = written(WHOLE | {"nvidia.com/gpuMem": "3000"})
 
     assert not decision.allowed
-    assert "nvidia.com/gpumem is a resource" in decision.message
+    assert "nvidia.com/gpuMem has no effect: write nvidia.com/gpumem" in decision.message
 
 
 def test_words_where_they_belong_are_not_warned_of() -> None:
