@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Self
 
 from services.binder.observations import DisruptionBudget, PodSnapshot
 from services.binder.preempt.rules import (
@@ -74,12 +75,13 @@ class EvictionLimits:
             len(budget.pods & pods) <= budget.allowed for budget in self.disruption_budgets
         )
 
-    def after(self, leases: Collection[Lease]) -> "EvictionLimits":
+    def after(self, leases: Collection[Lease]) -> Self:
         """Return what is left once the pods of these leases are evicted."""
         pods = {lease.pod for lease in leases}
         used = Counter(self.allowance.used)
         used.update(lease.namespace for lease in leases)
-        return EvictionLimits(
+        return replace(
+            self,
             disruption_budgets=[
                 replace(budget, allowed=budget.allowed - len(budget.pods & pods))
                 for budget in self.disruption_budgets
