@@ -43,7 +43,7 @@ from shared.dialects.reserved import (
     names_devices,
 )
 from shared.dialects.vocabulary import LEFT_ALONE, find_misplaced, find_unread
-from shared.model.bounds import cut
+from shared.model.bounds import MOST_ANNOTATIONS, cut
 from shared.model.claim import EXTENDED_RESOURCES
 from shared.model.device import MIB
 from shared.model.errors import RequestError
@@ -496,6 +496,7 @@ def _parse_request(pod: PodView, changes: AmountChanges, policy: AdmissionPolicy
         message = pod_requests.vendor_denial(pod, vendors, refused=True)
         raise RequestError(message or str(error)) from error
     _check_group(pod)
+    _check_annotations(pod)
     return request
 
 
@@ -503,6 +504,16 @@ def _check_group(pod: PodView) -> None:
     """Raise RequestError for a gang that the watcher would refuse."""
     group = pod.spec.scheduling_group.pod_group_name
     parse_pod_group(pod.namespace, pod.annotations, pod.labels, group)
+
+
+def _check_annotations(pod: PodView) -> None:
+    """Raise RequestError if a Binding could make a pod of which no status can be written."""
+    annotations = sum(len(text.encode()) for each in pod.annotations.items() for text in each)
+    if annotations > MOST_ANNOTATIONS:
+        raise RequestError(
+            f"metadata.annotations has {annotations} bytes; at most {MOST_ANNOTATIONS} are "
+            "allowed, as the lease is written there, too"
+        )
 
 
 def _word_warnings(pod: PodView, request: PodRequest) -> list[str]:

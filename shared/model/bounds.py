@@ -36,6 +36,9 @@ MOST_ALLOCATIONS = 4096
 """Containers with devices of a node, far above the pods that a kubelet runs."""
 LONGEST_ANNOTATION = 4096
 """Characters of an annotation or label of a pod that a dialect reads: a hundred UUIDs."""
+MOST_ANNOTATIONS = 131_072
+"""Bytes of all annotations of a pod with GPUs: half of what Kubernetes allows. The other half is
+for the copy of its lease."""
 LONGEST_FIELD = 32_768
 """Bytes of a pod's labels, node selector, affinity or tolerations, each as JSON."""
 MOST_FACTS = 262_144

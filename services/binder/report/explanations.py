@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from services.binder.observations import PodSnapshot
-from shared.model.bounds import cut
+from shared.model.bounds import NAME, cut
 from shared.model.events.node_events import (
     DeviceReported,
     HealthChanged,
@@ -68,9 +68,10 @@ class KubernetesEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def event_name(self) -> str:
-        """The Event's name: every replica derives the same."""
+        """The Event's name: every replica derives the same. It is no longer than any may be."""
         text = "\n".join((self.pod, self.reason, self.message))
-        return f"{self.name}.{hashlib.blake2s(text.encode(), digest_size=8).hexdigest()}"
+        digest = hashlib.blake2s(text.encode(), digest_size=8).hexdigest()
+        return f"{self.name[: NAME - len(digest) - 1].rstrip('-.')}.{digest}"
 
 
 def event_of(

@@ -10,6 +10,7 @@ from shared.kubernetes.types import ApiPod
 from shared.model.bounds import (
     LONGEST_ANNOTATION,
     LONGEST_FIELD,
+    MOST_ANNOTATIONS,
     MOST_CONTAINERS,
     MOST_ENTRIES,
     MOST_SHARES,
@@ -103,6 +104,15 @@ def test_a_pod_beyond_a_bound_is_denied_and_where_no_webhook_was_refused_with_th
     assert text in denial_of(obj)
     assert text.partition(" has ")[0] in refusal_of(obj)
     assert len(refusal_of(obj)) <= 1024
+
+
+@pytest.mark.parametrize("is_larger", [False, True])
+def test_a_pod_whose_annotations_leave_no_room_for_its_lease_is_denied(is_larger: bool) -> None:
+    note = "é" * ((MOST_ANNOTATIONS - len("note")) // 2) + "x" * is_larger
+
+    denial = denial_of(pod(annotations={"note": note}))
+
+    assert ("metadata.annotations has 131073 bytes; at most 131072" in denial) is is_larger
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)

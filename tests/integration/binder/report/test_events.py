@@ -1,5 +1,6 @@
 """Conditions and Events explain what happens to pods and nodes: soon, once, and never too often."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -395,6 +396,16 @@ async def test_a_bound_pod_gets_its_scheduled_event_once(new_world: NewWorld) ->
     assert event["message"] == "Successfully assigned default/p1 to n1"
     assert (event["type"], event["count"]) == ("Normal", 1)
     assert event["metadata"]["name"] == bound_event(lease()).event_name
+
+
+@pytest.mark.parametrize("name", ["p" * 253, f"{'p' * 234}--{'p' * 17}"])
+def test_the_event_of_a_pod_with_a_long_name_has_a_name_that_the_api_server_accepts(
+    name: str,
+) -> None:
+    made = event(name=name).event_name
+
+    assert len(made) <= 253
+    assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", made)
 
 
 def test_a_token_bucket_gives_its_burst_and_then_its_rate() -> None:
