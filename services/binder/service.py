@@ -61,8 +61,8 @@ from shared.model.events.request_reply import (
 )
 from shared.runtime.service import Publish, answers, handles, loops, publishes
 
-FORMING_S = 2.0
-"""For this long, the other pods of a gang may still be being created."""
+FORMING_S = 3.0
+"""For this long, the other pods of a gang may still be being created, and be counted."""
 GATHER_REPORTS_S = 0.1
 """Agents report one by one, and often: reports that share a script call cost much less."""
 

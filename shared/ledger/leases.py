@@ -477,8 +477,8 @@ class RedisLeases(LedgerInventory):
         found = await self.load(list(pods)) if pods else []
         return [lease for lease in found if lease and lease.state is not LeaseState.RESERVED]
 
-    async def load_gang(self, gang: str) -> list[Lease]:
-        """Return the live leases that count for a gang."""
+    async def load_reserved_gang(self, gang: str) -> list[Lease]:
+        """Return the leases that count for a gang, or none if one of its pods is bound."""
         return await self._load_all([], [escaped(gang)])
 
     async def load_all(self) -> AsyncIterator[list[Lease]]:

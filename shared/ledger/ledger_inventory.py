@@ -71,7 +71,7 @@ class LedgerInventory(LedgerPart):
     async def _read_status(self) -> LedgerStatus:
         found = await self._connection.run("status")
         generation, capacity, version, vanished, expires_at, *counts = found
-        waiting, unsynced, preemptions, budgets = counts
+        waiting, unsynced, preemptions, budgets, changed_gangs = counts
         self._connection.observe_version(version)
         return LedgerStatus(
             generation=str(generation),
@@ -82,6 +82,7 @@ class LedgerInventory(LedgerPart):
             unsynced=unsynced,
             preemptions=preemptions,
             budgets=budgets,
+            changed_gangs=changed_gangs,
         )
 
     async def snapshot(self) -> LedgerSnapshot:

@@ -97,18 +97,21 @@ class WaitingPods(LedgerPart):
             found.update(await self._connection.run("query", "gone", batch))
         return found
 
-    async def choose_offers(self, *, now: float, spare: int = 32) -> OfferedPods:
+    async def choose_offers(
+        self, *, now: float, spare: int = 32, with_gangs: bool = True
+    ) -> OfferedPods:
         """Choose waiting pods that freed capacity may suffice for, to be decided again.
 
         Those whose smallest need fits a node on which something was freed since their verdict, as
         many as it could hold; if the capacity is still there once they have answered, those after
         them, twice as many each time. Of those that only a changed cluster can help, up to `spare`
         when it has changed, and as many whose verdict names what has changed since: nodes, devices,
-        cordons, the number of pods of their gang. Highest priority first, then oldest. A pod is
-        offered once per capacity number, and again if there was no answer for 2 s.
+        cordons; and `with_gangs` those of which pods have come or gone. Highest priority first,
+        then oldest. A pod is offered once per capacity number, and again if there was no answer for
+        2 s.
         """
         capacity, records, is_complete = await self._connection.run(
-            "choose_offers", now, MOST_OFFERS, spare
+            "choose_offers", now, MOST_OFFERS, spare, MOST_OFFERS if with_gangs else 0
         )
         pods = readable(
             lambda record: replace(

@@ -192,6 +192,8 @@ class LedgerStatus:
     """Leases whose nodes or annotations may be outdated after a resize."""
     preemptions: int
     budgets: int
+    changed_gangs: int
+    """Gangs whose pods' verdicts must be decided again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,9 +90,7 @@ class GangCheck:
             check.exception()
 
     async def _find_gone(self, gang: str) -> list[PodTerminated]:
-        leases = await self.ledger.load_gang(gang)
-        if any(lease.state is not LeaseState.RESERVED for lease in leases):
-            return []
+        leases = await self.ledger.load_reserved_gang(gang)
         return [
             pod_gone(lease)
             for lease, pod in await self.holders.read_pods(leases)

@@ -28,6 +28,9 @@ OFFER_S = 0.5
 while it does not change."""
 NEXT_OFFER_S = 0.05
 """An offer is decided in about this time; if it is refused, the next pods get the same offer."""
+GANG_S = 2.0
+"""While pods of a gang come or go, the verdicts of all of them are decided again this often: each
+has their number."""
 REPEAT_OFFERS_S = 30.0
 """Interval of offers without freed capacity, in case an offer was lost."""
 OFFER_CONCURRENCY = 8
@@ -44,7 +47,7 @@ class Sweeper:
 
     def __post_init__(self) -> None:
         self._offered_capacity = -1
-        self._offered_at = 0.0
+        self._offered_at = self._gangs_at = 0.0
         self._offers_complete = True
         self._have_waited = False
         """Whether pods waited when the ledger's status was read last."""
@@ -93,9 +96,17 @@ class Sweeper:
         if status is None:
             return []
         capacity, self._have_waited = status.capacity, status.waiting > 0
-        if capacity == self._offered_capacity and now < self._offered_at + REPEAT_OFFERS_S:
+        if not status.changed_gangs:
+            self._gangs_at = now + GANG_S
+        with_gangs = now >= self._gangs_at
+        is_due = capacity != self._offered_capacity or now >= self._offered_at + REPEAT_OFFERS_S
+        if not (is_due or with_gangs):
             return []
-        offers = await self.ledger.waiting_pods.choose_offers(now=self.clock.now())
+        offers = await self.ledger.waiting_pods.choose_offers(
+            now=self.clock.now(), with_gangs=with_gangs
+        )
+        if with_gangs:
+            self._gangs_at = now + GANG_S
         self._offers_complete = offers.complete
         if offers.complete:
             self._offered_capacity, self._offered_at = capacity, now

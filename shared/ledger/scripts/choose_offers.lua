@@ -1,13 +1,13 @@
 -- Choose waiting pods to which freed capacity is offered: they are placed again; and pods whose verdict
 -- may have other reasons by now. Arguments: now; maximum number; how many of them may be pods that no freed
--- capacity can help.
+-- capacity can help; of how many changed gangs a pod is chosen.
 -- Returns the capacity number, the records, and whether all freed capacity has been offered. Each pod is
 -- chosen once per capacity number, and again if it was not decided within OFFER_S.
 --
 -- Of each group, as many pods are chosen as could fit the freed capacity, in the order of fair_share.lua;
 -- each one counts as used by its namespace when the next one is chosen. While capacity is left after their
 -- decisions, the following pods are chosen, twice as many each time.
-local now, limit, spare = ARGS[1], ARGS[2], ARGS[3]
+local now, limit, spare, gangs = unpack(ARGS)
 local MAX_NODES, MAX_PAGES, CHUNK, MAX_SKIPPED, MAX_ROUNDS = 32, 16, 256, 8192, 8
 local QUOTA_CHUNK, FIRST_CHUNK, MAX_QUEUES = 16, 16, 32
 local is_chosen, members, has_open_offers, promised = {}, {}, false, {}
@@ -206,7 +206,7 @@ for i = 1, math.min(#members, limit) do
   end
 end
 -- One pod of a changed gang is enough: the verdicts of all its pods are decided with it.
-for _, gang in ipairs(spare > 0 and call('SPOP', PREFIX .. 'changed-gangs', spare) or {}) do
+for _, gang in ipairs(call('SPOP', PREFIX .. 'changed-gangs', gangs)) do
   local name, pod = first_of_gang(gang)
   if pod and not is_chosen[pod[W.ORDER] .. '|' .. name] then records[#records + 1] = pod[W.RECORD] end
 end

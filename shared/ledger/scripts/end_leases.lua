@@ -43,12 +43,7 @@ for _, pod in ipairs(pods) do
   end
 end
 for gang in pairs(short_gangs) do
-  local members, is_bound = gang_pods('gang-leases', gang), false
-  fetch('leases', members)
-  for _, pod in ipairs(members) do
-    is_bound = is_bound or leases[pod] and header_of(leases[pod])[L_STATE] ~= RESERVED
-  end
-  for _, pod in ipairs(is_bound and {} or members) do
+  for _, pod in ipairs(reserved_gang(gang)) do
     if leases[pod] and not headers[pod] then end_lease(pod, header_of(leases[pod]), leases[pod]) end
   end
 end

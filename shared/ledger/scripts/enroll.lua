@@ -25,9 +25,7 @@ end
 local live_count, waiting_count, waiting_rows = gang_lease_count(gang), gang_waiting_count(gang), {}
 local is_complete = live_count + waiting_count >= min_members and (live_count < min_members or next(has_lease))
 -- The verdicts of the others name the number of pods, too.
-if has_new and not is_complete and waiting_count > #rows and mark_gang_changed(gang) then
-  raise_capacity('gang changed')
-end
+if has_new and not is_complete and waiting_count > #rows then mark_gang_changed(gang) end
 if is_complete or is_requeued then
   for _, value in ipairs(call_all('HMGET', 'waiting', gang_pods('gang-waiting', gang))) do
     waiting_rows[#waiting_rows + 1] = waiting_row(value) or nil

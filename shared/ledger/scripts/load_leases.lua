@@ -1,5 +1,5 @@
 -- Load leases. Arguments: pods; nodes; gangs. Returns each pod's lease or '', then all leases of the nodes,
--- then those that count for the gangs.
+-- then those of the gangs of which no pod is bound.
 local pods = ARGS[1]
 fetch('nodes', ARGS[2])
 for _, name in ipairs(ARGS[2]) do
@@ -8,7 +8,7 @@ for _, name in ipairs(ARGS[2]) do
   end
 end
 for _, gang in ipairs(ARGS[3]) do
-  for _, pod in ipairs(gang_pods('gang-leases', gang)) do pods[#pods + 1] = pod end
+  for _, pod in ipairs(reserved_gang(gang)) do pods[#pods + 1] = pod end
 end
 fetch('leases', pods)
 local answer = {}

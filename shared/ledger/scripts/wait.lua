@@ -6,7 +6,7 @@
 -- Returns the pods that may fit what was freed since their verdict, to be placed again; those that have a
 -- lease and need not wait; those that are gone; and those that waited already, for another reason.
 if ARGS[1] ~= 'wait' then
-  local is_gone, leaving_gang, has_changed = ARGS[1] == 'gone', {}, false
+  local is_gone, leaving_gang = ARGS[1] == 'gone', {}
   if is_gone then gone_pods.add(ARGS[2]) end
   -- A lease may outlive its pod until the containers have ended. Its gang does not count it any more.
   fetch('leases', is_gone and ARGS[2] or {})
@@ -16,7 +16,7 @@ if ARGS[1] ~= 'wait' then
       local _, _, _, gang = description_of(header_of(leases[pod]), leases[pod])
       if gang ~= '' then
         leaving_gang[#leaving_gang + 1] = gang .. '|' .. pod
-        if first_of_gang(gang) then has_changed = mark_gang_changed(gang) or has_changed end
+        if first_of_gang(gang) then mark_gang_changed(gang) end
       end
     end
   end
@@ -26,7 +26,7 @@ if ARGS[1] ~= 'wait' then
   for _, value in ipairs(call_all('HMGET', 'waiting', ARGS[2])) do
     local pod = value and waiting_of(value)
     if pod and pod[W.GANG] ~= '' then
-      has_changed = mark_gang_changed(pod[W.GANG]) or has_changed
+      mark_gang_changed(pod[W.GANG])
       if pod[W.GROUP] ~= NO_OFFERS then verdicts[pod[W.GANG]] = pod[W.VERDICT] end
     end
   end
@@ -38,7 +38,6 @@ if ARGS[1] ~= 'wait' then
         pod[W.NAMESPACE])
     end
   end
-  if has_changed then raise_capacity('gang changed') end
   return encode({{}, {}, {}, {}})
 end
 

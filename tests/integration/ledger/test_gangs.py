@@ -345,3 +345,14 @@ async def test_a_verdict_about_missing_pods_is_stale_once_they_exist(leases: Red
     await enroll(leases, in_gang("r"))
 
     assert await leases.waiting_pods.enqueue([missing]) == WaitResult(stale=(PodUid("p"),))
+
+
+async def test_of_a_gang_with_a_bound_pod_no_reservation_is_loaded(leases: RedisLeases) -> None:
+    await enroll(leases, in_gang("p"), in_gang("q"), in_gang("r"))
+    await reserve_gang(leases, member("p"), member("q"), member("r"))
+    [first] = filter(None, await leases.load([P]))
+    assert [each.pod for each in await leases.load_reserved_gang(GANG.name)] == ["p", "q", "r"]
+
+    await leases.bind([first])
+
+    assert await leases.load_reserved_gang(GANG.name) == []

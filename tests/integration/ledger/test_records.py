@@ -489,7 +489,7 @@ async def test_groups_and_gangs_are_compared_as_a_whole(
 
 
 async def _gang_counts(leases: RedisLeases, gangs: Sequence[str]) -> list[int]:
-    return [len(await leases.load_gang(gang)) if gang else 0 for gang in gangs]
+    return [len(await leases.load_reserved_gang(gang)) if gang else 0 for gang in gangs]
 
 
 async def test_the_lease_of_a_copy_with_impossible_numbers_is_not_restored(

@@ -5,6 +5,8 @@
 -- state that its verdict is about. ORDER: its sort key, by priority and age.
 local W = {GROUP = 1, ORDER = 2, VERDICT = 3, SINCE = 4, RECORD = 5, GANG = 6, NEED = 7, NAMESPACE = 8}
 
+local GANG_PAGE = 64
+
 -- Instead of a group: capacity is offered to another pod of its gang, or to none.
 local NO_OFFERS = '-'
 
@@ -27,8 +29,21 @@ local function gang_pods(set, gang)
   return pods
 end
 
--- Let the verdicts of the gang's waiting pods be decided again; true unless that is due already.
-local function mark_gang_changed(gang) return call('SADD', PREFIX .. 'changed-gangs', gang) == 1 end
+-- The pods with leases of a gang of which none is bound; of another gang none.
+local function reserved_gang(gang)
+  local members = gang_pods('gang-leases', gang)
+  for from = 1, #members, GANG_PAGE do
+    local page = {unpack(members, from, math.min(from + GANG_PAGE - 1, #members))}
+    fetch('leases', page)
+    for _, pod in ipairs(page) do
+      if leases[pod] and header_of(leases[pod])[L_STATE] ~= RESERVED then return {} end
+    end
+  end
+  return members
+end
+
+-- Let the verdicts of the gang's waiting pods be decided again.
+local function mark_gang_changed(gang) call('SADD', PREFIX .. 'changed-gangs', gang) end
 
 -- A waiting pod that cannot be read counts as missing, until it is queued again.
 local function waiting_of(value)

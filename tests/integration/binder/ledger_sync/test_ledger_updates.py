@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from services.binder.ledger_sync.sweep import NEXT_OFFER_S, Sweeper
+from services.binder.ledger_sync.sweep import GANG_S, NEXT_OFFER_S, Sweeper
 from services.binder.observations import PodSnapshot
 from services.binder.service import Binder
 from shared.ledger.leases import RedisLeases
@@ -26,7 +26,16 @@ from shared.model.names import Namespace, NodeName, PodUid
 from tests.support.binder.events import activation, in_state, report, terminated
 from tests.support.binder.world import NOW, NewWorld, ObservedLedger, World, lease, running
 from tests.support.clock import FakeClock
-from tests.support.placer.ledger import ledger, queued, reservation, reserve, share, verdict
+from tests.support.placer.ledger import (
+    GANG,
+    in_gang,
+    ledger,
+    queued,
+    reservation,
+    reserve,
+    share,
+    verdict,
+)
 from tests.support.servers.valkey import valkey_server
 from tests.support.waiting import until
 
@@ -224,9 +233,9 @@ async def test_no_offers_are_chosen_while_the_capacity_number_does_not_change(
     world, scans = await new_world(), list[float]()
     choose = world.ledger.waiting_pods.choose_offers
 
-    async def counted(*, now: float) -> OfferedPods:
+    async def counted(*, now: float, with_gangs: bool) -> OfferedPods:
         scans.append(now)
-        return await choose(now=now)
+        return await choose(now=now, with_gangs=with_gangs)
 
     world.ledger.waiting_pods.choose_offers = counted  # type: ignore[assignment]
     for _ in range(5):
@@ -359,6 +368,22 @@ async def test_another_binder_offers_again_what_was_lost_with_the_first() -> Non
             assert [event.pod for event in lost] == ["w"]
             assert [event.pod for event in found] == ["w"]
             assert clock.now() - NOW <= P4_S + 2 * NEXT_OFFER_S
+
+
+async def test_the_verdicts_of_a_gang_that_forms_are_decided_again_once_in_a_while(
+    url: str,
+) -> None:
+    gang = structs.replace(GANG, min_member=99)
+    async with ledger(url) as leases:
+        clock = FakeClock(NOW)
+        sweeper, reviewed = Sweeper(leases, clock), list[float]()
+        for number in range(40):
+            await leases.waiting_pods.enroll(gang, [verdict(in_gang(f"p-{number}"), 0)])
+            if await sweeper.offer():
+                reviewed.append(clock.now() - NOW)
+            clock.advance(0.25)
+
+        assert len(reviewed) == pytest.approx(10 / GANG_S, abs=1)
 
 
 async def wait_for_full_devices(leases: RedisLeases) -> None:
