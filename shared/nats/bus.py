@@ -26,7 +26,6 @@ from shared.nats import subjects, wire
 from shared.nats.confirmations import Confirmations, ConfirmationTiming
 from shared.nats.connection import ConnectWait, connected
 from shared.nats.inbox import (
-    EVENTS_PER_MESSAGE,
     Inbox,
     LocalHandlers,
     OnRefused,
@@ -34,6 +33,7 @@ from shared.nats.inbox import (
     decode_checked,
 )
 from shared.nats.unconfirmed_work import UNCONFIRMED, ResendPolicy, UnconfirmedWork
+from shared.nats.wire import EVENTS_PER_MESSAGE
 
 QUIET_S = 5.0
 """Pause after a copy that nobody received; an observer that begins meanwhile misses copies."""

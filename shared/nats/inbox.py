@@ -17,6 +17,7 @@ from shared.model.events.event import Event
 from shared.model.events.plausible import implausible
 from shared.nats import subjects, wire
 from shared.nats.confirmations import Confirmations, Receipt
+from shared.nats.wire import EVENTS_PER_MESSAGE
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,6 @@ REFUSED = Counter(
     ["subject"],
 )
 MAX_BUFFERED = 65_536
-EVENTS_PER_MESSAGE = 256
 
 E = TypeVar("E", bound=Event)
 OnRefused = Callable[[str, str], None]

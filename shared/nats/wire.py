@@ -8,7 +8,7 @@ contract test reads with the `msgpack` package.
 
 import functools
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -16,6 +16,9 @@ from shared.model.errors import UNDECODABLE, RequestError
 from shared.model.events.event import Event
 
 FORMAT = 1
+EVENTS_PER_MESSAGE = 256
+"""Messages with more are refused unread: each event that is invalid costs a log line."""
+_Bound = msgspec.Meta(max_length=EVENTS_PER_MESSAGE)
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -31,7 +34,7 @@ class Confirmation(msgspec.Struct, frozen=True, kw_only=True):
 
 class _RawMessage(msgspec.Struct):
     v: int
-    events: list[msgspec.Raw]
+    events: Annotated[list[msgspec.Raw], _Bound]
 
 
 _decode_raw = msgspec.msgpack.Decoder(_RawMessage)
@@ -111,5 +114,6 @@ def decode_confirmation(data: bytes) -> Confirmation:
 
 @functools.cache
 def _decoder(event_type: type[Event]) -> Any:
-    fields = [("v", int), ("events", list[event_type])]  # type: ignore[valid-type]
+    events = Annotated[list[event_type], _Bound]  # type: ignore[valid-type]
+    fields = [("v", int), ("events", events)]
     return msgspec.msgpack.Decoder(msgspec.defstruct("Message", fields))

@@ -38,6 +38,17 @@ def test_malformed_messages_are_refused(data: bytes) -> None:
         wire.decode(data, PodTerminated)
 
 
+@pytest.mark.parametrize(("count", "reasons"), [(256, 256), (257, 1), (1_000_000, 1)])
+def test_a_message_with_more_events_than_any_sender_puts_into_one_is_refused_as_a_whole(
+    count: int, reasons: int
+) -> None:
+    events, errors = wire.decode_each(
+        msgpack.packb({"v": 1, "events": [None] * count}), PodTerminated
+    )
+
+    assert (events, len(errors)) == ([], reasons)
+
+
 def test_of_a_message_with_an_invalid_event_the_others_are_read() -> None:
     gone = PodTerminated(
         pod=POD, namespace=Namespace("default"), name="train", node=NODE, phase="Failed"

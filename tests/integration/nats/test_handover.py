@@ -8,7 +8,8 @@ from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import PodBound, PodQueued
 from shared.nats import subjects
 from shared.nats.bus import QUIET_S, Bus, Copies
-from shared.nats.inbox import EVENTS_PER_MESSAGE, LocalHandlers
+from shared.nats.inbox import LocalHandlers
+from shared.nats.wire import EVENTS_PER_MESSAGE
 from tests.integration.nats.world import (
     Recorder,
     connected,
