@@ -10,6 +10,7 @@ import msgpack
 import msgspec.inspect as types
 import pytest
 
+from services.topology import roles
 from shared.model.errors import RequestError
 from shared.model.events.event import EVENTS, Event
 from shared.model.events.pod_events import PodTerminated
@@ -89,6 +90,25 @@ def parts(found: types.Type) -> list[tuple[str, types.Type]]:
         case types.DictType():
             return [(" key", found.key_type), ("[]", found.value_type)]
     return []
+
+
+def unlimited(found: types.Type, path: str) -> Iterator[str]:
+    """Yield the paths of lists and maps without a limit."""
+    match found:
+        case types.VarTupleType(max_length=None) | types.ListType(max_length=None):
+            yield path
+        case types.FrozenSetType(max_length=None) | types.DictType(max_length=None):
+            yield path
+    for name, part in parts(found):
+        yield from unlimited(part, path + name)
+
+
+OF_NODES = {event for role in roles()["node-agent"] for event in role.publishes}
+
+
+@pytest.mark.parametrize("kind", sorted(OF_NODES, key=str))
+def test_every_list_and_map_of_a_nodes_message_has_a_limit(kind: type[Event]) -> None:
+    assert list(unlimited(types.type_info(kind), kind.__name__)) == []
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.subject)

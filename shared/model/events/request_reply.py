@@ -34,12 +34,14 @@ from shared.model.placement import Placement
 from shared.model.quota import QuotaExcess
 from shared.model.views import PlanView, ProtectedPod
 
+PodsOfNode = Annotated[tuple[PodUid, ...], Meta(max_length=MOST_ALLOCATIONS)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasesRequest(NodeEvent, subject="leases.request.v1"):
     """A node agent requests the leases of its node; any binder replies."""
 
-    pods: tuple[PodUid, ...] = ()
+    pods: PodsOfNode = ()
     """Only the leases of these pods; empty: all leases of the node."""
     claim: LeaseHolder | None = None
     """The ResourceClaim among them that the kubelet prepares: the binder writes its lease again if
@@ -64,7 +66,7 @@ class BindRequest(NodeEvent, subject="bind.request.v1"):
 class BindReply(Event, subject="bind.reply.v1"):
     """The reply to `BindRequest`."""
 
-    deferred_pods: tuple[PodUid, ...] = ()
+    deferred_pods: PodsOfNode = ()
     """Pods that the kubelet would refuse at this moment; the binder requests them again."""
     reason: MessageText = ""
     window_open: bool = True
@@ -73,7 +75,7 @@ class BindReply(Event, subject="bind.reply.v1"):
     """The deferred pods come next, after the kubelet has allocated those before them."""
     node_closed: bool = False
     """No pod may be bound to the node now."""
-    unserved_pods: tuple[PodUid, ...] = ()
+    unserved_pods: PodsOfNode = ()
     """More pods that are deferred: the kubelet cannot allocate a resource that they request."""
     unserved_reason: MessageText = ""
     unserved_s: Seconds = 0.0
@@ -97,7 +99,7 @@ class TerminationReply(Event, subject="termination.reply.v1"):
     """The reply to `TerminationRequest`."""
 
     terminated: bool
-    terminated_pods: tuple[PodUid, ...] = ()
+    terminated_pods: PodsOfNode = ()
     """Those of `more_pods` that have terminated."""
 
 
