@@ -252,6 +252,8 @@ class WaitingPod:
         """The code of most nodes, or why it waits otherwise."""
         if self.refusal.quota:
             return "GpuQuota"
+        if self.refusal.forming:
+            return "GangIncomplete"
         return self.refusal.counts[0][0] if self.refusal.counts else "Other"
 
 

@@ -244,7 +244,8 @@ class WaitingView(View, frozen=True, kw_only=True):
     hint: str
     permanent: bool
     code: str = ""
-    """The reason of most nodes, such as `InsufficientCpu`; or `GpuQuota`, or `Budget`."""
+    """The reason of most nodes, such as `InsufficientCpu`; or `GpuQuota`, `Budget`, or
+    `GangIncomplete`."""
     start: StartView | None = None
     """Null if no start is planned."""
 

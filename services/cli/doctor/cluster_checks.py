@@ -305,7 +305,7 @@ def resource_quotas(hard: Mapping[str, Iterable[str]]) -> Finding:
     wrong = {quota: names & uncounted for quota, names in quotas.items() if names & uncounted}
     if not wrong:
         number = sum(bool(names & counted) for names in quotas.values())
-        return ok(f"{number} of {len(quotas)} with limits on GPUs")
+        return ok(f"ResourceQuotas that limit GPUs: {number}")
     first = next(iter(wrong))
     namespace, _, name = first.partition("/")
     instead = ", ".join(sorted(f"requests.{each.removeprefix('limits.')}" for each in wrong[first]))

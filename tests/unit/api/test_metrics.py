@@ -151,6 +151,7 @@ def test_waiting_pods_are_counted_by_system_and_reason_with_the_longest_wait() -
         replace(waiting("p1", since=400.0), refusal=full),
         replace(waiting("p2", since=900.0), refusal=full),
         replace(waiting("p3", since=100.0), refusal=structs.replace(full, quota="team")),
+        replace(waiting("p4", since=100.0), refusal=Refusal(reason="1 of 2 exist", forming=True)),
     ]
     shown.update_waiting(pods)
 
@@ -160,6 +161,7 @@ def test_waiting_pods_are_counted_by_system_and_reason_with_the_longest_wait() -
     assert value("waiting_pods", system=dialect, reason="GpuMemoryTaken") == 2
     assert value("waiting_oldest_seconds", system=dialect, reason="GpuMemoryTaken") == 600
     assert value("waiting_pods", system=dialect, reason="GpuQuota") == 1
+    assert value("waiting_pods", system=dialect, reason="GangIncomplete") == 1
 
     shown.update_waiting([])
     export_cluster(shown, [], NOW)

@@ -100,13 +100,13 @@ def test_a_cordoned_node_is_named_with_the_reason() -> None:
         (
             {"a/gpus": ["requests.nvidia.com/gpu", "limits.cpu"]},
             Outcome.OK,
-            "1 of 1 with limits on GPUs",
+            "ResourceQuotas that limit GPUs: 1",
             "",
         ),
         (
             {"a/other": ["limits.cpu", "limits.example.org/dongle"]},
             Outcome.OK,
-            "0 of 1 with limits on GPUs",
+            "ResourceQuotas that limit GPUs: 0",
             "",
         ),
         (
