@@ -99,8 +99,9 @@ Revision = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """A resource version of the API server, as etcd counts."""
 Members = Annotated[int, Meta(ge=1, le=999_999)]
 """Pods of a gang."""
-Seconds = Annotated[float, Meta(ge=0, le=1e12)]
-"""A duration, or an instant in Unix seconds; also refuses NaN."""
+Seconds = Annotated[float, Meta(ge=0, le=2.4e11)]
+"""A duration, or an instant in Unix seconds, which has a date with the run time of any pod added;
+also refuses NaN."""
 MOST_RUN_S = 2**31 - 1
 RunTime = Annotated[int, Meta(ge=0, le=MOST_RUN_S)]
 """Whole seconds that a pod may run: Kubernetes' int32."""

@@ -1,7 +1,8 @@
 -- Restore leases found in the cluster, with their slots and fences, unless they would over-commit a
 -- device. Arguments: token ('' while ready); now; seconds by which the rebuild's lock is extended; start
 -- and end of each lease in ARGV[5]; per lease whether only its node's agent knows it: then a device that
--- another node has stays there. Returns per lease '', or why it was not written.
+-- another node has stays there, and the lease begins now, as its namespace is charged from its beginning. Returns
+-- per lease '', or why it was not written.
 local token, now, lock_s, bounds, is_hearsay = ARGS[1], ARGS[2], ARGS[3], ARGS[4], ARGS[5]
 local time = call('TIME')
 local newest_s = math.max(now, time[1] + time[2] / 1e6)
@@ -76,7 +77,7 @@ local function active_since(header)
 end
 
 local restored_tenures = {}
-local function restore(value, header, demand, grants, pod)
+local function restore(value, header, demand, grants, pod, hearsay)
   local node = node_of(demand[1]) or new_node(demand[1])
   for _, uuid in each_device(demand) do add_device(uuid, demand[1]) end
   for _, device, slot, fence in each_share(demand, grants) do
@@ -84,8 +85,8 @@ local function restore(value, header, demand, grants, pod)
     device[D_FENCE] = math.max(device[D_FENCE], fence)
   end
   last_version = math.max(last_version, header[L_VERSION])
-  header[L_CREATED] = math.min(header[L_CREATED], newest_s)
-  if header[L_STATE] == ACTIVE then header[L_EXPIRES] = active_since(header) end
+  header[L_CREATED] = hearsay and newest_s or math.min(header[L_CREATED], newest_s)
+  if header[L_STATE] == ACTIVE then header[L_EXPIRES] = hearsay and newest_s or active_since(header) end
   value = put_header(pod, header, value)
   local groups_text, resources, _, gang, namespace = description_of(header, value)
   fair.add_demand(namespace, demand, 1)
@@ -149,7 +150,7 @@ for i, pod in ipairs(pods) do
   else
     answer[i] = conflict(demand, grants, groups_text, resources, is_hearsay[i]) or ''
     if answer[i] == '' then
-      restore(value, header, demand, grants, pod)
+      restore(value, header, demand, grants, pod, is_hearsay[i])
       restored_pods[#restored_pods + 1] = pod
     end
   end

@@ -298,6 +298,20 @@ async def test_a_lease_that_only_an_agent_knows_takes_no_device_of_another_node(
     await reserve(leases, reservation("r", share("a")))
 
 
+async def test_a_lease_that_only_an_agent_knows_begins_when_it_is_restored(
+    leases: RedisLeases,
+) -> None:
+    [lease] = await reserve(leases, reservation("p", share("a")))
+    await leases.release([lease.pod], reason="test")
+    told = structs.replace(lease, created_at=1.0, activated_at=2.0, state=LeaseState.ACTIVE)
+
+    assert await leases.restore([told], now=NOW, hearsay=[told.pod]) == []
+
+    [restored] = await leases.load([told.pod])
+    assert restored
+    assert restored.created_at == restored.activated_at >= NOW
+
+
 @pytest.mark.nodes(a=1, b=0)
 async def test_a_device_is_back_after_a_late_report_of_the_node_that_had_it(
     leases: RedisLeases,

@@ -1,13 +1,15 @@
 """Quantities, bookings and the life of a lease."""
 
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared.model.bounds import MOST_RUN_S, Seconds
 from shared.model.errors import RequestError
-from shared.model.lease import LIVE, TRANSITIONS, LeaseState, Share, bookings
+from shared.model.lease import LIVE, TRANSITIONS, LeaseState, Share, bookings, ends_by
 from shared.model.names import DeviceUuid
 from shared.model.quantity import (
     amount_text,
@@ -15,8 +17,11 @@ from shared.model.quantity import (
     parse_cpu_m,
     parse_duration_s,
     parse_resources,
+    timestamp,
 )
+from shared.model.request import Term
 from tests.support.lifecycle import most_at_once
+from tests.support.node_agent.agent import lease_of
 
 
 @pytest.mark.parametrize(
@@ -88,6 +93,14 @@ def test_a_resource_list_is_parsed_with_cpu_in_millicores() -> None:
         "memory": 1024,
         "x/y": 3,
     }
+
+
+def test_the_latest_instant_of_a_message_has_a_date_with_the_longest_run_time_added() -> None:
+    [most] = [each.le for each in get_args(Seconds)[1:]]
+    term = Term(max_run_s=MOST_RUN_S, grace_s=MOST_RUN_S)
+    lease = lease_of("u", created_at=most, activated_at=most, term=term)
+
+    assert timestamp(ends_by(lease) or 0).startswith("97")
 
 
 def share(memory: int, cores: int, *, init: bool, device: str = "GPU-a") -> Share:
