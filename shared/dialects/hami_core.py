@@ -45,8 +45,8 @@ def decode_memo(lease: Lease) -> PodMemo:
         return msgspec.json.decode(lease.memo, type=PodMemo)
     except UNDECODABLE as error:
         raise RequestError(
-            f"the lease of {lease.namespace}/{lease.name} was restored with a memo that cannot be "
-            f"read: delete the pod: {error}"
+            f"the lease of {lease.namespace}/{lease.name} was restored, and what it kept of the "
+            f"pod's spec cannot be read: delete the pod: {error}"
         ) from error
 
 

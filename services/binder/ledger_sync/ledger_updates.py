@@ -354,7 +354,7 @@ class LedgerUpdater:
             else:
                 outcome.again.add(stored.pod)
                 outcome.refused[stored.node] = (
-                    f"pod {stored.pod} uses other devices or slots than those of its lease"
+                    f"pod {stored.pod} uses other devices or shares than those of its lease"
                 )
         await self._restore_sizes(pairs, outdated)
         await self.release_unmoved(replaced, reason="its pod uses devices of an earlier lease")

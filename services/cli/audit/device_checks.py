@@ -154,10 +154,10 @@ def _slot_conflicts(device: Device, shares: list[tuple[Lease, Share]]) -> Iterat
             slots.setdefault(share.slot, set()).add(f"{lease.pod}/{share.container}")
     for slot, holders in sorted(slots.items()):
         if len(holders) > 1:
-            text = f"{len(holders)} containers hold slot {slot}"
+            text = f"{len(holders)} containers hold share {slot}"
             yield device_difference("S1", device, text)
         if not 0 <= slot < _slots(device, shares):
-            text = f"slot {slot} is held, it has {_slots(device, shares)}"
+            text = f"share {slot} is held, it has {_slots(device, shares)}"
             yield device_difference("S1", device, text)
     layouts = sorted({share.mig.layout if share.mig else "no MIG layout" for _, share in shares})
     if len(layouts) > 1:

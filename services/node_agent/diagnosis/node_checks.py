@@ -180,7 +180,7 @@ def device_health(
         )
     if not listed:
         return fail("the node has reported no device", f"{AGENT_POD} logs daemonset/node-agent")
-    text = f"{len(listed)} devices are healthy"
+    text = f"healthy devices: {len(listed)}"
     if cordoned:
         return warn(f"{text}; the node gets no new pods: kubectl cordon", "kubectl uncordon NODE")
     reasons = [f"GPU {one.index}: {closed[one.index]}" for one in listed if one.index in closed]
@@ -207,7 +207,7 @@ def driver(gpus: Sequence[Gpu], unseen: Mapping[int, str]) -> Finding:
             "whole or without a limit",
             "nvidia-smi -q -d MEMORY; N/A is usual where GPU and host share the memory (GB10)",
         )
-    return ok(f"driver {gpus[0].driver or 'of unknown version'} lists {len(gpus)} GPUs")
+    return ok(f"driver {gpus[0].driver or 'of unknown version'} lists all GPUs: {len(gpus)}")
 
 
 def mig_modes(gpus: Iterable[Gpu], devices: Iterable[Device]) -> Finding:
@@ -387,7 +387,7 @@ def cdi_devices(path: str, expected: Iterable[str], named: frozenset[str] | None
             f"{path} does not name {', '.join(missing[:MAX_LISTED])}",
             "nvidia-smi -L; the agent rewrites it within 5 s while it runs",
         )
-    return ok(f"{path} names {len(named)} devices")
+    return ok(f"devices in {path}: {len(named)}")
 
 
 def cdi(kinds: Mapping[str, Sequence[str]], broken: Sequence[str]) -> Finding:

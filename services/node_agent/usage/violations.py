@@ -71,22 +71,23 @@ def _region_rules(use: MeasuredContainer) -> Iterator[_BrokenRule]:
         yield ViolationReason.CORES_NOT_LIMITED, CORES_NOT_LIMITED, None
     if use.lost_pids:
         message = (
-            f"has {len(use.lost_pids)} processes whose new allocations HAMi-core does not count "
-            f"(PIDs {_some(use.lost_pids)} in the container), because another process was killed: "
+            f"has processes whose new allocations HAMi-core does not count "
+            f"({_some(use.lost_pids)} in the container), because another process was killed: "
             "restart the container"
         )
         yield ViolationReason.ISOLATION_LOST, message, None
     if use.uncounted_pids:
         message = (
-            f"has {len(use.uncounted_pids)} processes on its GPUs that no limit applies to "
-            f"(PIDs {_some(use.uncounted_pids)} on the node): they do not load libvgpu.so, because "
+            f"has processes on its GPUs that no limit applies to "
+            f"({_some(use.uncounted_pids)} on the node): they do not load libvgpu.so, because "
             "they are linked statically or started with another dynamic linker"
         )
         yield ViolationReason.ISOLATION_LOST, message, None
 
 
 def _some(pids: Sequence[int]) -> str:
-    return ", ".join(map(str, pids[:5]))
+    more = f" and {len(pids) - 5} more" if len(pids) > 5 else ""
+    return f"PIDs {', '.join(map(str, pids[:5]))}{more}"
 
 
 def unleased_violations(

@@ -152,11 +152,11 @@ CASES: dict[str, tuple[Any, ...]] = {
         facts(account(*(small(f"p{slot}", slot) for slot in range(5)))),
         "S1 leases take 150 % of its cores, it has 100",
         "S1 leases take 5 slots, it has 4",
-        "S1 slot 4 is held, it has 4",
+        "S1 share 4 is held, it has 4",
     ),
     "a slot that two containers hold": (
         two(lease("a"), lease("b", share(fence=2))),
-        "S1 2 containers hold slot 0",
+        "S1 2 containers hold share 0",
     ),
     "a second lease on an exclusive device": (
         two(small("a", 0, cores=100), small("b", 1, cores=0)),

@@ -317,5 +317,5 @@ def test_the_runtime_gets_the_annotations_of_gpu_manager(
 def test_a_restored_lease_with_an_unreadable_memo_is_refused_with_words(memo: str) -> None:
     lease = structs.replace(lease_of(share("c", "GPU-a", 3000, 50)), memo=memo)
 
-    with pytest.raises(RequestError, match="memo that cannot be read: delete the pod"):
+    with pytest.raises(RequestError, match="cannot be read: delete the pod"):
         DIALECTS["nvidia"].container_setup(lease, "c", {}, PATHS)
