@@ -181,9 +181,10 @@ class Binder:
 
     @handles
     async def save_budgets(self, events: Sequence[BudgetChanged]) -> None:
-        """Save the state of namespaces' budgets."""
-        for event in events:
-            await self.preemptor.store.save_budget(event)
+        """Save the state of namespaces' budgets; if that fails, they are published again."""
+        with self.sweeper.resync_on_failure():
+            for event in events:
+                await self.preemptor.store.save_budget(event)
         self.gates.wake()
 
     @answers

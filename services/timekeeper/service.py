@@ -6,6 +6,7 @@ all times are of the ledger's clock, so neither pauses nor the hosts' clocks cha
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 from services.timekeeper.accounts.accrual import (
     advance,
@@ -37,10 +38,10 @@ from shared.model.budget import (
 )
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, RequestError
-from shared.model.events.pod_events import BudgetChanged
+from shared.model.events.pod_events import BudgetChanged, ResyncRequested
 from shared.model.events.request_reply import GrantReply, GrantRequest, UsageRequest
 from shared.model.names import Namespace
-from shared.runtime.service import answers, loops, publishes
+from shared.runtime.service import answers, handles, loops, publishes
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,8 @@ class Timekeeper:
         """Namespaces whose share was not 1, so that its reset is published, too."""
         self.horizon_ms = 0
         self.has_counted = False
+        self.must_report = True
+        """Whether something that was published, or should have been, may be lost."""
 
     @loops
     async def watch_configuration(self) -> None:
@@ -130,19 +133,32 @@ class Timekeeper:
         else:
             await self.certificate.run(self.clock.sleep)
 
+    @handles
+    async def report_again(self, events: Sequence[ResyncRequested]) -> None:
+        """Publish the state of every budget with the next count."""
+        self.must_report = True
+
     async def count(self) -> list[BudgetChanged]:
-        """Apply the journal, advance every account, and return the events that follow."""
+        """Apply the journal, advance every account, and return the events that follow.
+
+        After one that failed, they include the state of every budget: a change may be saved.
+        """
         self.configuration.prices.read()
         await self._discard_damaged()
         await self._restore_lost()
         now_ms = await self.journal.apply(self.horizon_ms)
         await self._load(now_ms)
-        report = await self.store.acquire_lock("report", every_ms=REPORT_EVERY_MS)
+        is_due = await self.store.acquire_lock("report", every_ms=REPORT_EVERY_MS)
+        report, self.must_report = is_due or self.must_report, False
         events: list[BudgetChanged] = []
-        for namespace in sorted(self.accounts):
-            event = await self._advance(namespace, now_ms, report=report)
-            if event is not None:
-                events.append(event)
+        try:
+            for namespace in sorted(self.accounts):
+                event = await self._advance(namespace, now_ms, report=report)
+                if event is not None:
+                    events.append(event)
+        except BaseException:
+            self.must_report = True
+            raise
         self.horizon_ms, self.has_counted = now_ms, True
         return events
 

@@ -241,7 +241,7 @@ class LedgerRebuilt(Event, subject="ledger.rebuilt.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResyncRequested(Event, subject="resync.requested.v1"):
-    """A service needs `PodsListed`, `NodeChanged` and `DeviceReported` for everything again."""
+    """A service needs `PodsListed`, `NodeChanged`, `DeviceReported` and `BudgetChanged` again."""
 
     reason: MessageText
     request_id: NameText = ""
@@ -294,7 +294,7 @@ class LargestDeviceReported(Event, subject="largest_device.reported.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetChanged(Event, subject="budget.changed.v1"):
-    """The state of a namespace's budget; published when it changes and every minute."""
+    """The state of a namespace's budget; published when it changes, every minute and on request."""
 
     namespace: Namespace
     state: ShortText

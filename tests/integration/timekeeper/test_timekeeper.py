@@ -20,7 +20,7 @@ from shared.ledger.showback import EntryRange, add_up, showback_view
 from shared.model.budget import HOUR_MS, Account, Period, PolicyType, minutes
 from shared.model.clock import SystemClock
 from shared.model.errors import RequestError
-from shared.model.events.pod_events import BudgetChanged
+from shared.model.events.pod_events import BudgetChanged, ResyncRequested
 from shared.model.lease import Lease
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.request import Term
@@ -31,6 +31,8 @@ from tests.support.timekeeper.accounts import (
     T0,
     TEAM,
     AccountLedger,
+    CrashedError,
+    Timeline,
     account_ledger,
     budget,
     lease,
@@ -233,7 +235,8 @@ async def test_a_change_of_state_is_published_once_by_the_replica_that_wrote_it(
 ) -> None:
     opened.config.given[TEAM] = budget(10)
     first, second = opened.timekeeper(), opened.timekeeper()
-    await opened.count(T0, keeper=first)
+    for timekeeper in (first, second):
+        await opened.count(T0, keeper=timekeeper)
     await opened.journal("held", T0, lease("p"))
     events: list[BudgetChanged] = []
     for minute in (1, 16, 20, 21):
@@ -246,6 +249,36 @@ async def test_a_change_of_state_is_published_once_by_the_replica_that_wrote_it(
     ]
     assert events[1].remaining_units == 0
     assert events[1].current_rate_milli_gpu == 500
+
+
+async def test_a_change_of_state_is_published_although_its_write_got_no_reply(
+    opened: AccountLedger,
+) -> None:
+    opened.config.given[TEAM] = budget(10)
+    keeper = opened.timekeeper()
+    await opened.journal("held", T0, lease("p"))
+    await opened.count(T0, keeper=keeper)
+    assert isinstance(keeper.store, Timeline)
+    keeper.store.crash_at, keeper.store.crash_after = 0, True
+    with pytest.raises(CrashedError):
+        await opened.count(T0 + 20 * MINUTE_MS, keeper=keeper)
+
+    [event] = await opened.count(T0 + 20 * MINUTE_MS, keeper=keeper)
+
+    assert event.state == "exhausted"
+
+
+async def test_the_states_of_budgets_are_published_again_on_request(opened: AccountLedger) -> None:
+    opened.config.given[TEAM] = budget(10)
+    keeper = opened.timekeeper()
+    await opened.count(T0, keeper=keeper)
+    assert await opened.count(T0, keeper=keeper) == []
+
+    await keeper.report_again([ResyncRequested(reason="a test")])
+
+    [event] = await opened.count(T0, keeper=keeper)
+    assert (event.namespace, event.state) == (TEAM, "ok")
+    assert await opened.count(T0, keeper=keeper) == []
 
 
 async def test_a_grant_is_made_once_per_key_and_improves_the_state(

@@ -24,6 +24,7 @@ from shared.model.lease import LeaseState
 from shared.model.ledger import OfferedPods
 from shared.model.names import Namespace, NodeName, PodUid
 from tests.support.binder.events import activation, in_state, report, terminated
+from tests.support.binder.preemption import budget
 from tests.support.binder.world import NOW, NewWorld, ObservedLedger, World, lease, running
 from tests.support.clock import FakeClock
 from tests.support.placer.ledger import (
@@ -203,6 +204,20 @@ async def test_a_call_without_a_response_requests_a_resync(
     with pytest.raises(UnavailableError):
         await loop(world.binder)
     world.ledger.status = answer  # type: ignore[method-assign]
+
+    [event] = await world.binder.sweeper.expire_reservations()
+    assert isinstance(event, ResyncRequested)
+
+
+async def test_a_budget_that_could_not_be_saved_is_requested_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silence(_: object) -> None:
+        raise UnavailableError("no answer")
+
+    monkeypatch.setattr(world.binder.preemptor.store, "save_budget", silence)
+    with pytest.raises(UnavailableError):
+        await world.binder.save_budgets([budget("a")])
 
     [event] = await world.binder.sweeper.expire_reservations()
     assert isinstance(event, ResyncRequested)
