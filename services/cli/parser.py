@@ -5,7 +5,9 @@ https://kubernetes.io/docs/tasks/extend-kubectl/kubectl-plugins/
 """
 
 import argparse
+import re
 import signal
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -111,7 +113,7 @@ def build_parser(program: str = "leasehold", only: str | None = None) -> "Comman
         prog=program,
         description="GPU sharing for Kubernetes: every share is a lease.",
         epilog=f"{EXAMPLES.replace('  leasehold', f'  {program}')}\n{EXIT_CODES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_HelpFormatter,
     )
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version")
     commands = parser.add_subparsers(
@@ -128,7 +130,7 @@ def build_parser(program: str = "leasehold", only: str | None = None) -> "Comman
             name,
             description=about,
             epilog=f"examples:\n{lines}\n{EXIT_CODES}",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_HelpFormatter,
         )
         added.set_defaults(parser=added)
         return added
@@ -158,6 +160,23 @@ def build_parser(program: str = "leasehold", only: str | None = None) -> "Comman
     )
     parser.description = "\n\n".join((str(parser.description), *groups))
     return parser
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Fits paragraphs and tables into the terminal; a command without a comment stays one line."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        joined = re.sub(r"(?m)^(\S(?:(?!  ).)*[^:\n])\n(?=\S)", r"\1 ", text)
+        return "".join(f"{indent}{_fitted(line, width)}\n" for line in joined.splitlines())
+
+
+def _fitted(line: str, width: int) -> str:
+    """Continue a line that is too long below the text after its last gap; prose at the margin."""
+    column = re.match(r"(?:.*\S)? {2,}(?=\S)", line)
+    if len(line) <= width or (column and not column[0].strip()):
+        return line
+    more = " " * len(column[0] if column else "")
+    return textwrap.fill(line, width, subsequent_indent=more, break_on_hyphens=False)
 
 
 class _PrintVersion(argparse.Action):

@@ -91,6 +91,20 @@ def test_help_of_a_command_has_a_short_usage_and_the_flags_of_the_connection_las
     assert "-url" not in own
 
 
+def test_help_fits_into_80_columns_and_no_command_in_it_is_broken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    whole = build_parser()
+    commands = next(a for a in whole._actions if a.dest == "command").choices
+    texts = [whole.format_help(), *(each.format_help() for each in commands.values())]  # type: ignore[union-attr]
+
+    wide = [line for text in texts for line in text.splitlines() if len(line) > 80]
+
+    assert [line for line in wide if not line.startswith(("  leasehold ", "  --policies"))] == []
+    assert "--nats-url nats://10.0.0.5:4222 --redis-url redis://10.0.0.6:6379/0\n" in "".join(texts)
+
+
 def test_help_without_a_command_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of("help") == 0
 
