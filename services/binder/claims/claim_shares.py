@@ -14,7 +14,7 @@ from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
 from shared.model.lease import ClaimAllocation, Lease, MigPlacement, Share, bookings
 from shared.model.lease_copy import dump_lease
 from shared.model.ledger import LedgerNode, NoCapacity, NodeTotals, Reservation
-from shared.model.names import DeviceUuid
+from shared.model.names import DeviceUuid, Namespace
 from shared.model.placement import Placement
 from shared.model.request import ALL_PERCENT, SharingPolicy
 from shared.placing.refusal.quota_refusals import over_quota
@@ -117,22 +117,23 @@ def refusal_text(wanted: Reservation, refused: NoCapacity, totals: NodeTotals | 
     device = devices.get(share.device)
     if totals is None or device is None or not device.healthy:
         where = f"GPU {share.index} ({share.device}) of {candidate.node}"
-        fault = f": {device.fault}" if device and device.fault else ""
+        fault = f": {device.public_fault}" if device and device.public_fault else ""
         return f"{where} is not available{fault}"
+    held = holders(totals.leases, device.uuid, wanted.namespace)
     if share.mig is not None:
-        return _instance_text(share.mig, device, totals)
-    return _full_text(candidate.shares, device, totals)
+        return _instance_text(share.mig, device, totals, held)
+    return _full_text(candidate.shares, device, totals, held)
 
 
-def _instance_text(place: MigPlacement, device: Device, totals: NodeTotals) -> str:
+def _instance_text(place: MigPlacement, device: Device, totals: NodeTotals, held: str) -> str:
     return (
         f"{place.profile} at position {place.position} of layout {place.layout} of GPU "
         f"{device.index} ({device.uuid}) of {totals.node.facts.name} is not free; the GPU is "
-        f"leased to {holders(totals.leases, device.uuid)}"
+        f"leased to {held}"
     )
 
 
-def _full_text(shares: Sequence[Share], device: Device, totals: NodeTotals) -> str:
+def _full_text(shares: Sequence[Share], device: Device, totals: NodeTotals, held: str) -> str:
     """Return what is free, needed and leased; kube-scheduler takes a percent sign for a format."""
     leased = [
         (lease, booking)
@@ -144,7 +145,6 @@ def _full_text(shares: Sequence[Share], device: Device, totals: NodeTotals) -> s
     free_mib = device.memory_mib - sum(booking.memory_mib for _, booking in leased)
     free_cores = ALL_PERCENT - sum(booking.cores_percent for _, booking in leased)
     free_slots = device.slots - sum(booking.shares for _, booking in leased)
-    held = holders(totals.leases, device.uuid)
     return (
         f"GPU {device.index} ({device.uuid}) of {totals.node.facts.name} has {free_mib} MiB, "
         f"{free_cores} percent of its cores and {free_slots} shares free, and the claim needs "
@@ -153,14 +153,22 @@ def _full_text(shares: Sequence[Share], device: Device, totals: NodeTotals) -> s
     )
 
 
-def holders(leases: Iterable[Lease], device: DeviceUuid) -> str:
-    """Name who has leased a device, with the memory of each."""
-    texts = [
-        f"{'claim' if lease.claim else 'pod'} {lease.namespace}/{lease.name} "
-        f"({booking.memory_mib} MiB)"
+def holders(leases: Iterable[Lease], device: DeviceUuid, viewer: Namespace) -> str:
+    """Name who in the viewer's namespace has leased a device, with the memory of each."""
+    held = [
+        (lease, booking.memory_mib)
         for lease in leases
         for booking in bookings(lease.shares)
         if booking.device == device
     ]
-    more = f" and {len(texts) - SHOWN_HOLDERS} more" if len(texts) > SHOWN_HOLDERS else ""
-    return (", ".join(texts[:SHOWN_HOLDERS]) or "nobody") + more
+    named = [
+        f"{'claim' if lease.claim else 'pod'} {lease.namespace}/{lease.name} ({memory_mib} MiB)"
+        for lease, memory_mib in held
+        if lease.namespace == viewer
+    ][:SHOWN_HOLDERS]
+    left = len(held) - len(named)
+    if named:
+        return ", ".join(named) + (f" and {left} more" if left else "")
+    if left == 1:
+        return "a pod or claim of another namespace"
+    return f"{left} pods or claims of other namespaces" if left else "nobody"

@@ -15,7 +15,7 @@ from shared.model.events.claim_events import AllocatedDevice
 from shared.model.events.pod_events import LeaseChanged
 from shared.model.lease import LeaseState, MigPlacement
 from shared.model.lease_copy import copy_of, load_lease
-from shared.model.names import PodUid
+from shared.model.names import Namespace, PodUid
 from tests.support.binder.claim_binder import GPU, ClaimBinder, deallocated
 from tests.support.binder.world import allocated, on
 from tests.support.placer.ledger import (
@@ -292,17 +292,25 @@ async def test_instances_of_one_layout_are_leased_at_their_positions(binder: Cla
     await assert_sound(binder.ledger)
 
 
-async def test_a_refusal_names_the_claim_of_the_same_batch_that_was_first(
-    binder: ClaimBinder,
+@pytest.mark.parametrize(
+    ("namespace", "holder"),
+    [
+        ("default", "claim default/c (9000 MiB)"),
+        ("secret", "a pod or claim of another namespace"),
+    ],
+)
+async def test_a_refusal_names_the_claim_of_the_same_batch_if_it_is_of_its_namespace(
+    binder: ClaimBinder, namespace: str, holder: str
 ) -> None:
-    claims = [binder.claims.put(allocated(name, on(GPU, 9_000))) for name in ("c", "d")]
+    first, second = allocated("c", on(GPU, 9_000)), allocated("d", on(GPU, 9_000))
+    first = replace(first, namespace=Namespace(namespace))
 
-    await binder.lease(*claims)
+    await binder.lease(binder.claims.put(first), binder.claims.put(second))
 
     [refusal] = binder.claims.answers["d"]
     assert refusal.condition == REFUSED
     assert "has 7000 MiB" in refusal.message
-    assert refusal.message.endswith("it is leased to claim default/c (9000 MiB)")
+    assert refusal.message.endswith(f"it is leased to {holder}")
 
 
 async def test_administrative_access_is_permitted_without_a_lease(binder: ClaimBinder) -> None:
