@@ -150,6 +150,19 @@ async def test_a_waiting_pod_has_the_command_that_shows_what_would_make_room(
     assert console == []
 
 
+async def test_the_overview_names_one_waiting_pod_of_a_gang_and_the_list_all(
+    browser: Browser, shown: RunningApi
+) -> None:
+    for name in ("one", "two", "three"):
+        await shown.publish(await wait(shown, name, "vision", gang="vision/training"))
+    await shown.publish(await wait(shown, "alone", "vision"))
+    page = await opened(browser, shown)
+
+    await expect(page.locator("#waiting .waits")).to_have_count(2)
+    await page.get_by_role("link", name="All waiting pods").click()
+    await expect(page.locator(".waits:visible")).to_have_count(4)
+
+
 async def test_words_and_facets_narrow_all_lists_and_are_in_the_url(
     browser: Browser, shown: RunningApi
 ) -> None:
