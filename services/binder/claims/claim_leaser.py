@@ -248,8 +248,9 @@ class ClaimLeaser:
         try:
             [lease] = await self.ledger.load([holder.pod])
             if lease is not None:
-                if lease.claim is not None and lease.state is LeaseState.BOUND:
-                    await self.ledger.claims.set_consumers(lease, lease.claim.consumers)
+                of = lease.claim if lease.node == node else None
+                if of is not None and lease.state is LeaseState.BOUND:
+                    await self.ledger.claims.set_consumers(lease, of.consumers)
                 return []
             claim = await self.writer.claims.get_allocation(holder.namespace, holder.name)
             if claim is None or (claim.claim, claim.node) != (holder.pod, node):

@@ -296,7 +296,7 @@ def no_capacity(full: NoCapacity, change: SizeChange, node: LedgerNode) -> Resiz
             "`leasehold preemptions` shows which; try again when that is over",
         ),
         "device-unhealthy": (
-            f"{gpu} is unhealthy: {device.fault or 'no new lease can use it'}",
+            f"{gpu} is unhealthy: {device.public_fault or 'no new lease can use it'}",
             "a smaller size is possible; to move, delete the pod",
         ),
         "device-excluded": (
