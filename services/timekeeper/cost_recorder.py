@@ -105,12 +105,18 @@ class CostRecorder:
             )
 
     async def _read_idle(self, nodes: Iterable[NodeTotals]) -> IdleShares:
-        """Return of the measured shares whether they are idle."""
-        replies = await self.read_usage([each.node.facts.name for each in nodes if each.leases])
+        """Return of the shares that agents measure on their own nodes whether they are idle."""
+        pods = {
+            each.node.facts.name: {lease.pod for lease in each.leases}
+            for each in nodes
+            if each.leases
+        }
+        replies = await self.read_usage(pods)
         return {
             share.key: share.is_idle(self.clock.now())
-            for reply in replies.values()
+            for name, reply in replies.items()
             for share in (reply.shares if reply else ())
+            if share.pod in pods[name]
         }
 
 

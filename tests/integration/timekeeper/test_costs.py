@@ -24,16 +24,16 @@ from shared.model.costs.cost_records import (
 from shared.model.events.request_reply import UsageReply
 from shared.model.lease import ShareMeasurement
 from shared.model.names import Namespace, NodeName, PodUid
-from tests.support.placer.ledger import reservation, reserve, share
+from tests.support.placer.ledger import device, facts, report, reservation, reserve, share
 from tests.support.timekeeper.accounts import AccountLedger
 
 DEFAULT, T4, DEVICES = Namespace("default"), "Tesla T4", 4
 
 
-def measurement(pod: str, gpu: int, *, idle: bool) -> ShareMeasurement:
+def measurement(pod: str, gpu: int, *, idle: bool, node: str = "a") -> ShareMeasurement:
     known: dict[str, Any] = {"pod": PodUid(pod), "namespace": DEFAULT, "name": pod}
     at = 1.0 if idle else None
-    device = share("a", gpu).device
+    device = share(node, gpu).device
     return ShareMeasurement(**known, container="main", device=device, idle_since=at)
 
 
@@ -117,6 +117,30 @@ async def test_leased_time_is_used_idle_or_not_measured_as_the_agents_report(
     assert (amounts[USED], amounts[UNMEASURED]) == (quarter, quarter)
     assert 0 < amounts[IDLE] < quarter
     assert (await total(opened, FREE))[UNLEASED] == 4 * DEVICES * quarter - sum(amounts)
+
+
+async def test_an_agent_measures_no_shares_of_other_nodes(opened: AccountLedger) -> None:
+    forged = measurement("theirs", 0, idle=True, node="b")
+
+    async def read_usage(nodes: Iterable[NodeName]) -> Mapping[NodeName, UsageReply | None]:
+        assert set(nodes) == {"a", "b"}
+        return {NodeName("a"): UsageReply(measured_at=1.0, shares=(forged,)), NodeName("b"): None}
+
+    await opened.leases.save_nodes([facts("b")])
+    await opened.leases.save_devices([report("b", [device("b", 0)])])
+    meter = recorder(opened)
+    meter.read_usage = read_usage
+    for pod, node in (("own", "a"), ("theirs", "b")):
+        (bound,) = await reserve(
+            opened.leases, reservation(pod, share(node, 0, mib=4_000), node=node)
+        )
+        await opened.leases.bind([bound])
+    for _ in range(2):
+        await meter.record()
+        await asyncio.sleep(0.01)
+
+    amounts = await total(opened)
+    assert amounts[UNMEASURED] == sum(amounts) > 0
 
 
 async def test_time_without_a_journal_is_not_recorded_and_old_hours_are_deleted(
