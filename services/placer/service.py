@@ -27,6 +27,8 @@ from shared.runtime.telemetry import Tracing
 
 LARGEST_DEVICE_EVERY_S = 5.0
 """How often the largest device is published."""
+FIRST_DEVICE_EVERY_S = 0.5
+"""How often a device is looked for while none is known: admission does not know its limit yet."""
 
 
 @dataclass(eq=False)
@@ -102,4 +104,4 @@ class Placer:
             if memory_mib:
                 event = LargestDeviceReported(memory_mib=memory_mib, memory_units=memory_units)
                 yield [event]
-            await self.clock.sleep(LARGEST_DEVICE_EVERY_S)
+            await self.clock.sleep(LARGEST_DEVICE_EVERY_S if memory_mib else FIRST_DEVICE_EVERY_S)

@@ -44,6 +44,7 @@ from shared.runtime import health
 from shared.runtime.service import roles_of
 from tests.integration.nats.world import queued
 from tests.support.build import device, dice, gpu, ledger_node, pod_queued, request, use
+from tests.support.clock import FakeClock
 from tests.support.placer.ledger import device as card
 from tests.support.placer.ledger import facts, ledger, report
 from tests.support.placer.running import Clock, Running, add, decided, placers, running, two_nodes
@@ -304,6 +305,19 @@ async def test_the_largest_device_is_published_again_and_again(url: str) -> None
         published = [*await anext(source), *await anext(source)]
 
     assert {(event.memory_mib, event.memory_units) for event in published} == {(80_000, 16_000)}
+
+
+async def test_the_first_device_is_published_within_a_second(url: str) -> None:
+    async with running(url) as it, asyncio.timeout(30):
+        it.placer.clock = clock = FakeClock()
+        published = asyncio.ensure_future(anext(it.placer.largest_device()))
+        await until(lambda: clock.sleepers)
+        await add(it.ledger, ledger_node("n1", device("GPU-1", memory_mib=16_000)))
+        await it.settled()
+
+        clock.advance(1)
+
+        assert [event.memory_mib for event in await published] == [16_000]
 
 
 async def test_after_a_lost_feed_the_placer_loads_a_new_snapshot(pair: Running) -> None:
