@@ -149,9 +149,11 @@ def _share_text(share: HeldShare, now: float) -> str:
     text = f"{_holder(share)}  {share.memory_mib} MiB  {_place(share)}  {share.state}"
     if not share.namespace:
         return text
-    used_mib, used_cores = used_texts(share.measured)
     measured = share.measured
-    idle = _idle(measured.idle_since if measured and measured.idle else None, now)
+    if measured is None:
+        return f"{text}  not measured"
+    used_mib, used_cores = used_texts(measured)
+    idle = _idle(measured.idle_since if measured.idle else None, now)
     return f"{text}  in use: {used_mib} MiB, {used_cores}{idle}"
 
 

@@ -229,7 +229,7 @@ def test_missing_usage_is_a_dash_and_nodes_without_a_reply_are_named() -> None:
 
     for text in (drawn(render.gpus(cluster.gpus(), 160)), drawn(render.ps(cluster.leases()))):
         assert "no reply from the agents of: node-0" in text
-    assert "in use: - MiB, -" in drawn(render.gpus(cluster.gpus(), 160))
+    assert "active  not measured" in drawn(render.gpus(cluster.gpus(), 160))
     assert cluster.leases().leases[0].shares[0].measured is None
     assert cluster.leases().unmeasured_nodes == ("node-0",)
 
