@@ -31,6 +31,8 @@ from shared.runtime.service import Role
 WILDCARD = ".*"
 RESPONSE_S = 60
 """Far longer than any service waits for a reply."""
+MAX_PAYLOAD = 4 * 2**20
+"""Bytes of a message: the leases of a node are one, however many containers its pods have."""
 AUTH_CALLOUT_SUBJECT = "$SYS.REQ.USER.AUTH"
 """The subject of NATS servers' authorization requests."""
 
@@ -164,6 +166,7 @@ def nats_configuration(
     return _configuration(
         "Users and their permissions, from the topology, written by `leasehold credentials`.",
         "Contains secrets. nats-server reads it with --config, or with `include` elsewhere.",
+        max_payload=MAX_PAYLOAD,
         tls=files,
         authorization={"users": [_entry(user, secrets) for user in users]},
     )
@@ -183,6 +186,7 @@ def auth_callout_configuration(
     single = _configuration(
         "Written by the auth service; contains secrets.",
         "Clients without a password are authorized by token; the response has their permissions.",
+        max_payload=MAX_PAYLOAD,
         tls=tls,
         accounts={"SYS": {"users": [{"user": system, "password": secrets[system]}]}},
         system_account="SYS",

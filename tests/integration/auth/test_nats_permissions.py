@@ -12,6 +12,7 @@ from services.auth.nats_users import NatsUser, all_users
 from services.cli.credentials import CredentialFiles
 from services.topology import edges
 from shared.credentials.logins import ClientCredentials, load_login
+from shared.model.bounds import MOST_VERSION, MOST_WITH_GPUS
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.request_reply import (
@@ -28,6 +29,7 @@ from shared.nats import subjects
 from shared.nats.bus import Bus
 from shared.nats.usage_requests import request_usage
 from tests.support.auth.logins import NODES, covers
+from tests.support.node_agent.agent import lease_of, share
 from tests.support.servers.nats import NatsServer, flush, plain_client
 
 USERS = {user.name: user for user in all_users(NODES)}
@@ -179,6 +181,33 @@ async def test_the_api_gets_usage_and_the_nodes_without_a_reply(
     assert reply is not None
     assert [one.memory_mib for one in reply.shares] == [1_200]
     assert usage[NodeName("node-a")] is None
+
+
+async def test_an_agent_gets_the_leases_of_pods_with_as_many_and_as_long_names_as_may_be(
+    nats_url: str, written: CredentialFiles
+) -> None:
+    names = [f"{number:063}" for number in range(MOST_WITH_GPUS)]
+    shares = [
+        share(container=name, fence=MOST_VERSION - 1, device_model="m" * 96) for name in names
+    ]
+    leases = tuple(
+        lease_of(f"{pod:036}", *shares, name="n" * 253, anti_affinity_groups=("g" * 1_000,))
+        for pod in range(110)
+    )
+
+    async def reply(_: LeasesRequest) -> LeasesReply:
+        return LeasesReply(leases=leases)
+
+    async with (
+        bus_of(nats_url, written, "binder") as binder,
+        bus_of(nats_url, written, "node-agent.node.b") as agent,
+    ):
+        await binder.reply(LeasesRequest, "binder", "", reply)
+        await flush(binder.client)
+        request = LeasesRequest(node=NodeName("node.b"))
+        found = await agent.request(request, LeasesReply, timeout_s=10)
+
+    assert found.leases == leases
 
 
 async def test_an_agents_event_about_another_node_is_ignored(
