@@ -125,7 +125,8 @@ class Grants:
         Raises OvercommitError if they cannot hold it then, and LeaseEndedError if the lease of a
         claim ends first: the other pods had lost their leases, not ended.
         """
-        node, pause_s, sync_at = self.node, 0.0, 0.0
+        node, pause_s = self.node, 0.0
+        sync_at = node.clock.ticks() + SYNC_S
         while True:
             try:
                 return await node.checkpoint.save(entry, devices=snapshot.devices)
@@ -134,10 +135,11 @@ class Grants:
                     raise
             await node.clock.sleep(pause_s)
             pause_s = LOOK_S
-            with contextlib.suppress(LeaseholdError):
-                if node.clock.ticks() >= sync_at:
-                    sync_at = node.clock.ticks() + SYNC_S
+            if node.clock.ticks() >= sync_at:
+                with contextlib.suppress(UnavailableError):  # the ledger may be being rebuilt
                     await node.lease_sync.sync()
+                sync_at = node.clock.ticks() + SYNC_S
+            with contextlib.suppress(LeaseholdError):
                 await self.reconciler.forget_ended()
             lease, known = entry.lease, node.leases.find(entry.lease.pod)
             if lease.claim is not None and (known is None or known.shares != lease.shares):

@@ -107,6 +107,26 @@ async def test_a_pod_that_has_just_ended_does_not_count_against_the_device(
     assert world.allocated == ["uid-b"]
 
 
+async def test_a_pod_that_has_just_ended_is_forgotten_while_no_binder_replies(
+    world: HandlerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_reply(*_: object, timeout_s: float) -> None:
+        await world.node.clock.sleep(timeout_s)
+        raise UnavailableError("the ledger is being rebuilt")
+
+    ended = world.add_leased("a", share(0, 10_000, slot=0))
+    await world.allocate()
+    world.kubelet.pods = []
+    world.node.leases.end([ended.uid])
+    world.add("b")
+    world.node.leases.observe([world.lease("b", share(0, 1_000, slot=0, fence=2))])
+    monkeypatch.setattr(type(world.ledger), "request", no_reply)
+
+    await world.allocate()
+
+    assert world.allocated == ["uid-b"]
+
+
 async def test_allocate_waits_for_the_rebuild_of_a_lost_checkpoint(
     world: HandlerWorld,
 ) -> None:
