@@ -184,7 +184,9 @@ def moves_text(found: DefragView) -> RenderableType:
     if plan is None:
         lines.append("plan        none: no move of up to four pods makes room for it")
     elif not plan.moves:
-        lines.append(f"plan        it fits on {plan.node} as it is")
+        lines.append(
+            f"plan        none: {plan.node} has room for it; `leasehold explain` says why it waits"
+        )
     else:
         lines.append(f"plan        {shares_text(plan.shares)} on {plan.node}, after these moves:")
         lines += [f"            {_move_text(move)}" for move in plan.moves]

@@ -48,7 +48,7 @@ async def test_doctor_finds_no_fault_in_a_healthy_stack(up: Stack) -> None:
     assert outcomes(done, "fail") | outcomes(done, "warn") == set(), done.out
     assert (done.code, shown.code) == (0, 0)
     assert len(outcomes(done, "ok")) >= 15
-    assert "1 containers" in findings(done)["checkpoint"]["text"]
+    assert "checkpoint: 1" in findings(done)["checkpoint"]["text"]
     assert "1 pods" in findings(done)["pod-resources"]["text"]
     assert all(one["text"] for one in findings(done).values())
     assert "0 fail" in shown.out
