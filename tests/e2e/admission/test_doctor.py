@@ -49,7 +49,7 @@ async def test_doctor_finds_no_fault_in_a_healthy_stack(up: Stack) -> None:
     assert (done.code, shown.code) == (0, 0)
     assert len(outcomes(done, "ok")) >= 15
     assert "checkpoint: 1" in findings(done)["checkpoint"]["text"]
-    assert "1 pods" in findings(done)["pod-resources"]["text"]
+    assert "pods with devices: 1" in findings(done)["pod-resources"]["text"]
     assert all(one["text"] for one in findings(done).values())
     assert "0 fail" in shown.out
     assert findings(done)["extender"]["text"] == "the component kube-scheduler is not installed"
