@@ -26,13 +26,12 @@ from shared.model.events.event import Event, is_work
 from shared.model.events.pod_events import Heartbeat, ResyncRequested
 from shared.model.names import NodeName
 from shared.nats import subjects
+from shared.nats.wire import MAX_PAYLOAD
 from shared.runtime.service import Role
 
 WILDCARD = ".*"
 RESPONSE_S = 60
 """Far longer than any service waits for a reply."""
-MAX_PAYLOAD = 4 * 2**20
-"""Bytes of a message: the leases of a node are one, however many containers its pods have."""
 AUTH_CALLOUT_SUBJECT = "$SYS.REQ.USER.AUTH"
 """The subject of NATS servers' authorization requests."""
 

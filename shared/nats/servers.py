@@ -40,10 +40,13 @@ async def certificate_expirations(url: str, credentials: ClientCredentials) -> s
     return {datetime.fromisoformat(at) if at else None for at in expirations}
 
 
-async def check_connection(url: str, credentials: ClientCredentials) -> None:
-    """Connect and disconnect. Raises UnavailableError with the reason if that fails."""
-    async with _connected(url, credentials, "leasehold doctor", patience_s=TIMEOUT_S):
-        pass
+async def max_payload(url: str, credentials: ClientCredentials) -> int:
+    """Connect and return how many bytes a message may have.
+
+    Raises UnavailableError with the reason if that fails.
+    """
+    async with _connected(url, credentials, "leasehold doctor", patience_s=TIMEOUT_S) as client:
+        return int(client.max_payload)
 
 
 @contextlib.asynccontextmanager

@@ -18,6 +18,8 @@ from shared.model.events.event import Event
 FORMAT = 1
 EVENTS_PER_MESSAGE = 256
 """Messages with more are refused unread: each event that is invalid costs a log line."""
+MAX_PAYLOAD = 4 * 2**20
+"""Bytes of a message: the leases of a node are one, however many containers its pods have."""
 _Bound = msgspec.Meta(max_length=EVENTS_PER_MESSAGE)
 _encode = msgspec.msgpack.Encoder().encode
 

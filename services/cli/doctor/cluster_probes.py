@@ -36,11 +36,12 @@ from shared.model.claim import DRIVER
 from shared.model.clock import clock_ahead_s
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.pod_events import Heartbeat
-from shared.model.findings import Finding, SkipError, fail, ok
+from shared.model.findings import Finding, SkipError, fail, ok, warn
 from shared.model.ledger import UnreadableRecord
 from shared.model.names import SYSTEM_NAMESPACE, NodeName
 from shared.nats import servers
 from shared.nats.bus import Bus
+from shared.nats.wire import MAX_PAYLOAD
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 DEVICE_CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
@@ -88,8 +89,14 @@ class ClusterProbes:
         return self.api_server
 
     async def nats(self) -> Finding:
-        """Connect as the given user."""
-        await servers.check_connection(self._nats(), self.servers.nats_credentials)
+        """Connect as the given user, and compare the maximum size of messages."""
+        most = await servers.max_payload(self._nats(), self.servers.nats_credentials)
+        if most < MAX_PAYLOAD:
+            return warn(
+                f"NATS accepts messages of at most {most} bytes: the leases of a node whose pods "
+                "have many containers may not fit into one",
+                f"set max_payload of NATS to {MAX_PAYLOAD}",
+            )
         return ok("NATS accepts the connection and the user")
 
     async def redis(self) -> Finding:

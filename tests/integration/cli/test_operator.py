@@ -16,6 +16,7 @@ from shared.kubernetes.kubeconfig import ClusterCredentials, load_credentials
 from shared.model.findings import Outcome, SkipError
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from tests.support.auth.world import AuthWorld, auth_world
+from tests.support.servers.nats import nats_server
 from tests.support.simcluster.apiserver import api_server
 from tests.support.simcluster.installed import created, install_rights, token_of
 
@@ -37,6 +38,15 @@ async def test_the_token_of_the_operator_is_accepted(world: AuthWorld) -> None:
     found = await run_check(ClusterProbes(servers, SkipError("there is none")).nats())
 
     assert found.outcome is Outcome.OK
+
+
+async def test_a_nats_whose_messages_are_too_small_is_warned_of() -> None:
+    async with nats_server() as nats:
+        probes = ClusterProbes(ClusterServers(nats_url=nats.url), SkipError("there is none"))
+        found = await run_check(probes.nats())
+
+    assert found.outcome is Outcome.WARN
+    assert "at most 1048576 bytes" in found.text
 
 
 SETTINGS = {"metadata": {"name": "settings"}, "data": {"LEASEHOLD_LOG_LEVEL": "info"}}
