@@ -166,7 +166,9 @@ async def reclaim(run):
     await whole(run)
     for count in (1, run.gpus - 1):
         more = {"spec": {"priorityClassName": "scenarios"}}
-        await run.at_once(f"reclaim of {count} GPUs", count, 1, more)
+        names = await run.at_once(f"reclaim of {count} GPUs", count, 1, more)
+        if not run.api.bound.keys() & set(names):
+            return
 
 
 async def gang(run):
@@ -314,7 +316,10 @@ def main():
     add("--settle", type=float, default=12, help="seconds after the first pod (default 12)")
     add("--label", help="heading of the table's column (default: the scheduler)")
     add("--results", type=Path, help="a file that keeps the rows of all runs")
-    asyncio.run(benchmark(parser.parse_args()))
+    try:
+        asyncio.run(benchmark(parser.parse_args()))
+    except* LeaseholdError as failed:
+        raise SystemExit(f"given up: {failed.exceptions[0]}") from None
 
 
 if __name__ == "__main__":
