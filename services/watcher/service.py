@@ -20,7 +20,14 @@ from services.watcher.sources import (
     PodGroupReflectors,
     PodReflector,
 )
-from services.watcher.trackers import ForeignDeviceTracker, NodeTracker, PodEvent, PodTracker
+from services.watcher.trackers import (
+    FIRST_PAUSE_S,
+    BindingBackoff,
+    ForeignDeviceTracker,
+    NodeTracker,
+    PodEvent,
+    PodTracker,
+)
 from shared.model.clock import Clock, wait_for_event
 from shared.model.errors import LeaseholdError
 from shared.model.events.claim_events import AllocatedClaim, ClaimAllocated, ClaimDeallocated
@@ -57,8 +64,6 @@ GATHER_PODS_S = 0.003
 """After a message with pods, those that appear within this time share the next one."""
 NODE_USAGE_S = 0.2
 """The delay of changed usage of nodes, so that many changes are published together."""
-REQUEUE_DELAY_S = 0.5
-"""The delay before a pod is placed again after its binding failed."""
 LIST_RETRY_S = 1.0
 UNEXPLAINED_S = 10.0
 """A pod that waits longer than this without a reason in its status is published again."""
@@ -141,6 +146,7 @@ class Watcher:
         self.pods = PodTracker()
         self.nodes = NodeTracker(self.pods)
         self.devices = ForeignDeviceTracker()
+        self.failed_bindings = BindingBackoff()
         self.generations = 0
         self.unanswered_requests: set[str] = set()
         """IDs of requests that no complete list has answered."""
@@ -327,8 +333,16 @@ class Watcher:
         self, events: Sequence[BindingFailed]
     ) -> list[PodQueued | PodRejected]:
         """Publish pods again, after a delay, whose binding failed and that are still pending."""
-        await self.clock.sleep(REQUEUE_DELAY_S)
-        return self.pods.requeue({event.pod for event in events}, self._next_generation())
+        pods = {event.pod for event in events}
+        first = self.failed_bindings.add(pods, self.clock.ticks())
+        await self.clock.sleep(FIRST_PAUSE_S)
+        return self.pods.requeue(first, self._next_generation())
+
+    @loops(every_s=FIRST_PAUSE_S)
+    async def requeue_failing(self) -> list[PodQueued | PodRejected]:
+        """Publish pods again, after pauses that double, whose binding fails again and again."""
+        due = self.failed_bindings.due(self.clock.ticks())
+        return self.pods.requeue(due, self._next_generation()) if due else []
 
     def _forget_revisions(self, restored: bool) -> None:
         """Publish everything at once if the API server may have gone back to an older state."""

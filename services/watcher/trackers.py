@@ -33,6 +33,55 @@ RESYNC_SHARDS = 24
 """Pods with a known reason to wait are published again in this many rounds."""
 
 
+FIRST_PAUSE_S = 0.5
+"""The delay before a pod is placed again after its binding failed; it doubles up to ..."""
+MAX_PAUSE_S = 30.0
+"""... this one ..."""
+FORGET_S = 20.0
+"""... and is the first again if the binding does not fail for so long after it."""
+
+
+class BindingBackoff:
+    """Pods whose bindings fail again and again: each attempt costs the API server requests.
+
+    Reservations that expire while no binder runs, or no agent, take longer than `FORGET_S`.
+    """
+
+    def __init__(self) -> None:
+        self._pauses: dict[PodUid, tuple[float, float]] = {}
+        """The last pause in seconds, and when it ends or has ended."""
+        self._waiting: set[PodUid] = set()
+
+    def add(self, pods: Iterable[PodUid], now: float) -> list[PodUid]:
+        """Add pods whose binding failed; return those for which this is the first time.
+
+        `due` returns the others after their pauses.
+        """
+        first: list[PodUid] = []
+        for pod in pods:
+            if pod in self._waiting:
+                continue
+            if pod not in self._pauses:
+                pause_s = FIRST_PAUSE_S
+                first.append(pod)
+            else:
+                pause_s = min(2 * self._pauses[pod][0], MAX_PAUSE_S)
+                self._waiting.add(pod)
+            self._pauses[pod] = pause_s, now + pause_s
+        return first
+
+    def due(self, now: float) -> list[PodUid]:
+        """Return the pods whose pauses have ended since the last call."""
+        ended = [pod for pod in self._waiting if self._pauses[pod][1] <= now]
+        self._waiting.difference_update(ended)
+        self._pauses = {
+            pod: (pause_s, end)
+            for pod, (pause_s, end) in self._pauses.items()
+            if pod in self._waiting or now < end + FORGET_S
+        }
+        return ended
+
+
 class PodTracker:
     """Pods that wait, and the usage of nodes by pods without a lease."""
 

@@ -199,17 +199,20 @@ async def test_a_pod_whose_binding_failed_is_queued_again() -> None:
         failed = BindingFailed(
             pod=first.pod, namespace=first.namespace, name=first.name, reason="a test"
         )
-        await bus.publish([failed])
+        for _ in range(2):
+            await bus.publish([failed])
 
-        (again,) = await received(inbox, 1)
-        assert isinstance(again, PodQueued)
-        assert again.pod == first.pod
+            async with asyncio.timeout(10):  # before it counts as unexplained
+                (again,) = await received(inbox, 1)
+            assert isinstance(again, PodQueued)
+            assert again.pod == first.pod
 
 
 async def test_a_node_is_published_with_the_usage_of_its_other_pods() -> None:
     async with api_server() as api, watching(api) as bus, api.client() as client:
         inbox = await bus.subscribe([NodeChanged], group="test-nodes")
-        status = {"allocatable": {"cpu": "4", "volcano.sh/vgpu-number": "10"}}
+        allocatable = {"cpu": "4", "pods": "110", "volcano.sh/vgpu-number": "10"}
+        status = {"allocatable": allocatable}
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n.a"}, "status": status}
         await client.post("/api/v1/nodes", json=node)
         (bare,) = await received(inbox, 1)

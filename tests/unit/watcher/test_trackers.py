@@ -10,7 +10,14 @@ import pytest
 from msgspec import structs
 
 from services.watcher.sources import foreign_devices, parse_node
-from services.watcher.trackers import RESYNC_SHARDS, ForeignDeviceTracker, NodeTracker, PodTracker
+from services.watcher.trackers import (
+    FORGET_S,
+    RESYNC_SHARDS,
+    BindingBackoff,
+    ForeignDeviceTracker,
+    NodeTracker,
+    PodTracker,
+)
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiNode, ApiPod
 from shared.model.bounds import MOST, MOST_ENTRIES
@@ -55,6 +62,24 @@ NODE = NodeFacts(name=NodeName("a"), allocatable={"cpu": 4000, "pods": 110})
 INVALID = structs.replace(WAITING, request=None, request_error="cores 101")
 ENDED = structs.replace(BOUND, phase="Succeeded")
 DELETING = structs.replace(WAITING, deleting=True)
+
+
+def test_a_pod_whose_binding_always_fails_is_retried_after_pauses_up_to_30_s() -> None:
+    backoff, now, pauses = BindingBackoff(), 0.0, list[float]()
+
+    assert backoff.add([WAITING.pod], now) == [WAITING.pod]
+    for _ in range(8):
+        failed_at = now
+        assert backoff.add([WAITING.pod], now) == []
+        assert backoff.add([WAITING.pod], now) == []
+        while not (due := backoff.due(now)):
+            now += 0.5
+        assert due == [WAITING.pod]
+        pauses.append(now - failed_at)
+
+    assert pauses == [1, 2, 4, 8, 16, 30, 30, 30]
+    assert backoff.due(now + FORGET_S) == []
+    assert backoff.add([WAITING.pod], now + FORGET_S) == [WAITING.pod]
 
 
 def newer(pod: ObservedPod, **changes: Any) -> ObservedPod:
