@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import msgspec
 
@@ -55,8 +56,20 @@ WAIT_S = 10.0
 """So long a claim waits for a share that is about to be free, before it is refused."""
 
 
+MOST_COMBINED = 32
+"""Claims of any drivers beside one of ours in its containers: each is read, for each of them."""
+
+
+class ClaimReads:
+    """Reads of pods and claims, each once: the claims of one pod share them."""
+
+    def __init__(self, claims: ClaimClient) -> None:
+        self.list_uses = cache(lambda *of: asyncio.ensure_future(claims.list_uses(*of)))
+        self.get_allocation = cache(lambda *of: asyncio.ensure_future(claims.get_allocation(*of)))
+
+
 async def combination_refusal(
-    claims: ClaimClient, claim: AllocatedClaim, node: LedgerNode | None
+    reads: ClaimReads, claim: AllocatedClaim, node: LedgerNode | None
 ) -> str:
     """Return why a claim cannot be used as its pods want to, or an empty text if it can.
 
@@ -65,10 +78,15 @@ async def combination_refusal(
     refused any more. Raises UnavailableError if the API server does not say.
     """
     for uid, pod in zip(claim.consumers, claim.consumer_names, strict=False):
-        uses = await claims.list_uses(claim.namespace, pod, uid)
+        uses = await reads.list_uses(claim.namespace, pod, uid)
         containers = {use.container for use in uses if use.claim == claim.name}
         names = {use.claim for use in uses if use.container in containers} - {claim.name, ""}
-        others = [await claims.get_allocation(claim.namespace, name) for name in sorted(names)]
+        if len(names) > MOST_COMBINED:
+            return (
+                f"containers of pod {claim.namespace}/{pod} use {len(names)} other ResourceClaims "
+                f"beside {claim.name}; at most {MOST_COMBINED} are allowed"
+            )
+        others = [await reads.get_allocation(claim.namespace, name) for name in sorted(names)]
         limited = {each.name: limited_requests(each, node) for each in (claim, *others) if each}
         found = combined(claim.name, uses, limited)
         if found:
@@ -340,9 +358,9 @@ class ClaimLeaser:
     ) -> list[AllocatedClaim]:
         """Return the claims that need a lease, and that their pods can use."""
         nodes = (totals[claim.node].node if claim.node in totals else None for claim in claims)
-        client = self.writer.claims
+        reads = ClaimReads(self.writer.claims)
         refusals = await asyncio.gather(
-            *(combination_refusal(client, *each) for each in zip(claims, nodes, strict=True)),
+            *(combination_refusal(reads, *each) for each in zip(claims, nodes, strict=True)),
             return_exceptions=True,
         )
         usable: list[AllocatedClaim] = []

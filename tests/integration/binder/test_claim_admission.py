@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from services.binder.claims.claim_leaser import WRITTEN_S
+from services.binder.claims.claim_leaser import MOST_COMBINED, WRITTEN_S
 from services.binder.clients import RequestUse
 from services.binder.ledger_sync.lease_holders import holders_in
 from services.binder.ledger_sync.recovery import Recovery
@@ -208,6 +208,33 @@ async def test_requests_that_no_container_combines_with_limits_are_leased(
     await binder.lease(claim)
 
     assert binder.answered(claim) == [LEASED]
+
+
+async def test_claims_of_one_container_are_read_once_for_all_of_them(binder: ClaimBinder) -> None:
+    claims = [by_pod(allocated(f"c{n}", on(GPU, 100 + n))) for n in range(MOST_COMBINED + 1)]
+    for claim in claims:
+        binder.claims.put(claim)
+    binder.claims.uses["pod"] = used(*((claim.name, "") for claim in claims))
+
+    await binder.lease(*claims)
+
+    assert {answer.condition for [answer] in binder.claims.answers.values()} == {REFUSED}
+    assert max(binder.claims.reads.values()) == 1
+
+
+async def test_a_claim_beside_too_many_others_in_a_container_is_refused_without_reading_them(
+    binder: ClaimBinder,
+) -> None:
+    claim = binder.claims.put(by_pod(allocated("c", on(GPU))))
+    others = [(f"other-{number}", "") for number in range(MOST_COMBINED + 1)]
+    binder.claims.uses["pod"] = used(("c", ""), *others)
+
+    await binder.lease(claim)
+
+    [answer] = binder.claims.answers["c"]
+    assert answer.condition == REFUSED
+    assert "use 33 other ResourceClaims beside c; at most 32" in answer.message
+    assert binder.claims.reads["other-0"] == 0
 
 
 async def test_a_pod_that_cannot_be_read_is_read_again(binder: ClaimBinder) -> None:

@@ -75,15 +75,19 @@ class FakeClaims(ClaimClient):
         self.uses: dict[str, list[RequestUse]] = {}
         """By name of the pod."""
         self.unreadable: list[LeaseholdError] = []
+        self.reads = Counter[str]()
+        """Of each claim and pod."""
 
     def put(self, claim: AllocatedClaim) -> AllocatedClaim:
         self.stored[claim.name] = claim
         return claim
 
     async def get_allocation(self, namespace: str, name: str) -> AllocatedClaim | None:
+        self.reads[name] += 1
         return self.stored.get(name)
 
     async def list_uses(self, namespace: str, pod: str, uid: PodUid) -> list[RequestUse]:
+        self.reads[pod] += 1
         if self.unreadable:
             raise self.unreadable.pop(0)
         return self.uses.get(pod, [])
