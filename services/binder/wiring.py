@@ -109,7 +109,7 @@ def build_binder(
         gates=SchedulingGates(ledger.part(GatedPods), pods, events, clock),
         events=events,
         conditions=conditions,
-        refusals=NodeRefusals(ledger, holders, events, presence.distrust),
+        refusals=NodeRefusals(ledger, holders, events, presence.distrust, clock),
         preemptor=preemptor,
         resizer=Resizer(ledger, agents, pods, ports.publish, events, clock),
     )

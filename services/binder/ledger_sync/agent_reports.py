@@ -7,6 +7,7 @@ rebuild missed a Binding in flight.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Self, TypeVar
@@ -28,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 SHARE_IN_USE = "its claim is not prepared, and a pod whose lease was lost uses the device"
 BOUND_BEFORE = "the pod runs with an earlier lease, which was lost"
+LOOKUPS_S = 10.0
+MOST_LOOKUPS = 32
+"""Pods without a lease on a node that are read for its agent within `LOOKUPS_S` seconds."""
 E = TypeVar("E", ShareRefused, ViolationFound)
 
 
@@ -158,6 +162,11 @@ class NodeRefusals:
     holders: LeaseHolders
     events: EventRecorder
     distrust: Callable[[NodeName, str], None]
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self._lookups = Counter[NodeName]()
+        self._lookups_until = 0.0
 
     def refuse(self, node: str, reason: str) -> None:
         """Report a message that was refused."""
@@ -183,6 +192,8 @@ class NodeRefusals:
         lease = leases[event.pod]
         if lease is not None and lease.node == event.node and _is_named(event, lease):
             return True
+        if not self._may_look_up(event.node):
+            return False
         try:
             pod = await self.holders.find(event.namespace, event.name, claim=event.claim)
         except LeaseholdError as error:
@@ -193,6 +204,23 @@ class NodeRefusals:
         if pod.node != event.node:
             self.refuse(event.node, f"{event.subject}: pod {event.pod} is on node {pod.node}")
         return pod.node == event.node
+
+    def _may_look_up(self, node: NodeName) -> bool:
+        """Return whether the API server may be asked for another pod that this node names."""
+        now = self.clock.ticks()
+        if now >= self._lookups_until:
+            self._lookups.clear()
+            self._lookups_until = now + LOOKUPS_S
+        self._lookups[node] += 1
+        if self._lookups[node] == MOST_LOOKUPS + 1:
+            logger.warning(
+                "node %s reports more than %d pods without a lease there within %g s: the others "
+                "are ignored",
+                node,
+                MOST_LOOKUPS,
+                LOOKUPS_S,
+            )
+        return self._lookups[node] <= MOST_LOOKUPS
 
     async def with_own_holders(self, events: Sequence[HealthChanged]) -> list[HealthChanged]:
         """Return the events with those holders that have a lease on the device, by the ledger."""

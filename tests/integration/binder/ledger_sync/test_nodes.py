@@ -1,5 +1,6 @@
 """What watchers and agents say of nodes: late, twice, or of what is not their own."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 
 from services.binder.bind.agent_presence import REFUSED, REFUSED_S
+from services.binder.ledger_sync.agent_reports import LOOKUPS_S, MOST_LOOKUPS
 from services.binder.observations import PodSnapshot
 from services.watcher.trackers import NodeTracker, PodTracker
 from shared.ledger.leases import RedisLeases
@@ -75,6 +77,37 @@ async def test_what_a_node_says_of_the_pod_of_another_node_is_an_event_of_the_no
     await world.binder.cordons.cordon_nodes()
     assert list(await world.cordoned()) == [STOLEN]
     assert (await world.cordoned())[STOLEN].startswith(REFUSED)
+
+
+async def test_an_agent_that_names_made_up_pods_costs_the_api_server_few_requests(
+    world: World,
+) -> None:
+    reads = Counter[str]()
+
+    async def count() -> None:
+        reads["all"] += 1
+
+    world.pods.before_read = count
+    forged = [
+        ViolationFound(
+            pod=PodUid(f"uid-{number}"),
+            namespace=VICTIM.namespace,
+            name=f"made-up-{number}",
+            node=STOLEN,
+            container="c",
+            reason="GpuMemoryOverLease",
+            message="it lies",
+        )
+        for number in range(4 * MOST_LOOKUPS)
+    ]
+
+    await world.binder.report_violations(forged)
+    await world.binder.report_violations([replace(each, node=OTHER) for each in forged[:3]])
+    assert reads["all"] == MOST_LOOKUPS + 3
+
+    world.clock.advance(LOOKUPS_S)
+    await world.binder.report_violations(forged[:3])
+    assert reads["all"] == MOST_LOOKUPS + 6
 
 
 async def test_a_device_s_fault_is_an_event_of_the_pods_that_have_a_lease_on_it(
