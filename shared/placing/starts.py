@@ -376,18 +376,20 @@ class _Search:
     def _placed_after(self, ended: int) -> tuple[Placement | None, ...]:
         """Place the pods once the first so many leases have ended; empty: they do not fit."""
         self._trials.end(self._nodes.values(), (lease for _, lease in self._ends[:ended]))
-        found = list[Placement | None]()
+        found = dict[int, Placement]()
         refused: PodRequest | None = None
         for number, request in enumerate(self._requests):
-            if sum(each is not None for each in found) == self._needed or request == refused:
-                found.append(None)
+            if len(found) == self._needed:
+                break
+            if request == refused:
                 continue
             result = self._trials.cluster.place(PodUid(str(number)), request)
             if isinstance(result, Refusal):
                 refused = request
-            found.append(None if isinstance(result, Refusal) else result)
-        for number, placement in enumerate(found):
-            if placement is not None:
-                self._trials.cluster.remove(PodUid(str(number)))
-        enough = sum(each is not None for each in found) >= self._needed
-        return tuple(found) if enough else ()
+            else:
+                found[number] = result
+        for number in found:
+            self._trials.cluster.remove(PodUid(str(number)))
+        if len(found) < self._needed:
+            return ()
+        return tuple(map(found.get, range(len(self._requests))))
