@@ -1,5 +1,6 @@
 """Quantities, bookings and the life of a lease."""
 
+import time
 from collections.abc import Callable
 from typing import get_args
 
@@ -20,6 +21,7 @@ from shared.model.quantity import (
     timestamp,
 )
 from shared.model.request import Term
+from tests.support.build import device
 from tests.support.lifecycle import most_at_once
 from tests.support.node_agent.agent import lease_of
 
@@ -145,3 +147,19 @@ def test_an_ended_lease_never_changes_its_state() -> None:
 
 def test_a_bound_lease_never_expires() -> None:
     assert LeaseState.EXPIRED not in TRANSITIONS[LeaseState.BOUND]
+
+
+@pytest.mark.parametrize(
+    ("fault", "is_public"),
+    [("XID 79 on PCI 0000:3b", True), ("used by secret/train", False), ("x secret/a, b/c", False)],
+)
+def test_a_fault_that_names_a_pod_is_not_for_all_namespaces(fault: str, is_public: bool) -> None:
+    assert device(fault=fault).public_fault == (fault if is_public else "")
+
+
+def test_a_long_word_in_a_fault_is_searched_for_pods_in_linear_time() -> None:
+    fault, began = "x" * 100_000, time.process_time()
+
+    assert device(fault=fault).public_fault == fault
+
+    assert time.process_time() - began < 2

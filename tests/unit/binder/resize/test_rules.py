@@ -253,6 +253,21 @@ def test_the_size_that_a_hint_names_fits_every_gpu_of_the_container(
                 assert use.cores_percent - old.cores_percent + new.cores_percent <= 100
 
 
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [("XID 79", "XID 79"), ("pod secret/train uses it", "no new lease can use it")],
+)
+def test_a_fault_that_names_pods_is_not_told_to_the_tenant_of_another(
+    fault: str, told: str
+) -> None:
+    change = assert_changed(running(), resize_to(8_000, 40))
+    node = ledger_node("n1", device("GPU-a", healthy=False, fault=fault))
+
+    refusal = no_capacity(full("device-unhealthy of GPU-a"), change, node)
+
+    assert refusal.reason.endswith(f"is unhealthy: {told}")
+
+
 def test_an_exceeded_quota_is_named() -> None:
     excess = QuotaExcess(measure="memoryMiB", limit=5_000, used=1_000, requested=8_000)
 
