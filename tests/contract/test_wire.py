@@ -50,6 +50,16 @@ def test_a_message_with_more_events_than_any_sender_puts_into_one_is_refused_as_
     assert (events, len(errors)) == ([], reasons)
 
 
+def test_a_message_with_more_valid_events_than_any_sender_puts_into_one_is_refused() -> None:
+    gone = PodTerminated(
+        pod=POD, namespace=Namespace("default"), name="train", node=NODE, phase="Failed"
+    )
+
+    assert wire.decode(wire.encode([gone] * 256), PodTerminated) == [gone] * 256
+    with pytest.raises(RequestError, match="length <= 256"):
+        wire.decode(wire.encode([gone] * 257), PodTerminated)
+
+
 def test_of_a_message_with_an_invalid_event_the_others_are_read() -> None:
     gone = PodTerminated(
         pod=POD, namespace=Namespace("default"), name="train", node=NODE, phase="Failed"

@@ -47,6 +47,8 @@ async def test_an_allocation_is_leased_before_it_is_written_and_needs_no_other_a
     ] == [("a", "gpu-a-0", "s1", LEASED), ("a", "gpu-a-1", "s2", LEASED)]
     assert entries[0]["data"] == json.loads(json.dumps(copy_of(lease)))
     assert "data" not in entries[1]
+    # The API server counts each byte of the data.
+    assert reply.devices[0] == json.dumps(entries[0], separators=(",", ":"))
     await binder.lease(binder.write(claim, reply))
     assert binder.answered(claim) == []
     assert await assert_sound(binder.ledger) == [lease]

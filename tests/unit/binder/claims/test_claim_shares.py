@@ -1,12 +1,13 @@
 """The leases of ResourceClaims whose names are as long, and as many, as Kubernetes allows."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
-from services.binder.claims.claim_shares import MOST_DATA, reservation_of
+from services.binder.claims.claim_shares import MOST_DATA, refusal_text, reservation_of
 from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim
 from shared.ledger.rows.lease_rows import new_lease
 from shared.model.bounds import MOST_VERSION
@@ -15,7 +16,7 @@ from shared.model.events.node_events import DeviceReported
 from shared.model.events.request_reply import LeasesReply
 from shared.model.lease import Lease
 from shared.model.lease_copy import dump_lease, load_lease
-from shared.model.ledger import Reservation
+from shared.model.ledger import NoCapacity, NodeTotals, Reservation
 from shared.model.names import NodeName
 from shared.nats import wire
 from tests.support.build import allocation_of, device, ledger_node
@@ -75,3 +76,24 @@ def test_a_lease_whose_copy_has_no_room_in_the_claims_status_is_refused(
         assert len(dump_lease(leased(wanted))) <= MOST_DATA
     else:
         assert "its status has room for 10240: request fewer devices" in str(wanted)
+
+
+def test_whatever_the_names_a_lease_that_is_not_refused_has_room_in_the_claims_status() -> None:
+    wanted = [reserved("g" * length, 32) for length in range(1, 64)]
+    leases = [leased(each) for each in wanted if isinstance(each, Reservation)]
+
+    assert 0 < len(leases) < len(wanted)
+    assert max(len(dump_lease(each)) for each in leases) <= MOST_DATA
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"), [("XID 79", "is not available: XID 79"), ("of secret/p", "is not available")]
+)
+def test_a_fault_that_names_pods_is_not_told_to_the_user_of_a_claim(fault: str, told: str) -> None:
+    wanted = reserved("gpu")
+    assert isinstance(wanted, Reservation)
+    broken = NodeTotals(node=ledger_node("n1", replace(GPU, healthy=False, fault=fault)), leases=())
+
+    text = refusal_text(wanted, NoCapacity(pod=wanted.pod, reason="device-unhealthy"), broken)
+
+    assert text.endswith(told)
