@@ -37,8 +37,8 @@ async def test_hami_core_29_an_app_container_reuses_the_slot_of_an_init_containe
 async def test_hami_core_30_a_sidecar_and_an_app_container_hold_devices_side_by_side() -> None:
     side = container("side", limits={GPU: 1}, restartPolicy="Always")
     first, second = (container(name, limits={GPU: 1}) for name in ("first", "second"))
-    async with one_node_cluster() as cluster, cluster.running():
-        cluster.bind(
+    async with one_node_cluster() as cluster, cluster.running() as agent:
+        lease = cluster.bind(
             pod("one", limits={GPU: 1}, initContainers=[first, side, second]),
             share(0, 400, container="first", init=True, slot=0),
             share(0, 500, container="side", slot=0),
@@ -56,7 +56,11 @@ async def test_hami_core_30_a_sidecar_and_an_app_container_hold_devices_side_by_
             }
             for name in env
         }
+        before = len(cluster.reported)
+        agent.node.report_due.set()
+        report = (await until(lambda: cluster.reported[before:]))[0]
 
+    assert [each.pod for each in report.allocations] == [lease.pod]
     assert {name: limit(one) for name, one in env.items()} == {
         "first": "400m",
         "side": "500m",
