@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any
 
 from services.cli.parser import NO_FILES, build_parser, candidates, parse
-from services.cli.terminal import program_name
+from services.cli.terminal import printable_lines, program_name
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.runtime.variables import check_variables
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except LeaseholdError as error:
-        print(f"{name}: {error}", file=sys.stderr)
+        print(printable_lines(f"{name}: {error}"), file=sys.stderr)
         code = _exit_code_of(error)
     sys.exit(code)
 

@@ -6,7 +6,7 @@ from services.cli import terminal
 from services.cli.api_client import ApiClient
 from services.cli.commands import Resize
 from services.cli.formats import size_text
-from services.cli.terminal import program_name
+from services.cli.terminal import printable_lines, program_name
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, ShareSize
 from shared.model.quantity import parse_quantity
@@ -25,9 +25,10 @@ def resize(flags: Resize) -> int:
     if flags.output:
         terminal.print_document(view, flags.output)
     elif EXIT_CODES.get(view.outcome) == 0:
-        print("\n".join(lines(view)))
+        print(printable_lines("\n".join(lines(view))))
     else:
-        print(f"{program_name()} resize: {refusal(view)}", file=sys.stderr)
+        text = f"{program_name()} resize: {refusal(view)}"
+        print(printable_lines(text), file=sys.stderr)
     return EXIT_CODES.get(view.outcome, 1)
 
 

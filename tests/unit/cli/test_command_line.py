@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from msgspec import structs
 
 from services.cli.__main__ import main
+from services.cli.admin import resize
 from services.cli.parser import GROUPS, build_parser
 from services.cli.state_dir import (
     MAX_ROOT_BYTES,
@@ -22,6 +24,8 @@ from services.cli.terminal import program
 from services.cli.up import servers
 from services.cli.up.status import summary
 from shared.model.errors import RequestError, UnavailableError
+from shared.model.names import Namespace, PodUid
+from shared.model.views import ResizeView
 from tests.support.states import state
 
 
@@ -29,6 +33,64 @@ def code_of(*argv: str) -> int:
     with pytest.raises(SystemExit) as ended:
         main(argv)
     return int(ended.value.code or 0)
+
+
+def test_an_error_changes_nothing_of_how_a_terminal_shows_the_rest(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert code_of("explain", "--request", str(tmp_path / "a\x1b[2Jb")) == 2
+
+    assert "a\\x1b[2Jb cannot be read" in capsys.readouterr().err
+
+
+class Resizing:
+    """An API whose reply a node's agent wrote."""
+
+    view = ResizeView(
+        outcome="refused",
+        pod=PodUid("u"),
+        namespace=Namespace("default"),
+        name="p",
+        container="main",
+        node="n1",
+        devices=(0,),
+        before=None,
+        after=None,
+        pending=("first\x1b[2J",),
+        notes=(),
+        reason="gone\x1b[2J",
+        hint="",
+    )
+
+    def __init__(self, outcome: str) -> None:
+        self.outcome = outcome
+
+    @property
+    def server(self) -> "Resizing":
+        return self
+
+    def pod(self, *_: str) -> ResizeView:
+        return self.view
+
+    def post(self, *_: object) -> ResizeView:
+        return structs.replace(self.view, outcome=self.outcome)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "text"), [("refused", "gone\\x1b[2J"), ("resized", "pending: first\\x1b[2J")]
+)
+def test_what_an_agent_replies_to_a_resize_changes_nothing_of_how_a_terminal_shows_it(
+    outcome: str,
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resize, "ApiClient", lambda _: Resizing(outcome))
+
+    code_of("resize", "p", "-n", "default", "--memory", "1Gi")
+
+    shown = capsys.readouterr()
+    assert text in shown.out + shown.err
 
 
 def test_help_of_every_command_ends_with_examples_and_exit_codes() -> None:
