@@ -243,7 +243,7 @@ class NodeAgent:
         restart of the kubelet: then the node is closed to all pods. One whose amount is still
         allocated by device plugin is left out in any case.
         """
-        if self.window.draining:
+        if self.window.draining or not self.numa.is_known:
             return (), ()
         unserved, newly_served = self.plugins.unserved(), self.plugins.newly_served()
         usable = [

@@ -88,6 +88,12 @@ class NumaAlignment:
         self._taken: Mapping[DeviceUuid, NumaNodes] = {}
         self._cpus: Mapping[int, int] = {}
         """CPUs that leases can take, by NUMA node."""
+        self._is_known = False
+
+    @property
+    def is_known(self) -> bool:
+        """Whether placers can be told what the kubelet requires; until then, no pod must come."""
+        return self._is_known or all(device.numa is None for device in self.node.devices)
 
     def described(self, devices: Iterable[Device]) -> tuple[Device, ...]:
         """Return the devices with what the kubelet requires of pods that get them."""
@@ -118,12 +124,20 @@ class NumaAlignment:
         if not self.node.leases.synced:
             return
         cpus = await self._count_cpus() if self._policy in REJECTING else {}
-        if self.plugins.unserved() or self.plugins.newly_served():
-            # A kubelet that has just started lists no pods, also of those without leases.
+        if cpus and self._kubelet_has_just_started():  # it lists no pods, also none without leases
+            if not self._is_known:
+                return
             cpus = {numa: min(n, self._cpus.get(numa, n)) for numa, n in cpus.items()}
-        if cpus != self._cpus:
+        was_known, self._is_known = self._is_known, self._registrations > 0
+        if cpus != self._cpus or was_known != self._is_known:
             self._cpus = cpus
             self.node.report_due.set()
+
+    def _kubelet_has_just_started(self) -> bool:
+        with contextlib.suppress(OSError):
+            age_s = self.node.clock.now() - self.plugins.kubelet.stat().st_mtime
+            return 0 <= age_s < self.node.timing.status_late_s
+        return True
 
     async def align(self) -> None:
         """Send the lists if they change, and wait until the kubelet has taken them."""

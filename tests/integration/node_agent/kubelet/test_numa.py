@@ -111,3 +111,10 @@ async def test_nothing_is_shown_to_a_kubelet_that_does_not_align(allowed: bool) 
             await cluster.node.phase("one", "Running")
 
             assert {nodes for _, nodes in await shown(cluster)} == {()}
+
+
+async def test_no_pod_can_come_before_the_agent_knows_the_policy() -> None:
+    async with cluster_with(SINGLE) as cluster:
+        reports = await until(lambda: cluster.reported, lambda found: found and found[-1].served)
+
+    assert all(device.one_numa for each in reports if each.served for device in each.devices)

@@ -1,5 +1,7 @@
 """The NUMA nodes that device IDs show, by the leases of the pods that come next."""
 
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -106,18 +108,42 @@ async def test_devices_are_reported_with_the_cpus_for_leases_on_their_numa_node(
     plugins = DevicePlugins(node, tmp_path, mock.Mock(), mock.Mock())
     alignment = NumaAlignment(node, plugins, AdmissionWindow(node))
 
-    before = alignment.described(node.devices)
+    plugins.kubelet.touch()
+
+    await alignment.refresh()
+    assert not alignment.is_known, "it has not registered: the policy is not known"
     monkeypatch.setattr(DevicePlugins, "registrations", 1)
     await alignment.refresh()
+    assert not alignment.is_known, "the kubelet has just started: it may not list all pods"
+    assert alignment.described(node.devices) != node.devices
+    node.report_due.clear()
 
-    assert before == node.devices
+    def kubelet_started(at: float) -> None:
+        os.utime(plugins.kubelet, (at, at))
+
+    kubelet_started(0)
+    await alignment.refresh()
+
+    assert alignment.is_known
     assert node.report_due.is_set()
     described = [(d.one_numa, d.numa_cpus) for d in alignment.described(node.devices)]
     assert described == [(True, 1), (True, 1), (True, None), (False, None)]
 
     kubelet.given = {}
-    starting = frozenset({"a resource"})
-    for registered, free in ((starting, 1), (frozenset[str](), 2)):
-        monkeypatch.setattr(plugins, "newly_served", lambda shown=registered: shown)
+    for started, free in ((time.time(), 1), (0, 2)):
+        kubelet_started(started)
         await alignment.refresh()
         assert alignment.described(node.devices)[0].numa_cpus == free
+    assert alignment.is_known
+
+
+async def test_no_pod_waits_for_the_policy_where_no_gpu_has_a_numa_node(tmp_path: Path) -> None:
+    known = []
+    for numa in (None, 0):
+        node = node_of(
+            KubeletCpus(), snapshot=snapshot_of(*devices(None, None, None, numa).values())
+        )
+        plugins = DevicePlugins(node, tmp_path, mock.Mock(), mock.Mock())
+        known.append(NumaAlignment(node, plugins, AdmissionWindow(node)).is_known)
+
+    assert known == [True, False]
