@@ -144,14 +144,14 @@ class NumaAlignment:
         shown: dict[DeviceUuid, NumaNodes] = {}
         if self.window.aligns_numa and self.node.snapshot and self.node.leases.synced:
             shown = shown_numa_nodes(self.node.snapshot.devices, self.window.coming())
-        if shown == self._taken:
+        if shown == self._taken == self.plugins.numa:
             return
         self.plugins.show_numa(shown)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TAKEN_S):
                 while not await self._is_taken():  # noqa: ASYNC110 - no event says so
                     await asyncio.sleep(LOOK_S)
-                self._taken = shown
+                self._taken = self.plugins.numa  # another call may have sent a newer list
 
     async def _is_taken(self) -> bool:
         try:

@@ -1,5 +1,6 @@
 """The NUMA nodes that device IDs show, by the leases of the pods that come next."""
 
+import asyncio
 import os
 import time
 from dataclasses import replace
@@ -147,3 +148,37 @@ async def test_no_pod_waits_for_the_policy_where_no_gpu_has_a_numa_node(tmp_path
         known.append(NumaAlignment(node, plugins, AdmissionWindow(node)).is_known)
 
     assert known == [True, False]
+
+
+async def test_a_list_that_another_call_replaced_is_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = node_of(KubeletCpus(), snapshot=snapshot_of(*TWO_NODES.values()))
+    plugins = DevicePlugins(node, tmp_path, mock.Mock(), mock.Mock())
+    window = AdmissionWindow(node)
+    window.aligns_numa = True
+    coming = lease_of("coming", share(3))
+    pods = {"now": [coming]}
+    monkeypatch.setattr(window, "coming", lambda: pods["now"])
+    alignment = NumaAlignment(node, plugins, window)
+    answers = [asyncio.Event(), asyncio.Event()]
+    calls = iter(answers)
+
+    async def is_taken() -> bool:
+        if answer := next(calls, None):
+            await answer.wait()
+        return True
+
+    monkeypatch.setattr(alignment, "_is_taken", is_taken)
+    first = asyncio.create_task(alignment.align())
+    await asyncio.sleep(0)
+    pods["now"] = []
+    second = asyncio.create_task(alignment.align())
+    await asyncio.sleep(0)
+    for answer, task in ((answers[1], second), (answers[0], first)):
+        answer.set()
+        await task
+
+    for pods["now"] in ([coming], []):
+        await alignment.align()
+        assert plugins.numa == shown_numa_nodes(TWO_NODES, pods["now"])
