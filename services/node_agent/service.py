@@ -3,9 +3,10 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 
 from services.node_agent.allocate.admission_window import AdmissionWindow
-from services.node_agent.allocate.numa_alignment import NumaAlignment
+from services.node_agent.allocate.numa_alignment import LIST_NOT_TAKEN, NumaAlignment
 from services.node_agent.device_watcher import DeviceWatcher
 from services.node_agent.dra.driver import ClaimDriver
 from services.node_agent.kubelet.registration import DevicePlugins
@@ -157,8 +158,10 @@ class NodeAgent:
         reply = self.window.admit_binds(
             event.leases, unready, unreadable_reason=unreadable, unserved=self.plugins.unserved()
         )
-        await self.numa.align()
-        return reply
+        if await self.numa.align() or reply.node_closed:
+            return reply
+        left = (lease.pod for lease in event.leases if lease.pod not in reply.unserved_pods)
+        return replace(reply, deferred_pods=tuple(left), reason=LIST_NOT_TAKEN)
 
     @answers
     async def update_limits(self, event: LimitsRequest) -> LimitsReply:

@@ -38,6 +38,7 @@ MOST_NUMA_NODES = 8
 TAKEN_S = 0.25
 """How long a kubelet may take to apply a list. Its binder waits, for less than 0.5 s in all."""
 LOOK_S = 0.01
+LIST_NOT_TAKEN = "the kubelet does not know yet on which NUMA node the pod's GPUs are"
 
 
 def shown_numa_nodes(
@@ -86,6 +87,7 @@ class NumaAlignment:
         """Of all resources, when the policy was read: a kubelet that restarts may have another."""
         self._policy = ""
         self._taken: Mapping[DeviceUuid, NumaNodes] = {}
+        self._sent_at = 0.0
         self._cpus: Mapping[int, int] = {}
         """CPUs that leases can take, by NUMA node."""
         self._is_known = False
@@ -139,19 +141,28 @@ class NumaAlignment:
             return 0 <= age_s < self.node.timing.status_late_s
         return True
 
-    async def align(self) -> None:
-        """Send the lists if they change, and wait until the kubelet has taken them."""
+    async def align(self) -> bool:
+        """Send the lists if they change; return whether the kubelet has taken them.
+
+        It is asked for `TAKEN_S`. One that shows no new list for `status_late_s` counts as having
+        taken it: then the kubelet refuses pods, or none would ever come.
+        """
         shown: dict[DeviceUuid, NumaNodes] = {}
         if self.window.aligns_numa and self.node.snapshot and self.node.leases.synced:
             shown = shown_numa_nodes(self.node.snapshot.devices, self.window.coming())
         if shown == self._taken == self.plugins.numa:
-            return
+            return True
+        if shown != self.plugins.numa:
+            self._sent_at = self.node.clock.ticks()
         self.plugins.show_numa(shown)
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(TAKEN_S):
                 while not await self._is_taken():  # noqa: ASYNC110 - no event says so
                     await asyncio.sleep(LOOK_S)
-                self._taken = self.plugins.numa  # another call may have sent a newer list
+        except TimeoutError:
+            return self.node.clock.ticks() > self._sent_at + self.node.timing.status_late_s
+        self._taken = self.plugins.numa  # another call may have sent a newer list
+        return True
 
     async def _is_taken(self) -> bool:
         try:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+from services.node_agent.allocate.numa_alignment import LIST_NOT_TAKEN
 from shared.dialects.advertised import NumaNodes
 from shared.model.events.request_reply import BindRequest
 from shared.model.lease import Lease, LeaseState, Share
@@ -97,6 +98,26 @@ async def test_while_a_pod_comes_only_its_gpus_show_a_numa_node() -> None:
         assert await shown(cluster) == expected
         allocatable = await cluster.agent.node.pod_resources.list_allocatable()
         assert cluster.agent.plugins.are_shown(allocatable.numa)
+
+
+async def test_pods_wait_until_the_kubelet_has_taken_the_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with cluster_with(SINGLE) as cluster:
+        agent = cluster.agent
+        assert agent is not None
+        await until(lambda: agent.window.aligns_numa)
+        lease = lease_of("coming", share(1), state=LeaseState.RESERVED, version=1)
+        request = BindRequest(node=NodeName(NODE), leases=(lease,))
+        with monkeypatch.context() as patched:
+            patched.setattr(agent.plugins, "are_shown", lambda _: False)
+            early = await agent.admit_binds(request)
+        later = await agent.admit_binds(request)
+
+    assert (early.deferred_pods, early.reason) == ((lease.pod,), LIST_NOT_TAKEN)
+    assert early.retry_soon
+    assert not early.node_closed
+    assert later.deferred_pods == ()
 
 
 @pytest.mark.parametrize("allowed", [True, False], ids=["policy none", "policy not readable"])

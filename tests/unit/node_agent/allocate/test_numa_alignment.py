@@ -19,6 +19,7 @@ from shared.dialects.advertised import NumaNodes
 from shared.model.device import Device, numa_cpus_name
 from shared.model.names import DeviceUuid
 from tests.support.build import device
+from tests.support.clock import FakeClock
 from tests.support.node_agent.agent import lease_of, share
 from tests.support.node_agent.node import node_of, snapshot_of
 
@@ -182,3 +183,23 @@ async def test_a_list_that_another_call_replaced_is_sent_again(
     for pods["now"] in ([coming], []):
         await alignment.align()
         assert plugins.numa == shown_numa_nodes(TWO_NODES, pods["now"])
+
+
+async def test_a_kubelet_that_shows_no_new_list_is_waited_for_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numa_alignment, "TAKEN_S", 0.0)
+    clock = FakeClock()
+    node = node_of(KubeletCpus(), snapshot=snapshot_of(*TWO_NODES.values()), clock=clock)
+    plugins = DevicePlugins(node, tmp_path, mock.Mock(), mock.Mock())
+    monkeypatch.setattr(plugins, "are_shown", lambda _: False)
+    window = AdmissionWindow(node)
+    window.aligns_numa = True
+    alignment = NumaAlignment(node, plugins, window)
+
+    taken = []
+    for seconds in (0, 10, 10):
+        clock.advance(seconds)
+        taken.append(await alignment.align())
+
+    assert taken == [False, False, True]
