@@ -6,6 +6,7 @@ are allowed, `PodRequest.prefer_mig` decides which are tried first.
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from math import inf
 from operator import attrgetter
 
 from msgspec import structs
@@ -112,7 +113,7 @@ def choose_devices(request: PodRequest, node: MirroredNode) -> list[DevicePick] 
         return _choose_in_modes(request, node, devices)
     request = with_numa_scope(request, node)
     devices = [device for device in devices if not cpus_refusal(request, device)]
-    picks = _choose_in_modes(request, node, devices)
+    picks = _choose_in_modes(request, node, _tightest_first(request, devices))
     # The containers' CPUs may be too many together.
     return picks if picks and not has_too_little(node.free_resources, numa_cpus(picks)) else None
 
@@ -160,12 +161,32 @@ def numa_cpus(picks: Sequence[DevicePick]) -> dict[str, int]:
 def cpus_refusal(request: PodRequest, device: MirroredDevice) -> DeviceRefusal | None:
     """Return why the kubelet would reject the pod for the CPUs beside a device, or None."""
     wanted = max([container.exclusive_cpus for container in request.containers])
-    numa = device.device.numa
-    free = device.node.free_resources.get(numa_cpus_name(numa)) if numa is not None else None
-    if free is None or not wanted or wanted <= free:
+    free = _free_cpus(device)
+    if not wanted or wanted <= free:
         return None
     text = f"{wanted} CPUs are requested exclusively, {free} are free on its NUMA node"
     return DeviceRefusal("InsufficientNumaCpus", text)
+
+
+def _free_cpus(device: MirroredDevice) -> float:
+    """Return the CPUs that are free on the device's NUMA node, or infinity if none are counted."""
+    numa = device.device.numa
+    return inf if numa is None else device.node.free_resources.get(numa_cpus_name(numa), inf)
+
+
+def _tightest_first(request: PodRequest, devices: list[MirroredDevice]) -> Sequence[MirroredDevice]:
+    """Sort devices that the pod's device order does not distinguish by the CPUs beside them.
+
+    Those that leave the fewest CPUs come first, so that pods that need more still fit elsewhere.
+    """
+    wanted = peak([(each.exclusive_cpus, each.init) for each in request.containers], 0)
+    if not wanted:
+        return devices
+    return sorted(
+        devices,
+        key=lambda device: ((free := _free_cpus(device)) < wanted, free),
+        reverse=request.device_order is DeviceOrder.LAST,
+    )
 
 
 def devices_on(request: PodRequest, node: MirroredNode) -> list[DevicePick] | None:

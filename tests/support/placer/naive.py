@@ -6,6 +6,7 @@ all sets are compared.
 
 from collections.abc import Iterable, Sequence
 from itertools import combinations
+from math import inf
 
 from msgspec import structs
 
@@ -61,10 +62,13 @@ def fit_on_node(request: PodRequest, node: LedgerNode) -> Given | None:
 
 
 def _has_cpus(node: LedgerNode, device: Device, amounts: Iterable[int]) -> bool:
+    return all(amount == 0 or amount <= _free_cpus(node, device) for amount in amounts)
+
+
+def _free_cpus(node: LedgerNode, device: Device) -> float:
     if device.numa_cpus is None or device.numa is None:
-        return True
-    free = device.numa_cpus - node.used.get(numa_cpus_name(device.numa), 0)
-    return all(amount == 0 or amount <= free for amount in amounts)
+        return inf
+    return device.numa_cpus - node.used.get(numa_cpus_name(device.numa), 0)
 
 
 def _has_all_cpus(request: PodRequest, node: LedgerNode, shares: Given) -> bool:
@@ -91,6 +95,12 @@ def _device_groups(
         and device.index not in node.facts.excluded_devices
         and _has_cpus(node, device, (each.exclusive_cpus for each in request.containers))
     ]
+    together = peak(((each.exclusive_cpus, each.init) for each in request.containers), 0)
+    if together:
+        allowed.sort(
+            key=lambda state: ((free := _free_cpus(node, state[0])) < together, free),
+            reverse=request.device_order is DeviceOrder.LAST,
+        )
     if request.same_device:
         return [[state] for state in _ordered(request, allowed, ())]
     return [allowed]
@@ -248,8 +258,8 @@ def _ordered(
 ) -> list[DeviceState]:
     order = request.device_order
 
-    def key(entry: DeviceState) -> tuple[int, int, int]:
-        device, use = entry
+    def key(entry: tuple[int, DeviceState]) -> tuple[int, int, int]:
+        position, (device, use) = entry
         own = _use_of(device, given)
         memory_mib, shares = use.memory_mib + own.memory_mib, use.shares + own.shares
         cores_percent = use.cores_percent + own.cores_percent
@@ -263,14 +273,14 @@ def _ordered(
             )
         )
         return {
-            DeviceOrder.FIRST: (0, 0, device.index),
-            DeviceOrder.LAST: (0, 0, -device.index),
-            DeviceOrder.BINPACK: (0, -memory_mib, device.index),
-            DeviceOrder.SPREAD: (0, shares, device.index),
-            DeviceOrder.MOST_ALLOCATED: (0, -allocated, device.index),
-            DeviceOrder.LEAST_ALLOCATED: (0, allocated, device.index),
-            DeviceOrder.TIGHTEST: (-cores_percent, -memory_mib, device.index),
-            DeviceOrder.LEAST_LINKED: (0, sum(device.links.values()), device.index),
+            DeviceOrder.FIRST: (0, 0, position),
+            DeviceOrder.LAST: (0, 0, -position),
+            DeviceOrder.BINPACK: (0, -memory_mib, position),
+            DeviceOrder.SPREAD: (0, shares, position),
+            DeviceOrder.MOST_ALLOCATED: (0, -allocated, position),
+            DeviceOrder.LEAST_ALLOCATED: (0, allocated, position),
+            DeviceOrder.TIGHTEST: (-cores_percent, -memory_mib, position),
+            DeviceOrder.LEAST_LINKED: (0, sum(device.links.values()), position),
         }[order]
 
-    return sorted(devices, key=key)
+    return [state for _, state in sorted(enumerate(devices), key=key)]

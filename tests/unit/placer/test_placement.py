@@ -430,7 +430,7 @@ def test_a_pod_gets_no_gpu_where_the_kubelet_has_too_few_cpus_for_it() -> None:
 
     assert chosen(asking(1), full, free) == [0]
     assert chosen(asking(1, exclusive_cpus=4), full, free) == [1]
-    assert chosen(asking(1, exclusive_cpus=4), replace(full, numa_cpus=None), free) == [0]
+    assert chosen(asking(1, exclusive_cpus=4), replace(full, numa_cpus=None)) == [0]
     refusal = refused(asking(1, exclusive_cpus=5), ledger_node("n1", full, free))
     assert refusal.counts == (("InsufficientNumaCpus", 1),)
     assert "too few free CPUs" in refusal.reason
@@ -446,9 +446,33 @@ def test_pods_take_the_cpus_beside_their_gpus() -> None:
 
     assert [cluster.indices(asking(1, exclusive_cpus=3)) for _ in range(3)] == [[0], [1], []]
     cluster.end("uid-1")
-    assert cluster.indices(asking(2, exclusive_cpus=2)) == [0, 1]
+    assert cluster.indices(asking(2, exclusive_cpus=2)) == [1, 0]
     assert cluster.indices(asking(1, exclusive_cpus=1)) == [0]
     assert [cluster.indices(asking(1, exclusive_cpus=n)) for n in (3, 2)] == [[], [0]]
+
+
+@pytest.mark.parametrize("order", DeviceOrder)
+def test_the_numa_node_with_the_fewest_cpus_that_suffice_comes_first(order: DeviceOrder) -> None:
+    for free in ((3, 4), (4, 3)):
+        cards = [device(f"GPU-{n}", n, numa=n, numa_cpus=cpus) for n, cpus in enumerate(free)]
+        cluster = Cluster(ledger_node("n1", *cards))
+
+        found = [
+            cluster.indices(asking(1, exclusive_cpus=cpus, device_order=order))
+            for cpus in (3, 2, 2)
+        ]
+
+        tight, wide = free.index(3), free.index(4)
+        assert found == [[tight], [wide], [wide]]
+
+
+@pytest.mark.parametrize("order", [DeviceOrder.FIRST, DeviceOrder.LAST, DeviceOrder.BINPACK])
+def test_a_numa_node_with_cpus_for_all_containers_comes_first(order: DeviceOrder) -> None:
+    two = request(*(gpu(n, 1, 1000, exclusive_cpus=2) for n in "ab"), device_order=order)
+    for free in ((3, 4), (4, 3)):
+        cards = [device(f"GPU-{n}", n, numa=n, numa_cpus=cpus) for n, cpus in enumerate(free)]
+
+        assert chosen(two, *cards) == [free.index(4)] * 2
 
 
 def test_only_candidates_that_take_the_same_cpus_as_the_first_are_reserved() -> None:
