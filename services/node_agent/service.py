@@ -41,6 +41,7 @@ from shared.model.events.request_reply import (
     UsageRequest,
 )
 from shared.model.names import DeviceUuid
+from shared.model.node import AGENT_STARTING
 from shared.runtime.service import answers, emits, handles, loops, publishes
 
 GRACE_S = 0.5
@@ -246,8 +247,10 @@ class NodeAgent:
         restart of the kubelet: then the node is closed to all pods. One whose amount is still
         allocated by device plugin is left out in any case.
         """
-        if self.window.draining or not self.numa.is_known:
+        if self.window.draining:
             return (), ()
+        if not self.numa.is_known:
+            return (AGENT_STARTING,) * self.numa.is_starting, ()
         unserved, newly_served = self.plugins.unserved(), self.plugins.newly_served()
         usable = [
             name

@@ -35,6 +35,9 @@ NOT_LISTED_CODE, REPLACED_CODE = "NotListed", "Replaced"
 CORDON_PREFIX = "leasehold.dev/cordoned: "
 """Replaces the resources that a node serves while it is cordoned; the reason follows."""
 
+AGENT_STARTING = "leasehold.dev/starting"
+"""Replaces them while the node's agent has just started and does not know its kubelet yet."""
+
 
 def cordon_reason(served: Iterable[str]) -> str:
     """Return why a node with these served resources is cordoned; empty: it is not."""

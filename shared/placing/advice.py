@@ -43,7 +43,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What lets the pod run: changes, an end of other pods, both; or else an administrator."""
+    """What lets the pod run: changes, an end of other pods, both; else time or an administrator."""
 
     changes: tuple[Change, ...] = ()
     node: str = ""
@@ -56,6 +56,8 @@ class Advice:
     """The node that fits the unchanged pod once other pods have ended; empty: none does."""
     meant: str = ""
     """A resource that no node has, and the one that was probably meant."""
+    soon: str = ""
+    """What lets the pod run within seconds, without anybody's help."""
     administrator: str = ""
     """What an administrator can do, where nothing else helps."""
     reserved_until: int = 0
@@ -67,6 +69,8 @@ class Advice:
         if not self.changes:
             if self.waiting:
                 return f"wait until pods on node {self.waiting} have ended"
+            if self.soon:
+                return self.soon
             administrator = f"ask an administrator: {self.administrator}"
             return f"{self.meant} Otherwise {administrator}" if self.meant else administrator
         changed = " and ".join(_sentence_parts(self.changes))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from shared.model.node import LABEL_OPERATORS, NodeFacts, Taint, cordon_reason
+from shared.model.node import AGENT_STARTING, LABEL_OPERATORS, NodeFacts, Taint, cordon_reason
 from shared.model.quantity import amount_text
 from shared.model.request import NodeRequirements, NodeTerm, PodRequest, Toleration
 
@@ -151,6 +151,9 @@ def check_served(triggers: tuple[str, ...], served: frozenset[str]) -> NodeFilte
         return NodeFilterFailure(
             "NodeAgentNotReady", "node(s) had a node agent that was not ready", why
         )
+    if AGENT_STARTING in served:
+        text = "node(s) had a node agent that has just started and waits for the kubelet"
+        return NodeFilterFailure("NodeAgentStarting", text)
     return NodeFilterFailure("ResourceNotServed", f"node(s) did not serve {missing[0]}")
 
 

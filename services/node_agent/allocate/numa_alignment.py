@@ -91,11 +91,17 @@ class NumaAlignment:
         self._cpus: Mapping[int, int] = {}
         """CPUs that leases can take, by NUMA node."""
         self._is_known = False
+        self._late_at = node.clock.ticks() + 2 * node.timing.status_late_s
 
     @property
     def is_known(self) -> bool:
         """Whether placers can be told what the kubelet requires; until then, no pod must come."""
         return self._is_known or all(device.numa is None for device in self.node.devices)
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether that is to be expected: the kubelet may have started after the agent."""
+        return not self.is_known and self.node.clock.ticks() < self._late_at
 
     def described(self, devices: Iterable[Device]) -> tuple[Device, ...]:
         """Return the devices with what the kubelet requires of pods that get them."""

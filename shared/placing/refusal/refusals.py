@@ -290,7 +290,7 @@ def _remedy(request: PodRequest, nearest: BlockedNodes, nodes: Iterable[Mirrored
     if not isinstance(text, str):
         text = text(request, nearest)
     text = text.format(node=node.name) if text else "add a node that fits the pod"
-    return Advice(administrator=text)
+    return Advice(soon=text) if blocked.code == "NodeAgentStarting" else Advice(administrator=text)
 
 
 def _for_health(_request: PodRequest, nearest: BlockedNodes) -> str:
@@ -330,6 +330,9 @@ def _for_trigger(request: PodRequest, nearest: BlockedNodes) -> str:
 REMEDIES: Mapping[str, str | Callable[[PodRequest, BlockedNodes], str]] = {
     "ResourceNotServed": _for_trigger,
     "NodeAgentNotReady": "check the node agent of node {node}, and its kubelet",
+    "NodeAgentStarting": (
+        "wait until the kubelet of node {node} has listed its pods, at most 15 s after it started"
+    ),
     "NoGpus": "check that a node agent runs on node {node}: it reports no GPU",
     "GpuExcluded": "uncordon a GPU of node {node} (`leasehold gpus` shows why it is cordoned)",
     "GpuUnhealthy": _for_health,
@@ -348,4 +351,4 @@ REMEDIES: Mapping[str, str | Callable[[PodRequest, BlockedNodes], str]] = {
     "UntoleratedTaint": "remove the taint of node {node}",
     "NodeUnschedulable": "kubectl uncordon {node}",
 }
-"""What an administrator can do, for each code; `{node}` is the nearest node."""
+"""What an administrator can do, or time, for each code; `{node}` is the nearest node."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shared.model.ledger import LedgerNode
 from shared.model.names import Namespace, NodeName
-from shared.model.node import Taint
+from shared.model.node import AGENT_STARTING, Taint
 from shared.model.placement import DeviceVerdict, NodeVerdict, Placement, Refusal
 from shared.model.quota import QuotaExcess
 from shared.model.request import (
@@ -110,6 +110,11 @@ HINTS: dict[str, tuple[PodRequest, list[LedgerNode], str]] = {
         [ledger_node("n1", device(), served=())],
         "ask an administrator: run a node agent whose --systems and --gpu-strategy serve "
         "volcano.sh/vgpu-number; if one should, its log names what its kubelet cannot allocate",
+    ),
+    "an agent that has just started": (
+        request(gpu(memory=1)),
+        [ledger_node("n1", device(), served=(AGENT_STARTING,))],
+        "wait until the kubelet of node n1 has listed its pods, at most 15 s after it started",
     ),
     "memory without the trigger": (
         request(gpu(memory=1), triggers=("volcano.sh/gpu-memory",), dialect="volcano-gpushare"),

@@ -140,15 +140,18 @@ async def test_devices_are_reported_with_the_cpus_for_leases_on_their_numa_node(
 
 
 async def test_no_pod_waits_for_the_policy_where_no_gpu_has_a_numa_node(tmp_path: Path) -> None:
-    known = []
+    known, starting, clock = [], [], FakeClock()
     for numa in (None, 0):
-        node = node_of(
-            KubeletCpus(), snapshot=snapshot_of(*devices(None, None, None, numa).values())
-        )
+        snapshot = snapshot_of(*devices(None, None, None, numa).values())
+        node = node_of(KubeletCpus(), snapshot=snapshot, clock=clock)
         plugins = DevicePlugins(node, tmp_path, mock.Mock(), mock.Mock())
-        known.append(NumaAlignment(node, plugins, AdmissionWindow(node)).is_known)
+        alignment = NumaAlignment(node, plugins, AdmissionWindow(node))
+        known.append(alignment.is_known)
+        starting.append(alignment.is_starting)
+    clock.advance(60)
 
     assert known == [True, False]
+    assert [*starting, alignment.is_starting] == [False, True, False]
 
 
 async def test_a_list_that_another_call_replaced_is_sent_again(
