@@ -100,7 +100,8 @@ class Device:
     model: ModelText
     """NVML's product name, such as `Tesla T4` or `NVIDIA A100-SXM4-40GB`."""
     memory_mib: Mib
-    """Total memory; it can be leased in whole units."""
+    """What programs can get of its memory, without what the driver keeps; it can be leased in whole
+    units."""
     slots: Count
     """How many shares may be on the device at once (Volcano: `deviceSplitCount`)."""
     unit_mib: Annotated[int, Meta(ge=1, le=2**24)] = 1

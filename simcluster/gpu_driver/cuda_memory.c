@@ -35,7 +35,7 @@ static result allocate(pointer *at, size_t size, int device, int from_pool) {
     if (!process) return CUDA_UNKNOWN;
     lock_state();
     uint64_t limit = memory_limit(device);
-    int full = used_bytes(place->gpu, place->instance) + size > total_bytes(place->gpu, place->instance) ||
+    int full = used_bytes(place->gpu, place->instance) + size > usable_bytes(place->gpu, place->instance) ||
                (limit && container_bytes(device) + size > limit);
     if (!full) {
         atomic_fetch_add(&process->used[place->gpu], size);
@@ -154,7 +154,7 @@ API result cuMemGetInfo_v2(size_t *unused, size_t *total) {
     if (!place) return CUDA_INVALID_CONTEXT;
     uint64_t limit = memory_limit(current_device());
     uint64_t used = limit ? container_bytes(current_device()) : used_bytes(place->gpu, place->instance);
-    *total = limit ? limit : total_bytes(place->gpu, place->instance);
+    *total = limit ? limit : usable_bytes(place->gpu, place->instance);
     *unused = used > *total ? 0 : *total - used;
     return CUDA_SUCCESS;
 }

@@ -41,11 +41,12 @@ static int set_fault(struct gpu *gpu, const char *name, int value) {
 }
 
 static int read_gpu(struct gpu *gpu, const char *line) {
-    unsigned long mib;
     char fault[32] = "";
-    int fields = sscanf(line, "gpu|%95[^|]|%95[^|]|%lu|%d|%d|%31s", gpu->uuid, gpu->name, &mib, &gpu->sms, &gpu->mig, fault);
-    gpu->memory = (uint64_t)mib << 20;
-    return fields == 5 || (fields == 6 && set_fault(gpu, fault, 1));
+    int fields = sscanf(line, "gpu|%95[^|]|%95[^|]|%lu|%lu|%d|%d|%31s", gpu->uuid, gpu->name, &gpu->memory, &gpu->reserved,
+                        &gpu->sms, &gpu->mig, fault);
+    gpu->memory <<= 20;
+    gpu->reserved <<= 20;
+    return fields == 6 || (fields == 7 && set_fault(gpu, fault, 1));
 }
 
 /* Processes and the library read the GPU meanwhile: what stays the same is not written. */
@@ -56,6 +57,7 @@ static void update(struct gpu *gpu, const struct gpu *wanted) {
     }
     if (strcmp(gpu->uuid, wanted->uuid)) memcpy(gpu->uuid, wanted->uuid, sizeof gpu->uuid);
     gpu->memory = wanted->memory;
+    gpu->reserved = wanted->reserved;
     gpu->sms = wanted->sms;
     gpu->mig = wanted->mig;
     for (int n = 0; n < FAULTS; n++) atomic_store(&gpu->faults[n], atomic_load(&wanted->faults[n]));

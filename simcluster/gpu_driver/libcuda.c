@@ -90,7 +90,7 @@ API result cuDeviceGetUuid_v2(unsigned char *uuid, int device) { return cuDevice
 API result cuDeviceTotalMem_v2(size_t *bytes, int device) {
     const struct place *place = place_of(device);
     if (!place) return CUDA_INVALID_DEVICE;
-    *bytes = memory_limit(device) ? memory_limit(device) : total_bytes(place->gpu, place->instance);
+    *bytes = memory_limit(device) ? memory_limit(device) : usable_bytes(place->gpu, place->instance);
     return CUDA_SUCCESS;
 }
 API result cuDeviceGetPCIBusId(char *text, int length, int device) {
@@ -122,7 +122,7 @@ static result add_contexts(int device, int change) {
     if (!process) return CUDA_UNKNOWN;
     lock_state();
     int g = place->gpu, first = change > 0 && atomic_load(&process->contexts[g]) == 0;
-    int full = first && used_bytes(g, place->instance) + CONTEXT_BYTES > total_bytes(g, place->instance);
+    int full = first && used_bytes(g, place->instance) + CONTEXT_BYTES > usable_bytes(g, place->instance);
     if (!full) {
         atomic_store(&process->instance[g], place->instance + 1);
         int before = atomic_fetch_add(&process->contexts[g], change);

@@ -133,13 +133,18 @@ static uint64_t shown_used(device d) {
     int limited = d->instance < 0 && !nvmlDeviceGetIndex(d, &number) && memory_limit((int)number);
     return limited ? container_bytes((int)number) : used_bytes(d->gpu, d->instance);
 }
+static uint64_t shown_reserved(device d) {
+    unsigned number = 0;
+    int limited = d->instance >= 0 || (!nvmlDeviceGetIndex(d, &number) && memory_limit((int)number));
+    return limited ? 0 : gpu_of(d)->reserved;
+}
 /* Of a GPU of which a container has MIG devices only, it may not read the memory. */
 static int is_forbidden(device d) { return d->instance < 0 && !sees(d->gpu, -1, -1); }
 API result nvmlDeviceGetMemoryInfo(device d, unsigned long long *memory) { /* total, free, used */
     CHECK(d);
     if (is_forbidden(d)) return NVML_NO_PERMISSION;
     memory[0] = shown_total(d);
-    memory[2] = shown_used(d);
+    memory[2] = shown_used(d) + shown_reserved(d);
     memory[1] = memory[0] > memory[2] ? memory[0] - memory[2] : 0;
     return NVML_SUCCESS;
 }
@@ -147,9 +152,9 @@ API result nvmlDeviceGetMemoryInfo_v2(device d, unsigned long long *memory) { /*
     CHECK(d);
     if (is_forbidden(d)) return NVML_NO_PERMISSION;
     memory[1] = shown_total(d);
-    memory[2] = 0;
+    memory[2] = shown_reserved(d);
     memory[4] = shown_used(d);
-    memory[3] = memory[1] > memory[4] ? memory[1] - memory[4] : 0;
+    memory[3] = memory[1] > memory[2] + memory[4] ? memory[1] - memory[2] - memory[4] : 0;
     return NVML_SUCCESS;
 }
 static unsigned busy_of(device d) {

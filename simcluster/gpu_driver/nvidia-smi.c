@@ -23,7 +23,7 @@ static void *function(const char *name) {
 
 struct row {
     char name[64], uuid[96];
-    unsigned long long memory[3]; /* total, free, used */
+    unsigned long long memory[5]; /* version, total, reserved, free, used */
     unsigned busy[2];
     int has_memory, has_busy;
 };
@@ -31,7 +31,7 @@ struct row {
 static int read_row(void *device, struct row *row) {
     int error = CALL("nvmlDeviceGetName", (void *, char *, unsigned))(device, row->name, sizeof row->name);
     if (!error) error = CALL("nvmlDeviceGetUUID", (void *, char *, unsigned))(device, row->uuid, sizeof row->uuid);
-    row->has_memory = !error && !CALL("nvmlDeviceGetMemoryInfo", (void *, void *))(device, row->memory);
+    row->has_memory = !error && !CALL("nvmlDeviceGetMemoryInfo_v2", (void *, void *))(device, row->memory);
     row->has_busy = !error && !CALL("nvmlDeviceGetUtilizationRates", (void *, void *))(device, row->busy);
     return error;
 }
@@ -39,7 +39,7 @@ static int read_row(void *device, struct row *row) {
 static void print_row(const char *number, const char *name, const struct row *row) {
     char busy[16] = "N/A", memory[48] = "N/A";
     if (row->has_busy) snprintf(busy, sizeof busy, "%u %%", row->busy[0]);
-    if (row->has_memory) snprintf(memory, sizeof memory, "%7lluMiB / %7lluMiB", row->memory[2] >> 20, row->memory[0] >> 20);
+    if (row->has_memory) snprintf(memory, sizeof memory, "%7lluMiB / %7lluMiB", row->memory[4] >> 20, row->memory[1] >> 20);
     printf("| %3s | %-26.26s | %23s | %8s |\n" RULE, number, name, memory, busy);
 }
 

@@ -228,6 +228,7 @@ uint64_t used_bytes(int gpu, int instance) {
 uint64_t total_bytes(int gpu, int instance) {
     return instance < 0 ? state->gpus[gpu].memory : profile_at(gpu, instance)->memory_mib << 20;
 }
+uint64_t usable_bytes(int gpu, int instance) { return total_bytes(gpu, instance) - (instance < 0 ? state->gpus[gpu].reserved : 0); }
 
 const struct mig_profile *profile_at(int gpu, int instance) {
     return &state->gpus[gpu].profiles[state->gpus[gpu].instances[instance].profile];

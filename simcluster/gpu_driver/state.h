@@ -75,7 +75,7 @@ struct gpu_instance {
 
 struct gpu {
     char uuid[96], name[96];
-    uint64_t memory;
+    uint64_t memory, reserved; /* reserved: by the driver itself */
     int sms, mig, profile_count, created; /* created: MIG devices so far, for their UUIDs */
     struct mig_profile profiles[PROFILES];
     struct gpu_instance instances[INSTANCES];
@@ -132,6 +132,7 @@ uint64_t held_bytes(const struct process *process, int gpu);
 /* Bytes in use of a GPU, or of one of its instances unless that is -1. */
 uint64_t used_bytes(int gpu, int instance);
 uint64_t total_bytes(int gpu, int instance);
+uint64_t usable_bytes(int gpu, int instance); /* by programs */
 /* Whether this process sees a device: an instance, or the whole GPU if that is -1. */
 int sees(int gpu, int instance, int compute);
 /* The profile of a GPU instance. */

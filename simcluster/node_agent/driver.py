@@ -94,7 +94,7 @@ def _control(folder: Path, *arguments: str, stdin: str = "") -> str:
 def _lines(uuid: DeviceUuid, gpu: SimulatedGpu, fault: str) -> Iterator[str]:
     name, memory_mib, mig = reported(gpu, uuid, fault)
     known = f"|{fault}" if fault in DRIVER_FAULTS else ""
-    yield f"gpu|{name}|{gpu.model.product}|{memory_mib}|{SMS}|{int(mig)}{known}"
+    yield f"gpu|{name}|{gpu.model.product}|{memory_mib}|0|{SMS}|{int(mig)}{known}"
     for one in gpu.model.mig:
         starts = ",".join(map(str, one.starts))
         yield (

@@ -45,7 +45,7 @@ def machine(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     if RESULTS not in os.environ or SIMULATED in os.environ:
         ctypes.CDLL(str(folder / "libnvidia-ml.so.1"))  # pynvml finds it by this name
         driver = GpuDriver(folder=folder, state=tmp_path / "gpus")
-        driver.create(gpu(1))
+        driver.create(gpu(1, reserved_mib=600))
         monkeypatch.setenv("GPU_DRIVER_STATE", str(driver.state))
     yield Machine(
         folder=folder,

@@ -109,7 +109,7 @@ class Machine:
         own = build.share(
             gpu.uuid,
             gpu.index,
-            device_mib=gpu.memory_mib,
+            device_mib=gpu.usable_mib,
             memory_mib=mib,
             cores_percent=cores,
             slot=0,

@@ -37,7 +37,7 @@ def measure(*loads: GpuLoad) -> list[dict[str, float]]:
 def test_a_matrix_product_and_a_transformer(
     torch_machine: Machine, pods: AddPod, seen: Add
 ) -> None:
-    half = torch_machine.gpu.memory_mib // 2
+    half = torch_machine.gpu.usable_mib // 2
     bare, limited = torch_machine.torch(), pods("whole", mib=half).torch()
     runs = [(measure(bare)[0], measure(limited)[0]) for _ in range(3)]
     bare.kill()

@@ -34,7 +34,7 @@ def test_a_limit_raised_and_lowered_while_a_process_runs(
 def test_a_killed_pod_leaves_its_memory_to_the_next_at_once(
     machine: Machine, pods: AddPod, seen: Add
 ) -> None:
-    size = machine.gpu.memory_mib * 2 // 3
+    size = machine.gpu.usable_mib * 2 // 3
     first = pods("killed", mib=size)
     load = first.load()
     assert load.fits(f"{size - 2048}m")

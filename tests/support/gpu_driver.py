@@ -23,6 +23,8 @@ class DriverGpu:
 
     uuid: str
     memory_mib: int = 16384
+    reserved_mib: int = 0
+    """What the driver keeps of it."""
     name: str = "NVIDIA A100-SXM4-80GB"
     sms: int = 80
     mig: bool = False
@@ -35,7 +37,7 @@ def gpu(number: int, **changes: object) -> DriverGpu:
 
 
 def _lines(one: DriverGpu) -> list[str]:
-    own = f"gpu|{one.uuid}|{one.name}|{one.memory_mib}|{one.sms}|{int(one.mig)}"
+    own = f"gpu|{one.uuid}|{one.name}|{one.memory_mib}|{one.reserved_mib}|{one.sms}|{int(one.mig)}"
     profiles = (
         f"profile|{p.id}|{p.name}|{p.memory_mib}|{p.compute_slices}|{p.memory_slices}|{p.count}|"
         + ",".join(map(str, p.starts))

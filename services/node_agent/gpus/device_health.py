@@ -161,17 +161,19 @@ def _probed(
 ) -> DeviceHealth:
     fault = xid_fault or gpu.fault
     if before is None:
-        before = DeviceHealth(since=now, memory_mib=gpu.memory_mib, mode=gpu.mode)
+        before = DeviceHealth(since=now, memory_mib=gpu.usable_mib, mode=gpu.mode)
     health = policy.next_record(before, fault or _change_fault(before, gpu), now)
     if gpu.fault is not None:
         return health
     ecc_errors = before.ecc_errors if gpu.ecc_errors is None else gpu.ecc_errors
-    return replace(health, memory_mib=gpu.memory_mib, mode=gpu.mode, ecc_errors=ecc_errors)
+    return replace(health, memory_mib=gpu.usable_mib, mode=gpu.mode, ecc_errors=ecc_errors)
 
 
 def _change_fault(before: DeviceHealth, gpu: Gpu) -> Fault | None:
-    if gpu.memory_mib != before.memory_mib:
-        text = f"its memory was {before.memory_mib} MiB and is now {gpu.memory_mib} MiB"
+    if (
+        abs(gpu.usable_mib - before.memory_mib) > gpu.reserved_mib
+    ):  # the driver may keep more or less
+        text = f"its memory was {before.memory_mib} MiB and is now {gpu.usable_mib} MiB"
         return Fault(code="MemoryChanged", text=text, severe=True)
     if gpu.mode is not before.mode:
         text = f"its mode was {before.mode} and is now {gpu.mode}: it was changed manually"

@@ -77,6 +77,8 @@ class Gpu:
     """Minor number."""
     model: str
     memory_mib: int
+    reserved_mib: int = 0
+    """What the driver keeps of it for itself."""
     measured: bool = True
     """The driver reports its memory; otherwise it is the host's."""
     fault: Fault | None = None
@@ -95,6 +97,11 @@ class Gpu:
     mig: MigState | None = None
     """None if the model does not support MIG."""
     instances: tuple[MigInstance, ...] = ()
+
+    @property
+    def usable_mib(self) -> int:
+        """Memory that programs can get. Of a GPU in MIG mode it is that of its instances."""
+        return self.memory_mib - (0 if self.mode is DeviceMode.MIG else self.reserved_mib)
 
     @property
     def mode(self) -> DeviceMode:
@@ -253,7 +260,7 @@ def _device(gpu: Gpu, sharing: SharingConfig, fault: str, slots: int) -> Device:
         uuid=gpu.uuid,
         index=gpu.index,
         model=gpu.model,
-        memory_mib=gpu.memory_mib if gpu.measured else sharing.unified_mib or gpu.memory_mib,
+        memory_mib=gpu.usable_mib if gpu.measured else sharing.unified_mib or gpu.memory_mib,
         slots=max([slots, sharing.split_count, *(len(layout.positions) for layout in layouts)]),
         unit_mib=sharing.unit_mib,
         mode=gpu.mode,

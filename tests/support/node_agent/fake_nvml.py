@@ -40,7 +40,7 @@ ANSWERS: Mapping[str, Callable[..., Any]] = {
     "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
     "nvmlDeviceGetMinorNumber": lambda handle: handle,
     "nvmlDeviceGetName": lambda _: "NVIDIA A100-SXM4-40GB",
-    "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=40 * GIB, used=GIB),
+    "nvmlDeviceGetMemoryInfo": lambda *_: SimpleNamespace(total=40 * GIB, used=GIB),
     "nvmlDeviceGetMigMode": lambda _: (0, 0),
     "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=1, memory=1),
     "nvmlDeviceGetComputeRunningProcesses": lambda _: [

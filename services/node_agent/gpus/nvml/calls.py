@@ -81,6 +81,15 @@ def if_available(function: Callable[[], T], default: D) -> T | D:
         raise
 
 
+def memory_of(handle: Any) -> Any:
+    """Return the `total` and `used` bytes of a GPU, and those `reserved` by the driver.
+
+    Drivers before 510 do not report `reserved`, which is a part of `used` then.
+    """
+    latest = value_or(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2), None)
+    return latest or pynvml.nvmlDeviceGetMemoryInfo(handle)
+
+
 def model_of(handle: Any) -> str:
     """Return the name of a GPU's model."""
     name = value_or(lambda: text_of(pynvml.nvmlDeviceGetName(handle)), "")

@@ -23,6 +23,7 @@ from services.node_agent.gpus.nvml.calls import (
     count_gpus,
     if_available,
     index_of,
+    memory_of,
     model_of,
     text_of,
     value_or,
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 
 LINKS_REFRESH_S = 300.0
 MIB = 1024 * 1024
+RESERVED_STEP_MIB = 64
 MEMINFO = Path("/proc/meminfo")
 
 T = TypeVar("T")
@@ -136,12 +138,13 @@ def _gpu(number: int) -> Gpu:
     handle = pynvml.nvmlDeviceGetHandleByIndex(number)
     location = topology.location_of(handle)
     state = mig.state_of(handle)
-    memory: Any = if_available(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle), None)
+    memory: Any = if_available(lambda: memory_of(handle), None)
     return Gpu(
         uuid=DeviceUuid(text_of(pynvml.nvmlDeviceGetUUID(handle))),
         index=index_of(handle, number),
         model=model_of(handle),
         memory_mib=_host_memory_mib() if memory is None else int(memory.total) // MIB,
+        reserved_mib=_reserved_mib(memory),
         measured=memory is not None,
         fault=_fault_of(handle),
         ecc_errors=value_or(lambda: _uncorrected_ecc_errors(handle), None),
@@ -155,6 +158,14 @@ def _gpu(number: int) -> Gpu:
         if state is not None and state.enabled
         else (),
     )
+
+
+def _reserved_mib(memory: Any) -> int:
+    """Return what the driver reserves, rounded up: it varies, and contexts need a few MiB more."""
+    reserved, total = (getattr(memory, name, 0) for name in ("reserved", "total"))
+    step = RESERVED_STEP_MIB * MIB
+    rounded = -(-reserved // step) * RESERVED_STEP_MIB
+    return int(rounded) if 0 < rounded < total // MIB else 0
 
 
 def _host_memory_mib() -> int:

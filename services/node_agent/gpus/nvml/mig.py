@@ -11,7 +11,7 @@ from typing import Any
 
 import pynvml
 
-from services.node_agent.gpus.nvml.calls import NOT_AVAILABLE, if_available, text_of
+from services.node_agent.gpus.nvml.calls import NOT_AVAILABLE, if_available, memory_of, text_of
 from services.node_agent.mig.instances import InstanceProfile, MigInstance, MigState
 from shared.model.names import DeviceUuid
 
@@ -136,7 +136,7 @@ def _name(handle: Any, info: Any) -> str:
     text = text_of(getattr(info, "name", b"")).removeprefix("MIG ").strip()
     if text:
         return text
-    total = if_available(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total), 0)
+    total = if_available(lambda: int(memory_of(handle).total), 0)
     if not total:
         return f"{info.sliceCount}g.{-(-int(info.memorySizeMB) // 1024)}gb"
     eighths = -(-int(info.memorySizeMB) * (1 << 20) * EIGHTHS // total)

@@ -12,6 +12,7 @@ from services.node_agent.gpus.nvml.calls import (
     TIMEOUT_S,
     count_gpus,
     index_of,
+    memory_of,
     model_of,
     text_of,
     value_or,
@@ -70,7 +71,7 @@ def _read_sample(number: int) -> DeviceSample:
     listed = _listed(handle)
     instances, memory = _instances(listed), _memory_bytes(listed)
     uuid = DeviceUuid(text_of(pynvml.nvmlDeviceGetUUID(handle)))
-    info: Any = value_or(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle), None)
+    info: Any = value_or(lambda: memory_of(handle), None)
     of_processes = sum(used or 0 for used in memory.values())  # of unified memory
     return DeviceSample(
         device=uuid,

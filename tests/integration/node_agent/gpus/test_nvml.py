@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pynvml
 import pytest
 
 from services.node_agent.gpus.device_faults import ROW_REMAP_FAILED, Xid
+from services.node_agent.gpus.inventory import SharingConfig, devices_of
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from services.node_agent.gpus.nvml.processes import NvmlProcesses
 from services.node_agent.gpus.nvml.xid_listener import XidListener, event_set, wait_for_xid
@@ -51,6 +53,19 @@ async def test_gpus_are_discovered(nvml: GpuDriver) -> None:
     ]
     assert [one.ecc_errors for one in found] == [0, 3]
     assert found[0].links.keys() == {SECOND.uuid}
+
+
+async def test_programs_cannot_get_what_the_driver_keeps(nvml: GpuDriver) -> None:
+    nvml.create(replace(FIRST, reserved_mib=600), replace(MIG, reserved_mib=600))
+    load = nvml.load()
+    given = load.value("fill alloc 16384", "mib") * MIB + CONTEXT
+
+    shared, mig = devices_of(await NvmlGpus().discover(), SharingConfig())
+    samples = await NvmlProcesses().sample()
+
+    assert (shared.memory_mib, mig.memory_mib) == (16384 - 640, 40960)
+    assert given == (16384 - 600) * MIB
+    assert samples[0].used_bytes == given
 
 
 async def test_a_lost_gpu_and_one_with_broken_memory_are_faulty_until_they_recover(

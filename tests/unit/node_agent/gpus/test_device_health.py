@@ -165,6 +165,13 @@ def test_a_changed_device_is_cordoned_and_then_accepted(
     assert health[A].state is HealthState.HEALTHY
 
 
+def test_a_device_of_which_the_driver_keeps_more_is_healthy() -> None:
+    health = probe(probe({}, gpu()), gpu(reserved_mib=448))
+
+    assert health[A].state is HealthState.HEALTHY
+    assert health[A].memory_mib == gpu().memory_mib - 448
+
+
 def test_a_missing_ecc_count_is_not_a_fault() -> None:
     health = probe({}, gpu(ecc_errors=3))
 

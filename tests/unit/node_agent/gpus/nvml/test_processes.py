@@ -31,7 +31,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         "nvmlDeviceGetUUID": lambda _: b"GPU-a",
         "nvmlDeviceGetMinorNumber": lambda _: 3,
         "nvmlDeviceGetName": lambda _: "Tesla T4",
-        "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(used=2 * GIB, total=16 * GIB),
+        "nvmlDeviceGetMemoryInfo": lambda *_: SimpleNamespace(used=2 * GIB, total=16 * GIB),
         "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=40, memory=12),
         "nvmlDeviceGetComputeRunningProcesses": lambda _: [on(7, GIB), on(8, None)],
         "nvmlDeviceGetGraphicsRunningProcesses": lambda _: [on(7, GIB), on(9, 5)],

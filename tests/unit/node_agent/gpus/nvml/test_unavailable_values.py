@@ -53,7 +53,7 @@ ODD: Mapping[str, Sequence[object]] = {
     "nvmlDeviceGetMinorNumber": [-5, 2**32 - 1],
     "nvmlDeviceGetName": ["", "x" * 5000, b"\xff\xfe", NOT_UTF_8, "T4\0\n"],
     "nvmlDeviceGetMemoryInfo": [
-        SimpleNamespace(total=size, used=size) for size in (0, -GIB, 2**64 - 1)
+        SimpleNamespace(total=size, used=size, reserved=size) for size in (0, -GIB, 2**64 - 1)
     ],
     "nvmlDeviceGetPciInfo": [SimpleNamespace(busId=b"\xff" * 30), NOT_UTF_8],
     "nvmlDeviceGetNumaNodeId": [-4, 2**32 - 1],
