@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -109,6 +109,7 @@ OF_FINISHED = ("namespace", "node", "name")
 MOST_FINISHED = 500
 MOST_TRIED = 500
 ENTRIES_PER_PAGE = 1000
+LATEST_WINDOWS = 5
 IDLE = {"idle_after_s": "shares that have not been used for this long are marked as idle"}
 RANGE = {"range": "1h, 1d (the default) or 7d"}
 PERIOD = {"from": "RFC 3339", "to": "RFC 3339, exclusive"}
@@ -398,6 +399,8 @@ class ReadApi:
             to_ms=call.instant_ms("to"),
         )
         names = await self._charged_namespaces(call)
+        if within.window:
+            await self._check_window(within.window, names)
         group_by = [part for part in call.query.get("groupBy", "").split(",") if part] or GROUPS
         rows = showback_view(await add_up(self.budgets, names, within, group_by)).rows
         if within.to_ms is not None:
@@ -433,6 +436,16 @@ class ReadApi:
         """Report the GPU time and costs of namespaces in the form of OpenCost's API."""
         now = self.service.clock.now()
         return await allocation_report(call, self.budgets, self.prices, now)
+
+    async def _check_window(self, window: str, names: Iterable[Namespace]) -> None:
+        """Raise RequestError for a window that none of the namespaces has."""
+        known = {
+            each.id: each.start_ms for name in names for each in await self.budgets.windows(name)
+        }
+        if window not in known:
+            latest = sorted(known, key=known.__getitem__, reverse=True)[:LATEST_WINDOWS]
+            others = f"{window}; the latest are {', '.join(latest)}" if latest else "yet"
+            raise RequestError(f"no namespace that you may see has a window {others}")
 
     async def _charged_namespaces(self, call: ApiCall) -> list[Namespace]:
         names = await self.budgets.revisions()

@@ -270,11 +270,15 @@ class VisibleCluster:
 
     def waiting_pods(self) -> Iterator[WaitingView]:
         """Yield the visible waiting pods, in the order in which freed capacity is offered."""
+        first: dict[tuple[str, str], PodUid] = {}
         for position, waiting in enumerate(self.projection.waiting_pods(), start=1):
-            if self.visible(waiting.queued.namespace):
-                yield self._waiting(waiting, position)
+            queued = waiting.queued
+            if self.visible(queued.namespace):
+                of = queued.request.gang.name if queued.request.gang else queued.pod
+                alike = first.setdefault((of, waiting.refusal.text), queued.pod)
+                yield self._waiting(waiting, position, alike)
 
-    def _waiting(self, waiting: WaitingPod, position: int) -> WaitingView:
+    def _waiting(self, waiting: WaitingPod, position: int, first_alike: PodUid) -> WaitingView:
         queued = waiting.queued
         return WaitingView.from_attributes(
             queued,
@@ -285,6 +289,7 @@ class VisibleCluster:
             position=position,
             code=waiting.reason_code,
             start=self.projection.starts.get(queued.pod),
+            first_alike=first_alike,
         )
 
     def queue(self) -> QueueView:
@@ -329,7 +334,7 @@ class VisibleCluster:
         queue, refusal = self.projection.waiting_pods(), waiting.refusal
         position = 1 + [each.queued.pod for each in queue].index(waiting.queued.pod)
         return WaitingDetails.from_attributes(
-            self._waiting(waiting, position),
+            self._waiting(waiting, position, waiting.queued.pod),
             counts=tuple(ReasonCount(reason=why, nodes=nodes) for why, nodes in refusal.counts),
             nearest=refusal.nearest_nodes,
             quota=Namespace(refusal.quota),

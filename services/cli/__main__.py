@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import Any
 
 from services.cli.parser import NO_FILES, build_parser, candidates, parse
-from services.cli.terminal import printable_lines, program_name
+from services.cli.terminal import program_name
+from shared.model.bounds import printable_lines
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.runtime.variables import check_variables
 

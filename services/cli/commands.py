@@ -425,6 +425,8 @@ class Report(UsageArguments):
         of_cost = {"--window": self.window, "--group-by": self.group_by}
         unused = of_cost if self.cost else of_cost | of_idle if self.idle else {}
         used = {**unused, "--idle": self.cost and self.idle}
+        if self.window and (self.from_ or self.to):
+            raise RequestError("--window reports all of a window: omit it, or --from and --to")
         if names := ", ".join(name for name, value in used.items() if value):
             what = "--cost reports all GPUs" if self.cost else "--idle reports what is held now"
             raise RequestError(f"{what}: omit {names}")

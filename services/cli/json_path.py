@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from shared.model.bounds import printable_lines
 from shared.model.errors import RequestError
 
 _EXPRESSION = re.compile(r"""\{((?:"[^"]*"|'[^']*'|[^{}"'])*)\}""")
@@ -38,7 +39,7 @@ def _expanded(pieces: Sequence[str], here: Any, root: Any) -> Iterator[str]:
         elif number % 2 and piece[:1] in {'"', "'"}:
             yield re.sub(r'\\[nt"]', lambda found: _ESCAPES[found[0]], piece[1:-1])
         elif number % 2:
-            yield " ".join(map(_text, _values(piece, here, root)))
+            yield printable_lines(" ".join(map(_text, _values(piece, here, root))))
         else:
             yield piece
         number += 1

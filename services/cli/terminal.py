@@ -1,5 +1,6 @@
 """Output of the commands: JSON, YAML, or coloured text in the width of the terminal."""
 
+import json
 import shlex
 import shutil
 import sys
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from shared.model.bounds import printable
+from shared.model.bounds import printable_lines
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -93,26 +94,30 @@ def show(
     if output in {"json", "yaml"} or output.startswith(JSON_PATH):
         print_document(found, output)
     elif output == "name":
-        print("".join(f"{name}\n" for name in dict.fromkeys(names(found))), end="")
+        print(printable_lines("".join(f"{name}\n" for name in dict.fromkeys(names(found)))), end="")
     else:
         print_text(text(found))
 
 
 def print_document(document: Any, output: str) -> None:
-    """Print a document as `json` or `yaml`, or what a `jsonpath=` template takes from it."""
+    """Print a document as `json` or `yaml`, or what a `jsonpath=` template takes from it.
+
+    Texts in which anything could change how a terminal shows the rest are escaped, as the form
+    allows: readers of JSON and YAML get what the document has.
+    """
+    text = msgspec.json.format(msgspec.json.encode(document), indent=1).decode()
+    found, is_printable = msgspec.json.decode(text), printable_lines(text) == text
     if output.startswith(JSON_PATH):
         from services.cli.json_path import expand
 
-        found = msgspec.json.decode(msgspec.json.encode(document))
         print(expand(output.removeprefix(JSON_PATH), found), end="")
         return
-    text = msgspec.json.format(msgspec.json.encode(document), indent=1).decode()
     if output == "yaml":
         import yaml
 
-        text = yaml.safe_dump(
-            msgspec.json.decode(text), sort_keys=False, allow_unicode=True
-        ).rstrip()
+        text = yaml.safe_dump(found, sort_keys=False, allow_unicode=is_printable).rstrip()
+    elif not is_printable:
+        text = json.dumps(found, indent=1)
     print(text)
 
 
@@ -131,11 +136,6 @@ def print_text(content: "RenderableType") -> None:
         for text, style, control in console.render(content)
     )
     console.print(Segments(segments), end="")
-
-
-def printable_lines(text: str) -> str:
-    """Return lines in which nothing changes how a terminal shows the rest."""
-    return "\n".join(map(printable, text.split("\n")))
 
 
 def terminal_width() -> int:

@@ -153,6 +153,11 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
+def printable_lines(text: str) -> str:
+    """Return lines in which nothing changes how a terminal shows the rest."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def cut(message: str) -> str:
     """Return a message for people in one printable line, without its end if it is too long."""
     message = printable(message[: LONGEST_MESSAGE + 1])

@@ -248,6 +248,9 @@ class WaitingView(View, frozen=True, kw_only=True):
     `GangIncomplete`."""
     start: StartView | None = None
     """Null if no start is planned."""
+    first_alike: PodUid
+    """The first pod of its gang that waits for the same reason, or itself. Lists have one row for
+    those of the same `first_alike`."""
 
     @property
     def text(self) -> str:

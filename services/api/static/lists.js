@@ -71,7 +71,7 @@ export class WaitingView extends List {
   draw() {
     const { store } = this.app, { total, hidden, pods } = store.waiting;
     const found = this.narrow(pods, hidden ? "No waiting pod that you may see." : "No pod is waiting.");
-    this.list.replaceChildren(...found.map((pod) => waitingItem(pod, store.now(), true)));
+    this.list.replaceChildren(...waitingRows(found).map((pods) => waitingItem(pods, store.now(), true)));
     const others = total - hidden - pods.length;
     this.more.textContent = [others > 0 && `${others} more wait after these.`, hidden && `${count(hidden, "pod")} of other namespaces ${hidden === 1 ? "waits" : "wait"}, too.`].filter(Boolean).join(" ");
   }
@@ -79,11 +79,18 @@ export class WaitingView extends List {
   tick() { this.draw(); }
 }
 
-/** A waiting pod: why it waits and what to try. */
-export function waitingItem(pod, now, full = false) {
+/** The rows for waiting pods, each the pods of a gang that wait for the same reason. */
+export function waitingRows(pods) {
+  const rows = new Map();
+  for (const pod of pods) rows.set(pod.first_alike, [...rows.get(pod.first_alike) ?? [], pod]);
+  return [...rows.values()];
+}
+
+/** A waiting pod, and how many others wait with it: why, and what to try. */
+export function waitingItem([pod, ...others], now, full = false) {
   const position = pod.position ? `${pod.position}.` : "";
   return el("li", { class: `waits${pod.permanent ? " permanent" : ""}` },
-    el("div", { class: "line" }, position ? el("span", { class: "soft" }, position) : null, podLink(pod),
+    el("div", { class: "line" }, position ? el("span", { class: "soft" }, position) : null, podLink(pod), others.length ? el("span", { class: "soft" }, `and ${others.length} more`) : null,
       el("span", { class: "tag" }, reasonOf(pod)), pod.gang ? el("span", { class: "tag plain" }, `gang ${pod.gang}`) : null, el("span", { class: "end soft" }, age(now - pod.since))),
     pod.start ? el("p", { class: "start" }, pod.start.text) : null, el("p", {}, pod.reason), pod.hint && full ? el("p", { class: "hint" }, pod.hint) : null);
 }

@@ -6,7 +6,7 @@ import { FirstPage } from "./first_page.js";
 import { Fleet } from "./fleet.js";
 import { age, count, gpuHours, gpus, mib, percent, short, words } from "./format.js";
 import { Histories, percentChart } from "./histories.js";
-import { eventParts, podLink, waitingItem } from "./lists.js";
+import { eventParts, podLink, waitingItem, waitingRows } from "./lists.js";
 import { url } from "./route.js";
 import { nodeClosedReason } from "./store.js";
 import { RANGES, RANGE_S, rangeOf } from "./chart.js";
@@ -109,7 +109,7 @@ export class Overview {
     const { store } = this.app, { total, pods, by_code: byCode } = store.waiting;
     const reasons = Object.entries(byCode).map(([code, number]) => [words(code), number]).sort((one, two) => two[1] - one[1]).slice(0, ROWS);
     replaceKeepingFocus(this.lists.reasons, reasons.map(([reason, number]) => bar(el("a", { href: url("waiting", null, { state: reason }), "data-key": `reason:${reason}` }, reason), number, total, count(number, "pod"))));
-    replaceKeepingFocus(this.lists.queue, pods.length ? firstOfGangs(pods).slice(0, 4).map((pod) => waitingItem(pod, store.now())) : [el("li", { class: "nothing" }, total ? "No waiting pod that you may see." : "No pod is waiting.")]);
+    replaceKeepingFocus(this.lists.queue, pods.length ? waitingRows(pods).slice(0, 4).map((row) => waitingItem(row, store.now())) : [el("li", { class: "nothing" }, total ? "No waiting pod that you may see." : "No pod is waiting.")]);
   }
 
   /** The pods that hold most without using it: by GPU-hours where the API adds them up, else by time. */
@@ -160,12 +160,6 @@ export class Overview {
 }
 
 /** A row with a bar behind its name. */
-/** Of the pods of a gang, which wait for the same reason, only the first. */
-function firstOfGangs(pods) {
-  const gangs = new Set();
-  return pods.filter(({ gang }) => !gang || (!gangs.has(gang) && gangs.add(gang)));
-}
-
 function bar(name, amount, most, text, colour = "") {
   const fill = el("span", { class: `fill ${colour}`, "aria-hidden": "true" });
   setProperty(fill, "--part", `${most ? Math.max(100 * amount / most, 1) : 0}%`);

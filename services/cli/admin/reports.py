@@ -2,7 +2,6 @@
 
 import csv
 import io
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -18,6 +17,7 @@ from services.cli.api_client import ApiClient
 from services.cli.commands import Report
 from services.cli.formats import FittedTable, age, notes
 from shared.kubernetes.paths import objects_path
+from shared.model.bounds import printable_lines
 from shared.model.budget import IdleHolder, IdleView, ReportView
 from shared.model.costs.cost_records import USES, CostLine, CostView
 from shared.model.names import Namespace, NodeName, PodUid
@@ -35,7 +35,7 @@ def report(flags: Report) -> int:
     query = {"window": flags.window, "from": flags.from_, "to": flags.to}
     found = api.get("/api/v1/reports/showback", ReportView, groupBy=flags.group_by, **query)
     if flags.output == "csv":
-        sys.stdout.write(found.as_csv())
+        print(printable_lines(found.as_csv()), end="")
         return 0
     wide = flags.output == "wide"
     return terminal.present(flags, lambda: found, lambda report: report_table(report, wide=wide))
@@ -96,7 +96,7 @@ def report_costs(flags: Report) -> int:
     query = {"from": flags.from_, "to": flags.to, "step": step}
     found = ApiClient(flags).get("/api/v1/reports/costs", CostView, **query)
     if as_csv:
-        sys.stdout.write(focus_csv(found.lines, found.currency))
+        print(printable_lines(focus_csv(found.lines, found.currency)), end="")
     else:
         terminal.show(flags.output, found, cost_table)
     return 0

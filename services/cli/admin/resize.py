@@ -6,7 +6,8 @@ from services.cli import terminal
 from services.cli.api_client import ApiClient
 from services.cli.commands import Resize
 from services.cli.formats import size_text
-from services.cli.terminal import printable_lines, program_name
+from services.cli.terminal import program_name
+from shared.model.bounds import printable_lines
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, ShareSize
 from shared.model.quantity import parse_quantity

@@ -117,7 +117,7 @@ def _compare_totals(uuid: str, stored: DeviceUse | None, summed: DeviceUse) -> I
             int(summed.exclusive or stored.claimed_by),
         ),
         ("as MIG layout", stored.layout or "none", summed.layout or "none"),
-        ("as slots taken", stored.slots_taken or "none", summed.slots_taken or "none"),
+        ("as shares held", stored.slots_taken or "none", summed.slots_taken or "none"),
     ):
         if counted != added:
             text = f"the ledger counts {counted} {unit}, its leases add up to {added}"
@@ -130,7 +130,7 @@ def _excesses(device: Device, booked: Sequence[Booking], slots: int | None) -> I
     for unit, taken, limit in (
         ("MiB", sum(booking.memory_mib for booking in booked), device.memory_mib),
         ("% of its cores", sum(booking.cores_percent for booking in booked), 100),
-        ("slots", sum(booking.slots for booking in booked), slots),
+        ("shares", sum(booking.slots for booking in booked), slots),
     ):
         if limit is not None and taken > limit:
             yield f"{taken} {unit}, it has {limit}{fault}"

@@ -81,9 +81,9 @@ def ps(view: LeasesView, *, namespace: str = "", wide: bool = False) -> Renderab
     if view.waiting:
         titles = ("WAITING", "FOR", "START", "REASON")
         waiting = FittedTable(*titles, wrapped="REASON", of_wide=("START",), wide=wide)
-        alike: dict[tuple[str, str], list[WaitingView]] = {}
+        alike: dict[str, list[WaitingView]] = {}
         for one in view.waiting:
-            alike.setdefault((one.pod if wide else one.gang or one.pod, one.text), []).append(one)
+            alike.setdefault(one.pod if wide else one.first_alike, []).append(one)
         for first, *others in alike.values():
             pod = f"{first.namespace}/{first.name}" + (f" and {len(others)} more" if others else "")
             start = first.start.short if first.start else "-"

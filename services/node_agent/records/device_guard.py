@@ -91,7 +91,7 @@ def _overcommitment(
     given = (
         ("MiB", sum(each.memory_mib for each in booked), device.memory_mib),
         ("% of its cores", sum(each.cores_percent for each in booked), ALL_CORES),
-        ("slots", slots, min((share.slots for share in own if share.slots), default=device.slots)),
+        ("shares", slots, min((share.slots for share in own if share.slots), default=device.slots)),
     )
     exceeded = [
         f"it has {limit} {unit}, and {total} would be given out"

@@ -150,7 +150,7 @@ async def test_a_waiting_pod_has_the_command_that_shows_what_would_make_room(
     assert console == []
 
 
-async def test_the_overview_names_one_waiting_pod_of_a_gang_and_the_list_all(
+async def test_pods_of_a_gang_that_wait_for_the_same_reason_are_one_row(
     browser: Browser, shown: RunningApi
 ) -> None:
     for name in ("one", "two", "three"):
@@ -158,9 +158,15 @@ async def test_the_overview_names_one_waiting_pod_of_a_gang_and_the_list_all(
     await shown.publish(await wait(shown, "alone", "vision"))
     page = await opened(browser, shown)
 
-    await expect(page.locator("#waiting .waits")).to_have_count(2)
+    rows = page.locator(".waits:visible")
+    await expect(rows).to_have_count(2)
     await page.get_by_role("link", name="All waiting pods").click()
-    await expect(page.locator(".waits:visible")).to_have_count(4)
+    await expect(page).to_have_url(f"{shown.url}/#/waiting")
+    await expect(rows).to_have_count(2)
+    await expect(rows.filter(has_text="gang vision/training")).to_contain_text("and 2 more")
+    await expect(page.get_by_role("main")).to_contain_text("4 waiting pods")
+    await page.get_by_label("Search", exact=True).fill("two")
+    await expect(rows).to_have_text(re.compile("vision/two(?!.* more)"))
 
 
 async def test_words_and_facets_narrow_all_lists_and_are_in_the_url(

@@ -214,13 +214,24 @@ async def test_the_ledger_of_a_budget_is_read_in_pages_by_those_who_may_see_its_
             (await shown.get(f"{path}?{query}", "for-a"))[0]
             for query in ("cursor=1-2-3", "cursor=-", f"cursor=1-{'9' * 20}", "from=soon")
         ]
-        wrong, _ = await shown.get("/api/v1/reports/showback?groupBy=colour", "for-a")
+        report = "/api/v1/reports/showback"
+        wrong, _ = await shown.get(f"{report}?groupBy=colour", "for-a")
+        known, _ = await shown.get(f"{report}?window=w", "for-a")
+        unknown = [
+            await shown.get(f"{report}?window={window}", token)
+            for window, token in (("2099-13", "for-a"), ("w", "for-b"))
+        ]
 
     assert (status, page["cursor"]) == (200, None)
     assert [entry["units"] for entry in page["entries"]] == ["1", "2", "3"]
     assert list(page["entries"][0])[:6] == ["id", "ts", "ns", "window", "kind", "lease"]
     assert rest["entries"] == page["entries"][1:]
-    assert (hidden, refused, wrong) == (404, [400] * 4, 400)
+    assert (hidden, refused, wrong, known) == (404, [400] * 4, 400, 200)
+    text = "no namespace that you may see has a window"
+    assert unknown == [
+        (400, {"error": f"{text} 2099-13; the latest are w"}),
+        (400, {"error": f"{text} yet"}),
+    ]
 
 
 RESIZE = "/api/v1/leases/p1/resize"

@@ -47,6 +47,7 @@ async def test_a_nats_whose_messages_are_too_small_is_warned_of() -> None:
 
     assert found.outcome is Outcome.WARN
     assert "at most 1048576 bytes" in found.text
+    assert "set max_payload of NATS" in found.fix
 
 
 SETTINGS = {"metadata": {"name": "settings"}, "data": {"LEASEHOLD_LOG_LEVEL": "info"}}

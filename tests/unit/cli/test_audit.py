@@ -97,7 +97,7 @@ PREEMPTED = with_use(account(), DeviceUse(exclusive=True, claimed_by=True))
 CLAIMING = replace(PREEMPTED, node=replace(PREEMPTED.node, used={"cpu": 100}))
 
 
-def counted(totals: NodeTotals, **use: int) -> Snapshot:
+def counted(totals: NodeTotals, **use: object) -> Snapshot:
     return facts(with_use(totals, structs.replace(totals.node.devices[0][1], **use)))
 
 
@@ -125,7 +125,8 @@ SOUND_CASES = {
 }
 CASES: dict[str, tuple[Any, ...]] = {
     "a total that is not the sum of its leases": (
-        counted(SOUND, memory_mib=4_000),
+        counted(SOUND, memory_mib=4_000, slots_taken="01"),
+        "S1 the ledger counts 01 as shares held, its leases add up to 1",
         "S1 the ledger counts 4000 MiB, its leases add up to 3000",
     ),
     "a lease copy of another size": (
@@ -148,10 +149,10 @@ CASES: dict[str, tuple[Any, ...]] = {
         ),
         "S1 leases take 18000 MiB, it has 15000",
     ),
-    "more cores and slots than the device has": (
+    "more cores and shares than the device has": (
         facts(account(*(small(f"p{slot}", slot) for slot in range(5)))),
         "S1 leases take 150 % of its cores, it has 100",
-        "S1 leases take 5 slots, it has 4",
+        "S1 leases take 5 shares, it has 4",
         "S1 share 4 is held, it has 4",
     ),
     "a slot that two containers hold": (
@@ -355,7 +356,7 @@ def test_a_device_that_its_node_has_not_reported_since_a_rebuild_is_not_judged_y
     later, _ = lasting_differences(found, seen, NOW + 15)
 
     assert not [each for each in first if each.invariant == "S1"]
-    assert [each.text for each in later if "slots" in each.text]
+    assert [each.text for each in later if "shares, it has 0" in each.text]
 
 
 def test_a_gang_that_counts_a_pod_that_is_gone_is_found() -> None:

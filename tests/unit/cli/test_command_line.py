@@ -129,6 +129,7 @@ def test_a_pod_may_be_named_as_kubectl_does_but_not_with_its_namespace(
         (("top", "--nodes=gpu-1"), "did you mean --node?"),
         (("top", "--sort", "core"), "did you mean cores?"),
         (("gpus", "all"), "leasehold gpus: error: unknown arguments: all\n"),
+        (("report", "--window", "w", "--from", "2031-05-01T00:00:00Z"), "omit it, or --from"),
     ],
 )
 def test_a_usage_error_names_what_was_probably_meant(

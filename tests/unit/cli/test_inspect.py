@@ -1,9 +1,13 @@
 """gpus, ps and top: what the API returns in, text out; and which fields it returns."""
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
+import yaml
 from msgspec import structs
 from rich.console import Group
 from rich.text import Text
@@ -11,7 +15,8 @@ from rich.text import Text
 from services.api.problems import Affected
 from services.cli.formats import FittedTable, age
 from services.cli.inspect import render
-from services.cli.terminal import print_text
+from services.cli.terminal import print_document, print_text
+from shared.model.bounds import printable_lines
 from shared.model.device import DeviceUse, Hardware, XidEvent
 from shared.model.ledger import WaitingPod
 from shared.model.names import DeviceUuid, Namespace, PodUid
@@ -145,6 +150,27 @@ def test_no_value_of_a_pod_changes_how_the_rest_is_shown(
     shown = r"[/x] [bold]\x1b[2J:smile:\u202e"
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines == ["VERDICT", shown, shown, "next line"]
+
+
+@pytest.mark.parametrize(
+    ("form", "read"),
+    [
+        ("json", json.loads),
+        ("yaml", yaml.safe_load),
+        ("jsonpath={.name}", lambda shown: {"name": shown.encode().decode("unicode_escape")}),
+    ],
+)
+@pytest.mark.parametrize("hostile", ["\x9b2J", "a\u202eb", "\x7f", "\U000e0001 \xe9"])
+def test_a_document_does_not_drive_a_terminal_and_is_read_as_it_is(
+    form: str, read: Callable[[str], Any], hostile: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_document({"name": hostile}, form)
+
+    shown = capsys.readouterr().out
+    assert printable_lines(shown) == shown
+    assert read(shown.replace("\xe9", r"\xe9")) == {"name": hostile}
+    print_document({"name": "caf\xe9"}, form)
+    assert "caf\xe9" in capsys.readouterr().out
 
 
 def test_leases_are_of_one_namespace_or_pod() -> None:

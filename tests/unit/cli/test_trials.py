@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import pytest
 from msgspec import structs
 
-from services.cli.plan.moves import MovePlan, nodes_for, plan_moves
-from services.cli.plan.render import forecast_text
+from services.cli.plan.moves import DefragView, MovePlan, nodes_for, plan_moves
+from services.cli.plan.render import forecast_text, moves_text
 from shared.kubernetes.manifests import pods_in
 from shared.model.device import NO_USE, with_claim
 from shared.model.lease import Lease, ends_by
@@ -242,6 +242,12 @@ def test_a_pod_that_fits_needs_no_move() -> None:
 
     assert found is not None
     assert not found.moves
+    text = drawn(moves_text(DefragView(pod="default/new", plan=found, stays=())))
+    room = f"none: {found.node} has room for it; `leasehold explain` says why it waits"
+    assert [line.rstrip() for line in text.splitlines()] == [
+        "pod         default/new",
+        f"plan        {room}",
+    ]
 
 
 @pytest.mark.parametrize(("start_of", "fits"), [("other", False), ("new", True)])

@@ -62,8 +62,8 @@ ALONE = part(sharing=SharingPolicy.EXCLUSIVE)
         (ALONE, [], ""),
         (part(), [ALONE], "exclusively"),
         (ALONE, [part()], "exclusively"),
-        (part(1), [part(1)] * 10, "10 slots"),
-        (part(1, slots=2), [part(1)] * 2, "2 slots"),
+        (part(1), [part(1)] * 10, "10 shares"),
+        (part(1, slots=2), [part(1)] * 2, "2 shares"),
     ],
 )
 def test_memory_cores_and_slots_are_given_out_once(
