@@ -58,6 +58,13 @@ class ApiCall:
                 f"{name}={text} is not a time such as 2031-05-01T00:00:00Z"
             ) from error
 
+    def period_ms(self) -> tuple[int | None, int | None]:
+        """Return the parameters `from` and `to`. Raises RequestError for an empty period."""
+        start, end = self.instant_ms("from"), self.instant_ms("to")
+        if start is not None and end is not None and start >= end:
+            raise RequestError(f"from={self.query['from']} is not before to={self.query['to']}")
+        return start, end
+
 
 Handler = Callable[[Any, ApiCall], Awaitable[Any]]
 H = TypeVar("H", bound=Handler)

@@ -68,8 +68,7 @@ async def cost_report(call: ApiCall, budgets: Budgets, prices: PriceFile) -> Cos
     step = call.query.get("step", "")
     if step not in STEPS_MS:
         raise RequestError(f"step={step} is not hour or day")
-    period = call.instant_ms("from"), call.instant_ms("to")
-    return await _report(call.viewer, budgets, prices, period, STEPS_MS[step])
+    return await _report(call.viewer, budgets, prices, call.period_ms(), STEPS_MS[step])
 
 
 async def allocation_report(

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -46,6 +46,7 @@ from shared.kubernetes.gpu_prices import PriceFile
 from shared.kubernetes.manifests import ManifestPod, pods_in
 from shared.ledger.budgets import Budgets
 from shared.ledger.showback import GROUPS, EntryRange, add_up, entries_of, entry_json, showback_view
+from shared.model.bounds import check_bounds
 from shared.model.budget import (
     BudgetHistory,
     BudgetsView,
@@ -109,7 +110,6 @@ OF_FINISHED = ("namespace", "node", "name")
 MOST_FINISHED = 500
 MOST_TRIED = 500
 ENTRIES_PER_PAGE = 1000
-LATEST_WINDOWS = 5
 IDLE = {"idle_after_s": "shares that have not been used for this long are marked as idle"}
 RANGE = {"range": "1h, 1d (the default) or 7d"}
 PERIOD = {"from": "RFC 3339", "to": "RFC 3339, exclusive"}
@@ -393,14 +393,9 @@ class ReadApi:
     )
     async def showback(self, call: ApiCall) -> ReportView:
         """Sum up the GPU time of the namespaces that the viewer may see."""
-        within = EntryRange(
-            window=call.query.get("window", ""),
-            from_ms=call.instant_ms("from"),
-            to_ms=call.instant_ms("to"),
-        )
+        start, end = call.period_ms()
+        within = EntryRange(window=call.query.get("window", ""), from_ms=start, to_ms=end)
         names = await self._charged_namespaces(call)
-        if within.window:
-            await self._check_window(within.window, names)
         group_by = [part for part in call.query.get("groupBy", "").split(",") if part] or GROUPS
         rows = showback_view(await add_up(self.budgets, names, within, group_by)).rows
         if within.to_ms is not None:
@@ -436,16 +431,6 @@ class ReadApi:
         """Report the GPU time and costs of namespaces in the form of OpenCost's API."""
         now = self.service.clock.now()
         return await allocation_report(call, self.budgets, self.prices, now)
-
-    async def _check_window(self, window: str, names: Iterable[Namespace]) -> None:
-        """Raise RequestError for a window that none of the namespaces has."""
-        known = {
-            each.id: each.start_ms for name in names for each in await self.budgets.windows(name)
-        }
-        if window not in known:
-            latest = sorted(known, key=known.__getitem__, reverse=True)[:LATEST_WINDOWS]
-            others = f"{window}; the latest are {', '.join(latest)}" if latest else "yet"
-            raise RequestError(f"no namespace that you may see has a window {others}")
 
     async def _charged_namespaces(self, call: ApiCall) -> list[Namespace]:
         names = await self.budgets.revisions()
@@ -545,6 +530,7 @@ class ReadApi:
         order = call.decode(GrantOrder)
         actor = call.viewer.name[:MAX_ACTOR]
         request = GrantRequest(namespace=namespace, actor=actor, **structs.asdict(order))
+        check_bounds(request, f"the grant to {namespace}")
         reply = await self.bus.request(request, GrantReply, timeout_s=GRANT_S)
         if reply.refusal:
             raise RequestError(reply.refusal)

@@ -40,6 +40,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except OSError as error:
+        if not error.filename:
+            raise
+        path = printable_lines(str(error.filename))
+        print(f"{name}: {path}: {error.strerror}: check the path", file=sys.stderr)
+        code = 2
     except LeaseholdError as error:
         print(printable_lines(f"{name}: {error}"), file=sys.stderr)
         code = _exit_code_of(error)

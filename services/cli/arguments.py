@@ -17,6 +17,7 @@ MINUTE_S = 60.0
 MAX_PLACERS = 64
 MAX_PORT = 65535
 ORDERS = tuple(order.value for order in NodeOrder)
+SORTS = ("memory", "cores", "idle", "pod", "node")
 TERMS = ("none", "exact", "double", "learned")
 FREE = "(default: free)"
 
@@ -85,6 +86,13 @@ WORKLOADS = (
 """What may stand before a slash in kubectl's arguments, and is no namespace."""
 
 
+def not_empty(text: str) -> str:
+    """Return the text. Raises ValueError for an empty one, as of a variable that is not set."""
+    if not text:
+        raise ValueError("must not be empty")
+    return text
+
+
 def pod_name(text: str) -> str:
     """Parse a pod's name, also as `kubectl get -o name` writes it (`pod/NAME`)."""
     before, _, name = text.rpartition("/")
@@ -121,7 +129,7 @@ def namespace(default: str | None = None, *, all_: bool = False) -> Any:
     """
     constants = {"-A --all-namespaces": ""} if all_ else {}
     text = f"namespace (default: {default or 'that of the context'})"
-    return argument(default, text, "-n", constants=constants)
+    return argument(default, text, "-n", constants=constants, read=not_empty)
 
 
 def selector(of: str) -> Any:
@@ -131,9 +139,9 @@ def selector(of: str) -> Any:
 
 def pod(nargs: str | None = None) -> Any:
     """Declare the argument for a pod."""
-    default = "" if nargs else ...
+    default, read = ("", pod_name) if nargs else (..., lambda text: pod_name(not_empty(text)))
     return argument(
-        default, "the pod's name", positional=True, metavar="POD", nargs=nargs, read=pod_name
+        default, "the pod's name", positional=True, metavar="POD", nargs=nargs, read=read
     )
 
 

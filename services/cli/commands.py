@@ -8,6 +8,7 @@ from services.cli.arguments import (
     MAX_PLACERS,
     MAX_PORT,
     ORDERS,
+    SORTS,
     TERMS,
     ClusterArguments,
     LedgerArguments,
@@ -17,6 +18,7 @@ from services.cli.arguments import (
     command,
     min_runtime,
     namespace,
+    not_empty,
     output,
     pod,
     pod_name,
@@ -151,9 +153,6 @@ class Ps(UsageArguments):
     watch: bool = watch()
     selector: str = selector("pods")
     output: str = output("wide", "name")
-
-
-SORTS = ("memory", "cores", "idle", "pod", "node")
 
 
 @command("top", "inspect.views:top", "-A", "--sort idle -n team-a", "--once --node gpu-1", "--json")
@@ -376,14 +375,13 @@ class BudgetArguments(ClusterArguments):
 
     watch: bool = watch()
     output: str = output("wide", "name")
-
     words: tuple[str, ...] = argument(
         (),
         "a namespace; or: grant NAMESPACE MINUTES",
         positional=True,
         nargs="*",
         metavar="NAMESPACE",
-        read=str,
+        read=not_empty,
     )
     reason: str = argument("", "reason for the grant, stored in the ledger")
 
@@ -412,7 +410,7 @@ class Report(UsageArguments):
         "unleased, with their costs; as csv, in the columns of FOCUS",
     )
     step: str = argument(
-        "", "with --cost: one row per hour or day; default of csv: day", one_of=("", "hour", "day")
+        "", "with --cost: one row per hour or day; default of csv: day", one_of=("hour", "day")
     )
     idle: bool = argument(
         False,
@@ -425,8 +423,6 @@ class Report(UsageArguments):
         of_cost = {"--window": self.window, "--group-by": self.group_by}
         unused = of_cost if self.cost else of_cost | of_idle if self.idle else {}
         used = {**unused, "--idle": self.cost and self.idle}
-        if self.window and (self.from_ or self.to):
-            raise RequestError("--window reports all of a window: omit it, or --from and --to")
         if names := ", ".join(name for name, value in used.items() if value):
             what = "--cost reports all GPUs" if self.cost else "--idle reports what is held now"
             raise RequestError(f"{what}: omit {names}")
@@ -439,7 +435,6 @@ class PreemptionsArguments(ClusterArguments):
     """Show preemptions and evictions, or the pods that would be evicted for a pod."""
 
     watch: bool = watch()
-
     dry_run: str = argument(
         "", "show which pods would be evicted for this pod", metavar="POD", read=pod_name
     )
@@ -447,6 +442,11 @@ class PreemptionsArguments(ClusterArguments):
     min_runtime_s: float | None = argument(
         None, "with --dry-run, instead of the binder's setting", metavar="SECONDS"
     )
+
+    def check(self) -> None:
+        """Raise RequestError for flags that have no effect without --dry-run."""
+        if not self.dry_run and (self.namespace or self.min_runtime_s is not None):
+            raise RequestError("-n and --min-runtime-s have an effect with --dry-run POD only")
 
 
 @command(

@@ -1,6 +1,6 @@
 """Showback: usage by window, namespace, model and class, added up from the ledger."""
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from shared.ledger.budgets import Budgets
@@ -16,6 +16,7 @@ from shared.model.errors import RequestError
 from shared.model.names import Namespace
 
 GROUPS = ("namespace", "model", "class")
+LATEST_WINDOWS = 5
 
 
 @dataclass(slots=True)
@@ -99,16 +100,18 @@ class EntryRange:
 
 async def add_up(
     store: Budgets,
-    namespaces: Iterable[Namespace],
+    namespaces: Collection[Namespace],
     entry_range: EntryRange,
     group_by: Sequence[str] = GROUPS,
 ) -> list[ShowbackRow]:
     """Add up the ledgers of namespaces, sorted, with one page and the IDs of leases in memory.
 
-    Raises RequestError for an unknown group.
+    Raises RequestError for an unknown group, and for a window that no namespace has.
     """
     if unknown := [name for name in group_by if name not in GROUPS]:
         raise RequestError(f"groupBy={unknown[0]} is not one of {', '.join(GROUPS)}")
+    if entry_range.window:
+        await _check_window(store, namespaces, entry_range.window)
     rows: dict[tuple[str, str, str, str], ShowbackRow] = {}
     leases: dict[tuple[str, str, str, str], set[str]] = {}
     for namespace in namespaces:
@@ -126,6 +129,14 @@ async def add_up(
     for key, ids in leases.items():
         rows[key].leases = len(ids)
     return [rows[key] for key in sorted(rows)]
+
+
+async def _check_window(store: Budgets, namespaces: Iterable[Namespace], window: str) -> None:
+    known = {each.id: each.start_ms for name in namespaces for each in await store.windows(name)}
+    if window not in known:
+        latest = sorted(known, key=known.__getitem__, reverse=True)[:LATEST_WINDOWS]
+        others = f"the latest are {', '.join(latest)}" if latest else "none has begun"
+        raise RequestError(f"no namespace that you may see has a window {window}: {others}")
 
 
 async def entries_of(

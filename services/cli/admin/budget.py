@@ -101,6 +101,8 @@ def budget(flags: BudgetArguments) -> int:
         raise RequestError(
             f"{' '.join(flags.words)!r} is neither a namespace nor `grant NAMESPACE MINUTES`"
         )
+    if flags.reason:
+        raise RequestError("--reason has an effect with grant NAMESPACE MINUTES only")
     api, namespace = ApiClient(flags), "".join(flags.words)
     wide = flags.output == "wide"
 

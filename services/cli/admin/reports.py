@@ -20,6 +20,7 @@ from shared.kubernetes.paths import objects_path
 from shared.model.bounds import printable_lines
 from shared.model.budget import IdleHolder, IdleView, ReportView
 from shared.model.costs.cost_records import USES, CostLine, CostView
+from shared.model.errors import RequestError
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quantity import timestamp
 from shared.model.views import View
@@ -31,6 +32,8 @@ def report(flags: Report) -> int:
         return report_idle(flags)
     if flags.cost:
         return report_costs(flags)
+    if flags.window and (flags.from_ or flags.to):
+        raise RequestError("--window reports all of a window: omit it, or --from and --to")
     api = ApiClient(flags)
     query = {"window": flags.window, "from": flags.from_, "to": flags.to}
     found = api.get("/api/v1/reports/showback", ReportView, groupBy=flags.group_by, **query)

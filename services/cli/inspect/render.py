@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
-def gpus(view: GpusView, width: int, *, wide: bool = False) -> RenderableType:
+def gpus(
+    view: GpusView, width: int, *, wide: bool = False, narrowed: bool = False
+) -> RenderableType:
     """Draw a bar per device in `width` columns, one letter per lease, and the leases below.
 
-    `wide`: with the UUIDs of the devices, and what their sensors read.
+    `wide`: with the UUIDs of the devices, and what their sensors read. `narrowed`: others exist.
     """
     blocks: list[RenderableType] = []
     for node in view.nodes:
@@ -46,6 +48,8 @@ def gpus(view: GpusView, width: int, *, wide: bool = False) -> RenderableType:
                 sensors = _sensors(device.hardware) if device.hardware else ()
                 blocks.append(Text("; ".join([f"      {device.uuid}", *sensors]), style="dim"))
     if not blocks:
+        if narrowed:
+            return Text("no such node has reported a device")
         return Text("no node has reported a device yet: are the node agents running?")
     return Group(*blocks, *notes(view))
 
@@ -62,7 +66,9 @@ def _sensors(hardware: Hardware) -> Iterator[str]:
     yield from (f"Xid {xid.number}: {xid.meaning}" for xid in hardware.xids)
 
 
-def ps(view: LeasesView, *, namespace: str = "", wide: bool = False) -> RenderableType:
+def ps(
+    view: LeasesView, *, namespace: str = "", wide: bool = False, narrowed: bool = False
+) -> RenderableType:
     """List leases, then waiting pods with the reason; `wide`: with starts, ends, UIDs, UUIDs.
 
     Pods of a gang that wait for the same reason are one row, unless it is `wide`.
@@ -76,7 +82,7 @@ def ps(view: LeasesView, *, namespace: str = "", wide: bool = False) -> Renderab
     )
     for lease in view.leases:
         leases.add_row(*_lease_row(lease, view.read_at))
-    blocks: list[RenderableType] = [leases if view.leases else _no_lease(namespace)]
+    blocks: list[RenderableType] = [leases if view.leases else _no_lease(namespace, narrowed)]
     blocks += [Text(line, style="red") for line in dict.fromkeys(_fault_lines(view))]
     if view.waiting:
         titles = ("WAITING", "FOR", "START", "REASON")
@@ -92,9 +98,9 @@ def ps(view: LeasesView, *, namespace: str = "", wide: bool = False) -> Renderab
     return Group(*blocks, *notes(view))
 
 
-def _no_lease(namespace: str) -> Text:
+def _no_lease(namespace: str, narrowed: bool) -> Text:
     where = f" in namespace {namespace}; -A shows all namespaces" if namespace else ""
-    return Text(f"no pod holds a lease{where}")
+    return Text(f"no {'such ' if narrowed else ''}pod holds a lease{where}")
 
 
 def _fault_lines(view: LeasesView) -> Iterator[str]:
@@ -295,7 +301,14 @@ def top_view(rows: Sequence[TopRow], view: LeasesView) -> TopView:
     return TopView(shares=tuple(rows), unmeasured_nodes=view.unmeasured_nodes)
 
 
-def top_table(rows: Sequence[TopRow], view: LeasesView, *, wide: bool = False) -> RenderableType:
+def top_table(
+    rows: Sequence[TopRow],
+    view: LeasesView,
+    *,
+    namespace: str = "",
+    wide: bool = False,
+    narrowed: bool = False,
+) -> RenderableType:
     """List the shares: use of the lease, in MiB and percent of the device's cores."""
     listed = FittedTable(
         *("POD", "CONTAINER", "NODE", "GPU", "MIB", "CORES", "PROCESSES", "NOT USED FOR"),
@@ -318,7 +331,7 @@ def top_table(rows: Sequence[TopRow], view: LeasesView, *, wide: bool = False) -
             row.device,
             style="yellow" if row.usage.idle else "",
         )
-    return Group(listed if rows else _no_lease(""), *notes(view))
+    return Group(listed if rows else _no_lease(namespace, narrowed), *notes(view))
 
 
 def _idle_text(row: TopRow, now: float) -> str:

@@ -17,7 +17,7 @@ from services.cli.arguments import own_schedulers
 from services.cli.commands import Explain, Gpus, Ps, Top, Topology, Trace, Version
 from services.cli.terminal import program
 from shared.kubernetes.paths import objects_path
-from shared.model.errors import LeaseholdError
+from shared.model.errors import LeaseholdError, RequestError
 from shared.model.views import (
     GpusView,
     LeasesView,
@@ -52,7 +52,12 @@ def gpus(flags: Gpus) -> int:
     def show(view: GpusView) -> "RenderableType":
         from services.cli.inspect import render
 
-        return render.gpus(view, terminal.terminal_width(), wide=flags.output == "wide")
+        return render.gpus(
+            view,
+            terminal.terminal_width(),
+            wide=flags.output == "wide",
+            narrowed=bool(flags.selector),
+        )
 
     return terminal.present(flags, read, show, _gpu_names)
 
@@ -68,7 +73,12 @@ def ps(flags: Ps) -> int:
     def show(view: LeasesView) -> "RenderableType":
         from services.cli.inspect import render
 
-        return render.ps(view, namespace=flags.namespace, wide=flags.output == "wide")
+        return render.ps(
+            view,
+            namespace=flags.namespace,
+            wide=flags.output == "wide",
+            narrowed=bool(flags.pod or flags.selector),
+        )
 
     def read() -> LeasesView:
         return _leases(api, flags, name=flags.pod)
@@ -114,7 +124,10 @@ def top(flags: Top) -> int:
         return top_view(top_rows(view, sort=flags.sort, node=flags.node), view)
 
     def show(found: TopView) -> "RenderableType":
-        return top_table(found.shares, view, wide=wide)
+        narrowed = bool(flags.node or flags.selector)
+        return top_table(
+            found.shares, view, namespace=flags.namespace, wide=wide, narrowed=narrowed
+        )
 
     if flags.once or flags.output not in {"", "wide"} or not sys.stdout.isatty():
         return terminal.present(
@@ -209,6 +222,8 @@ def trace(flags: Trace) -> int:
 def _trace_in(directory: Path, flags: Trace) -> TraceView | None:
     from shared.runtime.span_files import read_spans, span_views
 
+    if not directory.is_dir():
+        raise RequestError(f"--trace-dir {directory} is not a directory: name one with spans")
     spans = read_spans(directory, namespace=flags.namespace, name=flags.pod)
     return TraceView(trace=spans[-1].trace, spans=span_views(spans)) if spans else None
 
@@ -217,7 +232,11 @@ def _trace_of_api(flags: Trace) -> TraceView | None:
     """Return the trace of a pod by its name, which the API may know only by its UID."""
     api = ApiClient(flags)
     try:
-        return api.get(f"/api/v1/traces/{quote(flags.namespace)}/{quote(flags.pod)}", TraceView)
+        return api.get(
+            "/api/v1/traces/"
+            + "/".join(quote(each, safe="") for each in (flags.namespace, flags.pod)),
+            TraceView,
+        )
     except RefusedError as error:
         if error.status != 404:
             raise

@@ -217,6 +217,11 @@ async def test_the_ledger_of_a_budget_is_read_in_pages_by_those_who_may_see_its_
         report = "/api/v1/reports/showback"
         wrong, _ = await shown.get(f"{report}?groupBy=colour", "for-a")
         known, _ = await shown.get(f"{report}?window=w", "for-a")
+        reverse = "from=2031-05-02T00:00:00Z&to=2031-05-01T00:00:00Z"
+        reversed_ = [
+            await shown.get(f"/api/v1/reports/{kind}?{reverse}", "for-a")
+            for kind in ("showback", "costs")
+        ]
         unknown = [
             await shown.get(f"{report}?window={window}", token)
             for window, token in (("2099-13", "for-a"), ("w", "for-b"))
@@ -227,10 +232,12 @@ async def test_the_ledger_of_a_budget_is_read_in_pages_by_those_who_may_see_its_
     assert list(page["entries"][0])[:6] == ["id", "ts", "ns", "window", "kind", "lease"]
     assert rest["entries"] == page["entries"][1:]
     assert (hidden, refused, wrong, known) == (404, [400] * 4, 400, 200)
+    order = "from=2031-05-02T00:00:00Z is not before to=2031-05-01T00:00:00Z"
+    assert reversed_ == [(400, {"error": order})] * 2
     text = "no namespace that you may see has a window"
     assert unknown == [
-        (400, {"error": f"{text} 2099-13; the latest are w"}),
-        (400, {"error": f"{text} yet"}),
+        (400, {"error": f"{text} 2099-13: the latest are w"}),
+        (400, {"error": f"{text} w: none has begun"}),
     ]
 
 
@@ -323,11 +330,12 @@ async def test_what_another_site_or_a_mistake_sends_does_nothing(serve: Any) -> 
         unknown = await shown.post("/api/v1/leases/p9/resize", SIZE, "token-of-root")
         hidden = await shown.post(RESIZE, SIZE, "token-of-stranger")
         large = await shown.post(GRANT, MINUTES | {"reason": "x" * 300_000}, "token-of-root")
+        long = await shown.post(GRANT.replace("default", "a" * 300), MINUTES, "token-of-root")
         nothing = list(receivers.received)
         no_number = await shown.post(GRANT, MINUTES | {"minutes": "no"}, "token-of-root")
 
-    statuses = [each[0] for each in (form, negative, unknown, hidden, large)]
-    assert (statuses, nothing) == ([415, 400, 404, 404, 413], [])
+    statuses = [each[0] for each in (form, negative, unknown, hidden, large, long)]
+    assert (statuses, nothing) == ([415, 400, 404, 404, 413, 400], [])
     assert no_number == (400, {"error": "no is not a number"})
 
 

@@ -129,6 +129,12 @@ def test_a_pod_may_be_named_as_kubectl_does_but_not_with_its_namespace(
         (("top", "--nodes=gpu-1"), "did you mean --node?"),
         (("top", "--sort", "core"), "did you mean cores?"),
         (("gpus", "all"), "leasehold gpus: error: unknown arguments: all\n"),
+        (("trace", ""), "argument POD: '' must not be empty"),
+        (("explain", "p", "-n", ""), "argument -n/--namespace: '' must not be empty"),
+        (("budget", "grant", "", "5"), "argument NAMESPACE: '' must not be empty"),
+        (("budget", "a", "--reason", "why"), "--reason has an effect with grant"),
+        (("preemptions", "-n", "a"), "have an effect with --dry-run POD only"),
+        (("report", "--cost", "--step", "week"), "'week' is not one of hour, day"),
         (("report", "--window", "w", "--from", "2031-05-01T00:00:00Z"), "omit it, or --from"),
     ],
 )
@@ -210,6 +216,23 @@ def test_an_audit_of_checkpoints_in_a_missing_directory_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert code_of("audit", "--agents", str(tmp_path / "none")) == 2
+    assert "none is not a directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv", [("status", "--state"), ("audit", "--agents"), ("trace", "p", "--trace-dir")]
+)
+def test_a_path_that_cannot_exist_is_refused(
+    argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of(*argv, "a" * 300) == 2
+    assert "File name too long: check the path" in capsys.readouterr().err
+
+
+def test_traces_in_a_missing_directory_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of("trace", "p", "-n", "a", "--trace-dir", str(tmp_path / "none")) == 2
     assert "none is not a directory" in capsys.readouterr().err
 
 

@@ -113,6 +113,20 @@ def test_gpus_shows_what_sensors_read_if_there_is_room() -> None:
 
 def test_gpus_without_a_device_prints_what_to_check() -> None:
     assert "are the node agents running?" in drawn(render.gpus(EMPTY.gpus(), 80))
+    assert "no such node" in drawn(render.gpus(EMPTY.gpus(), 80, narrowed=True))
+
+
+def test_an_empty_list_names_its_namespace_and_whether_it_is_narrowed() -> None:
+    empty = EMPTY.leases()
+    texts = [
+        drawn(render.ps(empty, namespace="a", narrowed=True)),
+        drawn(render.top_table((), empty, namespace="a")),
+    ]
+
+    assert [text.strip() for text in texts] == [
+        "no such pod holds a lease in namespace a; -A shows all namespaces",
+        "no pod holds a lease in namespace a; -A shows all namespaces",
+    ]
 
 
 def test_ps_lists_leases_and_waiting_pods() -> None:
