@@ -4,25 +4,28 @@ A fresh region is drafted in the parent directory, which no container can write 
 one step. The file is left sparse, as the library itself leaves it: two megabytes to its readers,
 some kilobytes on disk.
 
-Of a region in use only the limits and their switch are written. Amounts of memory hold from the
-container's next allocation on, core limits for processes that start later, the switch within a
-fraction of a second. Each field is one aligned write, which a process that has the file mapped sees
-whole.
+Of a region in use only the limits and their switch are written, and what the library did not find
+out about a process. Amounts of memory hold from the container's next allocation on, core limits for
+processes that start later, the switch within a fraction of a second. Each field is one aligned
+write, which a process that has the file mapped sees whole.
 """
 
+import contextlib
 import os
 import stat
+import struct
 import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 
-from services.node_agent.isolation.region import Region, Tampered
+from services.node_agent.isolation.region import Region, Slot, Tampered
 from services.node_agent.isolation.region_image import (
     RegionSeed,
     corrections_of,
     image_of,
     pieces_of,
 )
-from services.node_agent.isolation.region_layouts import V1_2
+from services.node_agent.isolation.region_layouts import V1_2, RegionLayout
 from services.node_agent.isolation.region_reader import open_region, read_region
 from shared.dialects.dialect import ContainerSetup
 from shared.dialects.hami_core import OVERRIDES, overrides
@@ -30,6 +33,8 @@ from shared.model.errors import UnavailableError
 
 MODE = 0o666
 """The container's processes may run as any user."""
+TRIES = 5
+_I32, _U64, _USED = struct.Struct("<i"), struct.Struct("<Q"), struct.Struct("<5Q")
 
 
 def write_overrides(setup: ContainerSetup) -> None:
@@ -63,17 +68,60 @@ def write_limits(path: PurePath, seed: RegionSeed) -> bool:
     corrections = list(corrections_of(region, seed))
     if not corrections:
         return False
+    with _opened(path) as descriptor:
+        for at, piece, _ in corrections:
+            os.pwrite(descriptor, piece, at)
+    return True
+
+
+def identify(
+    path: PurePath, layout: RegionLayout, slot: Slot, host_pid: int, contexts: Mapping[int, int]
+) -> None:
+    """Write the PID that a process has on the node into its record, and what its contexts take.
+
+    `contexts` are bytes by the device's position, for devices of which none are counted.
+    Raises UnavailableError if there is no region.
+    """
+    at = layout.slot_at(slot.index)
+    with _opened(path) as descriptor:
+        if os.pread(descriptor, _I32.size, at) != _I32.pack(slot.pid):
+            return  # it has ended, or its record was moved: the next scan finds it
+        os.pwrite(descriptor, _I32.pack(host_pid), at + _I32.size)
+        for position, amount in contexts.items():
+            used = at + layout.slot.used + position * layout.slot.used_size
+            _count_context(descriptor, used, amount)
+
+
+def _count_context(descriptor: int, at: int, amount: int) -> None:
+    """Add a context to the memory of a process, which adds and subtracts what it allocates itself.
+
+    It does so to the kind of memory and to the total: if it does while the total is written here,
+    their difference shows it, and the total is written again.
+    """
+    known, *kinds, total = _USED.unpack(os.pread(descriptor, _USED.size, at))
+    if known:
+        return
+    beside = total - sum(kinds)
+    os.pwrite(descriptor, _U64.pack(amount), at)
+    for _ in range(TRIES):
+        context, *kinds, total = _USED.unpack(os.pread(descriptor, _USED.size, at))
+        wanted = beside + context + sum(kinds)
+        if total == wanted or not 0 <= wanted < 1 << 64:
+            return
+        os.pwrite(descriptor, _U64.pack(wanted), at + _USED.size - _U64.size)
+
+
+@contextlib.contextmanager
+def _opened(path: PurePath) -> Iterator[int]:
     descriptor = open_region(path, os.O_RDWR)
     if not isinstance(descriptor, int):
         raise _unusable(path, descriptor)
     try:
-        for at, piece, _ in corrections:
-            os.pwrite(descriptor, piece, at)
+        yield descriptor
     except OSError as error:
         raise UnavailableError(f"the region {path}: {error.strerror}") from error
     finally:
         os.close(descriptor)
-    return True
 
 
 def _unusable(path: PurePath, found: Tampered | None) -> UnavailableError:

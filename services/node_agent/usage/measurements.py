@@ -5,11 +5,11 @@ container can forge the first, and the second does not include memory held in re
 value counts.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from services.node_agent.gpus.inventory import GpuProcess
-from services.node_agent.isolation.region import DeviceSums, Region, Tampered, sums
+from services.node_agent.isolation.region import DeviceSums, Region, Slot, Tampered, sums
 from services.node_agent.isolation.region_image import altered_limits
 from services.node_agent.mig.instances import MigInstance
 from services.node_agent.usage.attribution import AttributedProcess
@@ -58,6 +58,24 @@ class MeasuredShare:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnidentifiedProcess:
+    """A process that HAMi-core did not find among those of the driver, or took another one for it.
+
+    The library compares the driver's lists from before and after it makes a context: processes of
+    other containers that start at that moment mislead it. Then it limits the cores by the usage of
+    another process, or not at all, and does not count the memory of the context.
+    """
+
+    slot: Slot
+    """Its record in the region."""
+    host_pid: int
+    """Its PID on the node."""
+    contexts: Mapping[int, int]
+    """Bytes by position of the device that the driver reports beyond those counted, for devices of
+    which no context is counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredContainer:
     """Usage of one container."""
 
@@ -70,6 +88,7 @@ class MeasuredContainer:
     """PIDs (in the container) of processes whose new allocations HAMi-core does not count."""
     stuck: str = ""
     """Why its processes hang in HAMi-core, if they do."""
+    unidentified: tuple[UnidentifiedProcess, ...] = ()
     uncapped: bool = False
     """HAMi-core cannot limit the cores of one of its processes."""
     altered: tuple[str, ...] = ()
@@ -119,6 +138,9 @@ def measure_container(
         lost_pids=()
         if readable is None
         else tuple(sorted(slot.pid for slot in readable.lost(living))),
+        unidentified=()
+        if readable is None
+        else tuple(_unidentified(readable, shares, processes, living)),
         stuck=scan.stuck.get(container.key, ""),
         uncapped=container.key in scan.uncapped,
         altered=altered_limits(readable, seed) if readable is not None and seed else (),
@@ -164,10 +186,40 @@ def region_sums(
 
     Shares come in the order in which the container numbers its devices.
     """
+    return [sums(region, place, living) for place in _positions(region, shares)]
+
+
+def _positions(region: Region, shares: Sequence[Share]) -> Sequence[int]:
     named = region.uuids[: len(shares)]
     if len(set(named)) == len(shares) and set(named) == {share.device for share in shares}:
-        return [sums(region, named.index(share.device), living) for share in shares]
-    return [sums(region, place, living) for place in range(len(shares))]
+        return [named.index(share.device) for share in shares]
+    return range(len(shares))
+
+
+def _unidentified(
+    region: Region,
+    shares: Sequence[Share],
+    processes: Sequence[AttributedProcess],
+    living: Set[int] | None,
+) -> Iterator[UnidentifiedProcess]:
+    """Yield processes whose PID on the node differs from that in the region, or lacks a context."""
+    by_inner: dict[int, list[AttributedProcess]] = {}
+    for one in processes:
+        by_inner.setdefault(one.origin.inner_pid, []).append(one)
+    positions = _positions(region, shares)
+    for slot in region.processes(living):
+        found = by_inner.get(slot.pid, [])
+        if len({one.process.pid for one in found}) != 1:
+            continue  # the driver does not list it, or several containers of a claim have the PID
+        used = {one.device: one.process.memory_bytes or 0 for one in found}
+        contexts = {
+            place: used.get(share.device, 0) - slot.total[place]
+            for share, place in zip(shares, positions, strict=True)
+            if not slot.context[place] and used.get(share.device, 0) > slot.total[place]
+        }
+        host_pid = found[0].process.pid
+        if contexts or slot.host_pid != host_pid:
+            yield UnidentifiedProcess(slot=slot, host_pid=host_pid, contexts=contexts)
 
 
 def _uncounted_pids(

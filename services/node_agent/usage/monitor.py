@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from services.node_agent.gpus.driver import SampleDevices
 from services.node_agent.isolation.region import Region
 from services.node_agent.isolation.region_reader import read_region
-from services.node_agent.isolation.region_writer import seed_region
+from services.node_agent.isolation.region_writer import identify, seed_region
 from services.node_agent.kubelet.cgroups import processes_of, read_origin
 from services.node_agent.kubelet.pods import ClaimHolding, KubeletPod, ProcessOrigin
 from services.node_agent.mig.instances import ListInstances, MigInstance
@@ -168,6 +168,9 @@ class UsageMonitor(Collector):
         self._idle = IdleShares()
         self._unrestored: set[ContainerKey] = set()
         """Containers whose limits the latest scan could not restore."""
+        self._identified: set[tuple[ContainerKey, int]] = set()
+        """Processes, by PID in the container, whose PIDs on the node the latest scan has written:
+        of these alone the library counts no context later."""
 
     async def run(self) -> None:
         """Scan periodically until cancelled."""
@@ -231,6 +234,7 @@ class UsageMonitor(Collector):
         snapshot = build_snapshot(scan)
         altered = {use.container.key for use in snapshot.containers if use.lacks_limits}
         await self._restore(altered, complete=complete)
+        await self._identify(snapshot.containers)
         self.snapshot = replace(snapshot, scan_s=max(0.0, self.clock.now() - began))
         self._idle.observe(snapshot.containers, began)
         if self.last_uses is not None:
@@ -369,6 +373,27 @@ class UsageMonitor(Collector):
                 if one.key not in self._unrestored:
                     logger.warning("altered limits could not be restored: %s", error)
         self._unrestored = failed
+
+    async def _identify(self, containers: Sequence[MeasuredContainer]) -> None:
+        """Tell HAMi-core which processes are its own, where it did not find that out."""
+        written = set[tuple[ContainerKey, int]]()
+        for use in containers:
+            path = use.container.region_path
+            for one in use.unidentified:
+                if path is None or not isinstance(use.region, Region):
+                    continue
+                key = (use.container.key, one.slot.pid)
+                contexts = one.contexts if key in self._identified else {}
+                if not contexts and one.slot.host_pid == one.host_pid:
+                    continue
+                if one.slot.host_pid == 0:
+                    written.add(key)
+                layout = use.region.layout
+                writing = asyncio.to_thread(
+                    identify, path, layout, one.slot, one.host_pid, contexts
+                )
+                await self._known(writing, None)
+        self._identified = written
 
     def _report(self, violations: Sequence[ViolationFound]) -> None:
         now = self.clock.ticks()

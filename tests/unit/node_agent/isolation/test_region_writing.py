@@ -1,6 +1,7 @@
 """Seeding regions, and changing the limits of those in use."""
 
 import os
+import struct
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,10 +21,10 @@ from services.node_agent.isolation.region_image import (
 )
 from services.node_agent.isolation.region_layouts import LAYOUTS, V1_2, RegionLayout
 from services.node_agent.isolation.region_reader import read_region
-from services.node_agent.isolation.region_writer import seed_region, write_limits
+from services.node_agent.isolation.region_writer import identify, seed_region, write_limits
 from shared.dialects.dialect import ContainerSetup, Mount
 from shared.model.errors import RequestError, UnavailableError
-from tests.support.node_agent.regions import SEED, at, fresh, process, write
+from tests.support.node_agent.regions import MIB, SEED, at, fresh, process, write
 
 GIB = 1 << 30
 amounts = st.integers(1, (1 << 63) - 1)
@@ -269,3 +270,47 @@ def test_hami_core_15_locks_held_by_the_library_do_not_block(tmp_path: Path) -> 
     assert isinstance(region, Region)
     assert region.memory_limits[0] == GIB
     assert region.locked
+
+
+def test_a_context_is_counted_beside_what_the_process_allocates_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, write_at = at(tmp_path / "c"), os.pwrite
+    image = fresh()
+    process(image, 0, 7, totals=(200 * MIB, 100 * MIB))
+    write(place, image)
+    others = iter((10, 20, 30))
+
+    def allocating(descriptor: int, data: bytes, offset: int) -> int:
+        total = V1_2.slot_at(0) + V1_2.slot.used + 32
+        more = next(others, 0) * MIB if offset == total else 0
+        for at_byte in (total - 16, total):
+            (known,) = struct.unpack("<Q", os.pread(descriptor, 8, at_byte))
+            write_at(descriptor, struct.pack("<Q", known + more), at_byte)
+        return write_at(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", allocating)
+    region = read_region(place)
+    assert isinstance(region, Region)
+    identify(place, region.layout, region.slots[0], 70, {0: 518 * MIB})
+
+    found = read_region(place)
+    assert isinstance(found, Region)
+    (slot,) = found.slots
+    assert (slot.host_pid, slot.context[0], slot.buffer[0]) == (70, 518 * MIB, 260 * MIB)
+    assert slot.total[:2] == (778 * MIB, 100 * MIB)
+
+
+def test_a_record_that_another_process_has_by_now_is_not_changed(tmp_path: Path) -> None:
+    place = at(tmp_path / "c")
+    image = fresh()
+    process(image, 0, 7, totals=(200 * MIB,))
+    write(place, image)
+    region = read_region(place)
+    assert isinstance(region, Region)
+    process(image, 0, 8, totals=(100 * MIB,), host_pid=80)
+    write(place, image)
+
+    identify(place, region.layout, region.slots[0], 70, {0: 518 * MIB})
+
+    assert place.read_bytes() == bytes(image)

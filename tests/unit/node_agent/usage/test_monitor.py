@@ -10,9 +10,12 @@ from prometheus_client import generate_latest
 from prometheus_client.openmetrics import parser as openmetrics
 
 from services.node_agent.gpus.inventory import DeviceSample
+from services.node_agent.isolation.region import Region, Slot
 from services.node_agent.isolation.region_layouts import V1_2
+from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.usage.idle_shares import LastUseFile
+from services.node_agent.usage.leased_containers import LeasedContainer
 from shared.dialects.dialect import ContainerSetup
 from shared.model.bounds import MOST_MIB
 from shared.model.device import Hardware, XidEvent
@@ -227,6 +230,42 @@ async def test_a_process_that_the_driver_does_not_list_counts_while_it_lives(
     assert list(found["hami_vgpu_memory_used_bytes"].values()) == [300 * MIB]
     assert "leasehold_container_memory_drift_bytes" not in found
     assert "HostGPUMemoryUsage" not in found
+
+
+async def test_a_process_that_the_library_did_not_find_is_written_into_the_region(
+    world: MonitorWorld,
+) -> None:
+    tenant = computing(world)
+    world.add_process(tenant, 71, inner=8, mib=718)
+    world.add_process(tenant, 72, inner=9)
+    with rewritten(tenant.region_path) as image:
+        process(image, 1, 8, totals=(200 * MIB,), host_pid=0)
+        process(image, 2, 9, totals=(300 * MIB,), host_pid=70)
+    before = slots_of(tenant)
+
+    await world.monitor.scan()
+    found = slots_of(tenant)
+    await world.monitor.scan()
+    counted = slots_of(tenant)
+    await world.monitor.scan()
+
+    assert [slot.host_pid for slot in found] == [70, 71, 72]
+    assert [replace(slot, host_pid=0) for slot in found] == [
+        replace(slot, host_pid=0) for slot in before
+    ]
+    assert [(slot.context[0], slot.total[0]) for slot in counted] == [
+        (0, 300 * MIB),
+        (518 * MIB, 718 * MIB),
+        (0, 300 * MIB),
+    ]
+    assert slots_of(tenant) == counted
+
+
+def slots_of(tenant: LeasedContainer) -> tuple[Slot, ...]:
+    assert tenant.region_path is not None
+    region = read_region(tenant.region_path)
+    assert isinstance(region, Region)
+    return region.slots
 
 
 async def test_a_scrape_causes_no_requests(world: MonitorWorld) -> None:

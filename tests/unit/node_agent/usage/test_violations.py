@@ -265,11 +265,13 @@ def test_a_lock_that_changes_hands_is_not_stuck() -> None:
         assert not symptoms.observe({KEY: region(7 + number % 2)}, None, 5.0 * number)[0]
 
 
-async def test_a_capped_process_whose_pid_hami_core_does_not_find_is_reported_once_it_stays_so(
+async def test_a_capped_process_whose_pid_nobody_finds_is_reported_once_it_stays_so(
     world: MonitorWorld,
 ) -> None:
     tenant = computing(world)
+    listed = world.driver.samples
     world.add_process(tenant, 71, inner=8, mib=200)
+    world.driver.samples = listed
     with rewritten(tenant.region_path) as image:
         process(image, 1, 8, totals=(200 * MIB,), host_pid=0)
 
