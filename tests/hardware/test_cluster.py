@@ -1,8 +1,10 @@
 """`leasehold up --gpus local`: the node agent of production on the GPU of this machine."""
 
 import asyncio
+import contextlib
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,12 +20,12 @@ from tests.support.stack import Stack, gpu_pod, stack
 from tests.support.waiting import until
 
 LIMIT = 4000
-BUSY_S = 100
+BUSY_S, TOGETHER_S = 100, 24
 WATCHED_S = 10.0
 
 
-def pod(machine: Machine, name: str, *commands: str) -> dict[str, Any]:
-    limits = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": LIMIT}
+def pod(machine: Machine, name: str, *commands: str, cores: int = 0) -> dict[str, Any]:
+    limits = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": LIMIT, "nvidia.com/gpucores": cores}
     made = gpu_pod(name, limits, restartPolicy="Never")
     made["spec"]["containers"][0]["command"] = [str(machine.folder / "gpu-load"), *commands]
     return made
@@ -38,6 +40,51 @@ async def measured(up: Stack, name: str) -> dict[str, Any]:
 def cpu_s(pid: int) -> float:
     """Return the seconds of CPU that a process has used, by its clock (clock_getcpuclockid(3))."""
     return time.clock_gettime((~pid << 3) | 2)
+
+
+async def region_of(up: Stack, name: str) -> Path:
+    """Return the path of a pod's region."""
+    uid = (await up.pod(name))["metadata"]["uid"]
+    return next(path for folder in up.root.rglob(f"{uid}_*") for path in folder.glob("*.cache"))
+
+
+async def try_two_at_once(up: Stack, machine: Machine, seen: Add) -> None:
+    """Start two pods whose processes appear in the driver's list at the same moment."""
+    names, limit = ("one", "other"), 30
+    burn = f"burn {TOGETHER_S}s 1000 640 {machine.loops}"
+    for name in names:
+        await up.create(pod(machine, name, "alloc 1g", burn, cores=limit))
+    for name in names:
+        await up.until(name, lambda found: found["status"].get("phase") == "Running")
+
+    async def processes() -> list[tuple[int, int, int]]:
+        """Return PIDs, MiB counted and MiB by NVML."""
+        sample = await asyncio.to_thread(machine.sample)
+        used = {one.pid: (one.memory_bytes or 0) // MIB for one in sample.processes}
+        regions = [read_region(await region_of(up, name)) for name in names]
+        slots = [slot for one in regions if isinstance(one, Region) for slot in one.slots]
+        return [
+            (slot.host_pid, slot.total[0] // MIB, used[slot.host_pid])
+            for slot in slots
+            if slot.host_pid in used
+        ]
+
+    def complete(rows: list[tuple[int, int, int]]) -> bool:
+        differ = [abs(counted - used) for _, counted, used in rows]
+        return len({pid for pid, *_ in rows}) == 2 and max(differ) <= 64
+
+    began = time.monotonic()
+    with contextlib.suppress(AssertionError):
+        await until(processes, complete, limit_s=12)
+    took, found = time.monotonic() - began, await processes()
+    figure = ", ".join(f"{mib} counted, {used} by NVML" for _, mib, used in found)
+    shows = f"MiB of two pods that start at once, each by its own PID, after {took:.0f} s"
+    seen(shows, figure, "equal", holds=complete(found))
+    await asyncio.sleep(6)  # the average of the agent's window
+    got = [(await measured(up, name))["cores_percent"] for name in names]
+    seen(f"percent of the GPU that they get, limit {limit}", " and ".join(map(str, got)))
+    for name in names:
+        await up.until(name, lambda found: found["status"].get("phase") == "Succeeded")
 
 
 async def try_pods(up: Stack, machine: Machine, seen: Add) -> None:
@@ -63,9 +110,7 @@ async def try_pods(up: Stack, machine: Machine, seen: Add) -> None:
     said = text.splitlines()[-1]
     seen("6 GiB of a pod of 4000 MiB", said, "alloc 6g: out of memory", holds="out of mem" in said)
 
-    uid = (await up.pod("busy"))["metadata"]["uid"]
-    places = [path for folder in up.root.rglob(f"{uid}_*") for path in folder.glob("*.cache")]
-    place = places[0]
+    place = await region_of(up, "busy")
     write_limits(place, RegionSeed(memory_bytes=(64 * GIB,), cores_percent=(0,)))
     began = time.monotonic()
 
@@ -103,6 +148,7 @@ def test_pods_of_a_cluster_on_this_machine(machine: Machine, seen: Add) -> None:
         flags = ("--gpus", "local", "--library-source", str(machine.library), "--combined")
         async with stack(*flags, env=machine.environment) as up:
             seen("s until `leasehold up --gpus local` is ready", f"{time.monotonic() - began:.0f}")
+            await try_two_at_once(up, machine, seen)
             await try_pods(up, machine, seen)
 
     asyncio.run(run())

@@ -1,12 +1,12 @@
 """What the library costs a program: HAMi publishes 1.3 and 2 percent."""
 
-from statistics import median
+from statistics import median, quantiles
 
 from tests.hardware.conftest import Add, AddPod
 from tests.hardware.machine import Machine
 from tests.support.gpu_driver import GpuLoad
 
-MOST_PERCENT = 2.0
+MOST_PERCENT, ROUNDS = 2.0, 9
 
 
 def test_launches_per_second(machine: Machine, pods: AddPod, seen: Add) -> None:
@@ -26,10 +26,10 @@ def test_launches_per_second(machine: Machine, pods: AddPod, seen: Add) -> None:
     without.kill()
 
 
-def measure(*loads: GpuLoad) -> list[dict[str, float]]:
+def measure(seconds: float, *loads: GpuLoad) -> list[dict[str, float]]:
     """Have PyTorch compute in all processes at once; return what each measured."""
     for load in loads:
-        load.send("model")
+        load.send(f"model {seconds}")
     results = [dict(word.split("=") for word in load.result().split()) for load in loads]
     return [{name: float(text) for name, text in one.items()} for one in results]
 
@@ -39,11 +39,15 @@ def test_a_matrix_product_and_a_transformer(
 ) -> None:
     half = torch_machine.gpu.usable_mib // 2
     bare, limited = torch_machine.torch(), pods("whole", mib=half).torch()
-    runs = [(measure(bare)[0], measure(limited)[0]) for _ in range(3)]
+    for load in (bare, limited):
+        measure(0.5, load)
+    runs = [(measure(0.4, bare)[0], measure(0.4, limited)[0]) for _ in range(ROUNDS)]
     bare.kill()
     limited.kill()
     halves = [pods(name, mib=half, cores=50).torch() for name in ("a", "b")]
-    both = measure(*halves)
+    for load in halves:
+        measure(0.5, load)
+    both = measure(4, *halves)
 
     units = {
         "tflops": "TFLOP/s of a bf16 matrix product",
@@ -51,11 +55,14 @@ def test_a_matrix_product_and_a_transformer(
         "token_ms": "ms per further token",
     }
     for name, shows in units.items():
-        before, after = (median(run[n][name] for run in runs) for n in (0, 1))
-        spread = max(run[0][name] for run in runs) / min(run[0][name] for run in runs) - 1
+        (low, before, high), (_, after, _) = (
+            quantiles([run[n][name] for run in runs], method="inclusive") for n in (0, 1)
+        )
+        best = [(max if name == "tflops" else min)(run[n][name] for run in runs) for n in (0, 1)]
         cost = (before / after if name == "tflops" else after / before) * 100 - 100
+        spread = (high / low - 1) * 100
         figure = f"{before:.2f}, with the library {after:.2f}: {cost:+.1f} %"
-        target = f"at most +{MOST_PERCENT:g} %; runs without it differ by {spread * 100:.1f} %"
-        most = max(MOST_PERCENT, spread * 100)
-        seen(shows, figure, target, holds=cost <= most)
+        figure += f" (best of {ROUNDS}: {best[0]:.2f}, {best[1]:.2f})"
+        target = f"at most +{MOST_PERCENT:g} %; half of those without it are within {spread:.1f} %"
+        seen(shows, figure, target, holds=cost <= max(MOST_PERCENT, spread))
         seen(f"{shows}, two pods at 50 %", " and ".join(f"{one[name]:.2f}" for one in both))

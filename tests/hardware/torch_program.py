@@ -1,15 +1,20 @@
 """What PyTorch does in a pod: carries out commands of standard input, as `gpu-load` does.
 
 `info`, `fill MOST` (tensors until none is given, MOST MiB at most), `again` (a tensor after all
-were freed), `graph` (capture one and replay it), `model` (a matrix product, and a transformer).
+were freed), `graph` (capture one and replay it), `model SECONDS` (matrix products for that long,
+and then a transformer).
 """
 
 import os
 import sys
 import time
+from collections.abc import Callable
+from statistics import median
+from typing import TypeVar
 
 import torch
 
+T = TypeVar("T")
 MIB = 1 << 20
 WIDTH, LAYERS, HEADS, PROMPT, TOKENS = 2048, 10, 16, 512, 64
 """A decoder with 500 million parameters: 1 GB in bf16."""
@@ -72,13 +77,20 @@ class Block(torch.nn.Module):
         return x + self.down(torch.nn.functional.gelu(self.up(self.after(x))))
 
 
-def _seconds(work: object, times: int) -> float:
+def _seconds(work: Callable[[], object], times: int) -> float:
     torch.cuda.synchronize()
     began = time.perf_counter()
     for _ in range(times):
-        work()  # type: ignore[operator]
+        work()
     torch.cuda.synchronize()
     return (time.perf_counter() - began) / times
+
+
+def _repeated(work: Callable[[], T], seconds: float) -> list[T]:
+    end, found = time.monotonic() + seconds, [work()]
+    while time.monotonic() < end:
+        found.append(work())
+    return found
 
 
 _blocks: list[Block] = []
@@ -101,15 +113,16 @@ def _generate() -> tuple[float, float]:
     return _seconds(step, 1), _seconds(step, TOKENS)
 
 
-def model(_: list[str]) -> str:
+def model(words: list[str]) -> str:
+    seconds = float(words[0])
     if not _blocks:
         _blocks.extend(Block().to("cuda", torch.bfloat16) for _number in range(LAYERS))
+        _generate()
     left, right = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _number in "ab")
     _seconds(lambda: left @ right, 5)
-    product = _seconds(lambda: left @ right, 200)
-    _generate()
-    runs = [_generate() for _number in range(5)]
-    first, token = (sorted(times)[2] * 1000 for times in zip(*runs, strict=True))
+    product = median(_repeated(lambda: _seconds(lambda: left @ right, 20), seconds))
+    runs = _repeated(_generate, seconds)
+    first, token = (median(times) * 1000 for times in zip(*runs, strict=True))
     return f"tflops={2 * 8192**3 / product / 1e12:.2f} first_ms={first:.3f} token_ms={token:.4f}"
 
 
