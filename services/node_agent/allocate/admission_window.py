@@ -109,6 +109,10 @@ class AdmissionWindow:
         self, leases: Sequence[Lease], node: NodeSnapshot, unreadable_reason: str
     ) -> BindReply:
         """Return which of the pods must wait whose resources are registered."""
+        for lease in leases:
+            admitted = self._admitted.get(lease.pod)
+            if admitted and admitted[0].created_at != lease.created_at:  # it was placed again
+                del self._admitted[lease.pod]
         if not unreadable_reason:
             deferred, reason = self._admit_ahead(leases), WINDOW_FULL
         elif not self.leases.synced:
@@ -128,7 +132,7 @@ class AdmissionWindow:
         allocated = self._forget_arrived()
         deferred = []
         for lease in leases:
-            if lease.pod in self._admitted or self._is_done(lease.pod, allocated):
+            if lease.pod in self._admitted or self._is_done(lease, allocated):
                 continue
             if len(self._admitted) < MAX_IN_FLIGHT and self._may_be_next(lease):
                 self._admitted[lease.pod] = lease, self.ticks() + IN_FLIGHT_S
@@ -142,7 +146,7 @@ class AdmissionWindow:
         self._admitted = {
             pod: (lease, until)
             for pod, (lease, until) in self._admitted.items()
-            if now < until and pod not in self.node.refused and not self._is_done(pod, allocated)
+            if now < until and pod not in self.node.refused and not self._is_done(lease, allocated)
         }
         return allocated
 
@@ -156,11 +160,10 @@ class AdmissionWindow:
             numa_nodes_of(each, snapshot.devices) == nodes for each, _ in self._admitted.values()
         )
 
-    def _is_done(self, pod: PodUid, allocated: Set[tuple[PodUid, str]]) -> bool:
-        if pod in self.leases.ended:
-            return True
-        lease = self.leases.find(pod)
-        return lease is not None and all((pod, name) in allocated for name in lease.containers)
+    def _is_done(self, lease: Lease, allocated: Set[tuple[PodUid, str]]) -> bool:
+        return self.leases.has_ended(lease) or all(
+            (lease.pod, name) in allocated for name in lease.containers
+        )
 
     def _admit_distinct(self, leases: Sequence[Lease], node: NodeSnapshot) -> tuple[PodUid, ...]:
         """Admit pods whose requests differ from those in flight; return the others."""

@@ -89,6 +89,11 @@ class KnownLeases:
         for known in (self.leases, self.ended, self._revisions):
             known.pop(pod, None)
 
+    def has_ended(self, lease: Lease) -> bool:
+        """Return whether the lease has ended, and not only an earlier one of its pod."""
+        created_at, version = self.ended.get(lease.pod, (-1.0, -1))
+        return lease.created_at <= created_at and lease.version <= version
+
     def find(self, pod: PodUid) -> Lease | None:
         """Return the pod's live lease, or None if it is not known."""
         return self.leases.get(pod)

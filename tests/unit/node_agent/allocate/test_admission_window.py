@@ -95,6 +95,24 @@ def test_the_next_bind_is_admitted_once_an_earlier_pod_has_devices_or_failed(
     assert world.deferred(others[at_once - 1]) == ()
 
 
+@pytest.mark.parametrize("told", [True, False], ids=["its reservation ended", "not known yet"])
+def test_a_pod_that_is_placed_again_is_in_flight_with_its_new_lease(
+    world: World, told: bool
+) -> None:
+    before = reserved("one", share(0))
+    now = reserved("one", share(1), created_at=before.created_at + 1)
+    world.deferred(before)
+    if told:
+        world.release(before)
+
+    assert world.deferred(now) == ()
+    assert world.window.coming() == [now]
+    assert world.deferred(now) == ()
+    world.release(now)
+    world.deferred(now)
+    assert world.window.coming() == [], "it has ended"
+
+
 def test_two_binds_are_in_flight_bound_or_not() -> None:
     world, pods = World(), [reserved(uid) for uid in ("one", "two", "three", "four")]
 
