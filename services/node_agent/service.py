@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from services.node_agent.allocate.admission_window import AdmissionWindow
-from services.node_agent.allocate.numa_alignment import LIST_NOT_TAKEN, NumaAlignment
+from services.node_agent.allocate.numa_alignment import CPUS_TAKEN, LIST_NOT_TAKEN, NumaAlignment
 from services.node_agent.device_watcher import DeviceWatcher
 from services.node_agent.dra.driver import ClaimDriver
 from services.node_agent.kubelet.registration import DevicePlugins
@@ -155,10 +155,21 @@ class NodeAgent:
             or self.node.files.disk_pressure()
             or (RECORDS_LOST if self.checkpoint.lost else None)
         )
+        short = await self.numa.short_of_cpus(event.leases)
         unreadable = self.pods.unreadable_reason
         reply = self.window.admit_binds(
-            event.leases, unready, unreadable_reason=unreadable, unserved=self.plugins.unserved()
+            [lease for lease in event.leases if lease.pod not in short],
+            unready,
+            unreadable_reason=unreadable,
+            unserved=self.plugins.unserved(),
         )
+        if short:  # to be placed again at once
+            reply = replace(
+                reply,
+                unserved_pods=reply.unserved_pods + short,
+                unserved_reason=reply.unserved_reason or CPUS_TAKEN,
+                unserved_s=max(reply.unserved_s, UNSERVED_S),
+            )
         if await self.numa.align() or reply.node_closed:
             return reply
         left = (lease.pod for lease in event.leases if lease.pod not in reply.unserved_pods)

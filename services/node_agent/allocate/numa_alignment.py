@@ -13,7 +13,7 @@ rejected. What pods have beyond their leases (without one, all they have) is rep
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from shared.dialects.advertised import NumaNodes
 from shared.model.device import Device, numa_cpus_name
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.lease import Lease
-from shared.model.names import DeviceUuid
+from shared.model.names import DeviceUuid, PodUid
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,9 @@ MOST_NUMA_NODES = 8
 TAKEN_S = 0.25
 """How long a kubelet may take to apply a list. Its binder waits, for less than 0.5 s in all."""
 LOOK_S = 0.01
+COUNT_S = 0.1
+"""How long the kubelet may take to list pods before one is bound, which waits for that."""
+CPUS_TAKEN = "the kubelet has given the CPUs beside the pod's GPUs to other containers"
 LIST_NOT_TAKEN = "the kubelet does not know yet on which NUMA node the pod's GPUs are"
 
 
@@ -129,6 +132,9 @@ class NumaAlignment:
             self.window.aligns_numa = policy in ALIGNING
             self.node.report_due.set()
         await self.align()
+        await self._recount()
+
+    async def _recount(self) -> None:
         if not self.node.leases.synced:
             return
         cpus = await self._count_cpus() if self._policy in REJECTING else {}
@@ -146,6 +152,33 @@ class NumaAlignment:
             age_s = self.node.clock.now() - self.plugins.kubelet.stat().st_mtime
             return 0 <= age_s < self.node.timing.status_late_s
         return True
+
+    async def short_of_cpus(self, leases: Sequence[Lease]) -> tuple[PodUid, ...]:
+        """Return the pods whose CPUs the kubelet has given to others since they were reported.
+
+        Nothing is known of CPUs of pods without a lease, and of containers without a GPU, before
+        the kubelet has given them.
+        """
+        names = {numa: numa_cpus_name(numa) for numa in self._cpus}
+        if not any(name in lease.resources for lease in leases for name in names.values()):
+            return ()
+        with contextlib.suppress(TimeoutError, LeaseholdError):
+            async with asyncio.timeout(COUNT_S):
+                await self._recount()
+        asked = {lease.pod for lease in leases}
+        others = [each for pod, each in self.node.leases.leases.items() if pod not in asked]
+        left = {
+            name: self._cpus.get(numa, 0) - sum(each.resources.get(name, 0) for each in others)
+            for numa, name in names.items()
+        }
+        short = []
+        for lease in leases:
+            wanted = {name: lease.resources.get(name, 0) for name in left}
+            if any(cpus > max(0, left[name]) for name, cpus in wanted.items()):
+                short.append(lease.pod)
+            else:
+                left = {name: left[name] - cpus for name, cpus in wanted.items()}
+        return tuple(short)
 
     async def align(self) -> bool:
         """Send the lists if they change; return whether the kubelet has taken them.

@@ -1,17 +1,18 @@
 """GPUs aligned with CPUs: what a kubelet with a topology manager is shown, and what pods get."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 from msgspec import structs
 
-from services.node_agent.allocate.numa_alignment import LIST_NOT_TAKEN
+from services.binder.bind.pod_binder import GIVE_UP_S
+from services.node_agent.allocate.numa_alignment import CPUS_TAKEN, LIST_NOT_TAKEN
 from shared.dialects.advertised import NumaNodes
 from shared.model.events.request_reply import BindRequest
 from shared.model.lease import Lease, LeaseState, Share
-from shared.model.names import NodeName
+from shared.model.names import NodeName, PodUid
 from shared.model.node import AGENT_STARTING
 from simcluster.apiserver.kinds.binding import bind as bind_pod
 from tests.support.node_agent.agent import (
@@ -119,6 +120,29 @@ async def test_pods_wait_until_the_kubelet_has_taken_the_list(
     assert early.retry_soon
     assert not early.node_closed
     assert later.deferred_pods == ()
+
+
+async def test_a_pod_whose_cpus_others_got_is_to_be_placed_again_and_blocks_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with cluster_with(SINGLE) as cluster:
+        agent = cluster.agent
+        assert agent is not None
+        await until(lambda: agent.window.aligns_numa)
+        first, second = (
+            lease_of(name, share(n), state=LeaseState.RESERVED, version=1)
+            for n, name in ((1, "first"), (2, "second"))
+        )
+
+        async def short_of_cpus(_leases: Sequence[Lease]) -> tuple[PodUid, ...]:
+            return (first.pod,)
+
+        monkeypatch.setattr(agent.numa, "short_of_cpus", short_of_cpus)
+        reply = await agent.admit_binds(BindRequest(node=NodeName(NODE), leases=(first, second)))
+
+    assert (reply.unserved_pods, reply.unserved_reason) == ((first.pod,), CPUS_TAKEN)
+    assert reply.unserved_s >= GIVE_UP_S
+    assert reply.deferred_pods == (), "the other pod, of another NUMA node, is admitted"
 
 
 @pytest.mark.parametrize("allowed", [True, False], ids=["policy none", "policy not readable"])

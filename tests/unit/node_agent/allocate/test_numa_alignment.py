@@ -139,6 +139,38 @@ async def test_devices_are_reported_with_the_cpus_for_leases_on_their_numa_node(
     assert alignment.is_known
 
 
+async def test_pods_do_not_come_whose_cpus_the_kubelet_has_given_to_others_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for numa, cpus in enumerate(("1-3\n", "5-7\n")):
+        (tmp_path / str(numa)).write_text(cpus)
+    monkeypatch.setattr(numa_alignment, "CPU_LIST", f"{tmp_path}/{{}}")
+    monkeypatch.setattr(DevicePlugins, "registrations", 1)
+    kubelet = KubeletCpus()
+    node = node_of(kubelet, snapshot=snapshot_of(*TWO_NODES.values()))
+    plugins = DevicePlugins(node, tmp_path, mock.Mock(), mock.Mock())
+    plugins.kubelet.touch()
+    os.utime(plugins.kubelet, (0, 0))
+    alignment = NumaAlignment(node, plugins, AdmissionWindow(node))
+    await alignment.refresh()
+    one, two, elsewhere, running = (
+        structs.replace(lease_of(name, share(0), name=name), resources={numa_cpus_name(numa): 1})
+        for name, numa in (("one", 0), ("two", 0), ("elsewhere", 1), ("running", 0))
+    )
+    node.leases.observe([running])
+    coming = [one, two, elsewhere]
+
+    assert await alignment.short_of_cpus(coming) == ()
+    node.report_due.clear()
+    kubelet.given = {("default", "without"): frozenset({2})}
+    assert await alignment.short_of_cpus([lease_of("shared", share(0))]) == ()
+    assert not node.report_due.is_set(), "it takes no CPUs exclusively"
+    assert await alignment.short_of_cpus(coming) == (two.pod,)
+    assert node.report_due.is_set(), "placers learn of it at once"
+    kubelet.given["default", "more"] = frozenset({3})
+    assert await alignment.short_of_cpus(coming) == (one.pod, two.pod)
+
+
 async def test_no_pod_waits_for_the_policy_where_no_gpu_has_a_numa_node(tmp_path: Path) -> None:
     known, starting, clock = [], [], FakeClock()
     for numa in (None, 0):
