@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from shared.runtime.settings import RedisLogin, argument
 
 FORMS = ("json", "yaml", JSON_PATH)
 MINUTE_S = 60.0
+MAX_NODES = 1000
 MAX_PLACERS = 64
 MAX_PORT = 65535
 ORDERS = tuple(order.value for order in NodeOrder)
@@ -103,6 +105,23 @@ def pod_name(text: str) -> str:
             f"{text} is not a pod name; set the namespace with -n: {name} -n {before}"
         )
     return name
+
+
+SCOPES = ("node", "cluster")
+
+
+def scope(text: str) -> str:
+    """Parse what the doctor checks. Raises ValueError for other text."""
+    if text not in {"", *SCOPES}:
+        raise ValueError(f"must be {' or '.join(SCOPES)}")
+    return text
+
+
+def ledger_url(text: str) -> str:
+    """Parse the URL of a ledger, or an empty text. Raises ValueError for other text."""
+    if text and not re.match(r"rediss?(\+sentinel)?://.", text):
+        raise ValueError("must be redis://HOST:PORT, rediss://, or redis+sentinel://HOST,HOST/NAME")
+    return text
 
 
 def absolute(text: str) -> Path | None:
@@ -220,4 +239,4 @@ class UsageArguments(ClusterArguments):
 class LedgerArguments(RedisLogin, ClusterArguments):
     """The ledger, for commands that read it themselves."""
 
-    redis_url: str = connection("", "the ledger", env="the one in DIR/state.json")
+    redis_url: str = connection("", "the ledger", env="the one in DIR/state.json", read=ledger_url)

@@ -5,9 +5,11 @@ from pathlib import Path
 
 from services.cli.arguments import (
     FREE,
+    MAX_NODES,
     MAX_PLACERS,
     MAX_PORT,
     ORDERS,
+    SCOPES,
     SORTS,
     TERMS,
     ClusterArguments,
@@ -16,6 +18,7 @@ from services.cli.arguments import (
     UsageArguments,
     absolute,
     command,
+    ledger_url,
     min_runtime,
     namespace,
     not_empty,
@@ -23,13 +26,14 @@ from services.cli.arguments import (
     pod,
     pod_name,
     schedulers,
+    scope,
     selector,
     volcano_conf,
     watch,
 )
 from shared.model.errors import RequestError
 from shared.model.names import AGENTS_NAMESPACE
-from shared.runtime.settings import LOG_LEVELS, argument
+from shared.runtime.settings import LOG_LEVELS, NATS_SCHEMES, OTLP_SCHEMES, argument
 
 
 @command(
@@ -47,7 +51,9 @@ from shared.runtime.settings import LOG_LEVELS, argument
 class Up(StateArguments):
     """Start a simulated cluster and all services on this machine, and restart what exits."""
 
-    nodes: int | None = argument(None, "simulated nodes (default: as in the last run, else 2)")
+    nodes: int | None = argument(
+        None, "simulated nodes (default: as in the last run, else 2)", at_most=MAX_NODES
+    )
     gpus: str = argument(
         "",
         "devices of every node, such as 4xT4+2xA100-40GB:mig (in MIG mode); with commas: one "
@@ -88,14 +94,17 @@ class Up(StateArguments):
     )
     headless: bool = argument(False, "return when ready; `leasehold down` stops it")
     fresh: bool = argument(False, "empty the state directory first")
-    nats_url: str = argument("", "use this NATS instead of starting one")
-    redis_url: str = argument("", "use this Valkey or Redis instead of starting one")
+    nats_url: str = argument("", "use this NATS instead of starting one", schemes=NATS_SCHEMES)
+    redis_url: str = argument(
+        "", "use this Valkey or Redis instead of starting one", read=ledger_url
+    )
     api_port: int = argument(0, f"port of the simulated API server {FREE}", at_most=MAX_PORT)
     page_port: int = argument(0, f"port of the page and the API {FREE}", at_most=MAX_PORT)
     scheduler_metrics: str = argument(
         "",
         "also serve metrics with the names of Volcano's and HAMi's schedulers there",
         metavar="HOST:PORT",
+        address=True,
     )
     usage_port: int = argument(
         0,
@@ -106,7 +115,7 @@ class Up(StateArguments):
     nats_port: int = argument(0, f"port of the NATS that it starts {FREE}", at_most=MAX_PORT)
     redis_port: int = argument(0, f"port of the Valkey that it starts {FREE}", at_most=MAX_PORT)
     log_level: str = argument("info", "default: info", one_of=LOG_LEVELS)
-    otlp_endpoint: str = argument("", "also send spans there: http://HOST:4317")
+    otlp_endpoint: str = argument("", "also send spans to http://HOST:4317", schemes=OTLP_SCHEMES)
     without: tuple[str, ...] = argument(
         (),
         "components that you start yourself; without webhook, no admission policies",
@@ -326,16 +335,6 @@ class Audit(LedgerArguments):
     )
 
 
-SCOPES = ("node", "cluster")
-
-
-def scope(text: str) -> str:
-    """Parse what the doctor checks. Raises ValueError for other text."""
-    if text not in {"", *SCOPES}:
-        raise ValueError(f"must be {' or '.join(SCOPES)}")
-    return text
-
-
 @command(
     "doctor",
     "doctor.doctor:doctor",
@@ -360,7 +359,7 @@ class Doctor(LedgerArguments):
     kubelet_dir: str = argument("", "of a real node: /var/lib/kubelet", metavar="DIR")
     agent_dir: str = argument("", "the agent's --state-dir", metavar="DIR")
     library_source: str = argument("", "the agent's --library-source", metavar="PATH")
-    nats_url: str = argument("", "NATS (default: from the agent's environment)")
+    nats_url: str = argument("", "NATS (default: that of the agent)", schemes=NATS_SCHEMES)
 
 
 @command(

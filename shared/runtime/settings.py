@@ -72,10 +72,18 @@ def argument(
     one_of: Sequence[str] = (),
     at_least: float = 0,
     at_most: float = MAX_NUMBER,
+    address: bool = False,
+    schemes: Sequence[str] = (),
     **form: Any,
 ) -> Any:
     """Declare an argument of a command; `...` as default requires it. `form`: see ArgumentForm."""
-    bounds = Bounds(one_of=tuple(one_of), at_least=at_least, at_most=at_most)
+    bounds = Bounds(
+        one_of=tuple(one_of),
+        at_least=at_least,
+        at_most=at_most,
+        address=address,
+        schemes=tuple(schemes),
+    )
     metadata = {"help": text, "bounds": bounds, "form": ArgumentForm(names=names, **form)}
     return field(default=default, metadata=metadata)
 
@@ -135,6 +143,7 @@ def from_arguments(kind: type[S], parsed: argparse.Namespace) -> S:
 
 
 NATS_SCHEMES = ("nats", "tls", "ws", "wss")
+OTLP_SCHEMES = ("http", "https")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -170,7 +179,7 @@ class ServiceSettings:
         "",
         "send spans there by OTLP over gRPC, http://HOST:4317; default: "
         "$OTEL_EXPORTER_OTLP_ENDPOINT",
-        schemes=("http", "https"),
+        schemes=OTLP_SCHEMES,
     )
     trace_ratio: float = setting(1.0, "share of pods whose spans are recorded, 0 to 1", at_most=1)
     instance: str = setting(

@@ -161,6 +161,7 @@ def up(settings: Up) -> int:
     for file, check in checks:
         if file is not None:
             check(file)
+    _check_names(settings)
     directory = StateDir.at(settings.state)
     before = load_state(directory)
     if before is not None and supervisor_pid(directory) is not None:
@@ -173,6 +174,9 @@ def up(settings: Up) -> int:
     )
     settings = with_library(settings, nodes, before)
     plan = plan_of(settings, nodes, before)
+    known = [component.name for component in components_of(plan, directory)]
+    if unknown := [name for name in settings.without if name not in known]:
+        raise RequestError(f"--without {unknown[0]}: the components are {', '.join(known)}")
     directory.make()
     _check_disk(directory)
     with locked(directory):
@@ -186,6 +190,17 @@ def up(settings: Up) -> int:
         if settings.headless:
             return run_in_background(lambda report: _run(plan, directory, report), directory)
         return _run(plan, directory, _print)
+
+
+def _check_names(settings: Up) -> None:
+    """Raise RequestError for a library or a program that this machine does not have."""
+    library = settings.library_source
+    if library is not None and not library.exists():
+        raise RequestError(
+            f"--library-source {library} does not exist: name HAMi-core's libvgpu.so"
+        )
+    if unknown := [name for name in settings.programs if shutil.which(name) is None]:
+        raise RequestError(f"--programs {unknown[0]}: no program of this name is on PATH")
 
 
 def _already_running(settings: Up, directory: StateDir, state: State) -> int:

@@ -11,6 +11,7 @@ from msgspec import structs
 
 from services.cli.__main__ import main
 from services.cli.admin import resize
+from services.cli.arguments import ledger_url
 from services.cli.parser import GROUPS, build_parser
 from services.cli.state_dir import (
     MAX_ROOT_BYTES,
@@ -210,6 +211,33 @@ def test_an_invalid_layout_is_refused_before_anything_starts(
 
     assert "'4xT5' is not a GPU layout" in capsys.readouterr().err
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("flag", "text"),
+    [
+        (("--nodes", "99999999"), "must be a whole number from 0 to 1000"),
+        (("--nats-url", "x"), "must be nats, tls, ws or wss, followed by ://HOST:PORT"),
+        (("--redis-url", "x:6379"), "must be redis://HOST:PORT"),
+        (("--otlp-endpoint", "host:4317"), "must be http or https, followed by ://HOST:PORT"),
+        (("--scheduler-metrics", "8080"), "must be HOST:PORT"),
+        (("--library-source", "none.so"), "none.so does not exist: name HAMi-core's libvgpu.so"),
+        (("--programs", "none-of-this-name"), "no program of this name is on PATH"),
+        (("--without", "webhok"), "--without webhok: the components are nats, valkey, simcluster"),
+    ],
+)
+def test_what_up_cannot_start_with_is_refused_before_anything_starts(
+    flag: tuple[str, str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert code_of("up", "--state", str(tmp_path / "s"), *flag) == 2
+
+    assert text in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("url", ["rediss://h:1/0", "redis+sentinel://a:1,b/main", ""])
+def test_a_ledger_has_the_url_of_a_server_or_of_sentinels(url: str) -> None:
+    assert ledger_url(url) == url
 
 
 def test_an_audit_of_checkpoints_in_a_missing_directory_is_refused(
