@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from services.cli.arguments import MAX_PORT
 from services.cli.commands import Up
 from services.cli.state_dir import LOCAL, State, optional_path
 from services.cli.up import servers
@@ -61,26 +62,27 @@ def usage_port(node: str) -> str:
 def plan_of(settings: Up, nodes: Mapping[str, str], before: State | None) -> Plan:
     """Choose ports and programs: those in the flags, else those of the last run, else free ones."""
     servers.check_loopback()
+    requested = {
+        "nats": settings.nats_port,
+        "redis": settings.redis_port,
+        "api": settings.api_port,
+        "page": settings.page_port,
+        AGGREGATED: 0,
+        "extender": 0,
+    }
+    for number, node in enumerate(nodes):
+        requested[usage_port(node)] = settings.usage_port and settings.usage_port + number
+    given = [port for port in requested.values() if port]
     ports: dict[str, int] = {}
-    for name, requested in (
-        ("nats", settings.nats_port),
-        ("redis", settings.redis_port),
-        ("api", settings.api_port),
-        ("page", settings.page_port),
-        (AGGREGATED, 0),
-        ("extender", 0),
-        *(
-            (usage_port(node), settings.usage_port and settings.usage_port + number)
-            for number, node in enumerate(nodes)
-        ),
-    ):
-        if requested and not servers.is_free(requested):
+    for name, port in requested.items():
+        if port and (port > MAX_PORT or given.count(port) > 1 or not servers.is_free(port)):
             flag = name.partition("-")[0]
             raise RequestError(
-                f"--{flag}-port: port {requested} is in use: choose a free port, or omit the flag"
+                f"--{flag}-port: port {port} is in use, requested twice or above {MAX_PORT}: "
+                "choose a free port, or omit the flag"
             )
         last = before.ports.get(name, 0) if before else 0
-        ports[name] = servers.choose_port(requested or last, taken=tuple(ports.values()))
+        ports[name] = port or servers.choose_port(last, taken=(*given, *ports.values()))
     return Plan(
         settings=settings,
         nodes=nodes,
