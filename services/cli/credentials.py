@@ -12,6 +12,7 @@ Only the owner can read the files, with --shared their group as well. An existin
 so does a server's certificate in the first half of its year.
 """
 
+import re
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
@@ -38,6 +39,12 @@ EXAMPLE_NODE = "NODE"
 REDIS_PROBE_LOGIN = f"AUTH {PROBE} -\r\n".encode()
 """Command that logs in to Redis as the user with no other permission than PING."""
 SECRET_BYTES = 32
+NAMES = {
+    "--nodes": re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"),
+    "--names": re.compile(r"(\*\.)?\w([-\w.]{0,251}\w)?|[0-9a-f:.]+", re.ASCII | re.IGNORECASE),
+}
+"""Names of objects of Kubernetes; names of servers, also with a wildcard, and IP addresses. Others
+would be paths of other files, or wildcards in the subjects of NATS."""
 
 
 class CredentialFiles:
@@ -127,6 +134,9 @@ def _issue_certificates(files: CredentialFiles, names: Sequence[str], mode: int)
 
 def show(flags: CredentialArguments) -> int:
     """Run the command: print the users and their rights, or write them with their secrets."""
+    for flag, names in (("--nodes", flags.nodes), ("--names", flags.names)):
+        if wrong := [name for name in names if not NAMES[flag].fullmatch(name)]:
+            raise RequestError(f"{flag} {wrong[0]}: no node or server can have this name")
     nodes = [NodeName(node) for node in flags.nodes]
     both = flags.nats == flags.redis
     nats, redis = both or flags.nats, both or flags.redis

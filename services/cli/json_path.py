@@ -23,6 +23,8 @@ _ESCAPES = {r"\n": "\n", r"\t": "\t", r"\"": '"'}
 def expand(template: str, document: Any) -> str:
     """Return a template with the values of a document. Raises RequestError for other syntax."""
     pieces = _EXPRESSION.split(template if "{" in template else f"{{{template}}}")
+    if any("{" in literal for literal in pieces[::2]):
+        raise RequestError(f"-o jsonpath: {template!r} has a {{ without }}")
     return "".join(_expanded(pieces, document, document))
 
 

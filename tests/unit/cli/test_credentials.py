@@ -101,3 +101,25 @@ def test_writing_needs_the_nodes_since_each_agent_has_a_user(tmp_path: Path) -> 
 
     credentials.show(CredentialArguments(out=tmp_path / "credentials", redis=True))
     assert (tmp_path / "credentials" / "users.acl").exists()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *({"nodes": (name,)} for name in ("*", "a/b", "..", "gpu 1", "Å", "a" * 300)),
+        *({"nodes": ("a",), "names": (name,)} for name in ("a/b", "ä.example", "*", "h*.example")),
+    ],
+)
+def test_a_name_that_no_node_or_server_has_is_refused(
+    flags: dict[str, tuple[str, ...]], tmp_path: Path
+) -> None:
+    with pytest.raises(RequestError, match="can have this name"):
+        credentials.show(CredentialArguments(out=tmp_path / "c", **flags))  # type: ignore[arg-type]
+
+    assert not (tmp_path / "c").exists()
+
+
+def test_a_server_may_have_addresses_and_a_wildcard_for_its_hosts(tmp_path: Path) -> None:
+    names = ("*.example.org", "nats_server", "127.0.0.1", "::1")
+
+    assert credentials.show(CredentialArguments(out=tmp_path, nodes=("a",), names=names)) == 0

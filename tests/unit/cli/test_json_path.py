@@ -33,7 +33,9 @@ def test_a_template_takes_values_from_a_document_as_kubectl_does(template: str, 
     assert expand(template, DOCUMENT) == text
 
 
-@pytest.mark.parametrize("template", ["{..name}", "{range .leases[*]}x", "{.leases[1:2:}"])
+@pytest.mark.parametrize(
+    "template", ["{..name}", "{range .leases[*]}x", "{.leases[1:2:}", "{.leases", "{{}"]
+)
 def test_other_syntax_is_refused_with_words(template: str) -> None:
     with pytest.raises(RequestError, match="-o jsonpath: "):
         expand(template, DOCUMENT)

@@ -215,9 +215,9 @@ def test_nodes_take_consecutive_ports_for_usage_metrics_from_the_flag_on() -> No
 def test_ports_beyond_the_last_and_those_requested_twice_are_refused() -> None:
     nodes, port = {"node-0": "1xT4", "node-1": "1xT4"}, free_port()
 
-    with pytest.raises(RequestError, match="--usage-port: port 65536 is .* above 65535"):
+    with pytest.raises(RequestError, match=r"--usage-port: port 65536 is .* above 65535"):
         plan_of(Up(usage_port=65535), nodes, None)
-    with pytest.raises(RequestError, match=f"--api-port: port {port} is .* requested twice"):
+    with pytest.raises(RequestError, match=rf"--api-port: port {port} is .* requested twice"):
         plan_of(Up(api_port=port, page_port=port), nodes, None)
 
 
