@@ -471,7 +471,7 @@ class Resize(ClusterArguments):
     )
     memory: str = argument("", "of each of its GPUs: 6Gi, 6144Mi", metavar="SIZE")
     cores: int | None = argument(
-        None, "of each of its GPUs: 1 to 99", metavar="PERCENT", at_least=1
+        None, "of each of its GPUs: 1 to 99", metavar="PERCENT", at_least=1, at_most=100
     )
 
     def check(self) -> None:

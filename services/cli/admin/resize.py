@@ -3,11 +3,11 @@
 import sys
 
 from services.cli import terminal
-from services.cli.api_client import ApiClient
+from services.cli.api_client import ApiClient, NothingFoundError, RefusedError
 from services.cli.commands import Resize
 from services.cli.formats import size_text
-from services.cli.terminal import program_name
-from shared.model.bounds import printable_lines
+from services.cli.terminal import program, program_name
+from shared.model.bounds import MOST_MIB, printable_lines
 from shared.model.errors import RequestError
 from shared.model.lease import MIB, ShareSize
 from shared.model.quantity import parse_quantity
@@ -22,7 +22,15 @@ def resize(flags: Resize) -> int:
     order = ResizeOrder(container=flags.container, memory_mib=memory_mib, cores_percent=flags.cores)
     api = ApiClient(flags)
     pod = api.server.pod(flags.namespace, flags.pod)
-    view = api.post(f"/api/v1/leases/{pod.pod}/resize", order, ResizeView)
+    try:
+        view = api.post(f"/api/v1/leases/{pod.pod}/resize", order, ResizeView)
+    except RefusedError as error:
+        if error.status != 404:
+            raise
+        raise NothingFoundError(
+            f"pod {flags.namespace}/{flags.pod} holds no lease; `{program()} explain` shows its "
+            "state"
+        ) from error
     if flags.output:
         terminal.print_document(view, flags.output)
     elif EXIT_CODES.get(view.outcome) == 0:
@@ -37,8 +45,10 @@ def _memory_mib(text: str) -> int | None:
     if not text:
         return None
     amount = parse_quantity(text) / MIB
-    if amount.denominator != 1 or amount < 1:
-        raise RequestError(f"--memory must be whole MiB, such as 6Gi or 6144Mi, got {text}")
+    if amount.denominator != 1 or not 1 <= amount <= MOST_MIB:
+        raise RequestError(
+            f"--memory must be whole MiB, such as 6Gi or 6144Mi, at most 16Ti, got {text}"
+        )
     return int(amount)
 
 

@@ -11,6 +11,7 @@ from msgspec import structs
 
 from services.cli.__main__ import main
 from services.cli.admin import resize
+from services.cli.api_client import RefusedError
 from services.cli.arguments import ledger_url
 from services.cli.parser import GROUPS, build_parser
 from services.cli.state_dir import (
@@ -74,6 +75,8 @@ class Resizing:
         return self.view
 
     def post(self, *_: object) -> ResizeView:
+        if not self.outcome:
+            raise RefusedError(404, "no lease that you may see has this UID")
         return structs.replace(self.view, outcome=self.outcome)
 
 
@@ -92,6 +95,23 @@ def test_what_an_agent_replies_to_a_resize_changes_nothing_of_how_a_terminal_sho
 
     shown = capsys.readouterr()
     assert text in shown.out + shown.err
+
+
+def test_a_pod_without_a_lease_is_not_resized(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resize, "ApiClient", lambda _: Resizing(""))
+
+    assert code_of("resize", "p", "-n", "default", "--memory", "1Gi") == 1
+
+    assert "pod default/p holds no lease" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", ["0", "6", "17Ti", "1e30"])
+def test_a_size_that_no_gpu_has_is_refused(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of("resize", "p", "-n", "default", "--memory", size) == 2
+
+    assert f"at most 16Ti, got {size}" in capsys.readouterr().err
 
 
 def test_help_of_every_command_ends_with_examples_and_exit_codes() -> None:
