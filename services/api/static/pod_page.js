@@ -5,7 +5,7 @@ import { Detail, PodsOf, shareItem } from "./detail.js";
 import { el, facts, fetchJson } from "./dom.js";
 import { age, clock, count, gpuHours, gpus, mib, when, words } from "./format.js";
 import { Histories, amountChart } from "./histories.js";
-import { waitingItem } from "./lists.js";
+import { waitingItem, waitingRows } from "./lists.js";
 import { url } from "./route.js";
 import { waterfall } from "./trace.js";
 
@@ -149,7 +149,7 @@ export class NamespacePage extends Detail {
     this.budget.fill(...budget ? [facts({ Window: budget.window.split("+")[0], Used: minutes(budget.used_minutes), Remaining: minutes(budget.remaining_minutes), "Current rate": `${(budget.current_rate_milli_gpu / 1000).toFixed(2)} ${budget.currency ? `${budget.currency} per hour` : "GPUs"}`,
       "Exhausted at": budget.exhausted_at ? when(budget.exhausted_at) : "", "New pods": budget.new_pods })] : []);
     const waiting = store.waiting.pods.filter((pod) => pod.namespace === this.id);
-    this.waits.fill(...waiting.length ? [el("ol", { class: "cards" }, ...waiting.map((pod) => waitingItem(pod, store.now(), true)))] : []);
+    this.waits.fill(...waiting.length ? [el("ol", { class: "cards" }, ...waitingRows(waiting).map((row) => waitingItem(row, store.now(), true)))] : []);
     this.drawBudget(budget);
     if (kinds.has("reset") || kinds.has("devices")) this.pods.draw();
   }
