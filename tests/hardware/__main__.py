@@ -6,6 +6,7 @@ a limit of time, so that one that fails or hangs costs no other. No setting of t
 
 import argparse
 import contextlib
+import ctypes
 import json
 import os
 import platform
@@ -42,6 +43,7 @@ PARTS = {
 WHOLE_S = 465.0
 LEAST_S, DIES_S = 10.0, 10.0
 NOTHING_RAN = 5
+PR_SET_CHILD_SUBREAPER = 36
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 PYTEST = (
@@ -108,6 +110,7 @@ def run_part(file: Path, arguments: Sequence[str], out: Path, limit_s: float) ->
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     }
     command = [sys.executable, "-m", "pytest", *PYTEST, str(file), *arguments]
+    others = _descendants(os.getpid())
     with (out / "log.txt").open("a") as log:
         process = subprocess.Popen(
             command, cwd=ROOT, env=given, stdout=log, stderr=log, start_new_session=True
@@ -117,12 +120,12 @@ def run_part(file: Path, arguments: Sequence[str], out: Path, limit_s: float) ->
         except subprocess.TimeoutExpired:
             return None
         finally:
-            _end(process)
+            _end(process, others)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a part with all that it started: pods may be in sessions of their own."""
-    for pid in (*_descendants(process.pid), process.pid):
+def _end(process: subprocess.Popen[bytes], others: Sequence[int]) -> None:
+    """End a part with all that it started: pods and daemons are in sessions of their own."""
+    for pid in set(_descendants(os.getpid())).difference(others):
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -234,4 +237,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # daemons become children of this process
     sys.exit(main())

@@ -209,7 +209,7 @@ class ClusterProbes:
     async def runtime_class(self) -> Finding:
         """Read NVIDIA's runtime class."""
         if self.servers.simulated:
-            raise SkipError("simulated GPUs need no runtime")
+            raise SkipError("the containers of `leasehold up` need no container runtime")
         try:
             await self.kubernetes.read("/apis/node.k8s.io/v1/runtimeclasses/nvidia")
         except NotFoundError:

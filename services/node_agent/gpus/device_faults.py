@@ -17,6 +17,7 @@ APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 _ALL = "all"
 _ALL_XIDS = frozenset({_ALL, "xids"})
 _MEANINGS = {
+    31: "a program accessed memory that it does not have",
     48: "double-bit ECC error",
     61: "internal micro-controller halted",
     62: "internal micro-controller halted",
@@ -58,7 +59,8 @@ class Xid:
     @property
     def meaning(self) -> str:
         """What it says."""
-        return _MEANINGS.get(self.number, "see NVIDIA's list of XID errors")
+        of_program = "caused by a program" if self.number in APPLICATION_XIDS else ""
+        return _MEANINGS.get(self.number, of_program or "see NVIDIA's list of XID errors")
 
     @property
     def fault(self) -> Fault:

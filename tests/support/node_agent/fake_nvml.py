@@ -10,6 +10,7 @@ import pynvml
 import pytest
 
 from services.node_agent.gpus import nvml
+from services.node_agent.gpus.nvml import processes
 
 FUNCTION = re.compile(r"pynvml\.(nvml[A-Z]\w+)")
 CALLED = sorted(
@@ -53,4 +54,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Replace every function that is called; what is optional is not supported."""
     for name in CALLED:
         monkeypatch.setattr(pynvml, name, ANSWERS.get(name, failing("NOT_SUPPORTED")))
+
+    def samples(handle: int, since_us: int) -> Any:
+        return pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)
+
+    monkeypatch.setattr(processes, "utilization_samples", samples)
     return monkeypatch

@@ -1,5 +1,6 @@
 """Processes on GPUs and how busy these are, as NVML reports them."""
 
+import ctypes
 import functools
 import time
 from collections.abc import Callable
@@ -27,6 +28,8 @@ UTILIZATION_WINDOW_S = 5.0
 """A process's utilization is the average of the driver's samples within this time."""
 NO_INSTANCE = 0xFFFFFFFF
 MOST_READING = 1e6
+ROOM = 1024
+"""For samples of processes; HAMi-core gives as much."""
 THROTTLE = {
     0x2: "application clocks",
     0x4: "power limit",
@@ -67,8 +70,8 @@ def _read_sample(number: int) -> DeviceSample:
     sampled_at_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     handle = pynvml.nvmlDeviceGetHandleByIndex(number)
     rates: Any = value_or(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle), None)
-    busy_percents = _busy_percents(handle)
     listed = _listed(handle)
+    busy_percents = _busy_percents(handle) if listed else {}
     instances, memory = _instances(listed), _memory_bytes(listed)
     uuid = DeviceUuid(text_of(pynvml.nvmlDeviceGetUUID(handle)))
     info: Any = value_or(lambda: memory_of(handle), None)
@@ -137,11 +140,29 @@ def _instances(listed: list[Any]) -> dict[int, int]:
     return {pid: int(number) for pid, number in ids if number not in (None, NO_INSTANCE)}
 
 
+def utilization_samples(handle: Any, since_us: int) -> list[Any]:
+    """Return what pynvml's function does, with one call of the driver instead of two.
+
+    A call takes 2.5 ms of CPU on an H200, as long as everything else that is read of a GPU.
+    """
+    samples = (pynvml.c_nvmlProcessUtilizationSample_t * ROOM)()
+    count, since = ctypes.c_uint(ROOM), ctypes.c_ulonglong(since_us)
+    code = pynvml.nvmlLib.nvmlDeviceGetProcessUtilization(
+        handle, samples, ctypes.byref(count), since
+    )
+    if code == pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
+        found: list[Any] = pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)
+        return found
+    if code != pynvml.NVML_SUCCESS:
+        raise pynvml.NVMLError(code)
+    return list(samples[: count.value])
+
+
 def _busy_percents(handle: Any) -> dict[int, int] | None:
     """Return the utilization of processes, or None if the driver does not report it."""
     since_us = int((time.time() - UTILIZATION_WINDOW_S) * 1_000_000)
     try:
-        samples: list[Any] = pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)
+        samples = utilization_samples(handle, since_us)
     except pynvml.NVMLError_NotFound:
         return {}
     except (pynvml.NVMLError, AttributeError):
