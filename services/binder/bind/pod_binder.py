@@ -238,7 +238,7 @@ class PodBinder:
             for lease in deferred
             if lease.state is LeaseState.RESERVED and deferrals[lease.pod].cordoned_s >= GIVE_UP_S
         ]
-        return await self.updater.release_unmoved(hopeless, reason="its node was cordoned")
+        return await self.updater.release_unmoved(hopeless, reason="its node does not admit it")
 
     def _explain(self, leases: Iterable[Lease], deferrals: Mapping[PodUid, Deferral]) -> None:
         for lease in leases:
