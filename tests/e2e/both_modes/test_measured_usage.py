@@ -96,7 +96,8 @@ async def test_top_sorts_and_filters_by_what_is_measured(up: Stack) -> None:
 
         assert [row["name"] for row in by_cores["shares"]] == ["load", "aside"]
         assert by_cores["shares"][0]["measured"]["memory_mib"] == USED_MIB
-        assert elsewhere.out == "no pod holds a lease\n"
+        said = "no pod holds a lease in namespace elsewhere; -A shows all namespaces\n"
+        assert elsewhere.out == said
 
 
 async def test_a_share_has_no_more_series_than_stated_and_they_end_with_it(
