@@ -6,6 +6,7 @@
  *   device N                use another device
  *   alloc | managed | pitch | async | create SIZE    memory, by different functions; 1g, 512m, 64k
  *   pool | graph SIZE       memory of an own pool, of a graph's node; real drivers only
+ *   path SIZE               as alloc, by the driver's library loaded again by its path
  *   direct SIZE             as alloc, past everything that replaces the driver's functions
  *   fill FUNCTION MOST      allocate to the last MiB, MOST MiB at most
  *   free N                  free the Nth allocation, counted from 0
@@ -78,6 +79,13 @@ static int start(int number) {
     return error ? error : use_device(number);
 }
 
+static int allocate_by_path(uint64_t *at, size_t size) {
+    struct link_map *map;
+    void *driver = dlinfo(cuda, RTLD_DI_LINKMAP, &map) ? NULL : dlopen(map->l_name, RTLD_NOW | RTLD_LOCAL);
+    int (*found)(uint64_t *, size_t) = driver ? (int (*)(uint64_t *, size_t))dlsym(driver, "cuMemAlloc_v2") : NULL;
+    return found ? found(at, size) : UNKNOWN_COMMAND;
+}
+
 /* The driver's own function, read from its table of symbols: nothing can have replaced that. */
 static void *own_function(const char *name) {
     struct link_map *map;
@@ -133,6 +141,7 @@ static int allocate(const char *how, size_t size) {
         error = CALL("cuMemCreate", (uint64_t *, size_t, const int *, uint64_t))(at, size, on_device, 0);
     else if (!strcmp(how, "pool")) error = allocate_in_pool(at, size);
     else if (!strcmp(how, "graph")) error = allocate_in_graph(at, size);
+    else if (!strcmp(how, "path")) error = allocate_by_path(at, size);
     else if (!strcmp(how, "direct")) error = allocate_directly(at, size);
     else error = CALL("cuMemAlloc_v2", (uint64_t *, size_t))(at, size);
     if (error == -1) error = OUT_OF_MEMORY; /* of HAMi-core's cuMemAllocAsync */
@@ -267,7 +276,7 @@ static int count_launches(double seconds) {
     return error;
 }
 
-static const char *const allocators[] = {"alloc", "managed", "pitch", "async", "create", "pool", "graph", "direct"};
+static const char *const allocators[] = {"alloc", "managed", "pitch", "async", "create", "pool", "graph", "path", "direct"};
 
 static int run(char *line);
 static int fork_child(char *command) {

@@ -47,6 +47,11 @@ def test_in_a_fork(machine: Machine, pods: AddPod, seen: Add) -> None:
         judge(seen, "a fork", result)
 
 
+def test_by_the_path_of_the_driver(machine: Machine, pods: AddPod, seen: Add) -> None:
+    load = pods("path", mib=LIMIT).load()
+    judge(seen, "the driver's library by its path", load.do("path 6g"))
+
+
 def test_past_the_loader(machine: Machine, pods: AddPod, seen: Add) -> None:
     if machine.library is None:
         pytest.skip("the simulated driver itself enforces the limits")
