@@ -6,7 +6,6 @@ are allowed, `PodRequest.prefer_mig` decides which are tried first.
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from math import inf
 from operator import attrgetter
 
 from msgspec import structs
@@ -45,6 +44,8 @@ from shared.placing.mig_instances import largest_first
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
 from shared.placing.node_filters import check_all, has_too_little
 
+UNCOUNTED = 1 << 60
+"""More CPUs than any NUMA node has. An integer, since compiled code has no other type there."""
 CACHED_MODELS = 4096
 """Verdicts on so many models by selections are remembered."""
 TYPE_PREFIX = "NVIDIA-"
@@ -168,10 +169,12 @@ def cpus_refusal(request: PodRequest, device: MirroredDevice) -> DeviceRefusal |
     return DeviceRefusal("InsufficientNumaCpus", text)
 
 
-def _free_cpus(device: MirroredDevice) -> float:
-    """Return the CPUs that are free on the device's NUMA node, or infinity if none are counted."""
+def _free_cpus(device: MirroredDevice) -> int:
+    """Return the CPUs that are free on the device's NUMA node, UNCOUNTED if none are counted."""
     numa = device.device.numa
-    return inf if numa is None else device.node.free_resources.get(numa_cpus_name(numa), inf)
+    if numa is None:
+        return UNCOUNTED
+    return device.node.free_resources.get(numa_cpus_name(numa), UNCOUNTED)
 
 
 def _tightest_first(request: PodRequest, devices: list[MirroredDevice]) -> Sequence[MirroredDevice]:
