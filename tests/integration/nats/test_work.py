@@ -23,7 +23,7 @@ from tests.integration.nats.world import (
     replica,
     slow,
 )
-from tests.support.servers.nats import NatsServer
+from tests.support.servers.nats import NatsServer, sent
 from tests.support.waiting import until
 
 GROUP = "placer-place-pods"
@@ -73,7 +73,7 @@ async def test_the_work_of_a_replica_that_hangs_goes_to_another(server: NatsServ
         replica(server, recorder),
     ):
         await hanging.client.subscribe(subjects.subscribe_subject(PodQueued), queue=GROUP)
-        await hanging.client.flush()
+        await sent(hanging.client)
 
         await publish(sender, 20)
 

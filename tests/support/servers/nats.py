@@ -122,6 +122,16 @@ class NatsServer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+async def sent(client: Client) -> None:
+    """Wait until the server has handled what a client has sent, subscriptions too.
+
+    One flush is not enough: its PING is written at once, before commands that still wait for the
+    client's writer; but they are written until it returns.
+    """
+    await client.flush()
+    await client.flush()
+
+
 @contextlib.asynccontextmanager
 async def nats_server() -> AsyncIterator[NatsServer]:
     server = NatsServer()
