@@ -102,7 +102,7 @@ async def try_pods(up: Stack, machine: Machine, seen: Add) -> None:
     before, began = cpu_s(up.pid(agent)), time.monotonic()
     await asyncio.sleep(WATCHED_S)
     cost = (cpu_s(up.pid(agent)) - before) / (time.monotonic() - began) * 1000
-    seen("ms of CPU per second of the agent", f"{cost:.1f}", "at most 5", holds=cost <= 5)
+    seen("ms of CPU per second of the agent", f"{cost:.1f}", "at most 2", holds=cost <= 2)
 
     await up.create(pod(machine, "over", "alloc 6g"))
     await up.until("over", lambda found: found["status"].get("phase") == "Failed")

@@ -14,9 +14,10 @@ UNCOUNTED_BYTES = 512 << 20
 """Device memory that a process may use beyond HAMi-core's count: its context and its code."""
 
 CORES_NOT_LIMITED = (
-    "has a process whose use of the cores HAMi-core does not limit, since it has not found the "
-    "process's PID on the node; its memory is limited. Start the processes one after the other, "
-    "each with the container's first GPU visible, or request a MIG instance or a whole GPU"
+    "has a process whose use of the cores HAMi-core does not limit, since neither it nor the node "
+    "agent has found the process's PID on the node; its memory is limited. Start the processes "
+    "one after the other, each with the container's first GPU visible, or request a MIG instance "
+    "or a whole GPU"
 )
 """It has no PIDs, so that it is one Event per container."""
 

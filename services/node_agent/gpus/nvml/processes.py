@@ -143,7 +143,7 @@ def _instances(listed: list[Any]) -> dict[int, int]:
 def utilization_samples(handle: Any, since_us: int) -> list[Any]:
     """Return what pynvml's function does, with one call of the driver instead of two.
 
-    A call takes 2.5 ms of CPU on an H200, as long as everything else that is read of a GPU.
+    A call takes the driver longer than everything else that is read of a GPU.
     """
     samples = (pynvml.c_nvmlProcessUtilizationSample_t * ROOM)()
     count, since = ctypes.c_uint(ROOM), ctypes.c_ulonglong(since_us)

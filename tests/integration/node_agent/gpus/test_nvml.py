@@ -12,6 +12,7 @@ import pytest
 
 from services.node_agent.gpus.device_faults import ROW_REMAP_FAILED, Xid
 from services.node_agent.gpus.inventory import SharingConfig, devices_of
+from services.node_agent.gpus.nvml import processes
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from services.node_agent.gpus.nvml.processes import NvmlProcesses
 from services.node_agent.gpus.nvml.xid_listener import XidListener, event_set, wait_for_xid
@@ -66,6 +67,24 @@ async def test_programs_cannot_get_what_the_driver_keeps(nvml: GpuDriver) -> Non
     assert (shared.memory_mib, mig.memory_mib) == (16384 - 640, 40960)
     assert given == (16384 - 600) * MIB
     assert samples[0].used_bytes == given
+
+
+async def test_more_samples_of_processes_than_there_is_room_for_are_read(
+    nvml: GpuDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "ROOM", 1)
+    nvml.create(FIRST)
+    loads = [nvml.load(), nvml.load()]
+    for load in loads:
+        load.send("burn 2s")
+
+    async def busy() -> list[int | None]:
+        (sample,) = await NvmlProcesses().sample()
+        return [one.busy_percent for one in sample.processes]
+
+    await until(busy, lambda percents: len(percents) == 2 and all(percents))
+    for load in loads:
+        load.result()
 
 
 async def test_a_lost_gpu_and_one_with_broken_memory_are_faulty_until_they_recover(
