@@ -48,8 +48,8 @@ class CheckpointReconciler:
         instances = await self._instances(pod_resources)
         entries = rebuild_entries(node, leases, pods, pod_resources, instances=instances, now=now)
         lost = [entry for entry in entries if entry.allocation.pod not in self.checkpoint.pods]
-        for entry in lost:
-            await self.checkpoint.save(entry)
+        if lost:
+            await self.checkpoint.restore(lost)
         self._note_unrecorded(pods, pod_resources)
         self.checkpoint.lost = False
         if lost:

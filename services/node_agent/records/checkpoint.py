@@ -93,13 +93,16 @@ class Checkpoint:
         async with self._writing:
             if devices is not None:
                 check_fits(entry, self.entries, devices, self.unrecorded)
-            lease, fences = entry.allocation.lease, dict(self.fences)
-            for share in lease.shares_of(entry.allocation.container):
-                key = slot_key(share, lease.pod)
-                newest = fences.get(key)
-                if newest is None or newest.fence <= share.fence:
-                    fences[key] = Fence(fence=share.fence, pod=lease.pod)
-            await self._write({**self.by_key, entry.key: entry}, fences)
+            await self._add((entry,))
+
+    async def restore(self, entries: Iterable[CheckpointEntry]) -> None:
+        """Record allocations of pods that have no entry, all in one write.
+
+        Were the entries of a pod written one by one, an agent that is killed between them would
+        take the pod for recorded. Raises UnavailableError if they cannot be written.
+        """
+        async with self._writing:
+            await self._add(entries)
 
     async def record_devices(self, devices: Iterable[Device]) -> None:
         """Record the node's devices, so that a missing one is noticed after a restart.
@@ -202,6 +205,18 @@ class Checkpoint:
         return any(
             now < at + (REPLY_S if starts else START_S) for at, starts in self._called_at.values()
         )
+
+    async def _add(self, added: Iterable[CheckpointEntry]) -> None:
+        entries, fences = dict(self.by_key), dict(self.fences)
+        for entry in added:
+            entries[entry.key] = entry
+            lease = entry.allocation.lease
+            for share in lease.shares_of(entry.allocation.container):
+                key = slot_key(share, lease.pod)
+                newest = fences.get(key)
+                if newest is None or newest.fence <= share.fence:
+                    fences[key] = Fence(fence=share.fence, pod=lease.pod)
+        await self._write(entries, fences)
 
     async def _write(
         self, entries: dict[tuple[PodUid, str, str], CheckpointEntry], fences: dict[str, Fence]
