@@ -204,6 +204,7 @@ async def test_those_who_may_view_a_namespace_see_its_objects_only(group: Group)
         },
     )
     ada = {"Impersonate-User": "ada", "Impersonate-Group": "system:authenticated"}
+    await until(lambda: group.names(f"{GROUP}/gpuleases"))
 
     own = await read(group.client, f"{DEFAULT}/gpuleases", headers=ada)
     refused = [
