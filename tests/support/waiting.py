@@ -28,9 +28,8 @@ async def until(
         async with asyncio.timeout(limit_s):
             while True:
                 read_at = time.monotonic()
-                found = read()
-                if inspect.isawaitable(found):
-                    found = await found
+                value = read()
+                found = await value if inspect.isawaitable(value) else value
                 if wanted(found):
                     return found
                 took_s = time.monotonic() - read_at
