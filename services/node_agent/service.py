@@ -61,7 +61,6 @@ LEASE_SYNC_S = 30.0
 LEASE_SYNC_RETRY_S = 1.0
 """After a request for all leases that got no reply."""
 MIN_REPORT_STEP_S = 0.001
-ALIGN_S = 1.0
 UNSERVED_S = 5.0
 """A resource that the kubelet could not allocate for this long is not reported as served."""
 REGISTRATION_LOOK_S = 1.0
@@ -322,7 +321,7 @@ class NodeAgent:
         """Keep the device plugins registered."""
         await self.plugins.run()
 
-    @loops(every_s=ALIGN_S)
+    @loops(wait=lambda agent: agent.numa.wait())
     async def align_numa(self) -> None:
         """Show the kubelet's topology manager where the GPUs are that it may choose."""
         await self.numa.refresh()

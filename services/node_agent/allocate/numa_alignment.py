@@ -21,6 +21,7 @@ from services.node_agent.allocate.admission_window import AdmissionWindow, numa_
 from services.node_agent.kubelet.registration import DevicePlugins
 from services.node_agent.node import Node
 from shared.dialects.advertised import NumaNodes
+from shared.model.clock import until_tick, wait_for_event
 from shared.model.device import Device, numa_cpus_name
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.lease import Lease
@@ -38,6 +39,8 @@ MOST_NUMA_NODES = 8
 TAKEN_S = 0.25
 """How long a kubelet may take to apply a list. Its binder waits, for less than 0.5 s in all."""
 LOOK_S = 0.01
+ALIGN_S, IDLE_S = 1.0, 10.0
+"""Interval of comparisons with pods and CPUs, and while the kubelet aligns nothing."""
 COUNT_S = 0.1
 """How long the kubelet may take to list pods before one is bound, which waits for that."""
 CPUS_TAKEN = "the kubelet has given the CPUs beside the pod's GPUs to other containers"
@@ -115,6 +118,13 @@ class NumaAlignment:
             else each
             for each in devices
         )
+
+    async def wait(self) -> None:
+        """Wait until there may be something to do; a kubelet that registers resources is new."""
+        is_known = self._is_known and self._registrations == self.plugins.registrations
+        idle = is_known and not self.window.aligns_numa
+        await wait_for_event(self.plugins.registered, until_tick(IDLE_S if idle else ALIGN_S))
+        self.plugins.registered.clear()
 
     async def refresh(self) -> None:
         """Read the policy of a kubelet that may be another one; update lists and CPUs."""

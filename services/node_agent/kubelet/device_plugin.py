@@ -89,7 +89,7 @@ def encode_setup(setup: ContainerSetup) -> bytes:
 
 
 class PluginServer:
-    """Serves from `start` to `stop`; `ended` is set when the kubelet's stream ends."""
+    """Serves from `start` to `stop`, or until it has `ended` for another reason."""
 
     def __init__(
         self,
@@ -105,6 +105,8 @@ class PluginServer:
         self.watched_at: float | None = None
         """When the kubelet was sent the first list of devices, by the monotonic clock."""
         self.ended = asyncio.Event()
+        self.ended_by = ""
+        """Why it has ended."""
         self._handler = handler
         self._devices = devices
         self._on_watched = on_watched
@@ -133,12 +135,17 @@ class PluginServer:
 
     async def stop(self) -> None:
         """End the stream and remove the socket, also where `start` was cancelled."""
-        self.ended.set()
+        self.end("it was stopped")
         if self._server is not None:
             await self._starting  # a server that is still starting cannot be stopped
             await self._server.stop(None)
         with contextlib.suppress(OSError):  # the directory may be gone
             self.socket.unlink(missing_ok=True)
+
+    def end(self, reason: str) -> None:
+        """Note that the kubelet does not have this registration any more."""
+        self.ended_by = self.ended_by or reason
+        self.ended.set()
 
     def send(self, devices: bytes) -> None:
         """Send a new list."""
@@ -170,7 +177,7 @@ class PluginServer:
     async def _list_and_watch(
         self, _: api_pb2.Empty, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[bytes]:
-        context.add_done_callback(lambda _: self.ended.set())
+        context.add_done_callback(lambda _: self.end("the kubelet ended the stream"))
         while True:
             changed = self._changed
             yield self._devices

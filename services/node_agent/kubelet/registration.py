@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 VERSION = "v1beta1"
 KUBELET_SOCKET = "kubelet.sock"
 LOOK_S = 2.0
-"""Interval of looks at the sockets. A kubelet that stops ends its streams, which nobody polls."""
+"""Interval of looks at all sockets. A kubelet that stops ends its streams, which nobody polls."""
 LOOK_SOON_S = 0.05
 """While no kubelet listens: a starting one admits its pods 0.2 to 0.8 s after making its socket."""
 REGISTER_S = 10.0
@@ -77,6 +77,8 @@ class DevicePlugins:
         """The NUMA nodes that IDs show, by their device."""
         self.served_changed = asyncio.Event()
         """Set when other resources are served, or the kubelet can allocate others than before."""
+        self.registered = asyncio.Event()
+        """Set at each registration."""
         self._changed = asyncio.Event()
 
     def serve(
@@ -126,6 +128,7 @@ class DevicePlugins:
         """Keep everything registered until cancelled."""
         tasks: dict[PluginEndpoint, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._look())
             group.create_task(self._watch_amounts())
             while True:
                 self._changed.clear()
@@ -135,6 +138,14 @@ class DevicePlugins:
                 for endpoint in wanted - tasks.keys():
                     tasks[endpoint] = group.create_task(endpoint.run())
                 await self._changed.wait()
+
+    async def _look(self) -> None:
+        """Look at the sockets of the kubelet and of all resources together."""
+        while True:
+            kubelet = file_identity(self.kubelet)
+            for endpoint in self.endpoints.values():
+                endpoint.look(kubelet)
+            await asyncio.sleep(until_tick(LOOK_S))
 
     async def _watch_amounts(self) -> None:
         """Watch which amounts in node status the kubelet allocates by device plugin."""
@@ -185,6 +196,9 @@ class PluginEndpoint:
     ) -> None:
         self.resource = resource
         self.registered = False
+        self._registered_with: FileIdentity | None = None
+        """The kubelet's socket at that time."""
+        self._registered_at = 0.0
         self.registrations = 0
         self.lost_at = time.monotonic()
         """When it was last served; before the first registration: since when it should be."""
@@ -286,11 +300,13 @@ class PluginEndpoint:
         try:
             await server.start()
             await self._register(server, before)
+            self._registered_with, self._registered_at = before, time.monotonic()
             self.registered = True
             self._plugins.served_changed.set()
             self.registrations += 1
+            self._plugins.registered.set()
             logger.info("%s is registered on %s", self.resource, server.socket.name)
-            return await self._watch(server, before), True
+            return await self._watch(server), True
         except UnavailableError as error:
             return str(error), False
         finally:
@@ -324,23 +340,26 @@ class PluginEndpoint:
                 call.cancel()
         raise UnavailableError("the kubelet's socket was replaced, or ours removed")
 
-    async def _watch(self, server: PluginServer, before: FileIdentity) -> str:
+    def look(self, kubelet: FileIdentity | None) -> None:
+        """End a registration that has come to nothing; `kubelet` is now its socket."""
+        server = self._server if self.registered else None
+        if server is None:
+            return
+        if kubelet != self._registered_with:
+            server.end("the kubelet's socket was replaced")
+        elif file_identity(server.socket) is None:
+            server.end("our own socket was removed")
+        elif server.watched_at is None and time.monotonic() - self._registered_at > FIRST_LIST_S:
+            server.end(f"the kubelet did not request the list within {FIRST_LIST_S:g} s")
+
+    async def _watch(self, server: PluginServer) -> str:
         """Return why the registration has ended, once it has."""
-        began, own = time.monotonic(), file_identity(server.socket)
-        checked_at = began
-        while not await wait_for_event(server.ended, until_tick(LOOK_S)):
-            now = time.monotonic()
-            if file_identity(self._kubelet) != before:
-                return "the kubelet's socket was replaced"
-            if file_identity(server.socket) != own:
-                return "our own socket was removed"
-            if server.watched_at is None and now - began > FIRST_LIST_S:
-                return f"the kubelet did not request the list within {FIRST_LIST_S:g} s"
-            if now - checked_at >= self._plugins.node.timing.registration_check_s:
-                checked_at = now
-                if await self._is_unallocatable():
-                    return "the node shows none of it as allocatable"
-        return "the kubelet ended the stream"
+        pause_s = check_s = self._plugins.node.timing.registration_check_s
+        while not await wait_for_event(server.ended, pause_s):
+            if await self._is_unallocatable():
+                return "the node shows none of it as allocatable"
+            pause_s = until_tick(check_s)
+        return server.ended_by
 
     async def _is_unallocatable(self) -> bool:
         if not any(entry.healthy for entry in self.ids.values()):

@@ -213,7 +213,6 @@ async def show_nothing_allocatable(_: ScriptedKubelet, plugins: DevicePlugins) -
         return 0
 
     plugins.allocatable = nothing
-    plugins.node.timing = AgentTiming(registration_check_s=0.3)
 
 
 @pytest.mark.parametrize("lose", [delete_socket, end_streams, show_nothing_allocatable])
@@ -221,6 +220,7 @@ async def test_18_registers_again_on_a_fresh_socket_once_the_kubelet_has_lost_it
     directory: Path, lose: Callable[[ScriptedKubelet, DevicePlugins], Awaitable[None]]
 ) -> None:
     async with ScriptedKubelet(directory) as kubelet, plugins_in(directory) as plugins:
+        plugins.node.timing = AgentTiming(registration_check_s=0.3)
         await until(lambda: kubelet.lists, limit_s=5)
         await lose(kubelet, plugins)
         await until(lambda: len(kubelet.lists) == 2, limit_s=5)

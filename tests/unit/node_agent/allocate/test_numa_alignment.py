@@ -12,7 +12,12 @@ from msgspec import structs
 
 from services.node_agent.allocate import numa_alignment
 from services.node_agent.allocate.admission_window import AdmissionWindow
-from services.node_agent.allocate.numa_alignment import NumaAlignment, shown_numa_nodes
+from services.node_agent.allocate.numa_alignment import (
+    ALIGN_S,
+    IDLE_S,
+    NumaAlignment,
+    shown_numa_nodes,
+)
 from services.node_agent.kubelet.pods import AllocatableResources, PodResources
 from services.node_agent.kubelet.registration import DevicePlugins
 from shared.dialects.advertised import NumaNodes
@@ -30,6 +35,8 @@ GPU_0, GPU_1, GPU_2, GPU_3 = UUIDS
 class KubeletCpus:
     """A kubelet that can give six CPUs exclusively, of which it has given some to pods."""
 
+    policy = "single-numa-node"
+
     def __init__(self, **given: int) -> None:
         self.given = {("default", pod): frozenset({cpu}) for pod, cpu in given.items()}
 
@@ -40,7 +47,7 @@ class KubeletCpus:
         return PodResources(cpus=self.given)
 
     async def topology_policy(self) -> str:
-        return "single-numa-node"
+        return self.policy
 
 
 def devices(*numa: int | None) -> dict[DeviceUuid, Device]:
@@ -137,6 +144,29 @@ async def test_devices_are_reported_with_the_cpus_for_leases_on_their_numa_node(
         await alignment.refresh()
         assert alignment.described(node.devices)[0].numa_cpus == free
     assert alignment.is_known
+
+
+async def test_looks_are_rare_while_nothing_is_aligned_until_a_kubelet_registers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    until_tick = mock.Mock(return_value=60.0)
+    monkeypatch.setattr(numa_alignment, "until_tick", until_tick)
+    monkeypatch.setattr(DevicePlugins, "registrations", 1)
+    kubelet = KubeletCpus()
+    node = node_of(kubelet, snapshot=snapshot_of(*TWO_NODES.values()))
+    node.leases.observe([])
+    plugins = DevicePlugins(node, tmp_path, mock.Mock(), mock.Mock())
+    alignment = NumaAlignment(node, plugins, AdmissionWindow(node))
+
+    for policy, registrations in (("none", 1), ("none", 2), ("best-effort", 2)):
+        kubelet.policy = policy
+        await alignment.refresh()
+        monkeypatch.setattr(DevicePlugins, "registrations", registrations)
+        plugins.registered.set()
+        async with asyncio.timeout(5):
+            await alignment.wait()
+
+    assert until_tick.mock_calls == [mock.call(IDLE_S), mock.call(ALIGN_S), mock.call(ALIGN_S)]
 
 
 async def test_pods_do_not_come_whose_cpus_the_kubelet_has_given_to_others_meanwhile(
