@@ -164,6 +164,8 @@ class UsageMonitor(Collector):
         self._errors: set[str] = set()
         self._earlier_errors: set[str] = set()
         """Why the scan before the latest one was incomplete; logged then."""
+        self._pods: dict[PodUid, KubeletPod] = {}
+        """As the kubelet has listed them last."""
         self._symptoms = RegionSymptoms()
         self._idle = IdleShares()
         self._unrestored: set[ContainerKey] = set()
@@ -320,11 +322,18 @@ class UsageMonitor(Collector):
         return {one.uuid: one for instances in found for one in instances if one.uuid}
 
     async def _list_pods(self, origins: Iterable[ProcessOrigin]) -> dict[PodUid, KubeletPod] | None:
-        """Return the kubelet's pods if a process runs in one; None if they are unreadable."""
-        if not any(origin.pod for origin in origins):
-            return {}
-        pods = await self._known(self.node.kubelet.list_pods(), None)
-        return None if pods is None else {pod.uid: pod for pod in pods}
+        """Return the kubelet's pods; None if they are unreadable.
+
+        They are listed again only if a process runs in another container than those listed: the
+        pod and the name of a container never change.
+        """
+        known = {(uid, each) for uid, pod in self._pods.items() for each in pod.container_ids}
+        if not known.issuperset((one.pod, one.container_id) for one in origins if one.pod):
+            pods = await self._known(self.node.kubelet.list_pods(), None)
+            if pods is None:
+                return None
+            self._pods = {pod.uid: pod for pod in pods}
+        return self._pods
 
     async def _list_claims(
         self, containers: Iterable[LeasedContainer], origins: Iterable[ProcessOrigin]

@@ -28,6 +28,7 @@ from tests.support.node_agent.agent import NUMBER, lease_of, share
 from tests.support.node_agent.monitor_world import (
     GPU,
     HAMI,
+    ID,
     MIB,
     NUMBERS,
     OURS,
@@ -39,6 +40,7 @@ from tests.support.node_agent.monitor_world import (
     read,
     scraped,
 )
+from tests.support.node_agent.node import kubelet_pod
 from tests.support.node_agent.regions import process, rewritten
 
 
@@ -278,6 +280,24 @@ async def test_a_scrape_causes_no_requests(world: MonitorWorld) -> None:
         generate_latest(world.monitor)
 
     assert world.kubelet.list_calls == list_calls == 1
+
+
+async def test_pods_are_listed_only_for_processes_in_a_container_that_was_not_listed(
+    world: MonitorWorld,
+) -> None:
+    tenant = computing(world)
+    cgroup = world.root / "proc" / "70" / "cgroup"
+    calls = []
+    for container in (ID, ID, "f" * 64, "f" * 64):
+        cgroup.write_text(f"0::/kubepods/pod{UID}/{container}\n")
+        pod = kubelet_pod("pod", UID, container_ids={container: "main"})
+        world.kubelet.pods = [pod]
+        await world.monitor.scan()
+        calls.append(world.kubelet.list_calls)
+        assert world.monitor.snapshot.containers[0].shares[0].processes == 1
+
+    assert calls == [1, 1, 2, 2]
+    assert await world.monitor.living_pids(tenant.key) == frozenset({7})
 
 
 async def test_the_scan_of_50_containers_is_quick(world: MonitorWorld) -> None:
