@@ -141,9 +141,9 @@ class CdiFiles:
                 async with asyncio.timeout(READ_TIMEOUT_S):
                     self._runtime = await self.read_runtime()
         runtime = self._runtime or (USED_BEFORE if self.path.is_file() else "")
-        why = await asyncio.to_thread(
-            why_no_cdi, runtime, self.places, driver_version(self._gpus), self.path.parent
-        )
+        known = (runtime, self.places, driver_version(self._gpus), self.path.parent)
+        needs_files = self.places is not None and has_cdi(runtime)
+        why = await asyncio.to_thread(why_no_cdi, *known) if needs_files else why_no_cdi(*known)
         if not why:
             self.strategies = BY_CDI
         if why != self._why_no_cdi:

@@ -7,24 +7,59 @@ import functools
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Generic, TypeVar
 
 from services.node_agent.gpus.device_faults import SAME_INDEX, no_response
 from services.node_agent.gpus.inventory import Gpu, problem_of
 from services.node_agent.gpus.worker_threads import SingleFlight
-from shared.model.errors import UnavailableError
+from shared.model.errors import LeaseholdError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
 _COUNT = "count"
+T = TypeVar("T")
+
+
+class GpuReader(Generic[T]):
+    """Reads all GPUs that a driver lists, by its own index, which may change.
+
+    `count` and `read` block. `read` returns None if there is no GPU at an index, and both raise
+    UnavailableError if the driver fails. `limit_s` returns the time limit of a call, as of now.
+    """
+
+    def __init__(
+        self,
+        count: Callable[[], int],
+        read: Callable[[int], T | None],
+        *,
+        limit_s: Callable[[], float],
+    ) -> None:
+        self.count = count
+        self.read = read
+        self.limit_s = limit_s
+        self._count_calls: SingleFlight[int] = SingleFlight()
+        self._read_calls: SingleFlight[T | None] = SingleFlight()
+        self._count = 0
+
+    async def read_all(self) -> dict[int, T | LeaseholdError | None]:
+        """Read all GPUs, as many as before together with their count.
+
+        Raises UnavailableError while the count is not known.
+        """
+        self._count_calls.start({_COUNT: self.count})
+        self._read_calls.start(reads := self._reads(self._count))
+        count = await self._count_calls.call(_COUNT, self.count, self.limit_s)
+        if count != self._count:
+            self._read_calls.start(reads := self._reads(count))
+        self._count = count
+        return await self._read_calls.call_each(reads, self.limit_s)
+
+    def _reads(self, count: int) -> dict[int, Callable[[], T | None]]:
+        return {number: functools.partial(self.read, number) for number in range(count)}
 
 
 class GpuProber:
-    """The GPUs that a driver lists, by its own index, which may change.
-
-    `count` and `read` block. `read` returns None if there is no GPU at an index, and both raise
-    UnavailableError if the driver fails. A GPU that fails is returned as it was last read, with
-    that fault.
-    """
+    """The GPUs; one that fails is returned as it was last read, with that fault."""
 
     def __init__(
         self,
@@ -33,29 +68,14 @@ class GpuProber:
         *,
         limit_s: Callable[[], float],
     ) -> None:
-        self.count = count
-        self.read = read
-        self.limit_s = limit_s
-        """Time limit of a call, as of now."""
+        self._reader = GpuReader(count, read, limit_s=limit_s)
         self.unreadable: dict[int, str] = {}
         """By index, why the latest probe left out a GPU: it has never responded."""
-        self._count_calls: SingleFlight[int] = SingleFlight()
-        self._read_calls: SingleFlight[Gpu | None] = SingleFlight()
         self._known: dict[int, Gpu] = {}
-        self._count = 0
 
     async def probe(self) -> tuple[Gpu, ...]:
-        """Return all GPUs. Raises UnavailableError while none is known.
-
-        As many GPUs as before are read together with their count.
-        """
-        self._count_calls.start({_COUNT: self.count})
-        self._read_calls.start(reads := self._reads(self._count))
-        count = await self._count_calls.call(_COUNT, self.count, self.limit_s)
-        if count != self._count:
-            self._read_calls.start(reads := self._reads(count))
-        self._count = count
-        found = await self._read_calls.call_each(reads, self.limit_s)
+        """Return all GPUs. Raises UnavailableError while none is known."""
+        found = await self._reader.read_all()
         results = [self._observe(number, result) for number, result in found.items()]
         gpus = _unique_gpus([one for one in results if isinstance(one, Gpu)])
         errors = {n: one for n, one in enumerate(results) if isinstance(one, UnavailableError)}
@@ -73,9 +93,6 @@ class GpuProber:
                     reason,
                 )
         self.unreadable = unreadable
-
-    def _reads(self, count: int) -> dict[int, Callable[[], Gpu | None]]:
-        return {number: functools.partial(self.read, number) for number in range(count)}
 
     def _observe(self, number: int, found: Gpu | Exception | None) -> Gpu | UnavailableError | None:
         if isinstance(found, Gpu) and found != self._known.get(number):

@@ -70,9 +70,7 @@ class ContainerFiles:
 
         All versions stay if `mounted` is None, which means that it is not known.
         """
-        await asyncio.to_thread(self._remove_directories, live)
-        if mounted is not None:
-            await self.library.remove_unused(mounted, unused_s=self.timing.library_unused_s)
+        await asyncio.to_thread(self._remove_unused, live, mounted)
 
     async def probe_disk(self) -> None:
         """Check whether a container could be prepared now."""
@@ -143,6 +141,11 @@ class ContainerFiles:
             raise UnavailableError(f"limits cannot be enforced: {unusable}")
         if not Path(file).is_file():
             raise UnavailableError(f"{file} does not exist, and the container mounts it")
+
+    def _remove_unused(self, live: set[PodUid], mounted: set[str] | None) -> None:
+        self._remove_directories(live)
+        if mounted is not None:
+            self.library.remove_unused(mounted, unused_s=self.timing.library_unused_s)
 
     def _remove_directories(self, live: set[PodUid]) -> None:
         root, now = Path(self.paths.containers), time.time()

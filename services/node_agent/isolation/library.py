@@ -93,28 +93,26 @@ class NodeLibrary:
             exists = self.current.path.is_file()
             self.unusable_reason = "" if exists else f"{self.current.path} does not exist"
             return exists
-        source = await asyncio.to_thread(source_file, self.source)
-        before, current = await self._identities(source)
+        source, before, current = await asyncio.to_thread(self._look, self.source)
         if self._checked != (before, current):
             await self._install(source)
-            self._checked = before, (await self._identities(source))[1]
+            self._checked = before, await asyncio.to_thread(_identity, self.current.path)
         return not self.unusable_reason
 
-    async def remove_unused(self, mounted: Collection[str], *, unused_s: float) -> None:
-        """Remove versions older than `unused_s` that are neither current nor mounted."""
-        if self.source is not None:
-            await asyncio.to_thread(self._remove_unused, mounted, time.time() - unused_s)
-
-    def _remove_unused(self, mounted: Collection[str], since: float) -> None:
+    def remove_unused(self, mounted: Collection[str], *, unused_s: float) -> None:
+        """Remove versions older than `unused_s` that are neither current nor mounted; blocks."""
+        if self.source is None:
+            return
         in_use = {current_library(self.root).path.parent, *(Path(path).parent for path in mounted)}
         with contextlib.suppress(OSError):
             for entry in self.root.iterdir():
-                old = entry.is_dir() and entry.stat().st_mtime < since
+                old = entry.is_dir() and entry.stat().st_mtime < time.time() - unused_s
                 if old and entry not in in_use and (entry / LIBRARY_NAME).is_file():
                     shutil.rmtree(entry)
 
-    async def _identities(self, source: Path) -> tuple[Identity, Identity]:
-        return await asyncio.to_thread(lambda: (_identity(source), _identity(self.current.path)))
+    def _look(self, source: Path) -> tuple[Path, Identity, Identity]:
+        file = source_file(source)
+        return file, _identity(file), _identity(self.current.path)
 
     async def _install(self, source: Path) -> None:
         wrong = await self._install_usable(source)

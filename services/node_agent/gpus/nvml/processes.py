@@ -1,7 +1,6 @@
 """Processes on GPUs and how busy these are, as NVML reports them."""
 
 import ctypes
-import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +18,7 @@ from services.node_agent.gpus.nvml.calls import (
     value_or,
     with_nvml,
 )
-from services.node_agent.gpus.worker_threads import SingleFlight
+from services.node_agent.gpus.probes import GpuReader
 from shared.model.device import Hardware
 from shared.model.errors import LeaseholdError
 from shared.model.names import DeviceUuid
@@ -47,15 +46,11 @@ class NvmlProcesses:
     """The processes of this machine's GPUs; each GPU has at most one call in flight."""
 
     def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
-        self.timeout_s = timeout_s
-        self._count_calls: SingleFlight[int] = SingleFlight()
-        self._sample_calls: SingleFlight[DeviceSample | None] = SingleFlight()
+        self._reader = GpuReader(count_gpus, _sample, limit_s=lambda: timeout_s)
 
     async def sample(self) -> tuple[DeviceSample, ...]:
         """Return all devices that respond. Raises UnavailableError if none of them does."""
-        count = await self._count_calls.call("count", count_gpus, lambda: self.timeout_s)
-        samples = {number: functools.partial(_sample, number) for number in range(count)}
-        results = (await self._sample_calls.call_each(samples, lambda: self.timeout_s)).values()
+        results = (await self._reader.read_all()).values()
         errors = [one for one in results if isinstance(one, LeaseholdError)]
         if errors and len(errors) == len(results):
             raise errors[0]

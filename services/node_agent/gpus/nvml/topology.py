@@ -159,7 +159,7 @@ def _read_sysfs(address: str) -> tuple[int | None, str]:
     except (OSError, ValueError):
         numa = -1
     try:
-        path = str(device.resolve(strict=True))
+        path = str(device.readlink())
     except OSError:
         path = ""
     return numa if numa >= 0 else None, root_complex_in(path)

@@ -181,10 +181,10 @@ async def test_an_old_version_is_removed_once_no_container_mounts_it(
     version(source, 2)
     await library.update()
 
-    await library.remove_unused({str(first)}, unused_s=-600)
-    await library.remove_unused((), unused_s=600)
+    library.remove_unused({str(first)}, unused_s=-600)
+    library.remove_unused((), unused_s=600)
     assert first.is_file(), "mounted, or young"
-    await library.remove_unused((), unused_s=-600)
+    library.remove_unused((), unused_s=-600)
     assert not first.parent.exists()
     assert library.current.path.is_file()
 
