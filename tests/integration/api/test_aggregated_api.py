@@ -61,9 +61,9 @@ async def test_tables_documents_and_selectors_are_those_of_kubectl(group: Group)
     await reserve_lease(group.shown, "p2", gpu=1, namespace=Namespace("other"), name="theirs")
     group.shown.usage.measure(lease, memory_mib=77)
     await until(
-        lambda: read(group.client, f"{DEFAULT}/gpuleases"),
+        lambda: read(group.client, f"{GROUP}/gpuleases"),
         lambda found: (
-            found["items"] and "usedMemoryMib" in found["items"][0]["status"]["shares"][0]
+            len(found["items"]) == 2 and "usedMemoryMib" in found["items"][0]["status"]["shares"][0]
         ),
     )
 

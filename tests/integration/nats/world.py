@@ -20,7 +20,7 @@ from shared.runtime.telemetry import Tracing
 from tests.support.servers.nats import NatsServer, sent
 
 SOON = ResendPolicy(
-    receipt_s=0.4, silent_s=0.8, return_s=0.05, probe_s=0.05, tick_s=0.02, unready_s=0.3
+    receipt_s=1.0, silent_s=1.5, return_s=0.05, probe_s=0.05, tick_s=0.02, unready_s=0.3
 )
 OFTEN = ConfirmationTiming(report_s=0.02, held_s=0.2)
 
