@@ -39,6 +39,8 @@ class ScriptedKubelet(api_pb2_grpc.RegistrationServicer):  # type: ignore[misc]
         self.lists: list[list[tuple[str, str]]] = []
         self.options: list[Any] = []
         self.ended = 0
+        self.watches = True
+        """Whether it requests the list of what is registered."""
         self._streams: list[tuple[grpc.aio.Channel, asyncio.Task[None]]] = []
 
     async def __aenter__(self) -> Self:
@@ -76,8 +78,9 @@ class ScriptedKubelet(api_pb2_grpc.RegistrationServicer):  # type: ignore[misc]
             await plugin.GetDevicePluginOptions(api_pb2.Empty(), timeout=10, wait_for_ready=True)
         )
         self.endpoints.append(request.endpoint)
-        task = asyncio.create_task(self._follow(plugin.ListAndWatch(api_pb2.Empty())))
-        self._streams.append((channel, task))
+        if self.watches:
+            task = asyncio.create_task(self._follow(plugin.ListAndWatch(api_pb2.Empty())))
+            self._streams.append((channel, task))
         return api_pb2.Empty()
 
     async def _follow(self, stream: Any) -> None:
@@ -224,6 +227,19 @@ async def test_18_registers_again_on_a_fresh_socket_once_the_kubelet_has_lost_it
         await until(lambda: kubelet.lists, limit_s=5)
         await lose(kubelet, plugins)
         await until(lambda: len(kubelet.lists) == 2, limit_s=5)
+
+    assert len(set(kubelet.endpoints)) == 2
+
+
+async def test_registers_again_with_a_kubelet_that_has_not_requested_the_list(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration, "FIRST_LIST_S", 0.1)
+    async with ScriptedKubelet(directory) as kubelet, plugins_in(directory):
+        kubelet.watches = False
+        await until(lambda: kubelet.endpoints, limit_s=5)
+        kubelet.watches = True
+        await until(lambda: kubelet.lists, limit_s=5)
 
     assert len(set(kubelet.endpoints)) == 2
 
