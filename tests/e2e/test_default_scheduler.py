@@ -87,8 +87,12 @@ async def test_a_pod_waits_beside_one_that_repels_it_and_runs_once_that_has_gone
     async with redis.asyncio.Redis.from_url(
         cluster.state()["redis_url"], **cluster.login(), decode_responses=True
     ) as ledger:
-        facts = [key async for key in ledger.scan_iter(f"*facts:{node}")]
-        await until(lambda: ledger.hget(facts[0], "facts"), lambda text: "noisy" in text)
+
+        async def facts() -> list[str | None]:
+            keys = [key async for key in ledger.scan_iter(f"*facts:{node}")]
+            return [await ledger.hget(key, "facts") for key in keys]
+
+        await until(facts, lambda found: "noisy" in str(found))
     noisy, other = gpu_pod("noisy", vgpu(memory=1000)), gpu_pod("other", vgpu(memory=1000))
     noisy["metadata"]["labels"] = {"app": "noisy"}
 
@@ -142,9 +146,12 @@ async def test_pods_of_a_claim_and_of_a_vendor_share_a_gpu(cluster: Stack) -> No
     assert "claim default/shared" in (await cluster.leasehold("gpus")).out
     explained = (await cluster.leasehold("explain", "one", "-o", "wide")).out
     assert "default/shared, which 2 pods use" in explained
-    traced = await until(lambda: cluster.leasehold("trace", "one"), succeeded)
-    assert "ResourceClaim shared" in traced.out
-    assert "binder: lease claim " in traced.out, "it was leased as the allocation was written"
+    # It was leased as the allocation was written.
+    leased = ("ResourceClaim shared", "binder: lease claim ")
+    await until(
+        lambda: cluster.leasehold("trace", "one"),
+        lambda done: all(text in done.out for text in leased),
+    )
     await cluster.clear()
     await until(
         lambda: cluster.leasehold("ps", "--json"), lambda d: not json.loads(d.out)["leases"]

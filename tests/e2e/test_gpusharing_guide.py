@@ -140,9 +140,9 @@ async def test_gpusharing_the_guide_runs_from_malformed_requests_to_exhausted_bu
     assert denied.code != 0
     assert "150 must be 1..99 or a multiple of 100" in denied.err
 
-    await up.kubectl_out("-n", spent, "create", "-f", "-", stdin=guides.GPUSHARING_POD)
-    await until_runs(up, spent, "mnist-case")
-    await remove(up, spent, "mnist-case")
+    await up.kubectl_out("-n", rich, "create", "-f", "-", stdin=guides.GPUSHARING_POD)
+    await until_runs(up, rich, "mnist-case")
+    await remove(up, rich, "mnist-case")
 
     await create(up, spent, "training", cards(2))
     await until_runs(up, spent, "training")

@@ -81,11 +81,10 @@ async def test_use_of_the_gpu_is_of_the_pod_and_ends_with_it(up: Stack) -> None:
         shares = json.loads((await up.leasehold("top", "--json")).out)["shares"]
         return next((one["measured"] or {} for one in shares if one["name"] == "uses"), {})
 
-    found = await until(used, lambda row: row.get("memory_mib"))
-    shown = await log(up, "uses")
+    await until(used, lambda row: row.get("memory_mib") == 2048 + 256)
+    shown = await until(lambda: log(up, "uses"), lambda text: "alloc 14g: " in text)
     await up.clear()
 
-    assert found["memory_mib"] == 2048 + 256
     assert "alloc 2g: ok\n" in shown
     assert "alloc 14g: out of memory\n" in shown
     assert (await run("pgrep", "-f", "alloc 14g")).code == 1

@@ -9,6 +9,8 @@ from tests.support.gpu_driver import MIB
 
 PERIOD_S = 5.0
 """Of the agent's samples."""
+LIMIT_S = 20.0
+"""Within it a pod that computes is seen to."""
 
 
 def test_utilization_and_memory_while_a_pod_computes(
@@ -17,16 +19,16 @@ def test_utilization_and_memory_while_a_pod_computes(
     pod = pods("busy", mib=4096)
     load = pod.load()
     assert load.fits("1g")
-    seconds = 3 if machine.quick else 5
-    load.send(f"burn {seconds}s 1000 640 {machine.loops}")
-    time.sleep(seconds - 0.5)
-
-    sample = machine.sample()
-    busy = {p.pid: p.busy_percent for p in sample.processes if p.pid in pod.pids}
-
-    of_pod = max((percent or 0 for percent in busy.values()), default=0)
-    percent = sample.busy_percent or 0
     least = 80 if machine.real else 20  # the simulated driver depends on how busy this machine is
+    load.send(f"burn {LIMIT_S + PERIOD_S:g}s 1000 640 {machine.loops}")
+    began = time.monotonic()
+    percent = of_pod = 0
+    while min(percent, of_pod) < least and time.monotonic() < began + LIMIT_S:
+        time.sleep(PERIOD_S if machine.real else 1.0)
+        sample = machine.sample()
+        busy = [p.busy_percent or 0 for p in sample.processes if p.pid in pod.pids]
+        of_pod, percent = max(busy, default=0), sample.busy_percent or 0
+
     shows = "percent while one pod computes: of the GPU, of its process"
     holds = min(percent, of_pod) >= least
     seen(shows, f"{percent}, {of_pod}", f"at least {least}", holds=holds)
@@ -38,7 +40,6 @@ def test_utilization_and_memory_while_a_pod_computes(
         used, theirs = sample.used_bytes // MIB, int(shown[1])
         holds = abs(used - theirs) <= 64
         seen("MiB used: ours, nvidia-smi", f"{used}, {theirs}", "within 64", holds=holds)
-    load.result()
 
 
 def test_what_looking_costs(machine: Machine, pods: AddPod, seen: Add) -> None:

@@ -363,8 +363,8 @@ class NodeProcesses:
     ) -> int:
         async with asyncio.TaskGroup() as tasks:
             helpers = [
-                tasks.create_task(_feed(process, streams)),
                 tasks.create_task(self._watch(process, pod_uid, state, streams)),
+                tasks.create_task(_feed(process, streams)),
             ]
             outputs = [
                 tasks.create_task(_copy(process.stdout, streams.write_stdout)),

@@ -36,9 +36,9 @@ run one --image=busybox --restart=Never -- sh -c echo${IFS}hello;exec${IFS}sleep
 expose deployment web --port=80 | service/web exposed
 """
 READ = """
-wait --for=condition=Available deployment/web --timeout=20s | condition met
-wait --for=condition=Ready pod/one --timeout=20s | condition met
-wait --for=condition=complete job/once --timeout=20s | condition met
+wait --for=condition=Available deployment/web --timeout=60s | condition met
+wait --for=condition=Ready pod/one --timeout=60s | condition met
+wait --for=condition=complete job/once --timeout=60s | condition met
 get pods -o wide | node-
 get pods -l app=web -o name | pod/web-
 get pods -o jsonpath={.items[*].metadata.name} | one
@@ -47,7 +47,7 @@ get all | deployment.apps/web
 get cronjobs | @daily
 get services -o wide | app=web
 get deployment web -o yaml | deployment.kubernetes.io/revision: "1"
-get pods -A --watch --request-timeout=1s | one
+get pods -A --watch --request-timeout=3s | one
 logs one | hello
 exec one -- sh -c echo${IFS}$((40+2)) | 42
 top pods | CPU(cores)
@@ -79,12 +79,12 @@ delete hpa web | deleted
 label pod one tier=front | labeled
 annotate deployment web kubernetes.io/change-cause=first | annotated
 scale deployment web --replicas=3 | scaled
-rollout status deployment web --timeout=20s | successfully rolled out
+rollout status deployment web --timeout=60s | successfully rolled out
 set image deployment web app=app:2 | image updated
 set env deployment web A=b | env updated
 set resources deployment web --limits=cpu=1 | resource requirements updated
 rollout restart deployment web | restarted
-rollout status deployment web --timeout=20s | successfully rolled out
+rollout status deployment web --timeout=60s | successfully rolled out
 rollout history deployment web | first
 rollout undo deployment web --to-revision=1 | rolled back
 patch deployment web -p {"spec":{"replicas":2}} | patched

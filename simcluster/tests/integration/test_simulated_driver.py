@@ -26,7 +26,7 @@ def settings_of(driver: GpuDriver, gpus: str) -> SimulatedAgentSettings:
 
 def opened(driver: GpuDriver, gpus: str) -> DriverGpus:
     """Open the node's GPUs, as the agent does."""
-    found = simulated_gpus(settings_of(driver, gpus), hang_limit_s=0.2).driver
+    found = simulated_gpus(settings_of(driver, gpus), hang_limit_s=1.0).driver
     assert isinstance(found, DriverGpus)
     return found
 

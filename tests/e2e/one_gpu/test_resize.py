@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +91,9 @@ async def test_a_running_pod_is_resized_in_the_ledger_its_annotations_and_its_li
     assert json.loads(least.out)["outcome"] == "resized", least.out
     assert limit_mib(place) == 3_000
     events = await until(
-        lambda: up.kubectl("get", "events"), lambda done: "LeaseResized" in done.out
+        lambda: up.kubectl("get", "events"), lambda done: "4000 to 6000 MiB" in done.out
     )
-    assert "container cuda: 4000 to 6000 MiB" in events.out
+    assert re.search("LeaseResized.* container cuda: 4000 to 6000 MiB", events.out)
     await up.audit()
 
 

@@ -1,10 +1,11 @@
 """O1: one pod is one trace, from its review until its containers run."""
 
 import json
+from typing import Any
 
 from shared.runtime.health import OPENMETRICS
 from tests.support.servers.otlp import Spans
-from tests.support.stack import PODS, Stack, gpu_pod, running, vgpu
+from tests.support.stack import PODS, Stack, gpu_pod, running, succeeded, vgpu
 from tests.support.waiting import until
 
 ABOVE = {
@@ -34,8 +35,13 @@ async def test_o1_one_trace_covers_a_pod_from_its_review_until_it_runs(
     parents = {span.span_id: name for name, span in by_name.items()}
     assert {name: parents[by_name[name].parent_span_id] for name in ABOVE} == ABOVE
     assert by_name["start pod"].parent_span_id == b""
-    shown = json.loads((await up.leasehold("trace", "traced", "--json")).out)["spans"]
-    assert [step["name"] for step in shown[:2]] == ["start pod", "review pod"]
+
+    async def shown_spans() -> list[dict[str, Any]]:
+        done = await up.leasehold("trace", "traced", "--json")
+        return list(json.loads(done.out)["spans"]) if succeeded(done) else []
+
+    first = ["start pod", "review pod"]
+    shown = await until(shown_spans, lambda spans: [step["name"] for step in spans[:2]] == first)
     assert shown[1]["duration_s"] > 0
     for span in by_name.values():
         facts = {a.key: a.value.string_value for a in span.attributes}
@@ -84,12 +90,15 @@ async def test_o1_a_pod_that_waited_is_one_trace_with_its_wait_and_the_reason(
     await up.kube.delete(f"{PODS}/before")
     await up.until("waited", running)
     trace_id = made["metadata"]["uid"].replace("-", "")
-    await until(lambda: set(spans.of(trace_id)) >= STEPS)
+    waited = {"wait for capacity", "explain waiting"}
+    await until(lambda: set(spans.of(trace_id)) >= STEPS | waited)
 
-    of_pod = [span for _, span in spans.received if span.trace_id.hex() == trace_id]
+    def offered_again() -> list[Any]:
+        of_pod = [span for _, span in spans.received if span.trace_id.hex() == trace_id]
+        return [span for span in of_pod if span.name == "place pods" and span.links]
+
     root = spans.of(trace_id)["start pod"].span_id
-    places = [span for span in of_pod if span.name == "place pods"]
-    assert {span.parent_span_id for span in places if span.links} == {root}
+    assert {span.parent_span_id for span in await until(offered_again)} == {root}
     wait = spans.of(trace_id)["wait for capacity"]
     assert wait.parent_span_id == root
     reasons = [event.attributes[0].value.string_value for event in wait.events]

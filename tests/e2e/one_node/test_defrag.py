@@ -54,7 +54,7 @@ async def test_what_if_and_defrag_make_room_for_a_waiting_pod(up: Stack) -> None
     row = await until(lambda: up.kubectl("get", "waitingpods", "whole", "-owide"), succeeded)
     shared = ("get", "gpus", "--field-selector=status.usedShares=1", "-oname")
     assert "InsufficientGpuMemory" in row.out
-    assert len((await up.kubectl_out(*shared)).split()) == CARDS
+    await until(lambda: up.kubectl_out(*shared), lambda text: len(text.split()) == CARDS)
     assert (
         len((await up.kubectl_out("get", "leasehold", "-A", "--no-headers")).splitlines()) > CARDS
     )

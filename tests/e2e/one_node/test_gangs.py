@@ -118,7 +118,7 @@ async def test_a_gang_is_promised_a_start_until_which_only_what_ends_before_gets
     assert "  no end in sight" in (await up.leasehold("what-if", str(manifest), "--when")).out
     await up.create(gpu_pod("late", WHOLE))
     await up.create(gpu_pod("short", WHOLE, activeDeadlineSeconds=1))
-    await up.until("short", running)
+    await up.until("short", lambda pod: pod["spec"].get("nodeName"))
     await up.until("late", lambda pod: "reserved for another pod" in condition_text(pod))
 
     await up.kubectl("delete", "pod", "limited", "--now")

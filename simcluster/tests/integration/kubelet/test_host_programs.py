@@ -4,6 +4,7 @@ import base64
 import os
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -152,6 +153,10 @@ class Keyboard:
         raise AssertionError(data)
 
 
+async def log_of(fleet: KubeletFleet, name: str) -> bytes:
+    return b"".join([c async for c in fleet.log("default", name, "main", LogOptions())])
+
+
 async def test_a_pod_is_its_command_whatever_its_image(one: tuple[KubeletFleet, Node]) -> None:
     fleet, node = one
     async with ScriptedPlugin(node.device_plugins) as plugin:
@@ -180,10 +185,7 @@ async def test_a_pod_is_its_command_whatever_its_image(one: tuple[KubeletFleet, 
         assert code == 3
         assert b"2 1000m\r\n/dev/pts/" in keyboard.seen
         assert b"43 132\r\n" in keyboard.seen
-        logs = [
-            b"".join([c async for c in fleet.log("default", name, "main", LogOptions())])
-            for name in ("py", "sh", "idle")
-        ]
+        logs = [await until(partial(log_of, fleet, name)) for name in ("py", "sh", "idle")]
         assert logs[0].startswith(b"1 /usr\n")
         assert b"EOFError" in logs[0], "it has no standard input"
         assert logs[1] == b"1000m /usr\n"

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from pathlib import Path
 
 import grpc
@@ -62,13 +61,11 @@ async def test_a_plugin_that_does_not_listen_is_refused() -> None:
         assert "failed to dial device plugin" in (refused.value.details() or "")
 
 
-async def test_changes_of_health_reach_the_node_status_within_a_moment() -> None:
-    async with slots("a", "b") as (node, plugin):
-        changed_at = time.monotonic()
+async def test_changes_of_health_reach_the_node_status_before_a_heartbeat() -> None:
+    async with slots("a", "b", settings=NodeSettings(heartbeat_s=3600)) as (node, plugin):
         plugin.report({"a": "Healthy", "b": "Unhealthy"})
         await node.allocatable(SLOT, 1)
 
-        assert time.monotonic() - changed_at < 1
         assert node.amount(SLOT, "capacity") == "2"
         plugin.report(healthy("a", "b"))
         await node.allocatable(SLOT, 2)
