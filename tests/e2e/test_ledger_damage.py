@@ -14,7 +14,7 @@ import pytest_asyncio
 import redis.asyncio
 
 from shared.model.errors import UnavailableError
-from shared.model.lease import Lease
+from shared.model.lease import Lease, LeaseState
 from shared.model.lease_copy import ANNOTATION, load_lease
 from shared.model.names import Namespace
 from tests.support.dialects.checklist import condition_text, leases
@@ -132,6 +132,7 @@ async def damaged(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Dam
             notes = GANG if name.startswith("gang") else {}
             await up.create(gpu_pod(name, wanted, annotations=notes))
         await up.until_all(len(KEPT))
+        await until(lambda: leases(up), lambda held: held["resized"].state is LeaseState.ACTIVE)
         resized = await up.leasehold("resize", "resized", "--memory", "2500Mi")
         assert succeeded(resized), resized.err
         for name, wanted in WAITING.items():

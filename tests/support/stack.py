@@ -241,7 +241,7 @@ class Stack:
 
         await until(count_and_others, lambda found: found[0] >= count, limit_s=limit_s)
 
-    async def audit(self, limit_s: float = 45.0) -> None:
+    async def audit(self, limit_s: float = 90.0) -> None:
         """Wait until the audit is clean; a failure shows the differences."""
         await until(lambda: self.leasehold("audit"), succeeded, limit_s=limit_s)
 

@@ -38,15 +38,17 @@ async def test_doctor_finds_no_fault_in_a_healthy_stack(up: Stack) -> None:
     await up.until("one", running)
     await up.audit()
 
-    done, shown, node, around = await asyncio.gather(
-        up.leasehold("doctor", "--json"),
-        up.leasehold("doctor"),
+    done = await until(
+        lambda: up.leasehold("doctor", "--json"),  # a heartbeat may be late
+        lambda done: not outcomes(done, "fail") | outcomes(done, "warn"),
+    )
+    shown, node, around = await asyncio.gather(
+        until(lambda: up.leasehold("doctor"), succeeded),
         up.leasehold("doctor", "--json", "--only", "node"),
         up.leasehold("doctor", "--json", "--only", "cluster"),
     )
 
-    assert outcomes(done, "fail") | outcomes(done, "warn") == set(), done.out
-    assert (done.code, shown.code) == (0, 0)
+    assert done.code == 0
     assert len(outcomes(done, "ok")) >= 15
     assert "checkpoint: 1" in findings(done)["checkpoint"]["text"]
     assert "pods with devices: 1" in findings(done)["pod-resources"]["text"]

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from shared.model.lease import Lease
+from shared.model.lease import Lease, LeaseState
 from shared.model.lease_copy import ANNOTATION, load_lease
 from shared.model.names import Namespace
+from tests.support.dialects.checklist import annotation_of, leases
 from tests.support.node_agent.regions import limit_mib, use_memory
 from tests.support.stack import Done, Stack, gpu_pod, running, succeeded, vgpu
 from tests.support.waiting import until
 
 MIB = 1 << 20
-IDS = "volcano.sh/vgpu-ids-new"
+IDS, PHASE = "volcano.sh/vgpu-ids-new", "volcano.sh/bind-phase"
 
 
 def region_at(up: Stack, pod: dict[str, Any]) -> Path:
@@ -36,8 +37,11 @@ def copy_of(pod: dict[str, Any]) -> Lease:
 
 
 async def started(up: Stack, name: str, memory: int, cores: int = 0) -> dict[str, Any]:
+    """Create a pod and wait until it runs with an active lease, which may be resized."""
     await up.create(gpu_pod(name, vgpu(memory=memory, cores=cores)))
-    return await up.until(name, running)
+    pod = await up.until(name, running)
+    await until(lambda: leases(up), lambda held: held[name].state is LeaseState.ACTIVE)
+    return pod
 
 
 async def resize(up: Stack, name: str, *flags: str) -> Done:
@@ -69,10 +73,9 @@ async def test_a_running_pod_is_resized_in_the_ledger_its_annotations_and_its_li
     assert top.code == 0, top.err
     (row,) = json.loads(top.out)["shares"]
     assert (row["name"], row["memory_mib"]) == ("one", 6_000)
-    pod = await up.pod("one")
+    pod = await up.until("one", lambda pod: annotation_of(pod, PHASE) == "success")
     assert copy_of(pod).shares[0].memory_mib == 6_000
     assert ",NVIDIA,6000,30:" in pod["metadata"]["annotations"][IDS]
-    assert pod["metadata"]["annotations"]["volcano.sh/bind-phase"] == "success"
     assert await leased(up, "one") | {"memory_mib": 6_000, "cores_percent": 30} == await leased(
         up, "one"
     )

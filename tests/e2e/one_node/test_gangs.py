@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest_asyncio
 
-from tests.support.dialects.checklist import condition_text
+from shared.model.lease import LeaseState
+from tests.support.dialects.checklist import condition_text, leases
 from tests.support.stack import NEEDS_KUBECTL, Stack, gpu_pod, running, vgpu
 from tests.support.waiting import until
 
@@ -98,6 +99,7 @@ async def test_a_gang_is_promised_a_start_until_which_only_what_ends_before_gets
         await up.create(gpu_pod(f"endless-{number}", WHOLE))
     await up.create(gpu_pod("limited", WHOLE, activeDeadlineSeconds=120))
     await all_run(up, "endless-0", "endless-1", "limited")
+    await until(lambda: leases(up), lambda held: held["limited"].state is LeaseState.ACTIVE)
 
     await asyncio.gather(*(up.create(member(f"planned-{n}", "planned")) for n in range(2)))
 
@@ -108,7 +110,7 @@ async def test_a_gang_is_promised_a_start_until_which_only_what_ends_before_gets
         r"starts by (\S+) at the latest: default/limited ends by then", explained.out
     )
     assert promise, explained.out
-    assert promise[0] in (await until_event(up, "planned-1", "GPUStartPlanned"))
+    await until_event(up, "planned-1", "GPUStartPlanned", promise[0])
     await up.until("planned-1", lambda pod: f"Planned start: {promise[0]}" in condition_text(pod))
     listed = await up.kubectl_out("get", "waitingpods", "planned-0")
     assert f"by {promise[1]}" in listed
@@ -130,9 +132,8 @@ async def test_a_gang_is_promised_a_start_until_which_only_what_ends_before_gets
     await up.audit()
 
 
-async def until_event(up: Stack, pod: str, reason: str) -> str:
-    """Wait for an Event about a pod, and return its message."""
+async def until_event(up: Stack, pod: str, reason: str, text: str) -> None:
+    """Wait for an Event about a pod with a text."""
     about = f"involvedObject.name={pod},reason={reason}"
     shown = ("get", "events", "--field-selector", about, "-o", "jsonpath={.items[*].message}")
-    message: str = await until(lambda: up.kubectl_out(*shown))
-    return message
+    await until(lambda: up.kubectl_out(*shown), lambda messages: text in messages)

@@ -22,7 +22,9 @@ async def test_few_pods_of_a_burst_fail_when_an_agent_is_killed(up: Stack) -> No
             tasks.create_task(up.create(asking(name, vgpu(memory=1000))))
         tasks.create_task(killed_at(up, before, bound=5))
     phases = await until(
-        lambda: phases_of(up), lambda found: found["Running"] + found["Failed"] >= PODS
+        lambda: phases_of(up),
+        lambda found: found["Running"] + found["Failed"] >= PODS,
+        limit_s=120,  # the kubelet retries a refused start after 10 s, and perhaps more than once
     )
     await until(lambda: pid_of(up, "agent-node-0") not in {None, before})
 
