@@ -113,12 +113,7 @@ class Checkpoint:
         if self.lost or facts == self.devices:
             return
         async with self._writing:
-            before, self.devices = self.devices, facts
-            try:
-                await self._write(self.by_key, self.fences)
-            except UnavailableError:
-                self.devices = before
-                raise
+            await self._write(self.by_key, self.fences, facts)
 
     async def forget(self, pods: Iterable[PodUid]) -> None:
         """Drop the entries of pods that have ended; the fences of slots stay.
@@ -132,7 +127,7 @@ class Checkpoint:
             entries = {key: entry for key, entry in self.by_key.items() if key[0] not in ended}
             own = tuple(f"/{pod}" for pod in ended)
             fences = {key: fence for key, fence in self.fences.items() if not key.endswith(own)}
-            await self._write(entries, fences)
+            await self._write(entries, fences, self.devices)
 
     def find(self, pod: PodUid, container: str, resource: str) -> CheckpointEntry | None:
         """Return the allocation of a container, or None if it has none."""
@@ -216,13 +211,16 @@ class Checkpoint:
                 newest = fences.get(key)
                 if newest is None or newest.fence <= share.fence:
                     fences[key] = Fence(fence=share.fence, pod=lease.pod)
-        await self._write(entries, fences)
+        await self._write(entries, fences, self.devices)
 
     async def _write(
-        self, entries: dict[tuple[PodUid, str, str], CheckpointEntry], fences: dict[str, Fence]
+        self,
+        entries: dict[tuple[PodUid, str, str], CheckpointEntry],
+        fences: dict[str, Fence],
+        devices: tuple[Device, ...],
     ) -> None:
         content = CheckpointFile(
-            node=self.node, entries=tuple(entries.values()), fences=fences, devices=self.devices
+            node=self.node, entries=tuple(entries.values()), fences=fences, devices=devices
         )
         try:
             encoded = msgspec.json.encode(content)
@@ -232,7 +230,7 @@ class Checkpoint:
                 f"{self.path} cannot be written: {error.strerror}; an allocation must be on "
                 "disk before the kubelet gets it"
             ) from error
-        self.by_key, self.fences = entries, fences
+        self.by_key, self.fences, self.devices = entries, fences, devices
         self._called_at = {key: at for key, at in self._called_at.items() if key in entries}
 
     def _read(self) -> CheckpointFile:

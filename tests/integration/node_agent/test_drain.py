@@ -7,7 +7,9 @@ import pytest
 from msgspec import structs
 
 from services.node_agent.agent_timing import AgentTiming
+from services.node_agent.allocate import admission_window
 from services.node_agent.allocate.admission_window import DRAINING
+from services.node_agent.records import checkpoint
 from services.node_agent.service import NodeAgent
 from shared.model.events.request_reply import BindRequest
 from shared.model.lease import LeaseState, Share
@@ -18,9 +20,11 @@ from tests.support.node_agent.agent import NUMBER, OneNodeCluster, lease_of, one
 from tests.support.simcluster.kubelet import NODE, pod
 from tests.support.waiting import until
 
+PATIENT = AgentTiming(drain_s=600.0)
+
 
 async def test_fifty_pods_arrive_while_the_agent_is_restarted_and_none_is_refused() -> None:
-    async with one_node_cluster("8xA100-80GB", timing=AgentTiming(drain_s=60.0)) as cluster:
+    async with one_node_cluster("8xA100-80GB", timing=PATIENT) as cluster:
         binder = Binder(cluster)
         async with cluster.running() as agent:
             warm = reserve(cluster, 50, _share(50))
@@ -79,7 +83,7 @@ async def draining(cluster: OneNodeCluster, agent: NodeAgent) -> asyncio.Task[No
 
 
 async def test_a_draining_agent_reports_it_and_serves_pods_in_flight() -> None:
-    async with one_node_cluster() as cluster, cluster.running() as agent:
+    async with one_node_cluster(timing=PATIENT) as cluster, cluster.running() as agent:
         obj = pod("late", limits={NUMBER: 1}, node=None)
         uid = cluster.node.create(obj)["metadata"]["uid"]
         lease = cluster.ledger.grant(lease_of(uid, share(0, 2000), name="late"))
@@ -98,9 +102,10 @@ async def test_a_draining_agent_reports_it_and_serves_pods_in_flight() -> None:
 
 @pytest.mark.parametrize("binders_answer", [True, False])
 async def test_a_draining_agent_waits_for_admitted_binds_that_are_not_committed(
-    binders_answer: bool,
+    binders_answer: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with one_node_cluster() as cluster, cluster.running() as agent:
+    monkeypatch.setattr(admission_window, "IN_FLIGHT_S", 600.0)
+    async with one_node_cluster(timing=PATIENT) as cluster, cluster.running() as agent:
         obj = pod("slow", limits={NUMBER: 1}, node=None)
         uid = cluster.node.create(obj)["metadata"]["uid"]
         bound = lease_of(uid, share(0, 2000), name="slow")
@@ -112,7 +117,7 @@ async def test_a_draining_agent_waits_for_admitted_binds_that_are_not_committed(
         await cluster.push_lease(cluster.ledger.grant(bound))
         post(cluster, "slow")
         await cluster.node.phase("slow", "Running")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await drain
 
     assert reply.deferred_pods == ()
@@ -132,14 +137,15 @@ async def test_a_draining_agent_waits_until_a_container_with_devices_starts(
         await pre_start(connection, devices)
 
     monkeypatch.setattr(PluginConnection, "pre_start", late)
-    async with one_node_cluster() as cluster, cluster.running() as agent:
+    monkeypatch.setattr(checkpoint, "START_S", 600.0)
+    async with one_node_cluster(timing=PATIENT) as cluster, cluster.running() as agent:
         uid = cluster.node.create(pod("new", limits={NUMBER: 1}))["metadata"]["uid"]
         cluster.ledger.grant(lease_of(uid, share(0, 2000), name="new"))
         await until(lambda: calls > 0)
         drain = await draining(cluster, agent)
         waits = not drain.done()
         has_sandbox.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await drain
         await cluster.node.phase("new", "Running")
 
@@ -148,11 +154,8 @@ async def test_a_draining_agent_waits_until_a_container_with_devices_starts(
 
 
 async def test_a_draining_agent_does_not_wait_for_missing_binders() -> None:
-    async with one_node_cluster() as cluster, cluster.running() as agent:
+    async with one_node_cluster(timing=PATIENT) as cluster, cluster.running() as agent:
         cluster.ledger.unavailable = True
         cluster.ledger.grant(lease_of("some-uid"))
-        began = asyncio.get_running_loop().time()
-        await agent.drain()
-        took_s = asyncio.get_running_loop().time() - began
-
-    assert took_s < 3
+        async with asyncio.timeout(30):
+            await agent.drain()

@@ -79,7 +79,7 @@ async def test_an_agent_without_nats_notifies_that_it_started_and_serves_the_kub
             "NOTIFY_SOCKET": str(cluster.root / "n"),
         }
         async with agent_process(cluster, nats.url, environment):
-            await until(lambda: endpoint[1].messages, limit_s=30)
+            await until(lambda: endpoint[1].messages)
             await cluster.node.kubelet.reboot()
             await all_run(cluster)
             assert not (cluster.root / "run.json").exists()

@@ -28,16 +28,15 @@ def registered(cluster: OneNodeCluster) -> frozenset[str]:
 
 
 async def test_a_resource_is_reported_as_newly_served_after_each_registration() -> None:
-    def reported() -> tuple[bool, bool]:
-        latest = cluster.reported[-1]
-        return NUMBER in latest.served, NUMBER in latest.newly_served
+    def was_newly_served() -> bool:
+        reports = [(NUMBER in r.served, NUMBER in r.newly_served) for r in cluster.reported]
+        return (True, True) in reports and reports[-1] == (True, False)
 
     async with one_node_cluster(timing=AgentTiming(status_late_s=2)) as cluster, cluster.running():
-        await until(lambda: cluster.reported and reported() == (True, True))
-        await until(lambda: reported() == (True, False))
+        await until(was_newly_served)
+        cluster.events.clear()
         await cluster.node.kubelet.restart()
-        await until(lambda: reported() == (True, True))
-        await until(lambda: reported() == (True, False))
+        await until(was_newly_served)
 
 
 async def test_one_resource_that_is_not_registered_holds_up_only_its_own_pods(
@@ -58,6 +57,7 @@ async def test_one_resource_that_is_not_registered_holds_up_only_its_own_pods(
             await binder.bind(reserve(cluster, 1, share(0, 1000)))
         await cluster.node.phase("p1", "Running")
 
+        binder.waits.clear()
         waiting = reserve(cluster, 2, share(0, 2000, slot=1), limits={BROKEN: 1})
         waits = asyncio.create_task(binder.bind(structs.replace(waiting, dialect="nvidia")))
         await until(lambda: binder.waits)
@@ -96,11 +96,10 @@ async def test_a_node_that_served_units_runs_new_pods_when_the_old_ones_have_end
             await until(lambda: MEMORY not in registered(cluster), limit_s=20)
             await cluster.node.kubelet.restart()
             await until(lambda: MEMORY not in registered(cluster), limit_s=20)
-            seen = len(binder.waits)
-            await until(lambda: len(binder.waits) > seen + 40)
+            seen, why = len(binder.waits), f"the kubelet still allocates {MEMORY} by device plugin"
+            await until(lambda: len(binder.waits) > seen + 40 and why in binder.waits[-1])
             assert cluster.node.pod("old")["status"]["phase"] == "Running"
             assert not waits.done()
-            assert f"the kubelet still allocates {MEMORY} by device plugin" in binder.waits[-1]
 
             await cluster.delete_pod("old")
             await cluster.release(old)

@@ -183,17 +183,25 @@ class OneNodeCluster:
             ]
             try:
                 if registered:
-                    await until(
-                        lambda: agent.plugins.unready_reason() is None and agent.node.devices
-                    )
-                    for resource, count in healthy_counts(agent.node.shown).items():
-                        await self.node.allocatable(resource, count)
+                    await until(lambda: self.is_served(agent))
                 yield agent
             finally:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
                 self.agent = None
+
+    def is_served(self, agent: NodeAgent) -> bool:
+        """Return whether pods can come: the kubelet has the devices, and the agent its records."""
+        return (
+            agent.plugins.unready_reason() is None
+            and bool(agent.node.devices)
+            and (self.ledger.unavailable or not agent.checkpoint.lost)
+            and all(
+                self.node.amount(resource) == str(count)
+                for resource, count in healthy_counts(agent.node.shown).items()
+            )
+        )
 
     def inject(self, **faults: str) -> None:
         """Give GPUs these faults, by index as in `gpu0`, and no other GPU any."""

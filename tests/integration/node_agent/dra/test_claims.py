@@ -144,7 +144,7 @@ async def test_a_claim_is_kept_over_restarts_and_released_after_its_pod() -> Non
             await until(lambda: not agent.checkpoint.claims)
             await until(lambda: not cluster.reported[-1].allocations)
 
-            assert not list(cluster.node.kubelet.files.cdi.glob("*claim*"))
+            await until(lambda: not list(cluster.node.kubelet.files.cdi.glob("*claim*")))
 
 
 async def test_an_agent_killed_before_its_answer_prepares_the_same_devices_again() -> None:
@@ -192,8 +192,7 @@ async def test_claims_are_known_again_after_the_checkpoint_is_lost() -> None:
 
 async def test_a_claim_gets_the_mig_instance_at_its_position_until_it_is_unprepared() -> None:
     """Its instances stay meanwhile, whatever layout a later lease requires."""
-    timing = AgentTiming(instances_ready_s=1.0)
-    async with serving_claims("1xA100-40GB:mig", timing=timing) as (cluster, agent):
+    async with serving_claims("1xA100-40GB:mig") as (cluster, agent):
         devices, counters = slices_of(cluster)
         offered = instance_result("group3", 1, "3g.20gb")["device"]
         assert offered in {each["name"] for each in devices["spec"]["devices"]}
@@ -217,6 +216,7 @@ async def test_a_claim_gets_the_mig_instance_at_its_position_until_it_is_unprepa
         other = create_claim(cluster, "other", instance_result("group1", 0, "1g.5gb"))
         late = claim_lease(other, mig_share("group1", 0, container="gpu", fence=2))
         cluster.ledger.grant(late)
+        agent.node.timing = AgentTiming(instances_ready_s=2.0)
         with pytest.raises(UnavailableError, match=r"3g\.20gb at slice 4 of the device is in use"):
             await prepare(agent, late)
         assert await instances_by_start(cluster) == instances

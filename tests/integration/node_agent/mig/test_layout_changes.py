@@ -24,16 +24,15 @@ def partitions(outcome: str) -> float:
 
 
 async def test_item_46_instances_in_use_stay_although_a_newer_lease_needs_another_layout() -> None:
-    async with (
-        one_node_cluster("1xA100-40GB:mig", timing=AgentTiming(instances_ready_s=1.0)) as cluster,
-        cluster.running(),
-    ):
+    async with one_node_cluster("1xA100-40GB:mig") as cluster, cluster.running() as agent:
         first = await cluster.run_pod("one", mig_share("group1", 4))
         before = await instances_by_start(cluster)
+        agent.node.timing = AgentTiming(instances_ready_s=2.0)
         await cluster.fail_pod("two", mig_share("group4", fence=2))
         message = cluster.message("two")
         after = await instances_by_start(cluster)
         phase = cluster.node.pod("one")["status"]["phase"]
+        agent.node.timing = AgentTiming()
         await end_pod(cluster, first)
         await cluster.run_pod("three", mig_share("group4", fence=3))
 
@@ -43,16 +42,14 @@ async def test_item_46_instances_in_use_stay_although_a_newer_lease_needs_anothe
 
 
 async def test_item_46_a_process_that_nvml_shows_protects_its_instance_until_it_ends() -> None:
-    async with (
-        one_node_cluster("1xA100-40GB:mig", timing=AgentTiming(instances_ready_s=2.0)) as cluster,
-        cluster.running() as agent,
-    ):
+    async with one_node_cluster("1xA100-40GB:mig") as cluster, cluster.running() as agent:
         first = await cluster.run_pod("one", mig_share("group1"))
         await end_pod(cluster, first)
+        agent.node.timing = AgentTiming(instances_ready_s=2.0)
         cluster.inject(gpu0="busy")
         await cluster.fail_pod("two", mig_share("group4", fence=2))
         message, kept = cluster.message("two"), len(await instances_by_start(cluster))
-        agent.node.timing = AgentTiming(instances_ready_s=10.0)
+        agent.node.timing = AgentTiming()
         agent.mig._blocked_by.clear()
         cluster.bind(pod("three", limits={NUMBER: 1}), mig_share("group4", fence=3))
         await until(lambda: agent.mig._blocked_by)

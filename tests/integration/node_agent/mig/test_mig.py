@@ -129,8 +129,8 @@ async def test_an_instance_is_reused_only_after_the_containers_of_a_deleted_pod_
     monkeypatch.setattr(KubeletPods, "list_running", running)
     async with one_node_cluster("1xA100-40GB:mig") as cluster, cluster.running():
         first = await cluster.run_pod("one", mig_share("group1", 0))
-        await end_pod(cluster, first)
         stale += [first.pod] * 3
+        await end_pod(cluster, first)
         await cluster.run_pod("two", mig_share("group1", 0, fence=2))
 
         assert not cluster.refused

@@ -44,7 +44,7 @@ async def partitioner(root: Path, *flags: str) -> AsyncIterator[asyncio.subproce
         *("--socket", str(root / "p.sock"), "--log-level", "warning", *flags),
     )
     try:
-        await until((root / "p.sock").exists, limit_s=30)
+        await until((root / "p.sock").exists)
         yield process
     finally:
         if process.returncode is None:
@@ -80,7 +80,7 @@ async def test_without_the_partitioner_devices_are_kept_and_pods_fail_with_the_r
     async with node() as cluster, cluster.running(registered=False) as agent:
         async with partitioner(cluster.root):
             await until(lambda: len(agent.node.devices) == 2 and agent.node.devices[0].layouts)
-            await until(lambda: agent.plugins.unready_reason() is None)
+            await until(lambda: cluster.is_served(agent))
         cluster.bind(pod("one", limits={NUMBER: 1}), mig_share("group3"))
         cluster.bind(pod("share", limits={NUMBER: 1}), share(1, 2000))
         await cluster.node.phase("one", "Failed")

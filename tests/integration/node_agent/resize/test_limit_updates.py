@@ -285,7 +285,7 @@ async def test_a_lowered_limit_stays_if_others_have_the_rest_whatever_the_ledger
 
 async def test_a_size_beyond_what_others_leave_can_be_taken_back_without_a_larger_limit() -> None:
     """The ledger had lost the other pod's lease when the first one grew."""
-    async with one_node_cluster(rate=100) as cluster, running(cluster) as (agent, lease, place):
+    async with one_node_cluster() as cluster, running(cluster) as (agent, lease, place):
         other = await cluster.run_pod("two", share(0, 8_000, slot=1, fence=2))
         grown = cluster.ledger.grant(sized(lease, 12_000))
 

@@ -76,7 +76,7 @@ async def test_an_agent_that_is_cut_off_from_the_api_server_is_unready_until_it_
         cluster.changes["kubeconfig"] = proxied
         async with cluster.running() as agent:
             unready_reason = agent.probes["api"]
-            assert unready_reason() is None
+            await until(lambda: unready_reason() is None)
 
             proxy.cut()
             reason = await until(unready_reason)

@@ -27,7 +27,7 @@ async def test_a_hanging_gpu_does_not_delay_others_and_is_not_probed_twice() -> 
             hang.wait(30)
         return gpu(DeviceUuid(f"GPU-{number}"), index=number)
 
-    prober = GpuProber(lambda: 2, read_gpu, limit_s=lambda: 0.2)
+    prober = GpuProber(lambda: 2, read_gpu, limit_s=lambda: 1.0)
     await prober.probe()
     hangs = True
     hanging_probes = [await prober.probe() for _ in range(2)]

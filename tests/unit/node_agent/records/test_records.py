@@ -8,15 +8,18 @@ from typing import IO, Any
 import pytest
 from msgspec import structs
 
+from services.node_agent.files import replace_file
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.known_leases import KnownLeases
 from shared.dialects.dialect import ContainerSetup
 from shared.model.bounds import MOST, MOST_WITH_GPUS
+from shared.model.device import Device
 from shared.model.events.node_events import DeviceReported
 from shared.model.lease import ClaimAllocation, Lease, LeaseState
 from shared.model.names import NodeName, PodUid
 from shared.nats import wire
+from tests.support.build import device
 from tests.support.node_agent.agent import lease_of, share
 from tests.support.node_agent.node import entry_of
 
@@ -61,6 +64,25 @@ def test_what_a_node_reports_of_pods_with_many_containers_fits_into_one_message(
 
     assert [each.lease for each in report.allocations] == leases
     assert len(wire.encode([report])) < MAX_PAYLOAD
+
+
+async def test_devices_count_as_recorded_only_when_they_are_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, before = tmp_path / "checkpoint.json", list[tuple[Device, ...]]()
+    written = Checkpoint(path, "node-0")
+
+    def replaced(*content: Any) -> None:
+        before.append(written.devices)
+        replace_file(*content)
+
+    monkeypatch.setattr("services.node_agent.records.checkpoint.replace_file", replaced)
+    await written.record_devices([device()])
+    restarted = Checkpoint(path, "node-0")
+    await restarted.load()
+
+    assert before == [()]
+    assert written.devices == restarted.devices == (device(),)
 
 
 async def test_an_interrupted_write_does_not_affect_later_ones(
