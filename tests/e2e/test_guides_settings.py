@@ -59,7 +59,7 @@ async def obeying(up: Stack, manifest: str, conf: Path) -> AsyncIterator[list[st
     conf.write_text(await up.kubectl_out("get", "cm", "-n", "volcano-system", CONF, "-o", "yaml"))
     before = announced(up)
     up.kill("watcher")
-    await until(lambda: announced(up) != before, limit_s=30)
+    await until(lambda: announced(up) != before)
     log = (up.root / "logs" / "watcher.log").read_text()
     yield [line for line in log.splitlines() if str(conf) in line]
     await delete_all_pods(up)

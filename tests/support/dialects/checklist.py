@@ -139,7 +139,7 @@ async def delete_all_pods(up: Stack) -> None:
 
 
 async def node_allocatable(
-    up: Stack, node: str, amounts: Mapping[str, int | None], limit_s: float = 30.0
+    up: Stack, node: str, amounts: Mapping[str, int | None], limit_s: float = 60.0
 ) -> dict[str, Any]:
     """Wait until a node's allocatable has these amounts (None: the resource is absent)."""
     wanted = {name: None if n is None else str(n) for name, n in amounts.items()}
