@@ -80,15 +80,15 @@ class PluginResources:
         self.since: dict[str, float] = {}
         self._seen_at: dict[str, float] = {}
         """When each was last found to be allocated by device plugin."""
-        self._read: FileIdentity | None = None
-        """Of the checkpoint that was read last."""
+        self._read: tuple[FileIdentity | None, frozenset[str]] = None, frozenset()
+        """Of the checkpoint that was read last, and for which amounts."""
 
     async def refresh(self, amounts: frozenset[str]) -> None:
         """Find out which of these amounts in node status are allocated by device plugin.
 
         Raises LeaseholdError if the checkpoint, PodResources or the node cannot be read.
         """
-        found = file_identity(self.checkpoint)
+        found = file_identity(self.checkpoint), amounts
         if found == self._read and self.since.keys().isdisjoint(amounts):
             return
         devices = await asyncio.to_thread(read_kubelet_devices, self.plugins)

@@ -72,6 +72,8 @@ class DevicePlugins:
         self.plugin_resources = PluginResources(node, directory, allocatable)
         self.amounts: Mapping[str, frozenset[str]] = {}
         """Amounts in node status that pods request beside a served resource, by the latter."""
+        self._examined: frozenset[str] = frozenset()
+        """Amounts that were examined, or could not be: whether they are allocated by plugin."""
         self.endpoints: dict[str, PluginEndpoint] = {}
         self.numa: Mapping[DeviceUuid, NumaNodes] = NO_NUMA
         """The NUMA nodes that IDs show, by their device."""
@@ -154,27 +156,29 @@ class DevicePlugins:
             before = self.plugin_resources.since.keys()
             try:
                 await self.plugin_resources.refresh(amounts)
-                if self.plugin_resources.since.keys() != before:
-                    self.served_changed.set()
                 for amount in sorted(self.plugin_resources.since.keys() - before):
                     logger.warning("new pods wait: %s", STILL_PLUGIN.format(amount))
             except LeaseholdError as error:
                 logger.debug("amounts that are allocated by device plugin: %s", error)
+            if (amounts, before) != (self._examined, self.plugin_resources.since.keys()):
+                self.served_changed.set()
+            self._examined = amounts
             await asyncio.sleep(until_tick(AMOUNTS_S))
 
     def unserved(self) -> dict[str, Unserved]:
         """Return the resources that the kubelet cannot allocate now.
 
         One of them cannot be allocated either while an amount that pods request with it is still
-        allocated by device plugin.
+        allocated by device plugin, or until that was examined.
         """
         now, since = time.monotonic(), self.plugin_resources.since
         found: dict[str, Unserved] = {}
         for name, endpoint in self.endpoints.items():
-            claimed = sorted(self.amounts.get(name, frozenset()) & since.keys())
+            amounts = self.amounts.get(name, frozenset()) - self.endpoints.keys()
+            claimed = sorted(amounts & since.keys())
             if claimed:
                 found[name] = Unserved(now - since[claimed[0]], claimed[0])
-            elif not endpoint.is_served:
+            elif not (endpoint.is_served and amounts <= self._examined):
                 found[name] = Unserved(now - endpoint.lost_at)
         return found
 

@@ -8,7 +8,7 @@ from msgspec import structs
 
 from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.kubelet import registration
-from services.node_agent.kubelet.device_checkpoint import read_kubelet_devices
+from services.node_agent.kubelet.device_checkpoint import PluginResources, read_kubelet_devices
 from shared.model.errors import UnavailableError
 from simcluster.kubelet.settings import NodeSettings
 from tests.support.binder.node_binder import Binder, reserve
@@ -69,6 +69,23 @@ async def test_one_resource_that_is_not_registered_holds_up_only_its_own_pods(
             await waits
         await cluster.node.phase("p2", "Running")
         await until(lambda: BROKEN in cluster.reported[-1].served)
+
+
+async def test_no_pod_comes_before_it_is_known_how_the_kubelet_allocates_its_amounts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_look, refresh = asyncio.Event(), PluginResources.refresh
+
+    async def late(resources: PluginResources, amounts: frozenset[str]) -> None:
+        await may_look.wait()
+        await refresh(resources, amounts)
+
+    monkeypatch.setattr(PluginResources, "refresh", late)
+    async with one_node_cluster() as cluster, cluster.running(registered=False) as agent:
+        await until(lambda: all(one.is_served for one in agent.plugins.endpoints.values()))
+        assert TRIGGER in agent.plugins.unserved()
+        may_look.set()
+        await until(lambda: not agent.plugins.unserved())
 
 
 async def test_a_node_that_served_units_runs_new_pods_when_the_old_ones_have_ended() -> None:

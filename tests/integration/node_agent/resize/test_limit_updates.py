@@ -303,7 +303,7 @@ async def test_a_size_beyond_what_others_leave_can_be_taken_back_without_a_large
 
 
 async def test_a_restarted_agent_keeps_a_lowered_limit() -> None:
-    async with one_node_cluster(rate=5) as cluster:
+    async with one_node_cluster() as cluster:
         async with running(cluster) as (agent, lease, place):
             assert (await update_limits_of(agent, sized(lease, 1_000, later=0), "resize")).applied
         async with cluster.running() as agent:
