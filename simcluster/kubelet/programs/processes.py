@@ -304,6 +304,7 @@ class NodeProcesses:
         finally:
             _signal_group(process, signal.SIGKILL)
             await asyncio.to_thread(process.wait)
+            _close_input(process)
             await asyncio.to_thread(self._table.remove_ended)
 
     async def _started(
@@ -354,6 +355,7 @@ class NodeProcesses:
             await asyncio.sleep(_LOOK_S)
         await asyncio.to_thread(_kill_marked, f"{self._root}/{container_id}")
         await asyncio.wait(outputs)
+        _close_input(process)
         await asyncio.to_thread(self._table.remove_ended)
         del self._processes[container_id], self._attached[container_id]
         return _exit_code(code)
@@ -478,6 +480,12 @@ def _spawn(
 
 def _exit_code(code: int) -> int:
     return code if code >= 0 else 128 - code
+
+
+def _close_input(process: Process) -> None:
+    """Close the input of a process that has ended, which a client may not have ended."""
+    if process.stdin is not None:
+        process.stdin.close()
 
 
 def _signal_group(process: Process, number: int) -> None:

@@ -1,5 +1,6 @@
 """Containers that are processes of this machine: their mounts, their terminal, what fails."""
 
+import asyncio
 import base64
 import os
 from collections.abc import AsyncIterator
@@ -137,14 +138,16 @@ async def one(request: pytest.FixtureRequest) -> AsyncIterator[tuple[KubeletFlee
 
 
 class Keyboard:
-    """A client at a terminal, who types and reads."""
+    """A client at a terminal, who types and reads, and stays until the program has ended."""
 
     def __init__(self, typed: str) -> None:
         self.typed, self.seen = [typed.encode()], b""
         self.size = (132, 43)
 
     async def read_stdin(self) -> bytes:
-        return self.typed.pop() if self.typed else b""
+        if not self.typed:
+            await asyncio.Event().wait()
+        return self.typed.pop()
 
     async def write_stdout(self, data: bytes) -> None:
         self.seen += data
