@@ -94,11 +94,7 @@ class Damaged:
 
     async def doctor_names(self, record: str) -> None:
         """Wait until the diagnosis names a record that could not be read."""
-        await until(
-            lambda: self.up.leasehold("doctor"),
-            lambda done: record in done.out,
-            limit_s=self.limit_s,
-        )
+        await until(lambda: self.up.leasehold("doctor"), lambda done: record in done.out)
 
 
 def has(lease: Lease) -> Any:
