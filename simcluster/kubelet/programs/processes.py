@@ -385,11 +385,11 @@ class NodeProcesses:
 
         Its terminal gets the size of the client's.
         """
-        container, size = state.container_id, None
+        container, size, stdin = state.container_id, None, process.stdin
         while True:
-            if streams.size != size and process.stdin is not None and process.stdin.isatty():
+            if streams.size != size and stdin and not stdin.closed and stdin.isatty():
                 size = streams.size
-                termios.tcsetwinsize(process.stdin.fileno(), (size[1], size[0]) if size else (0, 0))
+                termios.tcsetwinsize(stdin, (size[1], size[0]) if size else (0, 0))
             running = state.phase is ContainerPhase.RUNNING and state.container_id == container
             if not running:
                 os.killpg(process.pid, signal.SIGKILL)
