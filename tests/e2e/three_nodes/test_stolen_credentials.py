@@ -22,7 +22,7 @@ from tests.support.dialects.checklist import ledger_of
 from tests.support.fuzz.messages import extremes
 from tests.support.hostile_agent import LIE, false_reports, lies_about
 from tests.support.samples import NODE, POD, SAMPLES
-from tests.support.servers.nats import sent
+from tests.support.servers.nats import flush
 from tests.support.stack import Stack, gpu_pod, running, vgpu
 from tests.support.waiting import until
 
@@ -74,8 +74,8 @@ async def send(bus: Bus, found: Iterator[tuple[str, bytes]]) -> int:
         number = (str(count), "9" * 40, "x")[count % 3 if count % 50 == 0 else 0]
         await bus.client.publish(subject, data, reply=f"{inbox}.{number}")
         if count % 200 == 0:
-            await sent(bus.client)
-    await sent(bus.client)
+            await flush(bus.client)
+    await flush(bus.client)
     return count
 
 

@@ -38,6 +38,7 @@ from tests.support.api.running import RunningApi, reserve_lease
 from tests.support.clock import FakeClock
 from tests.support.kubernetes.reviews import Reviews, reviewed
 from tests.support.placer.ledger import device, queued, report, verdict
+from tests.support.servers.nats import flush
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -278,6 +279,7 @@ async def api(
         await bus.reply(ResizeRequest, "binder", "", receivers.resize)
         await bus.reply(DryRunRequest, "binder", "", receivers.plan)
         await bus.reply(GrantRequest, "timekeeper", "", receivers.grant)
+        await flush(bus.client)
         await reserve_lease(shown)
         await until(lambda: shown.service.projection.devices)
         await until(shown.service.projection.leased_nodes)

@@ -30,7 +30,7 @@ from shared.nats.bus import Bus
 from shared.nats.usage_requests import request_usage
 from tests.support.auth.logins import NODES, covers
 from tests.support.node_agent.agent import lease_of, share
-from tests.support.servers.nats import NatsServer, flush, plain_client, sent
+from tests.support.servers.nats import NatsServer, flush, plain_client
 
 USERS = {user.name: user for user in all_users(NODES)}
 PUBLISHED = sorted(
@@ -146,6 +146,8 @@ async def test_work_requests_and_replies_pass_between_users(
         inbox = await binder.subscribe([DeviceReported], group="binder-save-devices")
         await binder.reply(LeasesRequest, "binder", "", _no_leases)
         await agent.reply(TerminationRequest, "node-agent", "node.b", _ended)
+        await flush(binder.client)
+        await flush(agent.client)
 
         await agent.publish([DeviceReported(node=NodeName("node.b"), devices=(), served=())])
         async with asyncio.timeout(20):
@@ -218,7 +220,7 @@ async def test_an_agents_event_about_another_node_is_ignored(
         bus_of(nats_url, written, "node-agent.node-a") as agent,
     ):
         inbox = await binder.subscribe([DeviceReported], group="binder-save-devices")
-        await sent(binder.client)
+        await flush(binder.client)
         forged = DeviceReported(node=NodeName("node.b"), devices=(), served=())
         own = DeviceReported(node=NodeName("node-a"), devices=(), served=())
         own_subject = subjects.publish_subject(DeviceReported, "node-a")

@@ -20,7 +20,7 @@ from tests.integration.nats.world import (
     slow,
 )
 from tests.support import build
-from tests.support.servers.nats import NatsServer, sent
+from tests.support.servers.nats import NatsServer, flush
 from tests.support.waiting import until
 
 
@@ -49,14 +49,14 @@ async def test_work_is_handed_over_without_a_message(server: NatsServer) -> None
     recorder = Recorder()
     async with one_process(server, recorder) as (watcher, observer):
         work = await observer.client.subscribe("leasehold.work.>")
-        await sent(observer.client)
+        await flush(observer.client)
 
         await watcher.publish([queued(1), queued(2)])
 
         await until(lambda: recorder.seen == ["p1", "p2"])
         await until(lambda: is_confirmed("handing"))
-        await sent(watcher.client)
-        await sent(observer.client)  # it has received what was sent before
+        await flush(watcher.client)
+        await flush(observer.client)  # it has received what was sent before
         assert work.pending_msgs == 0
 
 
@@ -103,7 +103,7 @@ async def test_another_process_handles_what_waits_when_the_own_one_stops(
 async def test_observers_receive_copies_of_what_is_handed_over(server: NatsServer) -> None:
     async with one_process(server, Recorder()) as (watcher, api):
         copies = await api.observe([PodQueued])
-        await sent(api.client)
+        await flush(api.client)
 
         await watcher.publish([queued(1)])
 
@@ -122,21 +122,21 @@ async def test_nothing_is_copied_while_nobody_observes(server: NatsServer) -> No
         await until(lambda: not copies.wants(subject))
 
         observing = await api.client.subscribe(subject)
-        await sent(api.client)
+        await flush(api.client)
         assert not copies.wants(subject)
         now[0] += QUIET_S
         assert copies.wants(subject)
         await copies.send(subject, b"seen")
 
         assert (await observing.next_msg(timeout=30)).data == b"seen"
-        await sent(binder.client)
+        await flush(binder.client)
         assert copies.wants(subject)
 
 
 async def test_an_observer_sees_that_a_pod_is_bound(server: NatsServer) -> None:
     async with connected(server, "binder") as binder, connected(server, "api") as api:
         copies = await api.observe([PodBound])
-        await sent(api.client)
+        await flush(api.client)
         bound = PodBound(lease=build.lease())
 
         await binder.publish([bound])

@@ -23,7 +23,7 @@ from tests.integration.nats.world import (
     replica,
     slow,
 )
-from tests.support.servers.nats import NatsServer, sent
+from tests.support.servers.nats import NatsServer, flush
 from tests.support.waiting import until
 
 GROUP = "placer-place-pods"
@@ -48,6 +48,7 @@ async def test_work_that_no_replica_receives_is_kept_and_the_sender_is_not_ready
 async def test_observers_do_not_count_as_receivers(server: NatsServer) -> None:
     async with connected(server, "observed") as sender, connected(server, "api") as other:
         copies = await other.observe([PodQueued])
+        await flush(other.client)
         await sender.publish([queued(1)])
 
         assert (await copies.batch())[0].events == [queued(1)]
@@ -73,7 +74,7 @@ async def test_the_work_of_a_replica_that_hangs_goes_to_another(server: NatsServ
         replica(server, recorder),
     ):
         await hanging.client.subscribe(subjects.subscribe_subject(PodQueued), queue=GROUP)
-        await sent(hanging.client)
+        await flush(hanging.client)
 
         await publish(sender, 20)
 

@@ -17,7 +17,7 @@ from shared.nats.unconfirmed_work import ResendPolicy
 from shared.runtime.runner import Runner
 from shared.runtime.service import handles
 from shared.runtime.telemetry import Tracing
-from tests.support.servers.nats import NatsServer, sent
+from tests.support.servers.nats import NatsServer, flush
 
 SOON = ResendPolicy(
     receipt_s=1.0, silent_s=1.5, return_s=0.05, probe_s=0.05, tick_s=0.02, unready_s=0.3
@@ -81,7 +81,7 @@ async def running(bus: Bus, service: object, name: str = "placer") -> AsyncItera
     task = asyncio.create_task(Runner(name, service, bus, Tracing(name, None)).run(started))
     try:
         await asyncio.wait_for(started.wait(), 10)
-        await sent(bus.client)  # the server has the subscriptions
+        await flush(bus.client)  # the server has the subscriptions
         yield
     finally:
         task.cancel()

@@ -35,7 +35,7 @@ def nats_binary() -> str:
 
 
 async def flush(client: Client) -> None:
-    """Wait until the server has handled all that this client has sent.
+    """Wait until the server has handled what this client has sent, subscriptions too.
 
     A client sends its first ping before what it has buffered, and its second one after it.
     """
@@ -120,16 +120,6 @@ class NatsServer:
         """Kill it for good."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-async def sent(client: Client) -> None:
-    """Wait until the server has handled what a client has sent, subscriptions too.
-
-    One flush is not enough: its PING is written at once, before commands that still wait for the
-    client's writer; but they are written until it returns.
-    """
-    await client.flush()
-    await client.flush()
 
 
 @contextlib.asynccontextmanager
