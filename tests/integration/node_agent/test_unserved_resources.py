@@ -53,7 +53,7 @@ async def test_one_resource_that_is_not_registered_holds_up_only_its_own_pods(
     async with one_node_cluster() as cluster, cluster.running(registered=False):
         await cluster.node.allocatable(NUMBER, 20)
         binder = Binder(cluster)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await binder.bind(reserve(cluster, 1, share(0, 1000)))
         await cluster.node.phase("p1", "Running")
 
@@ -107,7 +107,7 @@ async def test_a_node_that_served_units_runs_new_pods_when_the_old_ones_have_end
                 binder.bind(structs.replace(lease, dialect="volcano-gpushare"))
             )
             await until(lambda: binder.waits)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 await binder.bind(reserve(cluster, 2, share(1, 1000)))
             await cluster.node.phase("p2", "Running")
             await until(lambda: MEMORY not in registered(cluster), limit_s=20)
