@@ -31,13 +31,20 @@ def failing(code: str) -> Callable[..., Any]:
     return fail
 
 
+def handle_of(uuid: str) -> int:
+    """Return a GPU's handle; threads that an earlier test has left may ask for other GPUs."""
+    if uuid not in {"GPU-0", "GPU-1"}:
+        failing("NOT_FOUND")()
+    return int(uuid[-1])
+
+
 ANSWERS: Mapping[str, Callable[..., Any]] = {
     "nvmlInit": lambda: None,
     "nvmlShutdown": lambda: None,
     "nvmlDeviceGetCount": lambda: 2,
     "nvmlSystemGetDriverVersion": lambda: "580.95.05",
     "nvmlDeviceGetHandleByIndex": lambda number: number,
-    "nvmlDeviceGetHandleByUUID": lambda uuid: int(uuid[-1]),
+    "nvmlDeviceGetHandleByUUID": handle_of,
     "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}",
     "nvmlDeviceGetMinorNumber": lambda handle: handle,
     "nvmlDeviceGetName": lambda _: "NVIDIA A100-SXM4-40GB",

@@ -82,7 +82,7 @@ def break_first_gpu(driver: pytest.MonkeyPatch, name: str, code: str) -> None:
     answer = getattr(pynvml, name)
 
     def call(*arguments: Any) -> Any:
-        if not arguments or arguments[0] in {0, "GPU-0"}:
+        if not arguments or arguments[0] in (0, "GPU-0"):
             failing(code)()
         return answer(*arguments)
 
