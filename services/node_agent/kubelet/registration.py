@@ -200,8 +200,8 @@ class PluginEndpoint:
     ) -> None:
         self.resource = resource
         self.registered = False
-        self._registered_with: FileIdentity | None = None
-        """The kubelet's socket at that time."""
+        self._registered_with: tuple[FileIdentity | None, FileIdentity | None] = None, None
+        """The kubelet's socket at that time, and our own."""
         self._registered_at = 0.0
         self.registrations = 0
         self.lost_at = time.monotonic()
@@ -304,7 +304,8 @@ class PluginEndpoint:
         try:
             await server.start()
             await self._register(server, before)
-            self._registered_with, self._registered_at = before, time.monotonic()
+            self._registered_with = before, file_identity(server.socket)
+            self._registered_at = time.monotonic()
             self.registered = True
             self._plugins.served_changed.set()
             self.registrations += 1
@@ -349,9 +350,10 @@ class PluginEndpoint:
         server = self._server if self.registered else None
         if server is None:
             return
-        if kubelet != self._registered_with:
+        of_kubelet, own = self._registered_with
+        if kubelet != of_kubelet:
             server.end("the kubelet's socket was replaced")
-        elif file_identity(server.socket) is None:
+        elif own is None or file_identity(server.socket) != own:
             server.end("our own socket was removed")
         elif server.watched_at is None and time.monotonic() - self._registered_at > FIRST_LIST_S:
             server.end(f"the kubelet did not request the list within {FIRST_LIST_S:g} s")
