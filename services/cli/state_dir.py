@@ -92,6 +92,10 @@ class StateDir:
         """Return the directory of a node's simulated kubelet."""
         return self.root / "nodes" / node
 
+    def faults(self, node: str) -> Path:
+        """Return the file of the faults of a node's simulated GPUs."""
+        return self.node(node) / "faults.json"
+
     def gpus(self, node: str) -> Path:
         """Return the directory of a node's simulated GPUs and their driver."""
         return self.node(node) / "gpus"

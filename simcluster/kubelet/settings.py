@@ -85,6 +85,11 @@ class NodeFiles:
         return self.root / "gpus" / "state"
 
     @property
+    def faults(self) -> Path:
+        """The faults of the node's simulated GPUs, which its node agent reads, too."""
+        return self.root / "faults.json"
+
+    @property
     def token(self) -> Path:
         """The bearer token of the HTTPS endpoint."""
         return self.root / "token"

@@ -3,7 +3,6 @@
 import asyncio
 import ctypes
 import os
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +10,9 @@ from pathlib import Path
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.gpus.nvml.calls import TIMEOUT_S
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
-from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid, NodeName
 from simcluster.gpu_driver.build import build
+from simcluster.gpu_driver.control import VARIABLE, control
 from simcluster.node_agent.gpus import (
     DRIVER_FAULTS,
     HANG,
@@ -26,7 +25,6 @@ from simcluster.node_agent.gpus import (
 
 SMS = 80
 """Streaming multiprocessors of every simulated GPU."""
-VARIABLE = "GPU_DRIVER_STATE"
 STATE = "state"
 """The file that the driver maps, in the directory of a node's GPUs."""
 
@@ -44,11 +42,11 @@ class DriverGpus(NvmlGpus):
         super().__init__()
         self.gpus = parse_layout(layout)
         self.faults = FaultFile(fault_file, uuids_of(node, self.gpus))
-        self.folder = folder
+        self.state = folder / STATE
         self.hang_limit_s = hang_limit_s
         self._described = ""
         folder.mkdir(parents=True, exist_ok=True)
-        os.environ[VARIABLE] = str(folder / STATE)
+        os.environ[VARIABLE] = str(self.state)
         ctypes.CDLL(str(build() / "libnvidia-ml.so.1"))  # pynvml finds it by this name
 
     async def discover(self) -> tuple[Gpu, ...]:
@@ -64,31 +62,18 @@ class DriverGpus(NvmlGpus):
         described = zip(self.faults.uuids, self.gpus, faults, strict=True)
         text = "".join(f"{line}\n" for one in described for line in _lines(*one))
         if text != self._described:
-            _control(self.folder, "create", stdin=text)
+            control(self.state, "create", stdin=text)
             self._described = text
         for xid in self.faults.xids():
-            _control(self.folder, "xid", xid.device, str(xid.number))
+            control(self.state, "xid", xid.device, str(xid.number))
 
 
 def instances_in(folder: Path) -> dict[str, str]:
     """Return the profile of each MIG device of a node's GPUs, by its UUID."""
-    shown = _control(folder, "show") if (folder / STATE).exists() else ""
+    state = folder / STATE
+    shown = control(state, "show") if state.exists() else ""
     rows = (line.split() for line in shown.splitlines())
     return {row[1]: row[2] for row in rows if row[0] == "mig"}
-
-
-def _control(folder: Path, *arguments: str, stdin: str = "") -> str:
-    done = subprocess.run(  # noqa: S603 - our own program
-        [build() / "gpu-control", *arguments],
-        env={VARIABLE: str(folder / STATE)},
-        input=stdin,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise UnavailableError(f"the simulated GPUs cannot be made: {done.stderr.strip()}")
-    return done.stdout
 
 
 def _lines(uuid: DeviceUuid, gpu: SimulatedGpu, fault: str) -> Iterator[str]:

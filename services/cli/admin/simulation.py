@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from services.cli.commands import Sim
+from services.cli.commands import STUCK, Sim
 from services.cli.state_dir import LOCAL, StateDir, load_state, supervisor_pid
 from services.cli.terminal import program
 from shared.model.errors import RequestError, UnavailableError
@@ -13,27 +13,36 @@ NOTICED_S = 5
 
 
 def sim(flags: Sim) -> int:
-    """Change the file of faults, which the node's agent reads."""
+    """Change the file of faults, which the node's agent and its kubelet read."""
     directory = StateDir.found(flags.state)
     node, _, index = flags.device.partition("/")
-    file = directory.agent(node) / "faults.json"
+    file = directory.faults(node)
     _check(directory, node, index, flags.device)
     faults = _faults(file)
-    then = f"notices within {NOTICED_S} s"
     if flags.action == "break":
         fault = flags.fault if flags.xid is None else f"xid-{flags.xid}"
         faults[index] = fault
         what = f"has the fault {fault} until `{program()} sim heal {flags.device}`"
-    elif faults.pop(index, None) is None:
+        then = (
+            f"the processes of a container stay in `{directory.node(node)}/proc` when it is stopped"
+            if fault == STUCK
+            else f"its agent notices within {NOTICED_S} s: see `{program()} gpus`"
+        )
+    elif (fault := faults.pop(index, "")) == "":
         print(f"GPU {index} of {node} has no simulated fault")
         return 0
     else:
         what = "has no fault any more"
-        then = "opens it after 30 s, or longer if it was sick before, and three successful probes"
+        then = (
+            "processes that stayed end within a second"
+            if fault == STUCK
+            else "its agent opens it after 30 s, or longer if it was sick before, and three "
+            f"successful probes: see `{program()} gpus`"
+        )
     scratch = file.with_suffix(".new")
     scratch.write_text(json.dumps(faults))
     scratch.replace(file)
-    print(f"GPU {index} of {node} {what}; its agent {then}: see `{program()} gpus`")
+    print(f"GPU {index} of {node} {what}; {then}")
     return 0
 
 

@@ -167,6 +167,7 @@ class _Components:
                 *("--cdi-dir", str(directory.node(node) / "cdi")),
                 *("--gpus", layout),
                 *("--state-dir", str(directory.agent(node))),
+                *("--fault-file", str(directory.faults(node))),
                 *("--gpu-driver-dir", str(directory.gpus(node))),
                 *("--proc-dir", str(directory.node(node) / "proc")),
                 *("--monitor-http", self.plan.usage_address(node)),

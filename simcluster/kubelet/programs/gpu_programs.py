@@ -3,6 +3,7 @@
 The node agent compiles their driver and makes the GPUs.
 """
 
+import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from shared.model.errors import UnavailableError
 from simcluster.gpu_driver.build import build
+from simcluster.gpu_driver.control import device_uuids
 from simcluster.kubelet.containers.container_commands import host_path
 from simcluster.kubelet.containers.container_state import ContainerState
 from simcluster.kubelet.programs.processes import Launch, Namespaces, possible_namespaces
@@ -24,6 +26,8 @@ _OWN = ("LD_",)
 _REGION = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 _PRELOAD = "/etc/ld.so.preload"
 _VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+STUCK = "stuck"
+"""The fault of a GPU whose processes stay, in uninterruptible sleep, when they are to end."""
 SCRATCH = "/tmp"  # noqa: S108 - of the containers of a node, not of this machine
 
 
@@ -132,6 +136,25 @@ class SimulatedPrograms:
     def pulled(self, image: str) -> str:
         """Say for an Event what became of the image."""
         return f'Container image "{image}" already present on machine'
+
+    def outlive(self, state: ContainerState) -> bool:
+        """Return whether the container has a GPU on which processes cannot be ended."""
+        stuck = {device for device, fault in self._faults().items() if fault == STUCK}
+        if not stuck or not self._files.gpu_state.is_file():
+            return False
+        visible = state.env.get(_VISIBLE, "")
+        devices = device_uuids(self._files.gpu_state)
+        return any(
+            {str(index), *uuids} & stuck and any(uuid in visible for uuid in uuids)
+            for index, uuids in enumerate(devices)
+        )
+
+    def _faults(self) -> Mapping[str, str]:
+        try:
+            found = json.loads(self._files.faults.read_text())
+        except (OSError, ValueError):  # there is none
+            return {}
+        return found if isinstance(found, dict) else {}
 
 
 def environment(state: ContainerState, folder: Path | None, gpus: Path) -> dict[str, str]:

@@ -63,6 +63,10 @@ class HostPrograms:
         limits = "" if self.namespaces else "; a program that removes LD_PRELOAD has no limits"
         return f'Image "{image}" is ignored: its command is a process of this host{limits}'
 
+    def outlive(self, state: ContainerState) -> bool:
+        """Return False: the processes are as real as their GPUs."""
+        return False
+
 
 def host_launch(state: ContainerState, command: Sequence[str], *, root: Path | None) -> Launch:
     """Return how a command is started with a container's environment and mounts.

@@ -5,12 +5,14 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import termios
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -50,38 +52,96 @@ class ProcessTable:
 
     A node agent finds a process's container by its cgroup. The processes of simulated containers
     have no cgroup of their own: here each has one, with the name that a kubelet gives it, beside
-    links to its other files.
+    links to its other files. Its methods may run in any thread.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._lock = threading.Lock()
+        self._started: defaultdict[str, dict[int, str]] = defaultdict(dict)
+        """By container, the start time of each of its processes: a PID may be used again."""
+        self._kept: dict[str, list[Path]] = {}
+        """By container, the entries of processes that outlive it."""
         self._samples: dict[str, tuple[float, float]] = {}
         """By process, an earlier time and the seconds of CPU that it had used by then."""
 
     def clear(self) -> None:
         """Forget the processes of an earlier run."""
-        shutil.rmtree(self.root, ignore_errors=True)
-        self.root.mkdir(parents=True)
+        with self._lock:
+            self._started.clear()
+            self._kept.clear()
+            shutil.rmtree(self.root, ignore_errors=True)
+            self.root.mkdir(parents=True)
 
     def add_tree(self, pid: int, pod_uid: str, container_id: str) -> None:
-        """Add a process of a container, and its present children."""
-        for each in (pid, *_descendants(pid)):
-            entry = self.root / str(each)
-            if entry.exists():
-                continue
-            draft = self.root / f".{each}"
-            draft.mkdir(exist_ok=True)
-            (draft / "cgroup").write_text(cgroup(pod_uid, container_id))
-            for name in _LINKED:
-                with contextlib.suppress(FileExistsError):
-                    (draft / name).symlink_to(HOST / str(each) / name)
-            draft.rename(entry)
+        """Add a process of a container and its present children; remove those that have ended."""
+        with self._lock:
+            self._remove_ended(container_id)
+            if container_id in self._kept:
+                return
+            started = self._started[container_id]
+            for process in (pid, *_descendants(pid)):
+                if process not in started and (since := _start_of(process)) is not None:
+                    started[process] = since
+                    self._add(process, cgroup(pod_uid, container_id))
 
-    def remove_ended(self) -> None:
-        """Remove the entries of processes that have ended."""
-        for entry in self.root.iterdir():
-            if entry.name.isdecimal() and not (HOST / entry.name).exists():
+    def _add(self, process: int, own_cgroup: str) -> None:
+        entry, draft = self.root / str(process), self.root / f".{process}"
+        for left in (entry, draft):  # of an earlier process with this PID
+            shutil.rmtree(left, ignore_errors=True)
+        draft.mkdir()
+        (draft / "cgroup").write_text(own_cgroup)
+        for name in _LINKED:
+            (draft / name).symlink_to(HOST / str(process) / name)
+        draft.rename(entry)
+
+    def kill(self, container_id: str) -> bool:
+        """Kill the container's processes that still run; return whether there were any.
+
+        The entries of the others are removed.
+        """
+        with self._lock:
+            self._remove_ended(container_id)
+            left = tuple(self._started.get(container_id, ()))
+        for process in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(process, signal.SIGKILL)
+        return bool(left)
+
+    def remove_ended(self, container_id: str) -> None:
+        """Remove the entries of the container's processes that have ended."""
+        with self._lock:
+            self._remove_ended(container_id)
+
+    def keep(self, container_id: str) -> None:
+        """Show the container's present processes in uninterruptible sleep, until `drop`."""
+        with self._lock:
+            self._remove_ended(container_id)
+            kept = self._kept[container_id] = []
+            for process in self._started.get(container_id, ()):
+                entry = self.root / str(process)
+                with contextlib.suppress(OSError):  # it has ended since
+                    texts = {name: _asleep((entry / name).read_text()) for name in _LINKED}
+                    for name, text in texts.items():
+                        (entry / name).unlink()
+                        (entry / name).write_text(text)
+                    kept.append(entry)
+
+    def drop(self, container_id: str) -> None:
+        """Remove the entries of a container that were kept."""
+        with self._lock:
+            for entry in self._kept.pop(container_id, ()):
                 shutil.rmtree(entry, ignore_errors=True)
+
+    def _remove_ended(self, container_id: str) -> None:
+        """Remove the entries of processes that have ended, reaped by their parent or not."""
+        started, kept = self._started.get(container_id, {}), self._kept.get(container_id, ())
+        for process in [pid for pid, since in started.items() if _start_of(pid) != since]:
+            del started[process]
+            if (entry := self.root / str(process)) not in kept:
+                shutil.rmtree(entry, ignore_errors=True)
+        if not started:
+            self._started.pop(container_id, None)
 
     def usage(self) -> Mapping[str, tuple[float, int]]:
         """Return the cores in use and the bytes of memory of each container's processes."""
@@ -110,6 +170,29 @@ def cgroup(pod_uid: str, container_id: str) -> str:
     slice_name = f"kubepods-pod{pod_uid.replace('-', '_')}.slice"
     container = container_id.rpartition("/")[2]
     return f"0::/kubepods.slice/{slice_name}/cri-containerd-{container}.scope\n"
+
+
+_START_FIELD = 19
+"""Field 22 of `/proc/<pid>/stat` is the 20th after the name."""
+_ENDED = frozenset("ZX")
+"""States of a process that has ended, but that its parent has not reaped yet, or never will."""
+
+
+def _start_of(pid: int) -> str | None:
+    """Return when a process started, in ticks since boot; None if it has ended."""
+    try:
+        fields = (HOST / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in _ENDED else fields[_START_FIELD]
+
+
+def _asleep(text: str) -> str:
+    """Return a process's `stat` or `status` with uninterruptible sleep as its state."""
+    if "\nState:" in text:
+        return re.sub(r"(?m)^State:.*$", "State:\tD (disk sleep)", text)
+    name, _, fields = text.rpartition(") ")
+    return f"{name}) D{fields[1:]}"
 
 
 def _descendants(pid: int) -> Iterator[int]:
@@ -179,6 +262,10 @@ class Programs(Protocol):
         """Say for an Event what became of the image."""
         ...
 
+    def outlive(self, state: ContainerState) -> bool:
+        """Return whether a container's processes stay on the node when it is stopped."""
+        ...
+
 
 class StartError(Exception):
     """A command that cannot be started; the message is that of a container runtime."""
@@ -188,6 +275,10 @@ CANNOT_RUN = 126
 KILLED = 137
 _LOOK_S = 0.2
 """How often the container and the program's children are looked at."""
+_KILL_S = 0.02
+"""How often the processes of a container that has ended are killed, until none is left."""
+_KEPT_S = 0.5
+"""How often it is looked whether processes that outlived their container may end."""
 _CHUNK_BYTES = 32 * 1024
 _LINE_BYTES = 16 * 1024
 """The longest line of a log; a container runtime cuts it there, too."""
@@ -208,6 +299,9 @@ class NodeProcesses:
         self._endings: dict[str, asyncio.Task[int]] = {}
         self._attached: defaultdict[str, list[ExecStreams]] = defaultdict(list)
         """The clients that are attached to each container."""
+        self._states: dict[str, ContainerState] = {}
+        self._kept: set[asyncio.Task[None]] = set()
+        """The ends of processes that outlived their containers."""
 
     def usage(self) -> Mapping[str, tuple[float, int]]:
         """Return the cores in use and the bytes of memory of each container's processes."""
@@ -222,7 +316,10 @@ class NodeProcesses:
         """Kill all processes, as a reboot does."""
         for process in self._processes.values():
             _signal_group(process, signal.SIGKILL)
+        for task in self._kept:
+            task.cancel()
         await asyncio.gather(*self._endings.values())
+        await asyncio.gather(*self._kept, return_exceptions=True)
 
     async def start(
         self,
@@ -239,6 +336,7 @@ class NodeProcesses:
         source = subprocess.PIPE if stdin else subprocess.DEVNULL
         process = await self._started(launch, container_id, stdin=source, tty=tty)
         self._processes[container_id] = process
+        self._states[container_id] = state
         ending = self._attend_main(process, pod_uid, container_id, state.log)
         self._endings[container_id] = asyncio.create_task(ending)
 
@@ -258,6 +356,7 @@ class NodeProcesses:
         """Terminate a container's command, and kill it after its grace or `now`."""
         process, ending = self._processes.get(container_id), self._endings.get(container_id)
         if process is not None and ending is not None:
+            await self._keep_stuck(container_id)
             if grace_s > 0:
                 process.terminate()
                 hurry = asyncio.create_task(now.wait())
@@ -267,6 +366,22 @@ class NodeProcesses:
                 hurry.cancel()
             _signal_group(process, signal.SIGKILL)
         return await self.wait(container_id)
+
+    async def _keep_stuck(self, container_id: str) -> None:
+        """Let the processes stay on the node for as long as they outlive their container."""
+        state = self._states[container_id]
+        if await asyncio.to_thread(self.programs.outlive, state):
+            await asyncio.to_thread(self._table.keep, container_id)
+            task = asyncio.create_task(self._end_stuck(container_id, state))
+            self._kept.add(task)
+            task.add_done_callback(self._kept.discard)
+
+    async def _end_stuck(self, container_id: str, state: ContainerState) -> None:
+        try:
+            while await asyncio.to_thread(self.programs.outlive, state):  # noqa: ASYNC110 - a file
+                await asyncio.sleep(_KEPT_S)
+        finally:
+            self._table.drop(container_id)
 
     async def attach(self, container_id: str, streams: ExecStreams) -> bool:
         """Attach a client to a container's command until that ends; False if it has no process."""
@@ -305,7 +420,7 @@ class NodeProcesses:
             _signal_group(process, signal.SIGKILL)
             await asyncio.to_thread(process.wait)
             _close_input(process)
-            await asyncio.to_thread(self._table.remove_ended)
+            await asyncio.to_thread(self._table.remove_ended, state.container_id)
 
     async def _started(
         self,
@@ -354,10 +469,11 @@ class NodeProcesses:
             await asyncio.to_thread(self._table.add_tree, process.pid, pod_uid, container_id)
             await asyncio.sleep(_LOOK_S)
         await asyncio.to_thread(_kill_marked, f"{self._root}/{container_id}")
+        while await asyncio.to_thread(self._table.kill, container_id):  # noqa: ASYNC110 - processes
+            await asyncio.sleep(_KILL_S)
         await asyncio.wait(outputs)
         _close_input(process)
-        await asyncio.to_thread(self._table.remove_ended)
-        del self._processes[container_id], self._attached[container_id]
+        del self._processes[container_id], self._attached[container_id], self._states[container_id]
         return _exit_code(code)
 
     async def _attend(

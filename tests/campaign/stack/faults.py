@@ -237,7 +237,7 @@ class FaultInjector:
         await self._until_done(lambda: self.cluster.kube.delete(path))
 
     def _write_device_faults(self, node: str, faults: Mapping[str, str]) -> None:
-        path = self.cluster.directory.agent(node) / "faults.json"
+        path = self.cluster.directory.faults(node)
         partial = path.with_suffix(".new")
         partial.write_text(json.dumps(faults))
         partial.replace(path)

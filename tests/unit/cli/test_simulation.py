@@ -15,8 +15,8 @@ def sim(root: Path, *words: str) -> int:
     directory = StateDir.at(root)
     directory.make()
     save_state(directory, state(nodes={"node-0": "2xT4", "node-1": "1xT4+2xA10"}))
-    directory.agent("node-0").mkdir(exist_ok=True)
-    directory.agent("node-1").mkdir(exist_ok=True)
+    for node in ("node-0", "node-1"):
+        directory.node(node).mkdir(parents=True, exist_ok=True)
     with locked(directory):
         return run(*words, "--state", str(root))
 
@@ -28,7 +28,7 @@ def run(*words: str) -> int:
 
 
 def faults(root: Path, node: str) -> object:
-    return json.loads((StateDir.at(root).agent(node) / "faults.json").read_text())
+    return json.loads(StateDir.at(root).faults(node).read_text())
 
 
 def test_faults_are_added_and_healed_one_by_one(
@@ -44,6 +44,17 @@ def test_faults_are_added_and_healed_one_by_one(
     assert "its agent opens it after 30 s" in capsys.readouterr().out
     assert sim(tmp_path, "heal", "node-1/1") == 0
     assert "no simulated fault" in capsys.readouterr().out
+
+
+def test_processes_are_made_to_outlive_their_pods(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sim(tmp_path, "break", "node-0/1", "--fault", "stuck") == 0
+    assert faults(tmp_path, "node-0") == {"1": "stuck"}
+    assert "the processes of a container stay" in capsys.readouterr().out
+
+    assert sim(tmp_path, "heal", "node-0/1") == 0
+    assert "processes that stayed end within a second" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

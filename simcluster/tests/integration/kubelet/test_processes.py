@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import ctypes
+import json
 import os
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,13 @@ from typing import Any
 import pytest
 
 from proto.deviceplugin import api_pb2
-from services.node_agent.kubelet.cgroups import parse_cgroup
+from services.node_agent.kubelet.cgroups import parse_cgroup, pods_of_processes
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json
 from simcluster.kubelet.fleet import KubeletFleet
 from simcluster.kubelet.programs.gpu_programs import SimulatedPrograms
 from simcluster.ports import LogOptions
+from tests.support.gpu_driver import GpuDriver, gpu
 from tests.support.simcluster.kubelet import (
     SLOT,
     Node,
@@ -179,6 +182,70 @@ async def test_deletion_terminates_within_the_grace_and_then_kills(one: Cluster)
 
     assert seen == {"polite": 0, "stubborn": 137}
     await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+@pytest.fixture
+def no_reaper() -> Iterator[None]:
+    """Orphans become children of this process, which leaves them as zombies."""
+    libc, subreaper = ctypes.CDLL(None), 36
+    before = set(children())
+    assert libc.prctl(subreaper, 1, 0, 0, 0) == 0
+    yield
+    libc.prctl(subreaper, 0, 0, 0, 0)
+    for pid in set(children()) - before:
+        os.waitpid(pid, 0)
+
+
+def children() -> list[int]:
+    return [int(pid) for pid in Path("/proc/thread-self/children").read_text().split()]
+
+
+@pytest.mark.parametrize("grace_s", [0, 30])
+async def test_processes_that_are_never_reaped_do_not_outlive_their_pod(
+    one: Cluster, no_reaper: None, grace_s: int
+) -> None:
+    one.create("one", "trap 'exit 0' TERM; sleep 1000 & (sleep 1000 & exit 0); wait")
+    pids = await until(lambda: one.pids("one"), lambda found: len(found) > 1)
+
+    one.node.store.delete("pods", "default", "one", grace_s=grace_s)
+
+    await until(partial(gone, one.node, "one"))
+    await until(lambda: not list(one.node.kubelet.files.proc.iterdir()))
+    assert any(Path(f"/proc/{pid}").exists() for pid in pids), "a zombie is left"
+
+
+async def test_processes_on_a_stuck_gpu_outlive_their_pod_until_it_is_healed(
+    one: Cluster, driver: GpuDriver
+) -> None:
+    files = one.node.kubelet.files
+    files.gpu_state.parent.mkdir()
+    driver.state = files.gpu_state
+    driver.create(gpu(0), gpu(1))
+    files.faults.write_text(json.dumps({"1": "stuck"}))
+    pods = {}
+    for number in range(2):
+        env = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": gpu(number).uuid}]
+        main = container("main", command=["sh", "-c", "sleep 1000 & wait"], env=env)
+        pods[f"pod-{number}"] = one.node.create(pod(f"pod-{number}", containers=[main]))
+    for name in pods:
+        await until(partial(one.pids, name), lambda found: len(found) > 1)
+        one.node.store.delete("pods", "default", name, grace_s=0)
+
+    def asleep() -> dict[int, str]:
+        return {
+            pid: uid
+            for pid, uid in pods_of_processes(files.proc).items()
+            if "\nState:\tD (disk sleep)\n" in (files.proc / str(pid) / "status").read_text()
+            and ") D " in (files.proc / str(pid) / "stat").read_text()
+        }
+
+    kept = await until(asleep, lambda found: found and found == pods_of_processes(files.proc))
+    assert len(kept) > 1
+    assert {*kept.values()} == {pods["pod-1"]["metadata"]["uid"]}
+    await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in kept))
+    assert pods_of_processes(files.proc) == kept
+    files.faults.write_text("{}")
+    await until(lambda: not list(files.proc.iterdir()))
 
 
 def gone(node: Node, name: str) -> bool:
