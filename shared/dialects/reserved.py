@@ -91,11 +91,6 @@ STRIPPED_ANNOTATIONS = (
 )
 """Prefixes of annotations that a scheduler writes; on a new pod they are copied or forged."""
 
-CDI_ANNOTATIONS = "cdi.k8s.io/"
-"""Prefix of annotations that name devices; some runtimes also read those of pods."""
-CDI_VENDORS = ("nvidia.com/", "leasehold.dev/")
-"""Prefixes of the names of GPUs in such an annotation."""
-
 CAPABILITIES = frozenset(
     {
         "ALL",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
 
+from shared.dialects.gpu_names import annotations_with_gpus
 from shared.dialects.protected_paths import (
     HARMLESS_PATHS,
     HOST_PATHS,
@@ -19,8 +20,6 @@ from shared.dialects.protected_paths import (
 )
 from shared.dialects.reserved import (
     CAPABILITIES,
-    CDI_ANNOTATIONS,
-    CDI_VENDORS,
     DEVICE_ORDER,
     LIBRARY_DIRECTORY,
     LIBRARY_SEARCH,
@@ -32,7 +31,7 @@ from shared.dialects.reserved import (
     may_set_reserved,
     sets_reserved,
 )
-from shared.model.bounds import LONGEST_FIELD
+from shared.model.bounds import LONGEST_FIELD, cut
 from shared.pods.pod_view import ContainerMount, PodContainer, PodView
 
 SANDBOXES = ("gvisor", "runsc")
@@ -99,12 +98,11 @@ def violations(subject: PolicySubject) -> Iterator[str]:
 
 def device_names(pod: PodView, containers: Iterable[PodContainer]) -> Iterator[str]:
     """Yield fields that select devices in the container runtime; no pod may have them."""
-    for key, value in pod.annotations.items():
-        if key.startswith(CDI_ANNOTATIONS) and any(vendor in value for vendor in CDI_VENDORS):
-            yield (
-                f"annotation {key} would select devices in the container runtime: remove it, as "
-                "Leasehold provides the devices"
-            )
+    for key, name in annotations_with_gpus(pod.annotations).items():
+        yield (
+            f"annotation {key} would select devices in the container runtime ({cut(name)}): remove "
+            "it, as Leasehold provides the devices"
+        )
     yield from device_mounts(containers)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import yaml
 
 from shared.dialects import DIALECTS, RESOURCE_PREFIXES, SCHEDULERS, STATUS_RESOURCES
+from shared.dialects.gpu_names import RUNTIME_PATTERNS, TEXT_ANNOTATIONS
 from shared.dialects.reserved import (
     AUTHOR_ANNOTATIONS,
-    CDI_VENDORS,
     COMPLETED_ANNOTATIONS,
     CUDA_IMAGE_PREFIXES,
     CUDA_IMAGES,
@@ -34,7 +34,6 @@ def lists() -> dict[str, str]:
     """Return the text of each list that a manifest of the webhook may have."""
     dialects = DIALECTS.values()
     completed = (each for each in COMPLETED_ANNOTATIONS if each != EXEMPT)
-    annotation = "object.metadata.annotations[k]"
     images = (
         _some("c.image", "startsWith", CUDA_IMAGE_PREFIXES),
         _some("c.image", "contains", CUDA_IMAGES),
@@ -46,7 +45,10 @@ def lists() -> dict[str, str]:
         "annotations of an assignment": _some(
             "k", "startsWith", (*DENIED_ANNOTATIONS, *STRIPPED_ANNOTATIONS)
         ),
-        "GPUs in a CDI annotation": _some(annotation, "contains", CDI_VENDORS),
+        "annotations that no runtime reads": str(list(TEXT_ANNOTATIONS)),
+        "names of GPUs for a runtime": " || ".join(
+            f"v.matches(r'{pattern}')" for pattern in RUNTIME_PATTERNS
+        ),
         "images of CUDA": " || ".join(images),
         "schedulers": str(list(SCHEDULERS)),
         "annotations of authors": str(list(AUTHOR_ANNOTATIONS)),

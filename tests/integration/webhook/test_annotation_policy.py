@@ -108,6 +108,44 @@ async def test_a_pod_is_exempt_from_its_creation_on_and_only_in_a_labelled_names
 
 
 @pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("nvidia.cdi.k8s.io/container.main", "nvidia.com/gpu=all"),
+        ("devices.noderesource.dev", "- {path: x, type: c, major: 195, minor: 0}"),
+        ("io.kubernetes.cri-o.Devices", "/dev/shm/../nvidia0"),
+    ],
+)
+async def test_no_annotation_names_a_gpu_for_the_runtime_at_creation_or_later(
+    key: str, value: str
+) -> None:
+    naming: dict[str, str | None] = {key: value}
+    binding = {
+        "metadata": {"name": "plain", "annotations": naming},
+        "target": {"kind": "Node", "name": "node-0"},
+    }
+    async with api_server() as api, api.client() as client:
+        await created(client, pod("plain"))
+        await created(client, pod("older", **{key: value}))
+        await install(client)
+
+        new, text = await created(client, pod("new", **{key: value}))
+        later = [
+            (await annotated(client, path, naming))[0]
+            for path in ("plain", "plain/status", "plain/ephemeralcontainers")
+        ]
+        async with client.post(f"{PODS}/plain/binding", json=binding) as response:
+            bound = response.status
+        found = api.store.read("pods", "default", "plain")["metadata"].get("annotations", {})
+        kept, _ = await annotated(client, "older", {"mine": "x"})
+        removed, _ = await annotated(client, "older", {key: None})
+
+    assert (new, bound, found) == (403, 403, {})
+    assert later[:2] == [403, 403]
+    assert key in text
+    assert (kept, removed) == (200, 200)
+
+
+@pytest.mark.parametrize(
     "key", ["leasehold.dev/lease", EXEMPT, ADMISSION, IDS, "cdi.k8s.io/any", "hami.io/vgpu-node"]
 )
 @pytest.mark.parametrize("path", ["plain", "gated", "plain/status", "plain/ephemeralcontainers"])

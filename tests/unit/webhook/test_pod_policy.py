@@ -335,6 +335,7 @@ def test_an_annotation_that_names_devices_for_the_runtime_is_denied(vendor: str)
     notes = {"cdi.k8s.io/any": vendor}
 
     assert "would select devices" in decided(pod(container(), notes=notes)).message
+    assert decided(pod(container(), notes=notes), exempt=True).allowed
     assert decided(pod(container(), notes={"cdi.k8s.io/any": "example.org/nic=0"})).allowed
 
 

@@ -1,0 +1,93 @@
+"""Which values of annotations name GPUs for a plugin of the container runtime; pure.
+
+CRI-O, NRI plugins and others read names of CDI devices, or device nodes, from annotations of pods,
+each under keys of its own that can be configured. So the value decides, under any key.
+https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
+"""
+
+import posixpath
+import re
+from collections.abc import Mapping
+
+TEXT_ANNOTATIONS = (
+    "kubectl.kubernetes.io/last-applied-configuration",
+    "kubernetes.io/description",
+)
+"""Kubernetes defines these as text for people and for kubectl: no runtime reads them."""
+
+_PATHS = re.compile(r"[\w.~%/-]+", re.ASCII)
+_LINES = re.compile(r"\\[nrt]")
+"""Ends of lines and tabs within a JSON string."""
+_OTHER_ROOT = re.compile(r"^/proc/.*/(?:root|cwd)(?=/)")
+"""Another view of the node's files."""
+_NODES = re.compile(
+    r"/dev/(?:nvidia|nvhost|nvmap|nvgpu|nvsciipc|dri(?![\w-])|dxg(?![\w-])|char/(?:195|226):)",
+    re.ASCII | re.IGNORECASE,
+)
+"""Device nodes of GPUs; those in /dev/char are by their numbers, of NVIDIA and of DRM."""
+
+_CDI_NAMES = re.compile(r"(?<![\w.-])([\w.-]+)/([\w.-]+)(?:=|\\u003d)\w", re.ASCII | re.IGNORECASE)
+"""VENDOR/CLASS=DEVICE; some libraries escape the equals sign in JSON."""
+_GPU_VENDORS = ("nvidia", "leasehold")
+_GPU_CLASSES = re.compile(r"(?:[\w.-]*[-_.])?(?:v?gpu|mig)s?(?:[-_\d][\w.-]*)?", re.IGNORECASE)
+
+_MAJOR_NUMBER = (
+    r"""(?i)\bmajor["\x27]?\s*:\s*["\x27]?(?:[&*!+?#]|195\b|226\b|0[\dbox_]|\d+_)"""
+    r"""|&[\w-]+\s+["\x27]?major\b"""
+)
+"""The major number of a device node, whatever its path: that of NVIDIA or of DRM, or in a form of
+YAML other than plain decimal digits."""
+_HIDDEN = (
+    r"(?i)\\(?:u00|u000000|x)(?:2[def]|3[0-9a]|[46][1-9a-f]|[57][0-9a])"
+    r"|[\w/.=-]\\\r?\n\s*[\w/.=-]|!!?binary|yaml\.org,2002"
+)
+"""Letters, digits and slashes that JSON or YAML does not show as such, which no library writes so:
+escapes, words over two lines, base64."""
+
+RUNTIME_PATTERNS = (
+    r"(?i)(?:^|\\[nrt]|[^\w.~%/-])/(?:[\w.~%/-]*/\.\./|proc/[\w.~%/-]*/(?:root|cwd)/)?[./]*"
+    r"dev/(?:[\w.~%/-]*/\.\./|\.\./)?[./]*"
+    r"(?:nvidia|nvhost|nvmap|nvgpu|nvsciipc|dri\b|dxg\b|char/(?:195|226):)",
+    r"(?i)(?:nvidia|leasehold)[\w.-]*/[\w-]+(?:=|\\u003d)\w",
+    r"(?i)[\w.-]/(?:[\w-]*gpu[\w-]*|(?:[\w.-]*[-_.])?(?:v?gpu|mig)s?(?:[-_\d][\w.-]*)?)"
+    r"(?:=|\\u003d)\w",
+    _MAJOR_NUMBER,
+    _HIDDEN,
+)
+"""The same as regular expressions (RE2) for the API server, which cannot resolve a path: they deny
+a path with `..` that may lead to a GPU. `\\/` is replaced by `/` before."""
+
+_DIRECT = tuple(re.compile(pattern) for pattern in (_MAJOR_NUMBER, _HIDDEN))
+
+
+def named_gpu(value: str) -> str:
+    """Return what names a GPU in the value of an annotation, or an empty text."""
+    text = value.replace(r"\/", "/")
+    for path in _PATHS.findall(_LINES.sub(" ", text)):
+        if not path.startswith("/"):
+            continue
+        resolved = _OTHER_ROOT.sub("", posixpath.normpath(f"/{path.lstrip('/')}"))
+        if _NODES.match(resolved) or _NODES.match(f"{resolved}:"):
+            return str(path)
+    for name in _CDI_NAMES.finditer(text):
+        if _is_gpu(*name.groups()):
+            return name[0]
+    hidden = next((found[0] for each in _DIRECT if (found := each.search(text))), "")
+    return hidden.strip()
+
+
+def _is_gpu(vendor: str, device_class: str) -> bool:
+    """Return whether a CDI device is a GPU, by its vendor and class.
+
+    With a dot, `nvidia.com/gpu.product=…` and the like are labels of nodes.
+    """
+    if _GPU_CLASSES.fullmatch(device_class):
+        return True
+    by_vendor = any(name in vendor.lower() for name in _GPU_VENDORS)
+    return "." not in device_class and (by_vendor or "gpu" in device_class.lower())
+
+
+def annotations_with_gpus(annotations: Mapping[str, str]) -> dict[str, str]:
+    """Return what names a GPU in each annotation that names one."""
+    read = {key: value for key, value in annotations.items() if key not in TEXT_ANNOTATIONS}
+    return {key: name for key, value in read.items() if (name := named_gpu(value))}
