@@ -480,14 +480,10 @@ class Resize(ClusterArguments):
             raise RequestError("set --memory 6Gi, --cores 30, or both")
 
 
-STUCK = "stuck"
-FAULTS = ("unhealthy", "vanish", "hang", "mode-flip", "busy", STUCK)
+FAULTS = ("unhealthy", "vanish", "hang", "mode-flip", "busy", "stuck")
 
 
-@command(
-    "sim", "admin.simulation:sim", "break node-0/1 --xid 79", "break node-0/1 --fault stuck",
-    "heal node-0/1",
-)  # fmt: skip
+@command("sim", "admin.simulation:sim", "break node-0/1 --xid 79", "heal node-0/1")
 class Sim(StateArguments):
     """Make a simulated GPU sick, or heal it, on the stack of `leasehold up`.
 
@@ -496,8 +492,7 @@ class Sim(StateArguments):
     hang        the driver does not respond
     mode-flip   its MIG mode is changed manually
     busy        processes use all its MIG instances
-    stuck       its processes cannot be killed: those of a pod that is deleted outlive it, in
-                uninterruptible sleep, until the GPU is healed
+    stuck       its processes outlive their pods, in uninterruptible sleep, until it is healed
     """
 
     action: str = argument(..., "what to do", positional=True, one_of=("break", "heal"))

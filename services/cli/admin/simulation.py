@@ -3,13 +3,15 @@
 import json
 from pathlib import Path
 
-from services.cli.commands import STUCK, Sim
+from services.cli.commands import Sim
 from services.cli.state_dir import LOCAL, StateDir, load_state, supervisor_pid
 from services.cli.terminal import program
 from shared.model.errors import RequestError, UnavailableError
 
 NOTICED_S = 5
 """How often a node agent reads the faults of its GPUs."""
+STUCK = "stuck"
+"""The fault of which the node's kubelet takes care."""
 
 
 def sim(flags: Sim) -> int:

@@ -15,6 +15,7 @@ import pytest
 
 from proto.deviceplugin import api_pb2
 from services.node_agent.kubelet.cgroups import parse_cgroup, pods_of_processes
+from shared.model.names import PodUid
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json
 from simcluster.kubelet.fleet import KubeletFleet
@@ -33,6 +34,9 @@ from tests.support.simcluster.kubelet import (
     pod,
 )
 from tests.support.waiting import until
+
+
+LINKED = ("status", "stat")
 
 
 class Cluster:
@@ -231,13 +235,15 @@ async def test_processes_on_a_stuck_gpu_outlive_their_pod_until_it_is_healed(
         await until(partial(one.pids, name), lambda found: len(found) > 1)
         one.node.store.delete("pods", "default", name, grace_s=0)
 
-    def asleep() -> dict[int, str]:
-        return {
-            pid: uid
-            for pid, uid in pods_of_processes(files.proc).items()
-            if "\nState:\tD (disk sleep)\n" in (files.proc / str(pid) / "status").read_text()
-            and ") D " in (files.proc / str(pid) / "stat").read_text()
-        }
+    def is_asleep(pid: int) -> bool:
+        with contextlib.suppress(FileNotFoundError):  # it has ended
+            status, stat = ((files.proc / str(pid) / name).read_text() for name in LINKED)
+            return "\nState:\tD (disk sleep)\n" in status and ") D " in stat
+        return False
+
+    def asleep() -> dict[int, PodUid]:
+        found = pods_of_processes(files.proc)
+        return {pid: uid for pid, uid in found.items() if is_asleep(pid)}
 
     kept = await until(asleep, lambda found: found and found == pods_of_processes(files.proc))
     assert len(kept) > 1
