@@ -35,7 +35,6 @@ from tests.support.simcluster.kubelet import (
 )
 from tests.support.waiting import until
 
-
 LINKED = ("status", "stat")
 
 
