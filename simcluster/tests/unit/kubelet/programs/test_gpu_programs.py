@@ -8,11 +8,11 @@ from services.node_agent.kubelet.cgroups import parse_cgroup
 from simcluster.kubelet.containers.container_state import ContainerState, MountPoint
 from simcluster.kubelet.programs import gpu_programs
 from simcluster.kubelet.programs.gpu_programs import SimulatedPrograms, environment
+from simcluster.kubelet.programs.process_table import cgroup
 from simcluster.kubelet.programs.processes import (
     CANNOT_RUN,
     Namespaces,
     NodeProcesses,
-    cgroup,
     start_process,
 )
 from simcluster.kubelet.settings import NodeFiles
