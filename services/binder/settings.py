@@ -56,6 +56,7 @@ class BinderSettings(ApiServerSettings, LedgerSettings):
 
     evict_violators: tuple[str, ...] = setting(
         (), "violations for which a pod is evicted, separated by commas, of GpuUsedWithoutLease, "
+        "GpuVisibleWithoutLease, GpuVisibleToPrivileged, "
         "GpuMemoryOverLease, GpuLimitTampered, GpuIsolationLost, GpuRegionStuck, "
         "GpuCoresNotLimited; default: none"
     )  # fmt: skip

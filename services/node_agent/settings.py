@@ -13,6 +13,7 @@ from services.node_agent.allocate.device_list_strategies import (
     parse_strategies,
 )
 from services.node_agent.gpus.inventory import SharingConfig
+from services.node_agent.kubelet.bundles import BUNDLES
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import Strategy
 from shared.dialects.reserved import LIBRARY_DIRECTORY
@@ -149,6 +150,10 @@ class AgentSettings(ServiceSettings):
     monitor_http: str = setting(
         "", "HOST:PORT of the usage metrics, for Prometheus; default: 0.0.0.0:9394", address=True
     )
+    bundle_dir: tuple[str, ...] = setting(
+        (), "the container runtime's directories of OCI bundles as the agent sees them, with "
+        "commas; default: those of containerd, k3s and CRI-O below HOST_ROOT"
+    )  # fmt: skip
     proc_dir: Path = setting(Path("/proc"), "the node's processes; in a pod: /proc with hostPID")
     systems: tuple[str, ...] = setting(
         (), "systems that are served, comma-separated; empty: all", one_of=tuple(DIALECTS)
@@ -203,6 +208,12 @@ class AgentSettings(ServiceSettings):
             hook=self.nvidia_cdi_hook_path,
             proc=self.proc_dir,
         )
+
+    @property
+    def bundle_directories(self) -> tuple[Path, ...]:
+        """Where the container runtime describes each container."""
+        named = tuple(map(Path, self.bundle_dir))
+        return named or tuple(self.host_root / path for path in BUNDLES)
 
     @property
     def monitor_address(self) -> str | None:

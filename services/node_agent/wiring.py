@@ -158,6 +158,7 @@ def _build_agent(node: Node, settings: AgentSettings, gpus: NodeGpus) -> NodeAge
         proc=settings.proc_dir,
         processes_in_pods=gpus.has_processes,
         last_uses=LastUseFile(settings.state_dir / "last-used.json"),
+        bundles=settings.bundle_directories,
     )
     return NodeAgent(
         node,

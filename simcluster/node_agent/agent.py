@@ -86,6 +86,11 @@ class SimulatedAgentSettings(AgentSettings):
         return None
 
     @property
+    def bundle_directories(self) -> tuple[Path, ...]:
+        """The bundles of the simulated kubelet's container runtime."""
+        return tuple(map(Path, self.bundle_dir)) or (self.kubelet_dir / "bundles",)
+
+    @property
     def monitor_address(self) -> str | None:
         """Address of the usage metrics, or None if they are not served."""
         return self.monitor_http or None

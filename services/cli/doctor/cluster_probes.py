@@ -53,6 +53,7 @@ RIGHTS = (
     ("patch", "nodes"),
     ("patch", "nodes/status"),
     ("patch", "pods"),
+    ("get", "namespaces"),
 )
 """Verb and resource of the rights that an agent needs."""
 POD_LISTS = ("nodes/pods", "nodes/proxy")

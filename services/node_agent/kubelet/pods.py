@@ -133,3 +133,21 @@ class ProcessOrigin:
     """The runtime's ID, if it is known."""
     inner_pid: int = 0
     """Its PID inside the container."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerDevices:
+    """The GPUs that one container of a pod may open."""
+
+    pod: PodUid | None
+    """None for a container of no pod."""
+    container_id: str
+    gpus: frozenset[int] = frozenset()
+    """Minor numbers."""
+    every_device: bool = False
+    """It may open every device of the node: it is privileged."""
+
+    @property
+    def sees_gpus(self) -> bool:
+        """Whether it may open any GPU."""
+        return self.every_device or bool(self.gpus)

@@ -21,10 +21,16 @@ from services.node_agent.isolation.region import Region
 from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.isolation.region_writer import identify, seed_region
 from services.node_agent.kubelet.cgroups import processes_of, read_origin
-from services.node_agent.kubelet.pods import ClaimHolding, KubeletPod, ProcessOrigin
+from services.node_agent.kubelet.pods import (
+    ClaimHolding,
+    ContainerDevices,
+    KubeletPod,
+    ProcessOrigin,
+)
 from services.node_agent.mig.instances import ListInstances, MigInstance
 from services.node_agent.node import Node
 from services.node_agent.usage.attribution import living_pids
+from services.node_agent.usage.container_views import ContainerViews, ExemptNamespaces
 from services.node_agent.usage.idle_shares import IdleShares, LastUseFile
 from services.node_agent.usage.leased_containers import (
     ContainerKey,
@@ -34,8 +40,14 @@ from services.node_agent.usage.leased_containers import (
     leased_containers,
 )
 from services.node_agent.usage.measurements import MeasuredContainer
+from services.node_agent.usage.report_limits import ReportLimits
 from services.node_agent.usage.snapshot import UsageSnapshot, build_snapshot
 from services.node_agent.usage.usage_metrics import usage_metrics
+from services.node_agent.usage.visible_gpus import (
+    NodeView,
+    unleased_views,
+    visibility_violations,
+)
 from shared.model.clock import until_tick
 from shared.model.device import XidEvent
 from shared.model.errors import LeaseholdError
@@ -57,6 +69,8 @@ ALL_CORES = 100
 LASTING_S = 30.0
 """The library looks for a dead holder of its lock after 10 s, and for the PID of a process before
 it can allocate: what lasts longer stays so."""
+MAX_UNLISTED = 3
+"""Scans in which the kubelet's pods are listed for a container that they do not have: a sandbox."""
 _LOCK, _SLOT, _NO_PID = "lock", "slot", "no pid"
 
 
@@ -145,6 +159,7 @@ class UsageMonitor(Collector):
         proc: Path = Path("/proc"),
         processes_in_pods: bool = True,
         last_uses: LastUseFile | None = None,
+        bundles: Sequence[Path] = (),
     ) -> None:
         self.node = node
         self.sample = sample
@@ -166,6 +181,11 @@ class UsageMonitor(Collector):
         """Why the scan before the latest one was incomplete; logged then."""
         self._pods: dict[PodUid, KubeletPod] = {}
         """As the kubelet has listed them last."""
+        self._views = ContainerViews(bundles, proc)
+        self._exempt = ExemptNamespaces(node.kubernetes)
+        self._unlisted: dict[str, int] = {}
+        """In how many scans the kubelet's pods did not have a container that may open GPUs."""
+        self._limits = ReportLimits()
         self._symptoms = RegionSymptoms()
         self._idle = IdleShares()
         self._unrestored: set[ContainerKey] = set()
@@ -206,6 +226,7 @@ class UsageMonitor(Collector):
         began = self.clock.now()
         self._errors, self._earlier_errors = set(), self._errors
         complete = self.leases.synced and not self.checkpoint.lost
+        seeing = await self._known(asyncio.to_thread(self._views.look, self.clock.ticks()), ())
         devices = await self._known(self.sample(), ())
         pids = {one.pid: sample.sampled_at_s for sample in devices for one in sample.processes}
         async with self.checkpoint.changing:
@@ -234,10 +255,17 @@ class UsageMonitor(Collector):
             claims=await self._list_claims(containers, origins.values()),
         )
         snapshot = build_snapshot(scan)
+        if seeing and scan.complete:
+            visible = await self._visibility(seeing, containers)
+            snapshot = replace(snapshot, violations=(*snapshot.violations, *visible))
         altered = {use.container.key for use in snapshot.containers if use.lacks_limits}
         await self._restore(altered, complete=complete)
         await self._identify(snapshot.containers)
-        self.snapshot = replace(snapshot, scan_s=max(0.0, self.clock.now() - began))
+        self.snapshot = replace(
+            snapshot,
+            scan_s=max(0.0, self.clock.now() - began),
+            seen_containers=self._views.count,
+        )
         self._idle.observe(snapshot.containers, began)
         if self.last_uses is not None:
             await self.last_uses.save(self._idle.record)
@@ -335,6 +363,45 @@ class UsageMonitor(Collector):
             self._pods = {pod.uid: pod for pod in pods}
         return self._pods
 
+    async def _visibility(
+        self, seeing: Sequence[ContainerDevices], leased: Sequence[LeasedContainer]
+    ) -> list[ViolationFound]:
+        """Return which pods' containers may open GPUs that they do not lease.
+
+        These containers existed before the leases were read. A lease ends after the containers of
+        its pod: one without a lease that still exists had none.
+        """
+        pods = await self._list_pods(self._listable(seeing)) or {}
+        view = NodeView(node=self.node.name, devices=self.node.devices, leased=leased, pods=pods)
+        unleased = unleased_views(seeing, view)
+        if not unleased:
+            return []
+        holdings = await self._known(self.node.pod_resources.list_holdings(), None)
+        existing = await self._known(asyncio.to_thread(self._views.exist, seeing), ())
+        namespaces = [one.pod.namespace for one in unleased]
+        exempt = await self._known(self._exempt.among(namespaces, self.clock.ticks()), None)
+        if holdings is None or exempt is None:
+            return []
+        unleased = unleased_views(existing, replace(view, claims=holdings.claims))
+        return list(visibility_violations(self.node.name, unleased, exempt))
+
+    def _listable(self, seeing: Sequence[ContainerDevices]) -> list[ProcessOrigin]:
+        """Return the containers for which the kubelet's pods are listed if they lack them.
+
+        They always lack sandboxes: those are looked for in a few scans only.
+        """
+        listed = {name for pod in self._pods.values() for name in pod.container_ids}
+        self._unlisted = {
+            one.container_id: self._unlisted.get(one.container_id, 0) + 1
+            for one in seeing
+            if one.container_id not in listed
+        }
+        return [
+            ProcessOrigin(pod=one.pod, container_id=one.container_id)
+            for one in seeing
+            if self._unlisted.get(one.container_id, 0) <= MAX_UNLISTED
+        ]
+
     async def _list_claims(
         self, containers: Iterable[LeasedContainer], origins: Iterable[ProcessOrigin]
     ) -> frozenset[ClaimHolding]:
@@ -407,8 +474,14 @@ class UsageMonitor(Collector):
     def _report(self, violations: Sequence[ViolationFound]) -> None:
         now = self.clock.ticks()
         due = now - REPORT_AGAIN_S
-        new = [one for one in violations if self._reported_at.get(one.key, due) <= due]
-        self._reported_at = {one.key: self._reported_at.get(one.key, now) for one in violations}
+        new = self._limits.admit(
+            (one for one in violations if self._reported_at.get(one.key, due) <= due), now
+        )
+        self._reported_at = {
+            one.key: self._reported_at[one.key]
+            for one in violations
+            if one.key in self._reported_at
+        }
         self._reported_at |= {one.key: now for one in new}
         for violation in new:
             logger.warning(

@@ -27,6 +27,8 @@ class UsageSnapshot:
     """Number of processes without a lease on each device."""
     unattributed: int = 0
     """Number of processes whose container is not known (yet)."""
+    seen_containers: int = 0
+    """Number of containers whose devices are known from the container runtime."""
 
 
 def build_snapshot(scan: Scan) -> UsageSnapshot:

@@ -149,6 +149,10 @@ _NODE_METRICS: _Table[UsageSnapshot] = {
         "Processes whose container is not known.",
         lambda of: of.unattributed,
     ),
+    "leasehold_node_containers_seen": (
+        "Containers, sandboxes included, whose devices are known from the container runtime.",
+        lambda of: of.seen_containers,
+    ),
     "leasehold_usage_scanned_timestamp_seconds": (
         "Time of the latest scan.",
         lambda of: of.scanned_at,

@@ -92,6 +92,8 @@ class ViolationReason(StrEnum):
     """Reasons of violations; also the reason of the Kubernetes Event."""
 
     UNLEASED = "GpuUsedWithoutLease"
+    VISIBLE = "GpuVisibleWithoutLease"
+    PRIVILEGED = "GpuVisibleToPrivileged"
     OVERRUN = "GpuMemoryOverLease"
     TAMPERED = "GpuLimitTampered"
     ISOLATION_LOST = "GpuIsolationLost"

@@ -1,0 +1,155 @@
+"""The devices that the container runtime lets each container use, read from the OCI bundles.
+
+A runtime writes the specification of each container that it creates to a file below its state
+directory, `config.json`, with all that CDI, NRI plugins and NVIDIA's runtime have added. NVIDIA's
+hook adds devices to a container that exists already: these are mounts of its first process. Both
+are read without a capability, unlike the container's own `/dev`. Nothing that a pod can write
+counts: the runtime takes the name of a container's cgroup from the kubelet.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from services.node_agent.kubelet.cgroups import parse_cgroup
+from services.node_agent.kubelet.pods import ContainerDevices
+from shared.model.errors import UNDECODABLE, RequestError
+
+BUNDLES = (
+    "run/containerd/io.containerd.runtime.v2.task/k8s.io",
+    "run/k3s/containerd/io.containerd.runtime.v2.task/k8s.io",
+    "run/containers/storage/overlay-containers",
+)
+"""Directories with one of each container's ID: of containerd, of that of k3s, and of CRI-O."""
+GPU_MAJOR, MOST_GPUS = 195, 254
+"""Number of the driver's devices. Minor numbers from this one on are not of GPUs."""
+MOST_BYTES = 16 << 20
+"""A specification lists all variables and mounts, which are less than an object of etcd."""
+_GPU_NODE = re.compile(r"/dev/nvidia(\d{1,3})")
+_ID = re.compile(r"[0-9a-f]{64}")
+
+
+class _Device(Struct, frozen=True, gc=False):
+    path: str = ""
+    type: str = ""
+    major: int = -1
+    minor: int = -1
+
+
+class _Rule(Struct, frozen=True, gc=False):
+    """A rule for the cgroup's devices; a number of None stands for all."""
+
+    allow: bool = False
+    type: str = ""
+    major: int | None = None
+    minor: int | None = None
+    access: str = "rwm"
+
+
+class _Resources(Struct, frozen=True, gc=False):
+    devices: tuple[_Rule, ...] | None = None
+
+
+class _Linux(Struct, frozen=True, rename="camel", gc=False):
+    cgroups_path: str = ""
+    devices: tuple[_Device, ...] | None = None
+    resources: _Resources | None = None
+
+
+class _Mount(Struct, frozen=True, gc=False):
+    destination: str = ""
+
+
+class _Specification(Struct, frozen=True, gc=False):
+    """The fields that we read of a runtime's specification.
+
+    https://github.com/opencontainers/runtime-spec/blob/main/config-linux.md
+    """
+
+    linux: _Linux = _Linux()
+    mounts: tuple[_Mount, ...] | None = None
+
+
+_decode = msgspec.json.Decoder(_Specification).decode
+
+
+def list_bundles(directories: Iterable[Path]) -> dict[str, Path]:
+    """Return the bundle of each container that exists, sandboxes included, by its ID.
+
+    A directory that is missing has none. Raises OSError for one that cannot be read.
+    """
+    found: dict[str, Path] = {}
+    for directory in directories:
+        try:
+            entries = list(directory.iterdir())
+        except FileNotFoundError:
+            continue
+        found |= {bundle.name: bundle for bundle in entries if _ID.fullmatch(bundle.name)}
+    return found
+
+
+def read_bundle(bundle: Path, proc: Path) -> ContainerDevices | None:
+    """Read what a container may open; None until it is created.
+
+    Raises RequestError if the runtime's file is not a specification.
+    """
+    try:
+        folder = bundle / "userdata" if (bundle / "userdata").is_dir() else bundle
+        text = _read(folder / "config.json")
+        pid_file = folder / ("pidfile" if folder != bundle else "init.pid")
+        mounts = _read(proc / _read(pid_file).decode().strip() / "mountinfo")
+    except (OSError, ValueError):
+        return None
+    try:
+        specification = _decode(text)
+    except UNDECODABLE as error:
+        raise RequestError(f"{folder}/config.json is not an OCI specification: {error}") from error
+    pod, _ = parse_cgroup(f"0::{specification.linux.cgroups_path}")
+    every_device, gpus = _allowed(specification.linux)
+    return ContainerDevices(
+        pod=pod,
+        container_id=bundle.name,
+        gpus=gpus | _added(mounts.decode(errors="replace"), specification.mounts or ()),
+        every_device=every_device,
+    )
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb", buffering=0) as file:
+        return file.read(MOST_BYTES)
+
+
+def _allowed(linux: _Linux) -> tuple[bool, frozenset[int]]:
+    """Return whether all devices may be opened, and which GPUs, by the rules in their order."""
+    every_device = False
+    gpus = {minor for device in linux.devices or () for minor in _gpu_of(device)}
+    for rule in linux.resources.devices or () if linux.resources else ():
+        if rule.type == "b" or not {"r", "w"} & set(rule.access):
+            continue  # of disks, or to make device files only
+        if rule.major is None:
+            every_device = rule.allow
+        elif rule.allow and rule.major == GPU_MAJOR:
+            gpus |= set(range(MOST_GPUS)) if rule.minor is None else {rule.minor}
+    return every_device, frozenset(minor for minor in gpus if 0 <= minor < MOST_GPUS)
+
+
+def _gpu_of(device: _Device) -> Iterator[int]:
+    node = _GPU_NODE.fullmatch(device.path)
+    if device.major == GPU_MAJOR:
+        yield device.minor
+    elif node is not None and device.major < 0:
+        yield int(node[1])
+
+
+def _added(mountinfo: str, specified: Sequence[_Mount]) -> frozenset[int]:
+    """Return the GPUs that NVIDIA's hook has mounted.
+
+    A host path that the pod mounts itself is in the specification, and may not be opened.
+    """
+    own = {mount.destination for mount in specified}
+    places = (line.split(" ", 5)[4] for line in mountinfo.splitlines() if line.count(" ") > 4)
+    nodes = ((place, _GPU_NODE.fullmatch(place)) for place in places if place not in own)
+    return frozenset(int(node[1]) for _, node in nodes if node is not None)

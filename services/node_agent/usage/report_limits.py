@@ -1,0 +1,42 @@
+"""How many violations become Events: of one pod, and of the node in one scan; pure."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from shared.model.events.node_events import ViolationFound
+from shared.model.names import Namespace, PodUid
+
+WINDOW_S = 300.0
+MOST_OF_POD = 8
+"""Reports of one pod within `WINDOW_S`."""
+MOST_AT_ONCE = 16
+"""Reports of one scan; binders look up as many pods without a lease in that time."""
+
+
+class ReportLimits:
+    """What has been reported of each pod lately. Namespaces take turns."""
+
+    def __init__(self) -> None:
+        self._reports: dict[PodUid, tuple[float, int]] = {}
+        """Begin of a pod's window, and its reports since then."""
+
+    def admit(self, due: Iterable[ViolationFound], now: float) -> list[ViolationFound]:
+        """Return the violations to report now; the others stay due."""
+        self._reports = {
+            pod: (began, count)
+            for pod, (began, count) in self._reports.items()
+            if now - began < WINDOW_S
+        }
+        turns = Counter[Namespace]()
+        queue: list[tuple[int, ViolationFound]] = []
+        for violation in due:
+            queue.append((turns[violation.namespace], violation))
+            turns[violation.namespace] += 1
+        queue.sort(key=lambda entry: entry[0])
+        admitted: list[ViolationFound] = []
+        for _, violation in queue:
+            began, count = self._reports.get(violation.pod, (now, 0))
+            if len(admitted) < MOST_AT_ONCE and count < MOST_OF_POD:
+                self._reports[violation.pod] = (began, count + 1)
+                admitted.append(violation)
+        return admitted

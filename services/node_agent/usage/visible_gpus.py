@@ -1,0 +1,148 @@
+"""The containers that may open GPUs which they do not lease; pure.
+
+A process that uses a GPU is found by the driver. A container that could use one is found before it
+does, by what its runtime lets it open.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from services.node_agent.kubelet.pods import ClaimHolding, ContainerDevices, KubeletPod
+from services.node_agent.usage.leased_containers import LeasedContainer
+from shared.model.claim import device_name
+from shared.model.device import Device
+from shared.model.events.node_events import ViolationFound, ViolationReason
+from shared.model.names import (
+    AGENTS_NAMESPACE,
+    SYSTEM_NAMESPACE,
+    DeviceUuid,
+    Namespace,
+    NodeName,
+    PodUid,
+)
+
+EXEMPT_NAMESPACES = frozenset({"kube-system", SYSTEM_NAMESPACE, AGENTS_NAMESPACE})
+SEES_DEVICES = "leasehold.dev/sees-devices"
+"""Label of a namespace; `true`: its pods may see devices without a lease."""
+MAX_NAMED = 3
+"""Containers of a pod that a message names."""
+PRIVILEGED = (
+    "is privileged, so it can open every GPU of the node, without a lease. Remove `privileged`, or "
+    f"label namespace {{namespace}} {SEES_DEVICES}=true if its pods may see all GPUs"
+)
+VISIBLE = (
+    "can open GPU {gpus} without a lease, which the container runtime gave it for a variable, its "
+    "image, an annotation or a mount. Request a share instead. `leasehold doctor` on the node "
+    "lists the settings of the runtime that permit this"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView:
+    """What decides which containers may open which GPUs."""
+
+    node: NodeName
+    devices: Sequence[Device]
+    leased: Sequence[LeasedContainer]
+    pods: Mapping[PodUid, KubeletPod]
+    claims: Set[ClaimHolding] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnleasedView:
+    """A container of a running pod that may open GPUs which it does not lease."""
+
+    pod: KubeletPod
+    container: str
+    gpus: tuple[int, ...] = ()
+    """Numbers of these GPUs; none if it is privileged."""
+
+    @property
+    def reason(self) -> ViolationReason:
+        """The rule that it breaks."""
+        return ViolationReason.VISIBLE if self.gpus else ViolationReason.PRIVILEGED
+
+
+def unleased_views(seen: Iterable[ContainerDevices], view: NodeView) -> list[UnleasedView]:
+    """Return the containers that may open more GPUs than they lease.
+
+    GPUs that Leasehold does not serve do not count, nor do containers that the kubelet does not
+    list (yet).
+    """
+    device_at = {device.index: device for device in view.devices}
+    unleased: list[UnleasedView] = []
+    for container in seen:
+        pod = view.pods.get(container.pod) if container.pod else None
+        if pod is None or pod.terminal or not device_at:
+            continue
+        name = pod.container_ids.get(container.container_id)
+        if name is None:
+            continue
+        if container.every_device:
+            unleased.append(UnleasedView(pod=pod, container=name))
+            continue
+        leased = _leased_devices(pod, name, view)
+        gpus = sorted(
+            index
+            for index, device in device_at.items()
+            if index in container.gpus and device.uuid not in leased
+        )
+        if gpus:
+            unleased.append(UnleasedView(pod=pod, container=name, gpus=tuple(gpus)))
+    return unleased
+
+
+def _leased_devices(pod: KubeletPod, name: str, view: NodeView) -> set[DeviceUuid]:
+    """Return the devices of a container, and those of its pod's claims.
+
+    A claim may be for administrative access, which has no lease, or the pod its newest user.
+    """
+    leased = {
+        share.device
+        for container in view.leased
+        if pod.uid in container.pods
+        and (container.lease.claim is not None or container.name == name)
+        for share in container.shares
+    }
+    held = {
+        holding.device
+        for holding in view.claims
+        if (holding.namespace, holding.pod) == (pod.namespace, pod.name)
+    }
+    return leased | {device.uuid for device in view.devices if _is_held(device.uuid, held)}
+
+
+def _is_held(device: DeviceUuid, held: Set[str]) -> bool:
+    """Return whether a claim has a device, or an instance of it."""
+    name = device_name(device)
+    return any(one == name or one.startswith(f"{name}-") for one in held)
+
+
+def visibility_violations(
+    node: NodeName, unleased: Iterable[UnleasedView], exempt: Set[Namespace]
+) -> Iterator[ViolationFound]:
+    """Return one violation for each pod and rule, outside of exempt namespaces."""
+    by_pod: dict[tuple[PodUid, ViolationReason], list[UnleasedView]] = {}
+    for view in unleased:
+        if view.pod.namespace not in exempt:
+            by_pod.setdefault((view.pod.uid, view.reason), []).append(view)
+    for (uid, reason), views in by_pod.items():
+        pod = views[0].pod
+        names = sorted(view.container for view in views)
+        gpus = sorted({gpu for view in views for gpu in view.gpus})
+        text = VISIBLE if reason is ViolationReason.VISIBLE else PRIVILEGED
+        what = text.format(namespace=pod.namespace, gpus=", ".join(map(str, gpus)))
+        yield ViolationFound(
+            node=node,
+            reason=reason,
+            pod=uid,
+            namespace=pod.namespace,
+            name=pod.name,
+            container=names[0],
+            message=f"container {_listed(names)} {what}",
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return f"{', '.join(names[:MAX_NAMED])}{more}"
