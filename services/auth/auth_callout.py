@@ -23,10 +23,9 @@ from services.topology import OPERATOR, SERVICES, ServiceEntry
 from shared.kubernetes.tokens import TokenUser
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
+from shared.nats import subjects
 
 REQUEST_AUDIENCE = "nats-authorization-request"
-ACCOUNT = "$G"
-"""The NATS account of all Leasehold's subjects: the global account."""
 BINDER = "binder"
 SHARING_ITS_ACCOUNT = frozenset({"watcher", "placer"})
 """Services that may run in the binder's process, with its account: `services.scheduler`."""
@@ -128,7 +127,7 @@ def encode_grant(
 ) -> str:
     """Return the response that authorizes a connection as a user, until `now_s + life_s`."""
     claims = {
-        "aud": ACCOUNT,
+        "aud": subjects.ACCOUNT,
         "exp": now_s + life_s,
         "name": user.name,
         "nats": {

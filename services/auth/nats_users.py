@@ -29,9 +29,23 @@ from shared.nats import subjects
 from shared.nats.wire import MAX_PAYLOAD
 from shared.runtime.service import Role
 
-WILDCARD = ".*"
 RESPONSE_S = 60
 """Far longer than any service waits for a reply."""
+CONNECTION_LIMITS = {
+    "max_connections": 6_000,
+    "max_payload": MAX_PAYLOAD,
+    "max_pending": 32 * 2**20,
+    "max_subscriptions": 64,
+    "max_sub_tokens": 8,
+}
+"""What the server keeps in memory: connections in total, with TLS about 100 KiB for each; then for
+each connection a message that is being received, messages that it has not read yet, and its
+subscriptions, each with this many tokens at most. The server ignores limits in the response of an
+auth callout."""
+SYSTEM_ACCOUNT = "SYS"
+SERVER_REQUESTS = tuple(subjects.server_request("*", name) for name in ("CONNZ", "KICK"))
+KEEPER_OF_SHARES = "binder"
+"""The service that closes connections: `shared.nats.connection_shares`."""
 AUTH_CALLOUT_SUBJECT = "$SYS.REQ.USER.AUTH"
 """The subject of NATS servers' authorization requests."""
 
@@ -57,7 +71,10 @@ def operator_user() -> NatsUser:
     return NatsUser(
         name=OPERATOR.name,
         publish=(),
-        subscribe=(f"{subjects.inbox_of(OPERATOR.name)}.>", subjects.subscribe_subject(Heartbeat)),
+        subscribe=(
+            subjects.inboxes_of(OPERATOR.name),
+            subjects.subscribe_subject(Heartbeat),
+        ),
     )
 
 
@@ -115,6 +132,7 @@ def _publish_subjects(
         work = filter(is_work, published(service_roles))
         yield from chain.from_iterable(map(subjects.observed_subjects, work))
         yield subjects.publish_subject(ResyncRequested)
+        yield from SERVER_REQUESTS if service.name == KEEPER_OF_SHARES else ()
         yield from _reply_subjects(service_roles, senders)
 
 
@@ -130,7 +148,9 @@ def _reply_subjects(
 def _subscribe_subjects(
     service: ServiceEntry, service_roles: Sequence[Role], node: str
 ) -> Iterator[str]:
-    yield f"{subjects.inbox_of(subjects.user_of(service.name, node))}.>"
+    yield subjects.inboxes_of(subjects.user_of(service.name, node))
+    if service.name == KEEPER_OF_SHARES:
+        yield f"{subjects.CONNECTED} {subjects.CONNECTION_SHARES}"
     for role in service_roles:
         if role.kind == "answers":
             for event in role.consumes:
@@ -147,7 +167,7 @@ def _subscribe_subjects(
 
 
 def _inboxes(requester: ServiceEntry) -> str:
-    return f"{subjects.inbox_of(requester.name)}{WILDCARD if requester.per_node else ''}.>"
+    return subjects.inboxes_of(subjects.user_of(requester.name, "*" if requester.per_node else ""))
 
 
 def _sorted_unique(found: Iterable[str]) -> tuple[str, ...]:
@@ -165,9 +185,9 @@ def nats_configuration(
     return _configuration(
         "Users and their permissions, from the topology, written by `leasehold credentials`.",
         "Contains secrets. nats-server reads it with --config, or with `include` elsewhere.",
-        max_payload=MAX_PAYLOAD,
+        **CONNECTION_LIMITS,
         tls=files,
-        authorization={"users": [_entry(user, secrets) for user in users]},
+        **_accounts([_entry(user, secrets) for user in users]),
     )
 
 
@@ -185,19 +205,40 @@ def auth_callout_configuration(
     single = _configuration(
         "Written by the auth service; contains secrets.",
         "Clients without a password are authorized by token; the response has their permissions.",
-        max_payload=MAX_PAYLOAD,
+        **CONNECTION_LIMITS,
         tls=tls,
-        accounts={"SYS": {"users": [{"user": system, "password": secrets[system]}]}},
-        system_account="SYS",
+        **_accounts([answering], [{"user": system, "password": secrets[system]}]),
         authorization={
             "timeout": 5,
-            "users": [answering],
-            "auth_callout": {"issuer": issuer, "auth_users": [auth.name, system]},
+            "auth_callout": {
+                "issuer": issuer,
+                "account": subjects.ACCOUNT,
+                "auth_users": [auth.name, system],
+            },
         },
     )
     # The authority also issues certificates for others: only names in the servers' routes count.
     mutual = {"ca_file": f"{files}/ca.crt", "verify_cert_and_check_known_urls": True}
     return single, "include nats.conf\n" + _configuration(cluster={"tls": tls | mutual})
+
+
+def _accounts(
+    users: Sequence[Mapping[str, Any]], system_users: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, object]:
+    """Return the account of our users, and that of the servers, which exports to it."""
+    exported = (("stream", subjects.CONNECTED), *(("service", name) for name in SERVER_REQUESTS))
+    system = {
+        "users": list(system_users),
+        "exports": [{kind: name, "accounts": [subjects.ACCOUNT]} for kind, name in exported],
+    }
+    imports = [{kind: {"account": SYSTEM_ACCOUNT, "subject": name}} for kind, name in exported]
+    return {
+        "accounts": {
+            SYSTEM_ACCOUNT: system,
+            subjects.ACCOUNT: {"users": list(users), "imports": imports},
+        },
+        "system_account": SYSTEM_ACCOUNT,
+    }
 
 
 def _configuration(*comments: str, **sections: object) -> str:

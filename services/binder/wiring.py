@@ -33,6 +33,7 @@ from shared.ledger.preemptions import Preemptions
 from shared.ledger.waiting_pods import GatedPods
 from shared.model.clock import Clock, SystemClock
 from shared.model.events.pod_events import ResyncRequested
+from shared.nats.connection_shares import connection_shares
 from shared.runtime.run import open_bus, serve
 from shared.runtime.service import Publish
 from shared.runtime.shared_process import SharedProcess
@@ -167,6 +168,7 @@ async def serve_binder(settings: BinderSettings, process: SharedProcess | None =
         RedisLeases.connect(
             redis_url, credentials=login, detects_lost_writes=True, loads_scripts=True, clock=clock
         ) as ledger,
+        connection_shares(bus),
     ):
         binder = build_binder(
             BinderPorts(

@@ -10,6 +10,12 @@ from shared.model.events.event import Delivery, Event, is_work
 CONFIRMED = "confirmed"
 INBOXES = "_INBOX."
 """What all subjects of replies and confirmations begin with; receivers publish to no other."""
+ACCOUNT = "LEASEHOLD"
+"""The account of all users; servers report on it, and take requests, in an account of their own."""
+CONNECTED = f"$SYS.ACCOUNT.{ACCOUNT}.CONNECT"
+"""The subject of servers' reports about new connections."""
+CONNECTION_SHARES = "connection-shares"
+"""The queue group of those who receive them."""
 MAX_DIGITS = 18
 """Of a message's number, which a confirmation encodes in 64 bits."""
 
@@ -95,10 +101,28 @@ def user_of(service: str, node: str = "") -> str:
     return f"{service}.{node}" if node else service
 
 
+def is_of_node(user: str) -> bool:
+    """Return whether a NATS user is one of a node."""
+    return "." in user
+
+
+def server_request(server: str, request: str) -> str:
+    """Return the subject of a request to one NATS server, or with "*" to each."""
+    return f"$SYS.REQ.SERVER.{server}.{request}"
+
+
 def inbox_of(user: str) -> str:
     """Return the prefix of the reply subjects of a user."""
     service, _, node = user.partition(".")
     return f"{INBOXES}{service}{token(node)}"
+
+
+def inboxes_of(user: str) -> str:
+    """Return all reply subjects of a user: a connection's inbox, and the token of one message.
+
+    They have a fixed depth, as the server keeps a node in memory for each token of a subscription.
+    """
+    return f"{inbox_of(user)}.*.*"
 
 
 def _filter(kind: type[Event], route: str) -> str:

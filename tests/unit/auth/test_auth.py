@@ -253,5 +253,5 @@ def test_a_grant_expires_and_is_for_the_connection_of_the_request() -> None:
     answer, user = granted_to(AUTH_USER)
 
     assert (answer["aud"], answer["sub"]) == ("N-server", "U-key")
-    assert (user["sub"], user["aud"], user["exp"]) == ("U-key", "$G", 1060)
+    assert (user["sub"], user["aud"], user["exp"]) == ("U-key", "LEASEHOLD", 1060)
     assert user["nats"]["pub"]["allow"] == list(AUTH_USER.publish)

@@ -46,7 +46,8 @@ def test_an_agents_subjects_all_end_in_its_node() -> None:
     assert {each for each in agent.publish if not each.endswith("gpu_example")} == set()
     assert "leasehold.broadcast.heartbeat.sent.v1.node-agent_gpu_example" in agent.publish
     assert subjects.subscribe_subject(LeaseChanged, "gpu.example") in agent.subscribe
-    assert not any(subject.endswith("*") for subject in agent.publish + agent.subscribe)
+    wildcards = {subject for subject in agent.publish + agent.subscribe if "*" in subject}
+    assert wildcards == {"_INBOX.node-agent.gpu_example.*.*"}
 
 
 def test_only_the_owner_reads_the_files_and_existing_secrets_stay(tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_the_output_has_placeholders_for_secrets(capsys: pytest.CaptureFixture[s
 def test_one_server_alone_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
     credentials.show(CredentialArguments(redis=True))
 
-    assert "authorization" not in capsys.readouterr().out
+    assert "accounts" not in capsys.readouterr().out
 
 
 def test_writing_needs_the_nodes_since_each_agent_has_a_user(tmp_path: Path) -> None:

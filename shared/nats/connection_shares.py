@@ -1,0 +1,191 @@
+"""Closes the connections of users that have more of them at a NATS server than their share.
+
+nats-server bounds the connections of an account, not those of one of its users. It reports each
+connection to the account `SYS`, which lets one of our services, and no other, receive these reports
+and close connections.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+import nats.errors
+from prometheus_client import Counter
+
+from shared.model.clock import end
+from shared.model.errors import UNDECODABLE
+from shared.model.expiring_map import ExpiringMap
+from shared.nats import subjects
+from shared.nats.bus import Bus
+
+logger = logging.getLogger(__name__)
+
+CLOSED = Counter(
+    "leasehold_nats_connections_closed",
+    "Connections to NATS closed, since their user had more than its share.",
+)
+MOST_OF_A_NODE = 4
+"""Connections of a node's agent at one server: it uses one, while it is replaced two."""
+MOST_OF_A_SERVICE = 64
+"""Connections of all replicas of a service at one server."""
+GATHER_S = 0.25
+"""Connections that are opened within this time share a look at those of their user."""
+TIMEOUT_S = 5.0
+PAGE = 1024
+WARN_AGAIN_S = 600.0
+MAX_WARNED = 1_000
+ANY_SERVER = "PING"
+MAX_REPORTS = 4096
+"""Reports that wait to be read; what is dropped is seen with the next connection of its user."""
+
+
+class _Server(msgspec.Struct):
+    id: str
+
+
+class _Client(msgspec.Struct):
+    user: str = ""
+
+
+class _Report(msgspec.Struct):
+    """What a server reports about a new connection."""
+
+    server: _Server
+    client: _Client
+
+
+class _Connection(msgspec.Struct):
+    cid: int
+    authorized_user: str = ""
+
+
+class _Page(msgspec.Struct):
+    connections: list[_Connection] = []
+
+
+class _Listing(msgspec.Struct):
+    server: _Server
+    data: _Page
+
+
+_UNREADABLE = (nats.errors.Error, TimeoutError, *UNDECODABLE)
+_decode_report = msgspec.json.Decoder(_Report).decode
+_decode_listing = msgspec.json.Decoder(_Listing).decode
+
+
+@contextlib.asynccontextmanager
+async def connection_shares(bus: Bus) -> AsyncIterator[None]:
+    """Keep every user within its share of connections until the context exits."""
+    keeping = asyncio.create_task(_ConnectionShares(bus).run())
+    try:
+        yield
+    finally:
+        await end(keeping)
+
+
+def share_of(user: str) -> int:
+    """Return how many connections a user may have at one server."""
+    return MOST_OF_A_NODE if subjects.is_of_node(user) else MOST_OF_A_SERVICE
+
+
+class _ConnectionShares:
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._grown: dict[str, set[str]] = defaultdict(set)
+        """The users with new connections, by server; "" is all users."""
+        self._reported = asyncio.Event()
+        self._warned: ExpiringMap[str, None] = ExpiringMap(
+            time.monotonic, expires_s=WARN_AGAIN_S, most=MAX_WARNED
+        )
+
+    async def run(self) -> None:
+        """Look at all connections once, then at those of each user that opens another."""
+        await self._bus.wait_connected()
+        client = self._bus.client
+        await client.subscribe(
+            subjects.CONNECTED,
+            queue=subjects.CONNECTION_SHARES,
+            cb=self._receive,
+            pending_msgs_limit=MAX_REPORTS,
+        )
+        await self._note_any_server()
+        while True:
+            await self._reported.wait()
+            await asyncio.sleep(GATHER_S)
+            self._reported.clear()
+            grown, self._grown = self._grown, defaultdict(set)
+            for server, users in grown.items():
+                for user in {""} if "" in users else users:
+                    await self._close_excess(server, user)
+
+    async def _note_any_server(self) -> None:
+        """Note all users of the server that responds first: of more servers, others report."""
+        with contextlib.suppress(*_UNREADABLE):
+            self._note((await self._listing(ANY_SERVER, limit=1)).server.id, "")
+
+    async def _receive(self, message: Any) -> None:
+        with contextlib.suppress(*UNDECODABLE):
+            report = _decode_report(message.data)
+            self._note(report.server.id, report.client.user)
+
+    def _note(self, server: str, user: str) -> None:
+        self._grown[server].add(user)
+        self._reported.set()
+
+    async def _close_excess(self, server: str, user: str) -> None:
+        """Close the oldest connections of a user, or of each user, beyond its share."""
+        connections = defaultdict[str, list[int]](list)
+        try:
+            async for connection in self._connections(server, user):
+                connections[connection.authorized_user].append(connection.cid)
+            for owner, cids in connections.items():
+                if excess := cids[: -share_of(owner)]:
+                    self._warn(owner, len(cids))
+                    await self._close(server, excess)
+        except _UNREADABLE as error:
+            logger.debug("the connections of NATS server %s were not read: %r", server, error)
+
+    def _warn(self, user: str, connections: int) -> None:
+        if user not in self._warned:
+            self._warned.set(user, None)
+            logger.warning(
+                "%s has %d connections to a NATS server, and its share is %d: the oldest are "
+                "closed. If it runs once only, another program uses its login",
+                user,
+                connections,
+                share_of(user),
+            )
+
+    async def _connections(self, server: str, user: str) -> AsyncIterator[_Connection]:
+        """Yield connections, oldest first."""
+        offset, asked = 0, {"user": user} if user else {}
+        while True:
+            page = (await self._listing(server, limit=PAGE, offset=offset, **asked)).data
+            for connection in page.connections:
+                yield connection
+            if len(page.connections) < PAGE:
+                return
+            offset += PAGE
+
+    async def _listing(self, server: str, **asked: object) -> _Listing:
+        request = {"auth": True, "acc": subjects.ACCOUNT, "sort": "start", **asked}
+        reply = await self._bus.client.request(
+            subjects.server_request(server, "CONNZ"),
+            json.dumps(request).encode(),
+            timeout=TIMEOUT_S,
+        )
+        return _decode_listing(reply.data)
+
+    async def _close(self, server: str, cids: Sequence[int]) -> None:
+        """Close connections. A server ignores a request without a reply subject."""
+        subject, inbox = subjects.server_request(server, "KICK"), self._bus.client.new_inbox()
+        for cid in cids:
+            request = json.dumps({"cid": cid}).encode()
+            await self._bus.client.publish(subject, request, reply=f"{inbox}.{cid}")
+        CLOSED.inc(len(cids))

@@ -1,0 +1,195 @@
+"""What one agent can take from a nats-server, however it is configured: other clients go on."""
+
+import contextlib
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from services.auth.nats_users import CONNECTION_LIMITS, all_users
+from services.cli.credentials import CredentialFiles
+from shared.credentials.logins import ClientCredentials, load_login
+from shared.model.events.node_events import DeviceReported
+from shared.model.events.request_reply import LeasesReply, LeasesRequest
+from shared.model.names import NodeName
+from shared.nats import subjects
+from shared.nats.bus import Bus
+from shared.nats.connection_shares import MOST_OF_A_NODE, connection_shares
+from tests.support.auth.logins import NODES
+from tests.support.auth.world import auth_world
+from tests.support.node_agent.agent import lease_of, share
+from tests.support.servers.nats import NatsServer, flush
+from tests.support.servers.raw_nats import Login, RawClient, open_raw, peak_mib, raw_clients
+from tests.support.waiting import until
+
+THIEF, INNOCENT = NODES
+REPORTS = subjects.publish_subject(DeviceReported, THIEF)
+LEASES = subjects.request_subject(LeasesRequest, THIEF)
+INBOX = subjects.inbox_of(f"node-agent.{THIEF}")
+MANIFEST = Path(__file__).parents[3] / "k8s/base/nats.yaml"
+
+
+def memory_limit_mib() -> int:
+    """Return the limit of the manifest."""
+    kinds = {each["kind"]: each for each in yaml.safe_load_all(MANIFEST.read_text())}
+    (container,) = kinds["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    text: str = container["resources"]["limits"]["memory"]
+    return int(text.removesuffix("Gi")) * 1024
+
+
+@dataclass(kw_only=True)
+class SharedServer:
+    """A server with a binder, an agent whose login is stolen, and another agent."""
+
+    process: subprocess.Popen[bytes] | None
+    thief: Login
+    binder: Bus
+    agent: Bus
+
+    async def is_unharmed(self) -> None:
+        """Assert that the other agent is served, and the server is below its limit."""
+        request = LeasesRequest(node=INNOCENT)
+        reply = await self.agent.request(request, LeasesReply, timeout_s=30)
+
+        assert reply.leases == LEASES_OF_A_NODE
+        assert self.binder.connected
+        assert self.process is not None
+        assert peak_mib(self.process.pid) < memory_limit_mib()
+
+
+LEASES_OF_A_NODE = tuple(lease_of(f"{number:036}", share(), name="n" * 253) for number in range(9))
+MANY_LEASES = tuple(
+    lease_of(f"{number:036}", share(), name="n" * 253, anti_affinity_groups=("g" * 1_000,) * 9)
+    for number in range(300)
+)
+"""A reply of 3 MiB."""
+
+
+async def list_leases(request: LeasesRequest) -> LeasesReply:
+    return LeasesReply(leases=MANY_LEASES if request.node == THIEF else LEASES_OF_A_NODE)
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    url: str, credentials: Callable[[str], ClientCredentials]
+) -> AsyncIterator[tuple[Bus, Bus]]:
+    async with (
+        Bus.connect(url, name="binder", credentials=credentials("binder")) as binder,
+        Bus.connect(url, name="agent", credentials=credentials(f"node-agent.{INNOCENT}")) as agent,
+        connection_shares(binder),
+    ):
+        await binder.reply(LeasesRequest, "binder", "", list_leases, concurrency=8)
+        await binder.subscribe([DeviceReported], group="binder-save-devices")
+        await flush(binder.client)
+        yield binder, agent
+
+
+@contextlib.asynccontextmanager
+async def of_files(written: CredentialFiles) -> AsyncIterator[SharedServer]:
+    """As `leasehold credentials` configures own servers, compose, and `leasehold up`."""
+    server = NatsServer(more=written.nats_configuration.read_text())
+    await server.start()
+    login = load_login(written.nats(f"node-agent.{THIEF}"))
+    thief = Login(port=server.port, user=login.user, secret=login.secret)
+
+    def credentials(user: str) -> ClientCredentials:
+        return ClientCredentials(login_file=written.nats(user))
+
+    try:
+        async with serving(server.url, credentials) as (binder, agent):
+            yield SharedServer(process=server.process, thief=thief, binder=binder, agent=agent)
+    finally:
+        server.close()
+
+
+@contextlib.asynccontextmanager
+async def of_callout(folder: Path) -> AsyncIterator[SharedServer]:
+    """As the auth service configures it in a cluster."""
+    async with auth_world(folder) as world:
+        tokens = {
+            "binder": world.cluster.issue_token("binder"),
+            **{f"node-agent.{n}": world.cluster.issue_token("node-agent", node=n) for n in NODES},
+        }
+        user = f"node-agent.{THIEF}"
+        tls = world.trusting.context()
+        thief = Login(port=world.port, user=user, secret=tokens[user], tls=tls)
+
+        def credentials(user: str) -> ClientCredentials:
+            return world.credentials(tokens[user], user)
+
+        async with serving(world.url, credentials) as (binder, agent):
+            yield SharedServer(process=world.process, thief=thief, binder=binder, agent=agent)
+
+
+@pytest.fixture(params=["files", "callout"])
+async def server(
+    request: pytest.FixtureRequest, written: CredentialFiles, tmp_path: Path
+) -> AsyncIterator[SharedServer]:
+    opened = of_files(written) if request.param == "files" else of_callout(tmp_path)
+    async with opened as shared:
+        yield shared
+
+
+def subscriptions(subject: str, count: int) -> bytes:
+    return b"".join(f"SUB {subject} {number}\r\n".encode() for number in range(count))
+
+
+async def test_an_agent_has_few_subscriptions_of_few_tokens(server: SharedServer) -> None:
+    deep = ".".join(["x"] * 200)
+    async with raw_clients(server.thief, 2) as (first, second):
+        await first.send(subscriptions(f"{INBOX}.{deep}", 4_000))
+        refused = await first.replies()
+        wide = (f"SUB {INBOX}.{'x' * 3_900}.{number} {number}\r\n" for number in range(20_000))
+        await second.send("".join(wide).encode())
+        exceeded = await second.replies()
+
+    assert b"Permissions Violation for Subscription" in refused
+    assert b"maximum subscriptions exceeded" in exceeded
+    await server.is_unharmed()
+
+
+async def test_an_agent_has_few_connections_however_often_it_connects(
+    server: SharedServer,
+) -> None:
+    async with raw_clients(server.thief, 300) as clients:
+        await until(lambda: open_of(clients), lambda count: count <= MOST_OF_A_NODE)
+        await server.is_unharmed()
+        latest = await open_raw(server.thief)
+        await until(lambda: open_of(clients), lambda count: count < MOST_OF_A_NODE)
+        assert b"PONG" in await latest.replies()
+        latest.close()
+
+
+def open_of(clients: list[RawClient]) -> int:
+    return sum(not client.is_closed for client in clients)
+
+
+async def test_an_agent_that_does_not_read_its_replies_loses_its_connections(
+    server: SharedServer,
+) -> None:
+    async with raw_clients(server.thief, MOST_OF_A_NODE) as clients:
+        for client in clients:
+            client.reader._transport.pause_reading()  # type: ignore[attr-defined]
+            await client.send(f"SUB {INBOX}.a.* 1\r\n".encode())
+        data = encoded(LeasesRequest(node=THIEF))
+        for number in range(40):
+            head = f"PUB {LEASES} {INBOX}.a.{number} {len(data)}\r\n".encode()
+            await clients[0].send(head + data + b"\r\n")
+        await server.is_unharmed()
+
+
+def test_each_user_needs_far_less_than_a_connection_may_have() -> None:
+    for user in all_users([NodeName("a")]):
+        depths = [subject.partition(" ")[0].count(".") + 1 for subject in user.subscribe]
+        assert 2 * len(user.subscribe) < int(CONNECTION_LIMITS["max_subscriptions"])
+        assert max(depths) < int(CONNECTION_LIMITS["max_sub_tokens"])
+        assert not any(subject.endswith(">") for subject in (*user.subscribe, *user.publish))
+
+
+def encoded(event: LeasesRequest) -> bytes:
+    from shared.nats import wire  # noqa: PLC0415 - one test speaks by hand
+
+    return wire.encode([event])
