@@ -1,11 +1,14 @@
-"""Time: the clock that services get as an argument, waits for events, and ends of tasks."""
+"""Time: the clock that services get as an argument, waits, ends of tasks, and what expires."""
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
 
+K = TypeVar("K")
+V = TypeVar("V")
 CANCEL_AGAIN_S = 1.0
 
 
@@ -88,3 +91,58 @@ async def end(task: "asyncio.Task[Any]", children: Iterable["asyncio.Task[Any]"]
                 one.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         task.result()
+
+
+class ExpiringMap(Generic[K, V]):
+    """A mapping whose keys somebody else chooses: it is bounded, and holds nothing that is old.
+
+    It forgets an entry `expires_s` after it was last set, and the oldest ones beyond `most`.
+    """
+
+    def __init__(self, ticks: Callable[[], float], *, expires_s: float, most: int) -> None:
+        self._ticks = ticks
+        self._expires_s = expires_s
+        self._most = most
+        self._entries: OrderedDict[K, tuple[float, V]] = OrderedDict()
+
+    def set(self, key: K, value: V) -> None:
+        """Set an entry, which is the newest then."""
+        self._forget_expired()
+        self._entries[key] = (self._ticks(), value)
+        self._entries.move_to_end(key)
+        if len(self._entries) > self._most:
+            self._entries.popitem(last=False)
+
+    def get(self, key: K) -> V | None:
+        """Return the value of an entry, or None."""
+        self._forget_expired()
+        entry = self._entries.get(key)
+        return None if entry is None else entry[1]
+
+    def pop(self, key: K) -> V | None:
+        """Remove an entry; return its value, or None if there is none."""
+        self._forget_expired()
+        entry = self._entries.pop(key, None)
+        return None if entry is None else entry[1]
+
+    def values(self) -> Iterator[V]:
+        """Yield the values, oldest first."""
+        self._forget_expired()
+        for _, value in list(self._entries.values()):
+            yield value
+
+    def __contains__(self, key: K) -> bool:
+        self._forget_expired()
+        return key in self._entries
+
+    def __len__(self) -> int:
+        self._forget_expired()
+        return len(self._entries)
+
+    def _forget_expired(self) -> None:
+        until = self._ticks() - self._expires_s
+        while self._entries:
+            key = next(iter(self._entries))
+            if self._entries[key][0] > until:
+                return
+            del self._entries[key]

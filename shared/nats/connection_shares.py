@@ -18,9 +18,8 @@ import msgspec
 import nats.errors
 from prometheus_client import Counter
 
-from shared.model.clock import end
+from shared.model.clock import ExpiringMap, end
 from shared.model.errors import UNDECODABLE
-from shared.model.expiring_map import ExpiringMap
 from shared.nats import subjects
 from shared.nats.bus import Bus
 

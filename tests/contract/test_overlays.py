@@ -128,7 +128,7 @@ def test_with_ha_every_nats_server_has_a_name_and_routes_to_the_others() -> None
     routes = flags["--routes"].split(",")
     assert routes == [f"nats://nats-{number}.nats:6222" for number in range(count)]
     assert (flags["--name"], flags["--cluster_name"]) == ("$(POD_NAME)", "leasehold")
-    assert {env["name"] for env in container(nats)["env"]} == {"POD_NAME"}
+    assert {env["name"] for env in container(nats)["env"]} == {"GOMEMLIMIT", "POD_NAME"}
     assert service["spec"]["publishNotReadyAddresses"] is True
     assert {port["name"] for port in container(nats)["ports"]} == {"client", "cluster", "monitor"}
 
