@@ -3,7 +3,7 @@
 import asyncio
 import re
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -13,13 +13,13 @@ from aiohttp import web
 from services.webhook.admission_review import late_response
 from services.webhook.registration import (
     ALL_PODS_PATH,
-    ALLOCATIONS_PATH,
     CLAIMS_PATH,
     EXEMPT_PATH,
-    PATH,
+    webhook_paths,
 )
 from services.webhook.service import Webhook
 from shared.model.errors import RequestError
+from shared.runtime.client_certificates import certificate_required
 
 MAX_BODY_BYTES = 24 * 1024 * 1024
 """A review holds one object, or also its old version. An API server stores objects of 1.5 MiB in
@@ -47,11 +47,21 @@ class Drain:
         await asyncio.sleep(self.drain_s)
 
 
-def application(webhook: Webhook, drain: Drain) -> web.Application:
-    """Build the application to which the API server posts reviews."""
+def application(
+    webhook: Webhook,
+    drain: Drain,
+    paths: Callable[[], Collection[str]],
+    client_name: str = "",
+) -> web.Application:
+    """Build the application to which the API server posts reviews, at the registered `paths`.
+
+    A webhook that knows its callers serves only those with a certificate for `client_name`.
+    """
     large = asyncio.Semaphore(LARGE_AT_ONCE)
 
     async def mutate(request: web.Request) -> web.Response:
+        if request.path not in paths():
+            raise web.HTTPNotFound
         all_pods = request.path == ALL_PODS_PATH
         deadline = asyncio.get_running_loop().time() + _timeout_s(request) / 2
         try:
@@ -75,8 +85,9 @@ def application(webhook: Webhook, drain: Drain) -> web.Application:
             response.force_close()
         return response
 
-    routes = web.Application(client_max_size=MAX_BODY_BYTES)
-    for path in (PATH, EXEMPT_PATH, ALL_PODS_PATH, CLAIMS_PATH, ALLOCATIONS_PATH):
+    checks = [certificate_required(client_name)] if webhook.knows_callers else []
+    routes = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=checks)
+    for path in sorted(set(webhook_paths().values())):
         routes.router.add_post(path, mutate)
     return routes
 
@@ -111,7 +122,13 @@ def _uid(head: bytes) -> str:
 
 @asynccontextmanager
 async def serving_reviews(
-    webhook: Webhook, address: str, context: ssl.SSLContext, drain: Drain | None = None
+    webhook: Webhook,
+    address: str,
+    context: ssl.SSLContext,
+    *,
+    paths: Callable[[], Collection[str]],
+    drain: Drain | None = None,
+    client_name: str = "",
 ) -> AsyncIterator[tuple[str, int]]:
     """Listen on `HOST:PORT` (port 0: any free one) and yield the real host and port.
 
@@ -120,9 +137,8 @@ async def serving_reviews(
     host, _, port = address.rpartition(":")
     if not port.isdecimal():
         raise RequestError(f"--listen {address!r} is not HOST:PORT")
-    runner = web.AppRunner(
-        application(webhook, drain or Drain()), access_log=None, shutdown_timeout=5.0
-    )
+    routes = application(webhook, drain or Drain(), paths, client_name)
+    runner = web.AppRunner(routes, access_log=None, shutdown_timeout=5.0)
     await runner.setup()
     try:
         site = web.TCPSite(runner, host.strip("[]") or None, int(port), ssl_context=context)

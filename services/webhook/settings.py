@@ -54,6 +54,15 @@ class WebhookSettings(ApiServerSettings, ServiceSettings):
     )
     secret: str = setting("", "NAMESPACE/NAME of the Secret with the replicas' certificate")
     tls_dir: Path | None = setting(None, "directory for the certificate, instead of a Secret")
+    client_ca_file: Path | None = setting(
+        None,
+        "PEM file with the CA of API servers' client certificates, without which no caller is "
+        "served; unset: anyone is, and allocations of ResourceClaims are not answered as they are "
+        "written",
+    )
+    client_name: str = setting(
+        "", "DNS name in the client certificates that are accepted; empty: any"
+    )
     url: str = setting(
         "",
         "register the webhook at this URL instead of behind a Service; its port is that of "
@@ -118,6 +127,8 @@ class WebhookSettings(ApiServerSettings, ServiceSettings):
     def check(self) -> None:
         """Raise RequestError for settings that contradict each other."""
         _ = self.policy
+        if self.client_name and self.client_ca_file is None:
+            raise RequestError("--client-name needs --client-ca-file, which has its authority")
         if self.tls_dir is None:
             _ = self.secret_name
 

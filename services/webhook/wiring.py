@@ -51,6 +51,8 @@ class RegistrationWriter:
         self.client = client
         self.url = url
         """The webhook's URL without a path; empty: the operator installs the configuration."""
+        self.paths: frozenset[str] = frozenset()
+        """Those of the webhooks that are registered."""
         self._is_current = False
         """This process has written the configuration, of which an earlier version may be there."""
 
@@ -72,7 +74,10 @@ class RegistrationWriter:
                     f"there is no MutatingWebhookConfiguration {NAME}: apply k8s/base/webhook.yaml"
                 ) from error
             await self.client.create(CONFIGURATIONS, _with_clients(wanted))
+            self.paths = frozenset(webhook_paths().values())
             return
+        registered = {hook.name for hook in found.webhooks} if not self.url else wanted
+        self.paths = frozenset(path for name, path in webhook_paths().items() if name in registered)
         changed = [
             number
             for number, hook in enumerate(found.webhooks)
@@ -149,6 +154,8 @@ async def serve_webhook(settings: WebhookSettings) -> None:
         certificate = ServingCertificate(
             store, registration.trust, settings.names, lambda: datetime.now(UTC)
         )
+        if settings.client_ca_file is not None:
+            certificate.require(settings.client_ca_file)
         tracing = open_tracing("webhook", settings)
         CERTIFICATE_EXPIRATION.set_function(lambda: certificate.expires_at)
         webhook = Webhook(
@@ -159,12 +166,17 @@ async def serve_webhook(settings: WebhookSettings) -> None:
             rotate_certificate=certificate.run,
             clock=SystemClock(),
             tracing=tracing,
+            knows_callers=settings.client_ca_file is not None,
         )
         drain = Drain(settings.drain_s)
-        async with serving_reviews(webhook, settings.listen, certificate.context, drain) as (
-            _,
-            port,
-        ):
+        async with serving_reviews(
+            webhook,
+            settings.listen,
+            certificate.context,
+            paths=lambda: registration.paths,
+            drain=drain,
+            client_name=settings.client_name,
+        ) as (_, port):
             if settings.url:
                 registration.url = registered_url(settings.url, port)
             await serve(

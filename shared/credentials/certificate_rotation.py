@@ -20,7 +20,7 @@ from shared.credentials.certificate_stores import (
     make,
 )
 from shared.credentials.certificates import is_due
-from shared.model.errors import LeaseholdError
+from shared.model.errors import LeaseholdError, RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +48,17 @@ class ServingCertificate:
         self.bundle: CertificateBundle | None = None
         self._next: CertificateBundle | None = None
         """The CA is published; the certificate is used from the next refresh on."""
+
+    def require(self, authorities: Path) -> None:
+        """Refuse clients without a certificate of these authorities, a PEM file.
+
+        Raises RequestError if it cannot be read.
+        """
+        self.context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            self.context.load_verify_locations(authorities)
+        except OSError as error:  # ssl.SSLError is one
+            raise RequestError(f"{authorities} has no certificates: {error}") from error
 
     def unready_reason(self) -> str | None:
         """Return why clients cannot connect, or None."""

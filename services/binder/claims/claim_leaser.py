@@ -52,6 +52,8 @@ RESERVATION_S = 30.0
 """A binder that dies between reservation and commit leaves the reservation so long."""
 WRITTEN_S = 10.0
 """After this time, an allocation that was not written never will be."""
+MOST_UNWRITTEN, MOST_UNWRITTEN_OF_NAMESPACE = 256, 64
+"""Allocations for which a binder holds reservations while they are written."""
 WAIT_S = 10.0
 """So long a claim waits for a share that is about to be free, before it is refused."""
 
@@ -155,9 +157,9 @@ class ClaimLeaser:
 
     def __post_init__(self) -> None:
         self._waiting_since: dict[PodUid, float] = {}
-        self._admitted: dict[PodUid, tuple[AllocatedClaim, float]] = {}
-        """Claims that were leased while they were written, and when: the API server may reject the
-        write."""
+        self._unwritten: dict[PodUid, tuple[AllocatedClaim, float]] = {}
+        """Claims for which a share was reserved while they were written, and when: the API server
+        may reject the write."""
 
     @handles(concurrency=4)
     async def lease_claims(self, events: Sequence[ClaimAllocated]) -> list[LeaseChanged]:
@@ -201,15 +203,42 @@ class ClaimLeaser:
 
     @answers(concurrency=32)
     async def lease_claim(self, request: ClaimLeaseRequest) -> ClaimLeaseReply:
-        """Lease an allocation while its scheduler writes it, so that no pod waits for its answer.
+        """Answer an allocation while its scheduler writes it, so that no pod waits for its answer.
 
-        A webhook asks during the write, and adds the answer to it. The reply is empty if nothing is
-        decided now: `lease` decides after the write, and the pod waits for its binding conditions.
+        A webhook asks during the write, and adds the answer to it. Until the API server has the
+        allocation, its lease is a reservation, which costs no budget: `lease_claims` commits it.
+        The reply is empty if nothing is decided now, or if too many reservations are unwritten:
+        `lease_claims` decides after the write, and the pod waits for its binding conditions.
         """
+        claim = request.claim
         try:
-            return await self._admit(request.claim, request.trace)
+            if not await self._may_reserve(claim):
+                return ClaimLeaseReply()
+            self._unwritten[claim.claim] = claim, self.clock.ticks()
+            return await self._admit(claim, request.trace)
         except (ConflictError, UnavailableError):
             return ClaimLeaseReply()
+
+    async def _may_reserve(self, claim: AllocatedClaim) -> bool:
+        """Return whether few enough allocations are unwritten, in all and of this namespace."""
+        if self._has_room(claim):
+            return True
+        await self._forget_committed()
+        return self._has_room(claim)
+
+    def _has_room(self, claim: AllocatedClaim) -> bool:
+        others = [each for each, _ in self._unwritten.values() if each.claim != claim.claim]
+        of_namespace = sum(each.namespace == claim.namespace for each in others)
+        return len(others) < MOST_UNWRITTEN and of_namespace < MOST_UNWRITTEN_OF_NAMESPACE
+
+    async def _forget_committed(self) -> None:
+        """Forget allocations of which the ledger has no reservation any more."""
+        entries = [*self._unwritten.items()]
+        leases = await self.ledger.load([claim for claim, _ in entries])
+        for (claim, entry), lease in zip(entries, leases, strict=True):
+            is_reserved = lease is not None and lease.state is LeaseState.RESERVED
+            if not is_reserved and self._unwritten.get(claim) is entry:
+                del self._unwritten[claim]
 
     async def _admit(self, claim: AllocatedClaim, trace: str) -> ClaimLeaseReply:
         decisions = ClaimDecisions({claim.claim: trace})
@@ -222,8 +251,7 @@ class ClaimLeaser:
             return ClaimLeaseReply(refusal=await self.writer.lower_slices(claim, text))
         for _ in decisions.permitted:
             return self._reply(claim, PERMITTED)
-        for _, lease in await self._commit(decisions):
-            self._admitted[claim.claim] = claim, self.clock.ticks()
+        for _, lease in decisions.leased:
             return self._reply(claim, leased_answer(lease))
         return ClaimLeaseReply()
 
@@ -243,29 +271,40 @@ class ClaimLeaser:
 
     @loops(every_s=1.0)
     async def end_unwritten_claims(self) -> list[LeaseChanged]:
-        """End the leases of allocations that were not written."""
-        ended: list[Lease] = []
+        """Commit reservations of allocations that were written, and end those of others."""
         until = self.clock.ticks() - WRITTEN_S
-        for claim in [claim for claim, at in self._admitted.values() if at <= until]:
-            if not await self._has(claim, claim.generation):
-                [lease] = await self.ledger.load([claim.claim])
-                if lease is not None and covers(lease, claim):
-                    ended += await self.ender.end(lease)
-            if self._admitted[claim.claim][0] is claim:
-                del self._admitted[claim.claim]
-        return lease_changes(ended)
+        if all(at > until for _, at in self._unwritten.values()):
+            return []
+        await self._forget_committed()
+        ended: list[LeaseChanged] = []
+        for claim in [claim for claim, at in self._unwritten.values() if at <= until]:
+            ended += await self._settle(claim)
+            if self._unwritten.get(claim.claim, (None, 0.0))[0] is claim:
+                del self._unwritten[claim.claim]
+        return ended
+
+    async def _settle(self, claim: AllocatedClaim) -> list[LeaseChanged]:
+        """Commit the reservation of an allocation if it was written, or end it."""
+        stored = await self._written(claim, claim.generation)
+        if stored is not None:
+            return await self._lease([stored], {claim.claim: ""})
+        [lease] = await self.ledger.load([claim.claim])
+        if lease is None or not covers(lease, claim):
+            return []
+        return lease_changes(await self.ender.end(lease))
 
     async def restore(self, holder: LeaseHolder, node: NodeName) -> list[LeaseChanged]:
         """Lease a claim of a node, to be prepared there, if the ledger has no lease of it.
 
-        It was answered before its pod was bound, so a lease has been lost. A lease that the ledger
-        has gets another version, so that it does not end because a binder was told earlier that the
-        claim is not prepared. Returns leases that ended. An error is logged: the node's agent
-        repeats its request.
+        It was answered before its pod was bound, so a lease has been lost. A reservation is
+        committed: the event that the claim was written comes later than its pod was bound. Another
+        lease that the ledger has gets another version, so that it does not end because a binder was
+        told earlier that the claim is not prepared. Returns leases that ended. An error is logged:
+        the node's agent repeats its request.
         """
         try:
             [lease] = await self.ledger.load([holder.pod])
-            if lease is not None:
+            if lease is not None and lease.state is not LeaseState.RESERVED:
                 of = lease.claim if lease.node == node else None
                 if of is not None and lease.state is LeaseState.BOUND:
                     await self.ledger.claims.set_consumers(lease, of.consumers)
@@ -406,8 +445,13 @@ class ClaimLeaser:
 
     async def _has(self, claim: AllocatedClaim, generation: str) -> bool:
         """Return whether the claim has this allocation now: events may arrive in any order."""
+        return await self._written(claim, generation) is not None
+
+    async def _written(self, claim: AllocatedClaim, generation: str) -> AllocatedClaim | None:
+        """Return the claim as the API server has it, if it has this allocation."""
         now = await self.writer.claims.get_allocation(claim.namespace, claim.name)
-        return now is not None and (now.claim, now.generation) == (claim.claim, generation)
+        is_it = now is not None and (now.claim, now.generation) == (claim.claim, generation)
+        return now if is_it else None
 
     async def _has_lost_share(self, claim: AllocatedClaim) -> bool:
         """Return whether an answered claim must be leased anew, as the ledger has lost its lease.

@@ -132,6 +132,7 @@ class _Components:
             "webhook",
             *quotas,
             *("--tls-dir", str(root / "webhook")),
+            *("--client-ca-file", str(root / "tls" / "webhook-client" / "ca.crt")),
             *("--url", f"https://{servers.HOST}"),
             *(("--kube-scheduler",) if settings.kube_scheduler else ()),
         )

@@ -11,6 +11,7 @@ from simcluster.apimachinery.objects import Json, JsonValue, decode, encode
 from simcluster.apiserver.admission.review import WebhookCallError
 from simcluster.apiserver.admission.service_address import WebhookAddress, resolve_address
 from simcluster.apiserver.storage.store import ObjectStore
+from simcluster.credentials import CertificateFiles
 
 
 class WebhookClient:
@@ -20,6 +21,12 @@ class WebhookClient:
         self._store = store
         self._session: aiohttp.ClientSession | None = None
         self._contexts: dict[str, ssl.SSLContext] = {}
+        self._files: CertificateFiles | None = None
+
+    def present(self, files: CertificateFiles) -> None:
+        """Use this client certificate, as an API server's AdmissionConfiguration has it."""
+        self._files = files
+        self._contexts.clear()
 
     async def close(self) -> None:
         """Close all connections."""
@@ -78,6 +85,8 @@ class WebhookClient:
             context = ssl.create_default_context(cadata=pem)
             # Like Go, accept certificates without the extensions that strict mode requires.
             context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+            if self._files is not None:
+                context.load_cert_chain(self._files.certificate, self._files.key)
             self._contexts[bundle] = context
         return self._contexts[bundle]
 

@@ -210,6 +210,10 @@ class ApiServer:
         """Close the connections to webhooks."""
         await self._admission.client.close()
 
+    def present_to_webhooks(self, files: CertificateFiles) -> None:
+        """Call webhooks with this client certificate."""
+        self._admission.client.present(files)
+
     async def create(self, table: str, obj: Json, user: Json) -> Json:
         """Create an object with admission, as a controller in this process; `ApiError` if not."""
         target = RequestTarget(self.store.kinds[table], namespace_of(obj))
@@ -403,11 +407,17 @@ class ApiServer:
         return encode(obj)
 
 
+WEBHOOK_CLIENT = "webhook-client"
+"""The folder and the name of the certificate that is presented to webhooks."""
+
+
 @asynccontextmanager
 async def start_server(server: ApiServer, certificates: CertificateFiles) -> AsyncIterator[str]:
     """Listen while the context is open; yields the URL."""
     front_proxy = certificates.ca.with_name(FRONT_PROXY)
     server.aggregator.present(load_certificates(front_proxy, FRONT_PROXY))
+    webhook_client = certificates.ca.with_name(WEBHOOK_CLIENT)
+    server.present_to_webhooks(load_certificates(webhook_client, WEBHOOK_CLIENT))
     runner = web.ServerRunner(_web_server(server.handle), shutdown_timeout=_STOP_S)
     await runner.setup()
     settings = server.settings

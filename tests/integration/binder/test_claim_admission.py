@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from services.binder.claims.claim_leaser import MOST_COMBINED, WRITTEN_S
+from services.binder.claims import claim_leaser
+from services.binder.claims.claim_leaser import MOST_COMBINED, RESERVATION_S, WRITTEN_S
 from services.binder.clients import RequestUse
 from services.binder.ledger_sync.lease_holders import holders_in
 from services.binder.ledger_sync.recovery import Recovery
@@ -20,7 +21,7 @@ from shared.model.events.pod_events import LeaseChanged, ListedPods, PodsListed
 from shared.model.events.request_reply import ClaimLeaseReply, LeasesRequest
 from shared.model.lease import ClaimAllocation, Lease, LeaseState
 from shared.model.lease_copy import copy_of, dump_lease, load_lease
-from shared.model.names import NodeName, PodUid
+from shared.model.names import Namespace, NodeName, PodUid
 from tests.support.binder.claim_binder import GPU, ClaimBinder
 from tests.support.binder.events import activation, in_state
 from tests.support.binder.world import NewWorld, allocated, lease, on
@@ -37,20 +38,23 @@ async def test_an_allocation_is_leased_before_it_is_written_and_needs_no_other_a
 
     reply = await binder.admit(claim)
 
-    lease = await binder.held(claim)
-    assert lease.state is LeaseState.BOUND
-    assert binder.bus.published == [LeaseChanged(lease=lease)]
+    reserved = await binder.held(claim)
+    assert reserved.state is LeaseState.RESERVED
+    assert binder.bus.published == []
     entries = list(map(json.loads, reply.devices))
     assert [
         (each["pool"], each["device"], each["shareID"], each["conditions"][0]["type"])
         for each in entries
     ] == [("a", "gpu-a-0", "s1", LEASED), ("a", "gpu-a-1", "s2", LEASED)]
-    assert entries[0]["data"] == json.loads(json.dumps(copy_of(lease)))
+    assert entries[0]["data"] | {"resized_at": 0.0} == json.loads(json.dumps(copy_of(reserved)))
     assert "data" not in entries[1]
     # The API server counts each byte of the data.
     assert reply.devices[0] == json.dumps(entries[0], separators=(",", ":"))
     await binder.lease(binder.write(claim, reply))
     assert binder.answered(claim) == []
+    lease = await binder.held(claim)
+    assert (lease.state, lease.shares) == (LeaseState.BOUND, reserved.shares)
+    assert binder.bus.published == [LeaseChanged(lease=lease)]
     assert await assert_sound(binder.ledger) == [lease]
 
 
@@ -63,7 +67,8 @@ async def test_a_repeated_request_gets_the_same_lease(binder: ClaimBinder) -> No
     replies = [await binder.admit(claim), await other.admit(claim)]
     replies += await asyncio.gather(binder.admit(claim), other.admit(claim))
 
-    assert len({json.dumps(json.loads(each.devices[0])["data"]) for each in replies}) == 1
+    copies = [json.loads(each.devices[0])["data"] for each in replies]
+    assert len({(each["version"], json.dumps(each["shares"])) for each in copies}) == 1
     assert len(await assert_sound(binder.ledger)) == 1
 
 
@@ -83,9 +88,10 @@ async def test_of_two_claims_for_the_last_share_one_is_refused_after_the_slices_
     assert len(await assert_sound(binder.ledger)) == 1
 
 
-async def test_the_lease_of_an_allocation_that_was_not_written_ends(binder: ClaimBinder) -> None:
+async def test_the_reservation_of_an_allocation_that_was_not_written_ends(
+    binder: ClaimBinder,
+) -> None:
     unwritten, written = allocated("c", on(GPU)), allocated("d", on(GPU))
-    binder.agents.answers |= {unwritten.claim: True, written.claim: True}
     binder.write(written, await binder.admit(written))
     await binder.admit(unwritten)
 
@@ -94,8 +100,61 @@ async def test_the_lease_of_an_allocation_that_was_not_written_ends(binder: Clai
     ended = await binder.leaser.end_unwritten_claims()
 
     assert [lease.lease.pod for lease in ended] == [unwritten.claim]
-    assert await binder.lease_of(written)
+    assert (await binder.held(written)).state is LeaseState.BOUND, "its event is late"
     assert await binder.leaser.end_unwritten_claims() == []
+
+
+async def test_the_reservation_of_an_unwritten_allocation_ends_without_the_binder_that_made_it(
+    binder: ClaimBinder,
+) -> None:
+    claim = allocated("c", on(GPU))
+    await binder.admit(claim)
+
+    assert await binder.ledger.expire(binder.clock.now() + RESERVATION_S + 1)
+
+    assert await binder.lease_of(claim) is None
+
+
+async def test_a_namespace_has_few_reservations_of_unwritten_allocations_and_all_have_not_many(
+    binder: ClaimBinder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim_leaser, "MOST_UNWRITTEN_OF_NAMESPACE", 2)
+    monkeypatch.setattr(claim_leaser, "MOST_UNWRITTEN", 3)
+    own = [allocated(f"c{number}", on(GPU, 100)) for number in range(3)]
+    others = [
+        replace(allocated(f"d{number}", on(GPU, 100)), namespace=Namespace("other"))
+        for number in range(2)
+    ]
+
+    replies = [await binder.admit(claim) for claim in (*own, *others)]
+
+    assert [bool(each.devices) for each in replies] == [True, True, False, True, False]
+    assert (await binder.admit(own[0])).devices, "it has one"
+    await binder.lease(binder.write(own[0], replies[0]))
+    assert (await binder.admit(own[2])).devices, "one of them is written"
+    assert await binder.admit(others[1]) == UNDECIDED
+
+
+async def test_a_claim_that_is_prepared_before_the_event_of_its_write_is_leased_for_it(
+    binder: ClaimBinder,
+) -> None:
+    claim = allocated("c", on(GPU))
+    binder.write(claim, await binder.admit(claim))
+
+    await binder.leaser.restore(holder(claim), claim.node)
+
+    assert (await binder.held(claim)).state is LeaseState.BOUND
+
+
+async def test_the_reservation_of_an_unwritten_allocation_is_not_leased_for_any_node(
+    binder: ClaimBinder,
+) -> None:
+    claim = allocated("c", on(GPU))
+    await binder.admit(claim)
+
+    await binder.leaser.restore(holder(claim), claim.node)
+
+    assert (await binder.held(claim)).state is LeaseState.RESERVED
 
 
 async def test_a_scheduler_that_tries_again_gets_a_lease_on_what_it_allocates_then(
@@ -103,7 +162,6 @@ async def test_a_scheduler_that_tries_again_gets_a_lease_on_what_it_allocates_th
 ) -> None:
     first = allocated("c", on(GPU))
     second = allocated("c", on(uuid("a", 1), 5_000), generation="g2")
-    binder.agents.answers[first.claim] = True
     await binder.admit(first)
 
     reply = await binder.admit(second)
@@ -113,14 +171,15 @@ async def test_a_scheduler_that_tries_again_gets_a_lease_on_what_it_allocates_th
     binder.write(second, reply)
     binder.clock.advance(WRITTEN_S)
     assert await binder.leaser.end_unwritten_claims() == []
-    assert await binder.lease_of(second) == lease
+    bound = await binder.held(second)
+    assert (bound.state, bound.shares) == (LeaseState.BOUND, lease.shares)
 
 
 async def test_a_claim_that_is_still_prepared_is_decided_after_the_write(
     binder: ClaimBinder,
 ) -> None:
     first, second = allocated("c", on(GPU)), allocated("c", on(GPU, 5_000), generation="g2")
-    binder.write(first, await binder.admit(first))
+    await binder.lease(binder.write(first, await binder.admit(first)))
     assert await binder.admit(second) == UNDECIDED, "the first allocation is still there"
     binder.claims.stored.clear()
     binder.agents.answers[first.claim] = False

@@ -199,13 +199,14 @@ async def all_ports() -> AsyncIterator[Mapping[str, str]]:
             )
             local = "127.0.0.1:0"
             legacy = SchedulerMetrics(board.service.projection)
+            reviews = webhook_application(webhook(), Drain(), lambda: ROUTES["https"])
             async with (
                 health.served(api.application(), local) as timekeeper,
                 health.served(api.reports(), local) as reports,
                 health.served(health.application({}), local) as http,
                 health.served(health.metrics_application(legacy), local) as old,
                 health.served(health.metrics_application(CollectorRegistry()), local) as usage,
-                health.served(webhook_application(webhook(), Drain()), local) as https,
+                health.served(reviews, local) as https,
             ):
                 yield {
                     "timekeeper": timekeeper,

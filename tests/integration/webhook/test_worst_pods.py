@@ -85,7 +85,7 @@ async def test_many_large_pods_delay_no_other_namespace_and_are_never_let_in_uns
     asking = review_of({"metadata": {"name": "p"}, "spec": {"containers": [main]}}, namespace="b")
     async with (
         cluster() as (api, kube, _),
-        replica(api, kube, tmp_path) as one,
+        replica(api, kube, tmp_path, knows_callers=False) as one,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=False)) as session,
     ):
 

@@ -22,6 +22,7 @@ from shared.model.clock import SystemClock
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
 from shared.runtime.telemetry import Tracing
+from simcluster.apiserver.http.server import WEBHOOK_CLIENT
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 
 NAMES = ("127.0.0.1", "localhost")
@@ -57,6 +58,7 @@ class Replica:
     certificate: ServingCertificate
     registration: RegistrationWriter
     binders: FakeClaimBinders
+    url: str
 
 
 @asynccontextmanager
@@ -66,6 +68,9 @@ async def replica(
     directory: Path,
     time: Time | None = None,
     tracing: Tracing | None = None,
+    *,
+    knows_callers: bool = True,
+    client_name: str = "",
     **policy: Any,
 ) -> AsyncIterator[Replica]:
     """Run a webhook with its own certificate, and register it."""
@@ -82,11 +87,20 @@ async def replica(
         rotate_certificate=certificate.run,
         clock=SystemClock(),
         tracing=tracing or Tracing("webhook", None),
+        knows_callers=knows_callers,
     )
-    async with serving_reviews(webhook, "127.0.0.1:0", certificate.context) as (_, port):
+    if knows_callers:
+        certificate.require(api.ca.with_name(WEBHOOK_CLIENT) / "ca.crt")
+    async with serving_reviews(
+        webhook,
+        "127.0.0.1:0",
+        certificate.context,
+        paths=lambda: registration.paths,
+        client_name=client_name,
+    ) as (_, port):
         registration.url = f"https://127.0.0.1:{port}"
         await certificate.refresh()
-        yield Replica(webhook, certificate, registration, binders)
+        yield Replica(webhook, certificate, registration, binders, registration.url)
 
 
 @asynccontextmanager

@@ -1,0 +1,32 @@
+"""Callers that are known by their client certificates."""
+
+import logging
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+logger = logging.getLogger(__name__)
+
+
+def certificate_required(name: str) -> Middleware:
+    """Serve only callers with a certificate for this DNS name; empty: for any name.
+
+    The TLS context has verified the certificate. A request that came without one is refused here,
+    too.
+    """
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        certificate = request.get_extra_info("peercert") or {}
+        names = {text for kind, text in certificate.get("subjectAltName", ()) if kind == "DNS"}
+        if certificate and (not name or name in names):
+            return await handler(request)
+        logger.warning(
+            "a caller at %s has a certificate for %s, not for %s",
+            request.remote,
+            ", ".join(sorted(names)) or "no name",
+            name,
+        )
+        return web.Response(status=403, text=f"certificate is not for {name}\n")
+
+    return check
