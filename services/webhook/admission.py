@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from msgspec import structs
 
@@ -39,7 +39,7 @@ from shared.dialects.reserved import (
     STRIPPED_ANNOTATIONS,
     VISIBLE,
     is_cuda_image,
-    is_denied,
+    is_of_leasehold,
     names_devices,
 )
 from shared.dialects.vocabulary import LEFT_ALONE, find_misplaced, find_unread
@@ -262,12 +262,16 @@ def decide(
     webhooks, so a pod with it counts as one without a class. `exempt`: administrators have exempted
     the namespace from `pod_policy`. Raises RequestError for a malformed or too long run time.
     """
-    patches, warnings = _strip_annotations(pod)
+    copied = _Copied.of(pod, policy.schedulers)
+    patches, warnings = copied.patches(pod), copied.warnings()
+    pod = copied.removed(pod)
     if policy.resource_names and policy.schedulers.serves(pod):
         renamed = [rename_amounts(each, policy.resource_names) for each in pod.containers]
         pod = replace(pod, containers=tuple(each for each, _ in renamed))
         patches += chain.from_iterable(made for _, made in renamed)
-    denial = _unconditional_denial(pod, exempt=exempt)
+    denial = copied.misspelled()
+    if not (denial or exempt):
+        denial = _shown(device_names(pod, pod.containers))
     if denial:
         return AdmissionDecision(allowed=False, message=denial, code=FORBIDDEN)
     patches += _term_patches(pod, policy)
@@ -419,24 +423,60 @@ def _holds_gpu(container: PodContainer, policy: AdmissionPolicy) -> bool:
     return container.requests_gpu or _uses_claims(container, policy)
 
 
-def _strip_annotations(pod: PodView) -> tuple[list[PatchOperation], list[str]]:
-    stripped = sorted(key for key in pod.annotations if key.startswith(STRIPPED_ANNOTATIONS))
-    warnings = [
-        f"annotation {key} was removed: only schedulers may write it"
-        for key in stripped[:MAX_SHOWN]
-    ]
-    replaced = [key for key in COMPLETED_ANNOTATIONS if key in pod.annotations]
-    return [remove(ANNOTATIONS, key) for key in (*stripped, *replaced)], warnings
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """What a new pod has of an earlier one that was placed, of which it is a copy."""
 
+    annotations: tuple[str, ...]
+    """Those that only schedulers write."""
+    node: str
+    """The node of the earlier pod, if the new one is placed, too."""
 
-def _unconditional_denial(pod: PodView, *, exempt: bool) -> str:
-    """Return why any such pod is denied: Leasehold's annotations, fields that select devices."""
-    denied = sorted(key for key in pod.annotations if is_denied(key))
-    if denied:
-        meant = difflib.get_close_matches(denied[0], AUTHOR_ANNOTATIONS, n=1, cutoff=0.8)
-        then = f"did you mean {meant[0]}?" if meant else "create the pod without it"
-        return f"annotation {denied[0]} may be written by Leasehold only: {then}"
-    return "" if exempt else _shown(device_names(pod, pod.containers))
+    @classmethod
+    def of(cls, pod: PodView, schedulers: SchedulerChoice) -> Self:
+        """Find it: a backup, or what `kubectl get pod -o yaml` has shown, has all of it."""
+        keys = sorted(
+            key
+            for key in pod.annotations
+            if key.startswith(STRIPPED_ANNOTATIONS) or is_of_leasehold(key)
+        )
+        is_placed = schedulers.serves(pod) and any(each.requests_gpu for each in pod.containers)
+        return cls(tuple(keys), pod.spec.node_name if keys and is_placed else "")
+
+    def misspelled(self) -> str:
+        """Return why the pod is denied: one was meant to be an author's; empty: none was."""
+        for key in filter(is_of_leasehold, self.annotations):
+            meant = difflib.get_close_matches(key, AUTHOR_ANNOTATIONS, n=1, cutoff=0.8)
+            if meant:
+                return f"annotation {key} is unknown to Leasehold: did you mean {meant[0]}?"
+        return ""
+
+    def removed(self, pod: PodView) -> PodView:
+        """Return the pod without it, and without what the webhook replaces."""
+        gone = {*self.annotations, *COMPLETED_ANNOTATIONS}
+        kept = {key: value for key, value in pod.annotations.items() if key not in gone}
+        spec = structs.replace(pod.spec, node_name="") if self.node else pod.spec
+        return replace(pod, annotations=kept, spec=spec)
+
+    def patches(self, pod: PodView) -> list[PatchOperation]:
+        """Return the patches that remove it."""
+        replaced = (key for key in COMPLETED_ANNOTATIONS if key in pod.annotations)
+        patches = [remove(ANNOTATIONS, key) for key in (*self.annotations, *replaced)]
+        return [*patches, remove("/spec", "nodeName")] if self.node else patches
+
+    def warnings(self) -> list[str]:
+        """Return the first warnings."""
+        texts = [
+            f"annotation {key} was removed: only "
+            f"{'Leasehold' if is_of_leasehold(key) else 'schedulers'} may write it"
+            for key in self.annotations[:MAX_SHOWN]
+        ]
+        if self.node:
+            texts.append(
+                f"nodeName {self.node} was removed, as the pod is a copy of one that was placed: "
+                "it gets a lease of its own, possibly on another node"
+            )
+        return texts
 
 
 def _hide_devices(

@@ -63,7 +63,7 @@ LIBRARY_DIRECTORY = "/usr/local/vgpu"
 LIBRARY_SEARCH = "LD_LIBRARY_PATH"
 
 DENIED_ANNOTATIONS = ("leasehold.dev/",)
-"""Prefixes of annotations that a new pod must not have, except those for its author."""
+"""Prefixes of annotations that only Leasehold writes, except those for a pod's author."""
 AUTHOR_ANNOTATIONS = (ISOLATION, MAX_RUN_TIME, EXPECTED_RUN_TIME)
 """Those of them that a pod's author may write."""
 EXEMPT = "leasehold.dev/exempt"
@@ -122,8 +122,8 @@ DEVICE_NAME_MOUNTS = "nvidia-container-devices"
 """NVIDIA's runtime reads names of devices from mounts below a directory of this name."""
 
 
-def is_denied(annotation: str) -> bool:
-    """Return whether a new pod must not have this annotation."""
+def is_of_leasehold(annotation: str) -> bool:
+    """Return whether only Leasehold writes this annotation, and not on new pods."""
     free = (*AUTHOR_ANNOTATIONS, *COMPLETED_ANNOTATIONS)
     return annotation.startswith(DENIED_ANNOTATIONS) and annotation not in free
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,27 @@ async def test_the_default_priority_class_counts_as_none(tmp_path: Path) -> None
     assert [
         (obj["spec"]["priorityClassName"], obj["spec"]["priority"]) for obj in (unnamed, named)
     ] == [("in-budget", 3), ("mine", 2)]
+
+
+async def test_a_pod_that_is_replaced_by_what_kubectl_shows_of_it_is_created_again(
+    tmp_path: Path,
+) -> None:
+    async with cluster() as (api, kube, client), replica(api, kube, tmp_path):
+        await install(client)
+        _, first = await created(client, pod("base", VGPU))
+        binding = {"leasehold.dev/lease": "{}", "volcano.sh/vgpu-node": "node-0"}
+        exported = deepcopy(first)
+        exported["metadata"].pop("resourceVersion")
+        exported["metadata"]["annotations"] = binding | {"mine": "stays"}
+        exported["spec"]["nodeName"] = "node-0"
+        exported["status"] = {"phase": "Running"}
+        async with client.delete("/api/v1/namespaces/default/pods/base") as deleted:
+            assert deleted.status == 200
+        status, again = await created(client, exported)
+
+    assert status == 201, again
+    assert again["spec"] == first["spec"]
+    assert again["metadata"]["annotations"].keys() & binding.keys() == set()
 
 
 async def test_pods_without_a_gpu_never_reach_the_webhook(tmp_path: Path) -> None:

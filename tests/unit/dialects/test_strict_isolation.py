@@ -166,4 +166,3 @@ def test_the_webhook_admits_strict_isolation_and_denies_what_cannot_be_placed() 
     assert "isolation is strict" in admitted(share, NOTES)[1]
     assert "isolation is strict" in admitted(share, {}, rules=strict)[1]
     assert "must be strict" in admitted(part, {ISOLATION: "off"})[1]
-    assert "written by Leasehold only" in admitted(part, {"leasehold.dev/lease": "x"})[1]
