@@ -153,6 +153,7 @@ class NodeAgent:
             self.node.files.unwritable_reason
             or self.node.files.disk_pressure()
             or (RECORDS_LOST if self.checkpoint.lost else None)
+            or await self.pods.blind_reason()
         )
         short = await self.numa.short_of_cpus(event.leases)
         unreadable = self.pods.unreadable_reason

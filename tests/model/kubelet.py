@@ -62,6 +62,7 @@ class Kubelet:
     """Admits bound pods one after the other, runs their containers and ends them."""
 
     unreadable_reason = ""
+    is_passing = False
 
     def __init__(self, node: "Node") -> None:
         self.node = node

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Set
 
 from services.node_agent.allocate.allocation import HONOURED_STATES, NodeSnapshot
-from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod
+from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod, PodResources
 from shared.dialects import DIALECTS
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import PodUid
@@ -72,4 +72,16 @@ def implied_pods(
         )
         for lease in leases
         if lease.state in HONOURED_STATES and lease.claim is None
+    )
+
+
+def unlisted_pods(
+    pods: Iterable[KubeletPod], implied: Iterable[KubeletPod], pod_resources: PodResources
+) -> tuple[KubeletPod, ...]:
+    """Return implied pods that PodResources list as active, and an old or empty list does not."""
+    listed = {pod.uid for pod in pods}
+    return tuple(
+        pod
+        for pod in implied
+        if pod.uid not in listed and (pod.namespace, pod.name) in pod_resources.pods
     )

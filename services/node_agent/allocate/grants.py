@@ -18,6 +18,8 @@ from shared.model.events.node_events import ShareActivated
 from shared.model.lease import Lease
 
 LOOK_S = 0.1
+LOOK_LATER_S = 0.5
+"""Interval between looks for room while it cannot be seen whether there is some."""
 SYNC_S = 0.5
 """While a device is full, all leases of the node are requested this often."""
 
@@ -63,12 +65,14 @@ class Grants:
         records_s: float,
         room_s: float,
         until: float = math.inf,
+        blind_until: float = -math.inf,
         waiting: AbstractAsyncContextManager[None] | None = None,
     ) -> CheckpointEntry:
         """Give a container, or a claim's request, its shares; they are recorded on return.
 
         Waits for MIG instances within `waiting`, then for a rebuild of lost records, and for room
-        on a device that is full by the records; for none of these two beyond `until`.
+        on a device that is full by the records; for none of these two beyond `until`. While it
+        cannot be seen whether there is room, it waits until `blind_until`.
         """
         node, ticks = self.node, self.node.clock.ticks
         with node.metrics.traced(lease, container, resource) as context:
@@ -76,7 +80,7 @@ class Grants:
             if any(share.mig for share in lease.shares_of(container)):
                 async with waiting or contextlib.nullcontext():
                     instances = await self.mig.instance_uuids(lease, container)
-            await self._wait_for_records(min(until, ticks() + records_s))
+            await self._wait_for_records(max(blind_until, min(until, ticks() + records_s)))
             snapshot = replace(
                 node.require_snapshot(),
                 fences=node.checkpoint.fences,
@@ -85,7 +89,7 @@ class Grants:
             )
             entry = decide(snapshot)
             await self._prepare(entry)
-            await self._record(entry, snapshot, min(until, ticks() + room_s))
+            await self._record(entry, snapshot, min(until, ticks() + room_s), blind_until)
         node.outbox.add(ShareActivated(node=node.name, allocation=entry.allocation, trace=context))
         return entry
 
@@ -119,25 +123,38 @@ class Grants:
                 )
             await self.node.clock.sleep(LOOK_S)
 
-    async def _record(self, entry: CheckpointEntry, snapshot: NodeSnapshot, until: float) -> None:
+    async def _record(
+        self, entry: CheckpointEntry, snapshot: NodeSnapshot, until: float, blind_until: float
+    ) -> None:
         """Record an entry once its devices can hold it: pods that have just ended are forgotten.
 
-        Raises OvercommitError if they cannot hold it then, and LeaseEndedError if the lease of a
-        claim ends first: the other pods had lost their leases, not ended.
+        Raises OvercommitError if they cannot hold it then, UnavailableError if it cannot be seen
+        whether they can, and LeaseEndedError if the lease of a claim ends first: the other pods had
+        lost their leases, not ended.
         """
-        node, pause_s = self.node, 0.0
+        node, pause_s, silence = self.node, 0.0, ""
         sync_at = node.clock.ticks() + SYNC_S
         while True:
             try:
                 return await node.checkpoint.save(entry, devices=snapshot.devices)
-            except OvercommitError:
+            except OvercommitError as error:
                 if node.clock.ticks() > until:
-                    raise
+                    unseen = self.reconciler.unseen_holders(entry) or silence
+                    if not unseen:
+                        raise
+                    if node.clock.ticks() > blind_until:
+                        raise UnavailableError(
+                            f"whether its devices have room cannot be seen: {unseen}"
+                        ) from error
+                    pause_s = LOOK_LATER_S
             await node.clock.sleep(pause_s)
             pause_s = LOOK_S
             if node.clock.ticks() >= sync_at:
-                with contextlib.suppress(UnavailableError):  # the ledger may be being rebuilt
+                silence = ""
+                try:
                     await node.lease_sync.sync()
+                except UnavailableError as error:  # the ledger may be being rebuilt
+                    silence = f"which leases have ended is not known: {error}"
                 sync_at = node.clock.ticks() + SYNC_S
             with contextlib.suppress(LeaseholdError):
                 await self.reconciler.forget_ended()

@@ -2,11 +2,11 @@
 
 Calls for one resource are served one after the other, since each changes which container is next;
 while one waits for MIG instances, its container counts as served and others go on. A refused pod
-fails permanently: its controller creates a new one.
+fails permanently: its controller creates a new one. So only a contradiction is refused; for what
+cannot be seen (the API server, the kubelet's lists or the binder do not respond), a call waits.
 """
 
 import asyncio
-import contextlib
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -20,7 +20,9 @@ from services.node_agent.allocate.allocation import (
     refusal_text,
     valid_lease,
 )
+from services.node_agent.allocate.expected_requests import implied_pods, unlisted_pods
 from services.node_agent.allocate.grants import Grants
+from services.node_agent.allocate.patience import Patience
 from services.node_agent.allocate.pod_resolution import (
     AllocationHistory,
     Ambiguous,
@@ -29,6 +31,7 @@ from services.node_agent.allocate.pod_resolution import (
 )
 from services.node_agent.kubelet.device_ids import compact
 from services.node_agent.kubelet.node_pods import NodePods
+from services.node_agent.kubelet.pods import KubeletPod
 from services.node_agent.node import Node
 from services.node_agent.records.checkpoint_entry import CheckpointEntry, ContainerPlace
 from services.node_agent.views.node_views import ViewWriter
@@ -46,6 +49,8 @@ RESOLVE_S = 2.0
 LEASE_WAIT_S = 4.0
 """How long a lease that is unknown, or only reserved, is requested."""
 LOOK_AGAIN_S = 0.1
+LOOK_LATER_S = 0.5
+"""Interval between looks beyond `RESOLVE_S`."""
 FETCH_PAUSE_S = 0.2
 
 
@@ -57,6 +62,7 @@ class AllocationHandler:
         self.pods = pods
         self.grants = grants
         self.views = views
+        self.patience = Patience(node.clock, node.timing.sight_s)
         self._locks = defaultdict[str, asyncio.Lock](asyncio.Lock)
         """By resource."""
         self._partitioning: dict[tuple[str, PodUid, str], tuple[str, ...]] = {}
@@ -67,7 +73,7 @@ class AllocationHandler:
     ) -> list[str]:
         """Return the IDs that the container's lease names; none if the container is ambiguous."""
         snapshot = self.node.require_snapshot()
-        async with self._locks[resource]:
+        async with self.patience.serving(), self._locks[resource]:
             candidate = await self._resolve(resource, size)
             if isinstance(candidate, Ambiguous):
                 return []
@@ -88,7 +94,11 @@ class AllocationHandler:
         Raises RequestError or UnavailableError with a sentence for the pod's owner.
         """
         try:
-            async with self.grants.counted(resource), self._locks[resource]:
+            async with (
+                self.patience.serving(),
+                self.grants.counted(resource),
+                self._locks[resource],
+            ):
                 return await self._allocate(resource, device_ids)
         except LeaseholdError as error:
             kind = UnavailableError if isinstance(error, UnavailableError) else RequestError
@@ -172,6 +182,7 @@ class AllocationHandler:
             decide,
             records_s=LEASE_WAIT_S,
             room_s=ROOM_S,
+            blind_until=self.patience.until,
             waiting=self._unlocked((resource, lease.pod, container.name), ids),
         )
         node.refused.discard(lease.pod)
@@ -231,7 +242,11 @@ class AllocationHandler:
         for (of_resource, pod, container), ids in self._partitioning.items():
             if of_resource == resource:
                 allocated[pod, container] = ids
-        return AllocationHistory(allocated=allocated, refused=frozenset(self.node.refused))
+        return AllocationHistory(
+            allocated=allocated,
+            refused=frozenset(self.node.refused),
+            over=frozenset(self.grants.reconciler.over),
+        )
 
     async def _resolve(
         self,
@@ -242,15 +257,44 @@ class AllocationHandler:
         """Return the container that `count` devices are for.
 
         `device_ids` are those chosen already. With them, the kubelet's lists are read again for
-        `RESOLVE_S` while the container is ambiguous; without them, it stays so.
+        `RESOLVE_S` while the container is ambiguous; without them, it stays so. While it is
+        ambiguous because something cannot be seen, they are read again until the deadline of
+        `patience`. Raises UnavailableError then.
         """
-        until = self.node.clock.ticks() + RESOLVE_S
-        fetched = False
+        ticks = self.node.clock.ticks
+        until = ticks() + RESOLVE_S
         while True:
+            found, blind = await self._look(resource, count, device_ids)
+            if not isinstance(found, Ambiguous):
+                return found
+            is_late = ticks() > until
+            if blind:
+                if ticks() > max(until, self.patience.until):
+                    raise UnavailableError(
+                        f"the container that the kubelet asks for cannot be seen: {blind}"
+                    )
+            elif is_late or device_ids is None or not found.candidates:
+                return found
+            await self.node.clock.sleep(LOOK_LATER_S if is_late else LOOK_AGAIN_S)
+
+    async def _look(
+        self, resource: str, count: int, device_ids: tuple[str, ...] | None
+    ) -> tuple[ContainerCandidate | Ambiguous, str]:
+        """Return what is resolved now; if it is ambiguous, also what cannot be seen, if anything.
+
+        A pod that no list contains may have a lease that the agent does not know yet, or be missing
+        in a list that is old: PodResources are not.
+        """
+        node, snapshot = self.node, self.node.require_snapshot()
+        try:
             pods, pod_resources = await asyncio.gather(
-                self.pods.list_pods(), self.node.pod_resources.list_holdings()
+                self.pods.list_pods(), node.pod_resources.list_holdings()
             )
-            found = resolve_container(
+        except UnavailableError as error:
+            return Ambiguous(()), str(error)
+
+        def resolve(pods: Iterable[KubeletPod]) -> ContainerCandidate | Ambiguous:
+            return resolve_container(
                 resource,
                 count,
                 pods=pods,
@@ -258,26 +302,32 @@ class AllocationHandler:
                 history=self._history(resource),
                 device_ids=device_ids,
             )
-            if not isinstance(found, Ambiguous):
-                return found
-            if not found.candidates and self.pods.unreadable_reason and not fetched:
-                with contextlib.suppress(UnavailableError):
-                    await self.node.lease_sync.fetch()
-                fetched = True
-                continue
-            if not found.candidates or device_ids is None or self.node.clock.ticks() > until:
-                return found
-            await self.node.clock.sleep(LOOK_AGAIN_S)
+
+        found = resolve(pods)
+        if not isinstance(found, Ambiguous):
+            return found, ""
+        if found.candidates:
+            return found, self.pods.unreadable_reason if self.pods.is_passing else ""
+        blind = ""
+        try:
+            await node.lease_sync.fetch()
+        except UnavailableError as error:
+            blind = f"no reply on which pods hold leases: {error}; are the binder and NATS running?"
+        leases = node.leases.leases.values()
+        implied = implied_pods(leases, snapshot, node.checkpoint.allocated)
+        return resolve((*pods, *unlisted_pods(pods, implied, pod_resources))), blind
 
     async def _lease_of(self, candidate: ContainerCandidate) -> Lease | None:
         """Return the pod's lease, requested if need be.
 
-        For `LEASE_WAIT_S` it is requested again if there is no reply, if the lease is only
-        reserved (its binder is about to bind it), and if the pod was bound with another one: a
-        Binding of an earlier lease has arrived late. Raises RequestError if that does not change.
+        For `LEASE_WAIT_S` it is requested again if the lease is only reserved (its binder is about
+        to bind it), and if the pod was bound with another one: a Binding of an earlier lease has
+        arrived late. Raises RequestError if that does not change. Without a reply it is requested
+        again until the deadline of `patience`. Raises UnavailableError then.
         """
         pod = candidate.pod.uid
-        until = self.node.clock.ticks() + LEASE_WAIT_S
+        began = self.node.clock.ticks()
+        until = began + LEASE_WAIT_S
         while True:
             lease = self.node.leases.find(pod)
             if lease and lease.state in HONOURED_STATES and not _is_other(lease, candidate):
@@ -285,9 +335,10 @@ class AllocationHandler:
             try:
                 fetched = await self.node.lease_sync.fetch(pod)
             except UnavailableError as error:
-                if self.node.clock.ticks() + FETCH_PAUSE_S > until:
+                now = self.node.clock.ticks()
+                if now + FETCH_PAUSE_S > max(until, self.patience.until):
                     raise UnavailableError(
-                        f"no reply within {LEASE_WAIT_S:g} s on whether pod "
+                        f"no reply within {now - began:.0f} s on whether pod "
                         f"{candidate} holds a lease: {error}; are the binder and NATS running?"
                     ) from error
             else:

@@ -32,6 +32,8 @@ class AllocationHistory:
     allocated: Mapping[tuple[PodUid, str], tuple[str, ...]] = field(default_factory=dict)
     """Device IDs of successful Allocate calls."""
     refused: Set[PodUid] = frozenset()
+    over: Set[PodUid] = frozenset()
+    """Pods that have ended, and that an old list may still contain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def resolve_container(
     The kubelet repeats a call for a refused or served pod only after it has lost its own
     checkpoint: such candidates count when there are no others.
     """
-    live = [pod for pod in pods if not pod.terminal]
+    live = [pod for pod in pods if not pod.terminal and pod.uid not in history.over]
     holders = pod_resources.holders(resource)
     waiting = [
         candidate

@@ -1,19 +1,26 @@
 """The pods of the node: the kubelet's list, or, if it cannot be read, pods derived from leases.
 
-Without the list (an older cluster, a missing permission) a pod is known by its lease, and counts
-only while the kubelet's PodResources list it as active. A pod's own variables are not seen then.
+Without the list (an API server that is away, an older cluster, a missing permission) a pod is known
+by its lease, and counts only while the kubelet's PodResources list it as active. A pod's own
+variables are not seen then.
+
+The kubelet asks the API server who may read the list. So the list is unreadable while the API
+server is away, and for a while longer: the kubelet remembers what it was last told.
 """
 
 import asyncio
 import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 from services.node_agent.allocate.expected_requests import implied_pods
 from services.node_agent.kubelet.cgroups import pod_of_process, pods_of_processes
 from services.node_agent.kubelet.pods import KubeletPod
 from services.node_agent.node import Node
+from shared.kubernetes.errors import KubernetesError
 from shared.kubernetes.kubeconfig import KubeconfigError
-from shared.model.errors import RequestError, UnavailableError
+from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.names import PodUid
 
 logger = logging.getLogger(__name__)
@@ -22,10 +29,27 @@ PROCESS_START_S = 2.0
 """How long after PreStartContainer the first process of a container may start."""
 RETRY_S = 5.0
 """Interval between attempts to read an unreadable pod list."""
+RETRY_TIMEOUT_S = 3.0
+"""Time limit of such an attempt, for which a call of the kubelet may be waiting."""
 RESTART_S = 10.0
 """For this time, a kubelet that does not respond may be restarting."""
+PROBE_S = 0.5
+"""Within this time, PodResources that did not respond before must do so to count as back."""
+DENIED_S: Mapping[int, float] = {401: 150.0, 403: 60.0}
+"""For this time, a denial may come from an API server that was away, by status code. A kubelet
+remembers for 30 s that an account lacks a permission, and for 2 minutes that it does not know a
+token; an API server that starts may say either before it has read its roles and accounts, and again
+once the kubelet has forgotten it."""
 ACCESS_ADVICE = (
     "grant the agent's account `get` on nodes/pods, or on nodes/proxy before Kubernetes 1.33"
+)
+OUTAGE_ADVICE = (
+    "the kubelet cannot ask the API server for permission, and is asked again every "
+    f"{RETRY_S:g} s: check that the node reaches the API server"
+)
+DENIED_ADVICE = (
+    "the kubelet remembers for a while what an API server that starts has said, and is asked "
+    f"again every {RETRY_S:g} s; if this does not pass, " + ACCESS_ADVICE
 )
 TLS_ADVICE = (
     "check --kubelet-ca-file (the CA of the kubelet's certificate) and --kubelet-token-file"
@@ -42,7 +66,12 @@ class NodePods:
         self.proc = proc
         self.unreadable_reason = ""
         """Why the kubelet's list cannot be read, if it cannot."""
+        self.is_passing = False
+        """The list cannot be read for a reason that usually passes by itself."""
+        self._unreadable_at = ""
+        """The time of day since when the list cannot be read."""
         self._silent_since: float | None = None
+        self._denied_since: float | None = None
         self._tried_at = 0.0
         self._finds_processes = False
         """Whether processes of another pod than our own were ever found."""
@@ -64,17 +93,42 @@ class NodePods:
         return tuple(pod for pod in implied if (pod.namespace, pod.name) in active)
 
     async def list_running(self) -> frozenset[PodUid]:
-        """Return the pods that have processes, and those that the runtime showed to the kubelet.
+        """Return the pods that have processes, and those that may start their first now.
 
-        The kubelet caches the latter for 3 s. They count only while their first processes may not
-        have started yet, unless no process of a pod was ever found.
+        By the runtime's containers, as the kubelet shows them, a pod may start its first if they
+        include it, which the kubelet caches for 3 s. They count only while first processes may not
+        have started yet, unless no process of a pod was ever found. Raises UnavailableError if
+        neither processes nor containers can be seen, and that usually passes.
         """
         found = await self._find_processes()
         starting = self.node.checkpoint.started_since(self.clock.now() - PROCESS_START_S)
-        if self.unreadable_reason or (self._finds_processes and not starting):
+        if self._finds_processes and not starting:
             return found
-        shown = await self.node.kubelet.list_running()
+        try:
+            if self.unreadable_reason:
+                raise UnavailableError(self.unreadable_reason)
+            shown = await self.node.kubelet.list_running()
+        except LeaseholdError as error:
+            if self._finds_processes or (self.unreadable_reason and not self.is_passing):
+                return found | starting
+            raise UnavailableError(
+                f"processes of pods are not visible to the node agent, and {error}: run the agent "
+                "with hostPID, so that it need not ask the kubelet"
+            ) from error
         return found | (shown & starting if self._finds_processes else shown)
+
+    async def blind_reason(self) -> str:
+        """Return why a call of the kubelet would have to wait now; empty if it would not."""
+        if self._silent_since is not None and not self.unreadable_reason:
+            return "the kubelet does not respond; it may be restarting"
+        if not self.node.pod_resources.silent_reason:
+            return ""
+        try:
+            async with asyncio.timeout(PROBE_S):
+                await self.node.pod_resources.list_holdings()
+        except (TimeoutError, UnavailableError):
+            return self.node.pod_resources.silent_reason
+        return ""
 
     async def _find_processes(self) -> frozenset[PodUid]:
         """Return the pods that have processes.
@@ -87,35 +141,73 @@ class NodePods:
         return found
 
     async def _read_list(self) -> tuple[KubeletPod, ...] | None:
+        """Return the list, or None if it cannot be read; raise while a kubelet may be restarting.
+
+        A kubelet that responds with an error is there, and its PodResources are.
+        """
         self._tried_at = self.clock.ticks()
         try:
-            listed = await self.node.kubelet.list_pods()
+            async with asyncio.timeout(RETRY_TIMEOUT_S if self.unreadable_reason else None):
+                listed = await self.node.kubelet.list_pods()
+        except TimeoutError:
+            self._note_silence(f"it did not respond within {RETRY_TIMEOUT_S:g} s")
+            return None
+        except KubernetesError as error:
+            self._note_response(error)
+            return None
         except RequestError as error:
-            self._silent_since = None
-            self._mark_unreadable(
-                str(error), TLS_ADVICE if isinstance(error, KubeconfigError) else ACCESS_ADVICE
-            )
+            advice = TLS_ADVICE if isinstance(error, KubeconfigError) else ACCESS_ADVICE
+            self._mark_unreadable(str(error), advice)
             return None
         except UnavailableError as error:
-            now = self.clock.ticks()
-            if self._silent_since is None:
-                self._silent_since = now
-            if not self.unreadable_reason and now - self._silent_since < RESTART_S:
+            if not self._note_silence(str(error)):
                 raise
-            self._mark_unreadable(str(error), SILENT_ADVICE)
             return None
-        self._silent_since = None
+        self._silent_since = self._denied_since = None
         if self.unreadable_reason:
             logger.warning("the kubelet's list of pods can be read again")
-        self.unreadable_reason = ""
+        self.unreadable_reason, self.is_passing = "", False
         return listed
 
-    def _mark_unreadable(self, reason: str, advice: str) -> None:
+    def _note_response(self, error: KubernetesError) -> None:
+        self._silent_since = None
+        code = error.response.code
+        if code not in DENIED_S:
+            is_outage = isinstance(error, UnavailableError)
+            self._denied_since = None
+            self._mark_unreadable(
+                str(error.response), OUTAGE_ADVICE if is_outage else ACCESS_ADVICE, passes=is_outage
+            )
+            return
+        now = self.clock.ticks()
+        if self._denied_since is None:
+            self._denied_since = now
+        passes = now - self._denied_since < DENIED_S[code]
+        advice = DENIED_ADVICE if passes else ACCESS_ADVICE
+        self._mark_unreadable(str(error.response), advice, passes=passes)
+
+    def _note_silence(self, reason: str) -> bool:
+        """Return whether the list counts as unreadable: the kubelet has been silent for long."""
+        now = self.clock.ticks()
+        if self._silent_since is None:
+            self._silent_since = now
+        if not self.unreadable_reason and now - self._silent_since < RESTART_S:
+            return False
+        self._mark_unreadable(reason, SILENT_ADVICE, passes=True)
+        return True
+
+    def _mark_unreadable(self, reason: str, advice: str, *, passes: bool = False) -> None:
         if not self.unreadable_reason:
+            at = datetime.fromtimestamp(self.clock.now(), UTC)
+            self._unreadable_at = at.isoformat(sep=" ", timespec="seconds").removesuffix("+00:00")
             logger.warning(
                 "the kubelet's list of pods cannot be read: pods with the same request are bound "
                 "one after the other from now on; %s: %s",
                 advice,
                 reason,
             )
-        self.unreadable_reason = f"the kubelet's list of pods cannot be read ({reason}); {advice}"
+        self.is_passing = passes
+        self.unreadable_reason = (
+            f"the kubelet's list of pods cannot be read since {self._unreadable_at} UTC "
+            f"({reason}); {advice}"
+        )

@@ -41,6 +41,8 @@ class KubeletPodResources:
 
     def __init__(self, socket: Path, channel: grpc.aio.Channel) -> None:
         self.socket = socket
+        self.silent_reason = ""
+        """Why the latest call got no response, if it got none."""
         self._stub = api_pb2_grpc.PodResourcesListerStub(channel)
 
     @classmethod
@@ -78,13 +80,17 @@ class KubeletPodResources:
             async with asyncio.timeout(TIMEOUT_S):
                 while True:
                     try:
-                        return await method(request)
+                        response = await method(request)
                     except grpc.aio.AioRpcError as error:
                         reason = error.details()
                         if error.code() not in _RETRYABLE:
                             break
+                    else:
+                        self.silent_reason = ""
+                        return response
                     await asyncio.sleep(RETRY_S)
-        raise UnavailableError(f"the kubelet's PodResources at {self.socket}: {reason}")
+        self.silent_reason = f"the kubelet's PodResources at {self.socket}: {reason}"
+        raise UnavailableError(self.silent_reason)
 
 
 def _claims_of(pod: api_pb2.PodResources) -> Iterator[ClaimHolding]:

@@ -1,4 +1,4 @@
-"""Derives lost checkpoint entries, and ended pods, from PodResources and leases; pure."""
+"""Derives lost checkpoint entries, and unused claims, from PodResources and leases; pure."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -102,34 +102,6 @@ def unrecorded_holders(
             if device is not None:
                 found.setdefault(device, set()).add(f"{holding.namespace}/{holding.name}")
     return {device: tuple(sorted(names)) for device, names in found.items()}
-
-
-def ended_pods(
-    allocations: Sequence[Allocation],
-    pods: Sequence[KubeletPod],
-    pod_resources: PodResources,
-    leases: Mapping[PodUid, Lease],
-    running: Set[PodUid],
-) -> set[PodUid]:
-    """Return the pods that have ended: terminal ones, and those of which nothing is left.
-
-    ResourceClaims end by the kubelet's call, and are none of them.
-    PodResources and the runtime may show a terminal pod for a while. A pod that the kubelet does
-    not list may still run: it was deleted by force, or the kubelet has just started.
-    """
-    listed = {pod.uid: pod.terminal for pod in pods}
-    names = {(pod.namespace, pod.name) for pod in pods}
-    held = {(holding.namespace, holding.name) for holding in pod_resources.holdings} - names
-    left = {
-        allocation.pod
-        for allocation in allocations
-        if allocation.pod in leases or (allocation.namespace, allocation.name) in held
-    } | running
-    return {
-        allocation.pod
-        for allocation in allocations
-        if allocation.lease.claim is None and listed.get(allocation.pod, allocation.pod not in left)
-    }
 
 
 def unused_claims(

@@ -9,12 +9,14 @@ from services.node_agent.mig.instances import MigInstance
 from services.node_agent.node import Node
 from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from services.node_agent.reconcile.checkpoint_rebuild import (
-    ended_pods,
     may_hold_unrecorded,
     rebuild_entries,
     unrecorded_holders,
     unused_claims,
 )
+from services.node_agent.reconcile.pod_end import NodeSight, PodEnd, ends_of_pods
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.names import DeviceUuid, PodUid
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,10 @@ class CheckpointReconciler:
         self.mig = mig
         self.serves_claims = serves_claims
         """The kubelet calls when a claim ends; without, claims end as PodResources show them."""
+        self.over: Set[PodUid] = frozenset()
+        """Pods that have ended and that the kubelet still lists as live: its list is old."""
+        self._unseen: Mapping[PodUid, str] = {}
+        """Why it cannot be seen whether a pod has ended, for pods of which it cannot."""
 
     async def rebuild(self) -> None:
         """Record what the checkpoint lacks from PodResources and leases, which have been synced.
@@ -76,25 +82,63 @@ class CheckpointReconciler:
     async def forget_ended(self) -> tuple[KubeletPod, ...]:
         """Forget pods that have ended; return the kubelet's pods.
 
-        A pod deleted by force is not in the kubelet's list, and its containers may still run.
-        PodResources are listed if a pod has ended by the other lists, or may have devices without
-        an entry.
+        PodResources and the runtime are asked only if a pod may have ended by the list and the
+        leases, or may have devices without an entry. Raises UnavailableError if the pods cannot be
+        listed.
         """
-        pods, allocations = await self.pods.list_pods(), self.checkpoint.allocations
-        pod_resources, leases = PodResources(), self.leases.leases
-        ended = ended_pods(allocations, pods, pod_resources, leases, frozenset())
+        entries = self.checkpoint.entries
+        try:
+            pods = await self.pods.list_pods()
+        except LeaseholdError as error:
+            self._unseen = {entry.allocation.pod: str(error) for entry in entries}
+            raise
+        pod_resources: PodResources | None = None
+        running: Set[PodUid] | None = None
+        reason = ""
         left = () if self.serves_claims else self.checkpoint.claims
-        if ended or left or may_hold_unrecorded(self.checkpoint.entries, pods):
-            pod_resources = await self.node.pod_resources.list_holdings()
-            ended = ended_pods(allocations, pods, pod_resources, leases, frozenset())
-        if ended or left:
-            running = await self.pods.list_running()
-            ended = ended_pods(allocations, pods, pod_resources, leases, running)
-        if left:
+        may_end = self._may_have_ended(entries, pods)
+        try:
+            if may_end or left or may_hold_unrecorded(entries, pods):
+                pod_resources = await self.node.pod_resources.list_holdings()
+            if may_end or left:
+                running = await self.pods.list_running()
+        except UnavailableError as error:
+            reason = str(error)
+        sight = NodeSight(pods=pods, pod_resources=pod_resources, running=running)
+        ends = ends_of_pods(entries, sight, self.leases)
+        self._unseen = {
+            pod: reason for pod, end in ends.items() if end is PodEnd.UNKNOWN and pod in may_end
+        }
+        ended = {pod for pod, end in ends.items() if end is PodEnd.ENDED}
+        live = {pod.uid for pod in pods if not pod.terminal}
+        self.over = (self.over | ended) & live
+        if left and pod_resources is not None and running is not None:
+            allocations, leases = self.checkpoint.allocations, self.leases.leases
             ended |= unused_claims(allocations, pods, pod_resources, leases, running)
         await self.checkpoint.forget(ended)
-        self._note_unrecorded(pods, pod_resources)
+        if not reason:
+            self._note_unrecorded(pods, pod_resources or PodResources())
         return pods
+
+    def _may_have_ended(
+        self, entries: Sequence[CheckpointEntry], pods: Sequence[KubeletPod]
+    ) -> Set[PodUid]:
+        """Return the pods that have ended unless PodResources or a process say otherwise."""
+        nothing = NodeSight(pods=pods, pod_resources=PodResources(), running=frozenset())
+        ends = ends_of_pods(entries, nothing, self.leases)
+        return {pod for pod, end in ends.items() if end is PodEnd.ENDED}
+
+    def unseen_holders(self, entry: CheckpointEntry) -> str:
+        """Return which holders of the entry's devices may have ended, and why that is not seen."""
+        devices = {share.device for share in entry.lease.shares_of(entry.allocation.container)}
+        return "; ".join(
+            dict.fromkeys(
+                f"{other.holder}: {self._unseen[other.allocation.pod]}"
+                for other in self.checkpoint.entries
+                if other.allocation.pod in self._unseen
+                and any(share.device in devices for share in other.lease.shares)
+            )
+        )
 
     async def terminated(self, pods: Set[PodUid]) -> Set[PodUid]:
         """Return those of the pods whose last container has ended, as the kubelet shows it.

@@ -94,6 +94,10 @@ class KnownLeases:
         created_at, version = self.ended.get(lease.pod, (-1.0, -1))
         return lease.created_at <= created_at and lease.version <= version
 
+    def may_hold(self, pod: PodUid) -> bool:
+        """Return whether the pod may have a lease; before the first sync any pod may."""
+        return pod in self.leases or not (self.synced or pod in self.ended)
+
     def find(self, pod: PodUid) -> Lease | None:
         """Return the pod's live lease, or None if it is not known."""
         return self.leases.get(pod)

@@ -25,6 +25,7 @@ class FakeKubelet:
     """Lists pods, running pods and held devices that a test sets."""
 
     unreadable_reason = ""
+    is_passing = False
     error = ""
     """The error of `list_holdings`; empty: none."""
 

@@ -6,14 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.node_agent.kubelet.pods import ClaimHolding, KubeletContainer, PodResources
+from services.node_agent.kubelet.pods import ClaimHolding, KubeletContainer
 from services.node_agent.node import Node
-from services.node_agent.reconcile.checkpoint_rebuild import ended_pods
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
 from services.node_agent.records.checkpoint import Checkpoint
 from shared.model.lease import ClaimAllocation, Lease
 from shared.model.names import PodUid
-from tests.support.build import allocation_of
 from tests.support.node_agent.agent import lease_of
 from tests.support.node_agent.node import FakeKubelet, entry_of, kubelet_pod, node_of
 from tests.support.simcluster.kubelet import NODE
@@ -34,21 +32,23 @@ def reconciler(node: Node, **changes: Any) -> CheckpointReconciler:
 
 
 @pytest.mark.parametrize(
-    ("limits", "recorded", "requests"),
+    ("limits", "recorded", "leased", "requests"),
     [
-        ({}, None, 0),
-        ({"nvidia.com/gpu": 1}, None, 1),
-        ({"nvidia.com/gpu": 1}, "p", 0),
-        ({}, "gone", 1),
+        ({}, None, False, 0),
+        ({"nvidia.com/gpu": 1}, None, False, 1),
+        ({"nvidia.com/gpu": 1}, "p", True, 0),
+        ({}, "gone", False, 1),
     ],
 )
 async def test_holdings_are_listed_only_if_a_container_may_have_some_that_are_not_recorded(
-    tmp_path: Path, limits: dict[str, int], recorded: str | None, requests: int
+    tmp_path: Path, limits: dict[str, int], recorded: str | None, leased: bool, requests: int
 ) -> None:
     pod = kubelet_pod("p", "p", containers=(KubeletContainer(name="main", limits=limits),))
     kubelet = FakeKubelet(pod)
     leases = [lease_of(recorded, name=recorded)] if recorded else []
     node = await node_with(kubelet, tmp_path, *leases)
+    if leased:
+        node.leases.observe(leases)
 
     assert await reconciler(node).forget_ended() == (pod,)
     assert kubelet.holdings_calls == requests
@@ -84,18 +84,3 @@ async def test_without_the_driver_a_claim_ends_once_no_container_uses_it(
     await reconciler(node, serves_claims=serves_claims).forget_ended()
 
     assert bool(node.checkpoint.claims) is kept
-
-
-@pytest.mark.parametrize(
-    ("listed", "leased", "has_ended"),
-    [(True, False, False), (False, True, False), (False, False, True)],
-)
-def test_a_pod_has_ended_once_kubelet_and_ledger_no_longer_list_it(
-    listed: bool, leased: bool, has_ended: bool
-) -> None:
-    lease = lease_of("u1")
-    pods, leases = [kubelet_pod("pod", "u1")] * listed, {lease.pod: lease} if leased else {}
-
-    ended = ended_pods([allocation_of(lease)], pods, PodResources(), leases, frozenset())
-
-    assert bool(ended) is has_ended

@@ -1,0 +1,39 @@
+"""How long the kubelet's calls may wait for what the agent cannot see.
+
+A refused pod fails permanently, so a call waits for as long as the kubelet allows. The kubelet
+admits pods one after the other, and does nothing else meanwhile: calls that follow one another
+share one deadline.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from shared.model.clock import Clock
+
+PAUSE_S = 2.0
+"""After this time without a call, the kubelet has begun another turn of its main loop."""
+
+
+class Patience:
+    """The deadline of the calls that are being served."""
+
+    def __init__(self, clock: Clock, sight_s: float) -> None:
+        self._ticks = clock.ticks
+        self._sight_s = sight_s
+        self._calls = 0
+        self._ended_at = float("-inf")
+        self.until = 0.0
+        """Until when these calls may wait, by the monotonic clock."""
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Serve a call, in the same turn as the previous one unless there was a pause."""
+        now = self._ticks()
+        if not self._calls and now - self._ended_at > PAUSE_S:
+            self.until = now + self._sight_s
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            self._ended_at = self._ticks()

@@ -1,0 +1,141 @@
+"""Whether a pod of the node has ended, by everything that the agent sees of it; pure.
+
+No witness is enough on its own. The kubelet's list of pods shows what the kubelet reads back from
+the API server, so that after an outage a pod which ended long ago may still be listed as running,
+and stays so while the kubelet admits another one. PodResources list nothing at first after a
+restart of the kubelet. The ledger may have lost a lease. Processes are always true, but a container
+that waits for its restart has none.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from enum import StrEnum
+
+from services.node_agent.kubelet.device_ids import compact
+from services.node_agent.kubelet.pods import KubeletPod, PodResources
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
+from services.node_agent.records.known_leases import KnownLeases
+from shared.model.names import PodUid
+
+
+class PodEnd(StrEnum):
+    """What is known of a pod's end."""
+
+    RUNS = "runs"
+    ENDED = "ended"
+    UNKNOWN = "unknown"
+
+
+class Listed(StrEnum):
+    """How the kubelet lists a pod; one that cannot be asked lists none."""
+
+    LIVE = "live"
+    TERMINAL = "terminal"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Witnesses:
+    """What is seen of one pod."""
+
+    runs: bool | None
+    """It has processes, or may start its first now; None if that cannot be seen."""
+    listed: Listed
+    holds: bool | None
+    """PodResources show its devices; None if they cannot be read."""
+    leased: bool
+    """It has a lease as far as the agent knows."""
+
+
+def end_of(seen: Witnesses) -> PodEnd:
+    """Return whether a pod has ended.
+
+    | runs    | listed   | holds   | leased |         | because
+    |---------|----------|---------|--------|---------|------------------------------------------
+    | yes     |          |         |        | RUNS    | nothing is given out that a process may use
+    | no, ?   | TERMINAL |         |        | ENDED   | its containers never start again
+    | ?       |          |         |        | UNKNOWN | it may have processes
+    |         |          | ?       |        | UNKNOWN | the kubelet may be about to start it
+    |         |          | yes     |        | RUNS    | the kubelet starts its containers again
+    |         | LIVE     | no      | yes    | RUNS    | all but the devices say so
+    |         | ABSENT   | no      | yes    | UNKNOWN | kubelet or ledger may be late
+    |         |          | no      | no     | ENDED   | its pod is over, and nothing is left
+    """
+    if seen.runs:
+        return PodEnd.RUNS
+    if seen.listed is Listed.TERMINAL:
+        return PodEnd.ENDED
+    if seen.runs is None or seen.holds is None:
+        return PodEnd.UNKNOWN
+    if seen.holds:
+        return PodEnd.RUNS
+    if seen.leased:
+        return PodEnd.RUNS if seen.listed is Listed.LIVE else PodEnd.UNKNOWN
+    return PodEnd.ENDED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSight:
+    """What the agent sees of the pods of its node at one moment."""
+
+    pods: Sequence[KubeletPod] = ()
+    pod_resources: PodResources | None = None
+    running: Set[PodUid] | None = None
+    """Pods with processes, and those that may start their first."""
+
+
+def ends_of_pods(
+    entries: Iterable[CheckpointEntry], sight: NodeSight, leases: KnownLeases
+) -> Mapping[PodUid, PodEnd]:
+    """Return what is known of the end of each recorded pod.
+
+    ResourceClaims end by the kubelet's call, and are none of them.
+    """
+    by_pod: dict[PodUid, list[CheckpointEntry]] = {}
+    for entry in entries:
+        if entry.allocation.lease.claim is None:
+            by_pod.setdefault(entry.allocation.pod, []).append(entry)
+    listed = {pod.uid: Listed.TERMINAL if pod.terminal else Listed.LIVE for pod in sight.pods}
+    names = {(pod.namespace, pod.name) for pod in sight.pods}
+    return {
+        pod: end_of(
+            Witnesses(
+                runs=None if sight.running is None else pod in sight.running,
+                listed=listed.get(pod, Listed.ABSENT),
+                holds=_holds(of_pod, sight.pod_resources, others=() if pod in listed else names),
+                leased=leases.may_hold(pod),
+            )
+        )
+        for pod, of_pod in by_pod.items()
+    }
+
+
+def _holds(
+    entries: Sequence[CheckpointEntry],
+    pod_resources: PodResources | None,
+    *,
+    others: Iterable[tuple[str, str]],
+) -> bool | None:
+    """Return whether PodResources show the pod's devices; they name no pod by its UID.
+
+    `others` are the names of other pods: what those hold is theirs. Devices of init containers are
+    not shown, so that a pod with no others counts as long as it is listed as active.
+    """
+    if pod_resources is None:
+        return None
+    name = entries[0].place[:2]
+    if name in others:
+        return False
+    if all(entry.init for entry in entries):
+        return name in pod_resources.pods
+    held = {
+        (holding.place, holding.resource): frozenset(compact(holding.device_ids))
+        for holding in pod_resources.holdings
+        if holding.place[:2] == name
+    }
+    return any(
+        not held.get((entry.place, entry.allocation.resource), frozenset()).isdisjoint(
+            entry.allocation.device_ids
+        )
+        for entry in entries
+    )
