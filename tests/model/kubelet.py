@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from services.node_agent.kubelet.pods import Holding, KubeletContainer, KubeletPod, PodResources
+from services.node_agent.kubelet.pods import (
+    Holding,
+    KubeletContainer,
+    KubeletPod,
+    PodResources,
+    RunningPods,
+)
 from shared.dialects.hami_core import MEMORY_LIMIT
 from shared.model.claim import DRIVER, LEASED, device_name
 from shared.model.errors import LeaseholdError
@@ -192,8 +198,9 @@ class Kubelet:
             if isinstance(record.pod, Pod)
         )
 
-    async def list_running(self) -> frozenset[PodUid]:
-        return frozenset(uid for uid, record in self.records.items() if record.given is not None)
+    async def find_running(self) -> RunningPods:
+        given = (uid for uid, record in self.records.items() if record.given is not None)
+        return RunningPods(processes={uid: frozenset({CONTAINER}) for uid in given})
 
     async def list_holdings(self) -> PodResources:
         return PodResources(

@@ -7,7 +7,7 @@ writes is trusted.
 
 import os
 import re
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 from services.node_agent.kubelet.pods import ProcessOrigin
@@ -76,19 +76,38 @@ def pods_of_processes(proc: Path) -> dict[int, PodUid]:
 
     Reads the cgroup of every process of the node, some 20 µs each.
     """
-    found: dict[int, PodUid] = {}
-    for entry in os.scandir(proc):
-        if entry.name.isdecimal() and (pod := pod_of_process(proc / entry.name)) is not None:
-            found[int(entry.name)] = pod
+    return {pid: pod for pid, pod, _ in _pod_processes(proc)}
+
+
+def containers_of_processes(proc: Path) -> dict[PodUid, set[str]]:
+    """Return the node's pods with processes, each with the IDs of the containers that have some.
+
+    A process of unknown container has the ID "". A pod's sandbox is one of the containers.
+    """
+    found: dict[PodUid, set[str]] = {}
+    for _, pod, container in _pod_processes(proc):
+        found.setdefault(pod, set()).add(container)
     return found
+
+
+def _pod_processes(proc: Path) -> Iterator[tuple[int, PodUid, str]]:
+    for entry in os.scandir(proc):
+        if entry.name.isdecimal():
+            pod, container = _origin(proc / entry.name)
+            if pod is not None:
+                yield int(entry.name), pod, container
 
 
 def pod_of_process(process: Path) -> PodUid | None:
     """Return the pod that a process runs in, by its directory below `/proc`."""
+    return _origin(process)[0]
+
+
+def _origin(process: Path) -> tuple[PodUid | None, str]:
     try:
-        return parse_cgroup(_read(process / "cgroup"))[0]
+        return parse_cgroup(_read(process / "cgroup"))
     except OSError:  # it has ended
-        return None
+        return None, ""
 
 
 def _read(path: Path) -> str:

@@ -10,13 +10,13 @@ server is away, and for a while longer: the kubelet remembers what it was last t
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from datetime import UTC, datetime
 from pathlib import Path
 
 from services.node_agent.allocate.expected_requests import implied_pods
-from services.node_agent.kubelet.cgroups import pod_of_process, pods_of_processes
-from services.node_agent.kubelet.pods import KubeletPod
+from services.node_agent.kubelet.cgroups import containers_of_processes, pod_of_process
+from services.node_agent.kubelet.pods import KubeletPod, RunningPods
 from services.node_agent.node import Node
 from shared.kubernetes.errors import KubernetesError
 from shared.kubernetes.kubeconfig import KubeconfigError
@@ -92,7 +92,7 @@ class NodePods:
         implied = implied_pods(node.leases.leases.values(), snapshot, node.checkpoint.allocated)
         return tuple(pod for pod in implied if (pod.namespace, pod.name) in active)
 
-    async def list_running(self) -> frozenset[PodUid]:
+    async def find_running(self) -> RunningPods:
         """Return the pods that have processes, and those that may start their first now.
 
         By the runtime's containers, as the kubelet shows them, a pod may start its first if they
@@ -103,19 +103,20 @@ class NodePods:
         found = await self._find_processes()
         starting = self.node.checkpoint.started_since(self.clock.now() - PROCESS_START_S)
         if self._finds_processes and not starting:
-            return found
+            return RunningPods(processes=found)
         try:
             if self.unreadable_reason:
                 raise UnavailableError(self.unreadable_reason)
             shown = await self.node.kubelet.list_running()
         except LeaseholdError as error:
             if self._finds_processes or (self.unreadable_reason and not self.is_passing):
-                return found | starting
+                return RunningPods(processes=found, starting=starting)
             raise UnavailableError(
                 f"processes of pods are not visible to the node agent, and {error}: run the agent "
                 "with hostPID, so that it need not ask the kubelet"
             ) from error
-        return found | (shown & starting if self._finds_processes else shown)
+        starting = shown & starting if self._finds_processes else shown
+        return RunningPods(processes=found, starting=starting)
 
     async def blind_reason(self) -> str:
         """Return why a call of the kubelet would have to wait now; empty if it would not."""
@@ -130,14 +131,13 @@ class NodePods:
             return self.node.pod_resources.silent_reason
         return ""
 
-    async def _find_processes(self) -> frozenset[PodUid]:
-        """Return the pods that have processes.
+    async def _find_processes(self) -> Mapping[PodUid, Set[str]]:
+        """Return the pods that have processes, with the IDs of their containers.
 
         None are found without `hostPID`, or if containers are not in the cgroups of their pods.
         """
-        pods = await asyncio.to_thread(pods_of_processes, self.proc)
-        found = frozenset(pods.values())
-        self._finds_processes |= bool(found - {pod_of_process(self.proc / "self")})
+        found = await asyncio.to_thread(containers_of_processes, self.proc)
+        self._finds_processes |= bool(found.keys() - {pod_of_process(self.proc / "self")})
         return found
 
     async def _read_list(self) -> tuple[KubeletPod, ...] | None:

@@ -1,6 +1,6 @@
 """Pods, device holdings and processes as the kubelet shows them; pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from services.node_agent.records.checkpoint_entry import ContainerPlace
@@ -67,6 +67,20 @@ class KubeletPod:
     def terminal(self) -> bool:
         """Whether all its containers have ended and will not restart."""
         return self.phase in TERMINAL_PHASES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningPods:
+    """Pods that run, and those that may start to."""
+
+    processes: Mapping[PodUid, Set[str]] = field(default_factory=dict)
+    """The IDs of their containers with processes, sandboxes included."""
+    starting: Set[PodUid] = frozenset()
+
+    @property
+    def uids(self) -> Set[PodUid]:
+        """All of them."""
+        return self.processes.keys() | self.starting
 
 
 @dataclass(frozen=True, slots=True)

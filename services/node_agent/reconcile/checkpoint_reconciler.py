@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence, Set
 
 from services.node_agent.kubelet.node_pods import NodePods
-from services.node_agent.kubelet.pods import KubeletPod, PodResources
+from services.node_agent.kubelet.pods import KubeletPod, PodResources, RunningPods
 from services.node_agent.mig.instances import MigInstance
 from services.node_agent.node import Node
 from services.node_agent.partition.layout_reconciler import LayoutReconciler
@@ -93,7 +93,7 @@ class CheckpointReconciler:
             self._unseen = {entry.allocation.pod: str(error) for entry in entries}
             raise
         pod_resources: PodResources | None = None
-        running: Set[PodUid] | None = None
+        running: RunningPods | None = None
         reason = ""
         left = () if self.serves_claims else self.checkpoint.claims
         may_end = self._may_have_ended(entries, pods)
@@ -101,7 +101,7 @@ class CheckpointReconciler:
             if may_end or left or may_hold_unrecorded(entries, pods):
                 pod_resources = await self.node.pod_resources.list_holdings()
             if may_end or left:
-                running = await self.pods.list_running()
+                running = await self.pods.find_running()
         except UnavailableError as error:
             reason = str(error)
         sight = NodeSight(pods=pods, pod_resources=pod_resources, running=running)
@@ -114,7 +114,7 @@ class CheckpointReconciler:
         self.over = (self.over | ended) & live
         if left and pod_resources is not None and running is not None:
             allocations, leases = self.checkpoint.allocations, self.leases.leases
-            ended |= unused_claims(allocations, pods, pod_resources, leases, running)
+            ended |= unused_claims(allocations, pods, pod_resources, leases, running.uids)
         await self.checkpoint.forget(ended)
         if not reason:
             self._note_unrecorded(pods, pod_resources or PodResources())
@@ -124,7 +124,7 @@ class CheckpointReconciler:
         self, entries: Sequence[CheckpointEntry], pods: Sequence[KubeletPod]
     ) -> Set[PodUid]:
         """Return the pods that have ended unless PodResources or a process say otherwise."""
-        nothing = NodeSight(pods=pods, pod_resources=PodResources(), running=frozenset())
+        nothing = NodeSight(pods=pods, pod_resources=PodResources(), running=RunningPods())
         ends = ends_of_pods(entries, nothing, self.leases)
         return {pod for pod, end in ends.items() if end is PodEnd.ENDED}
 
@@ -148,7 +148,7 @@ class CheckpointReconciler:
         """
         running = {pod.uid for pod in await self.pods.list_pods() if not pod.terminal}
         if not running.issuperset(pods):
-            running |= await self.pods.list_running()
+            running |= (await self.pods.find_running()).uids
         self.leases.end(pods - running)
         return pods - running
 

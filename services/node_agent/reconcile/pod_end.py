@@ -7,12 +7,12 @@ restart of the kubelet. The ledger may have lost a lease. Processes are always t
 that waits for its restart has none.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from services.node_agent.kubelet.device_ids import compact
-from services.node_agent.kubelet.pods import KubeletPod, PodResources
+from services.node_agent.kubelet.pods import KubeletPod, PodResources, RunningPods
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.known_leases import KnownLeases
 from shared.model.names import PodUid
@@ -38,8 +38,10 @@ class Listed(StrEnum):
 class Witnesses:
     """What is seen of one pod."""
 
-    runs: bool | None
-    """It has processes, or may start its first now; None if that cannot be seen."""
+    processes: bool
+    """It is seen to have processes, apart from the sandbox of a pod that is listed as terminal."""
+    starts: bool | None
+    """It may start its first process now; None if processes cannot be seen."""
     listed: Listed
     holds: bool | None
     """PodResources show its devices; None if they cannot be read."""
@@ -50,24 +52,25 @@ class Witnesses:
 def end_of(seen: Witnesses) -> PodEnd:
     """Return whether a pod has ended.
 
-    | runs    | listed   | holds   | leased |         | because
-    |---------|----------|---------|--------|---------|------------------------------------------
-    | yes     |          |         |        | RUNS    | nothing is given out that a process may use
-    | no, ?   | TERMINAL |         |        | ENDED   | its containers never start again
-    | ?       |          |         |        | UNKNOWN | it may have processes
-    |         |          | ?       |        | UNKNOWN | the kubelet may be about to start it
-    |         |          | yes     |        | RUNS    | the kubelet starts its containers again
-    |         | LIVE     | no      | yes    | RUNS    | all but the devices say so
-    |         | ABSENT   | no      | yes    | UNKNOWN | kubelet or ledger may be late
-    |         |          | no      | no     | ENDED   | its pod is over, and nothing is left
+    | processes | listed   | starts | holds | leased |         | because
+    |-----------|----------|--------|-------|--------|---------|-------------------------------
+    | yes       |          |        |       |        | RUNS    | they may use what they were given
+    | no        | TERMINAL |        |       |        | ENDED   | it never starts again
+    | no        |          | ?      |       |        | UNKNOWN | it may have processes
+    | no        |          | yes    |       |        | RUNS    |
+    | no        |          | no     | ?     |        | UNKNOWN | the kubelet may start it again
+    | no        |          | no     | yes   |        | RUNS    | the kubelet starts it again
+    | no        | LIVE     | no     | no    | yes    | RUNS    |
+    | no        | ABSENT   | no     | no    | yes    | UNKNOWN | kubelet or ledger may be late
+    | no        |          | no     | no    | no     | ENDED   | it is over, and nothing is left
     """
-    if seen.runs:
+    if seen.processes:
         return PodEnd.RUNS
     if seen.listed is Listed.TERMINAL:
         return PodEnd.ENDED
-    if seen.runs is None or seen.holds is None:
+    if seen.starts is None or (seen.holds is None and not seen.starts):
         return PodEnd.UNKNOWN
-    if seen.holds:
+    if seen.starts or seen.holds:
         return PodEnd.RUNS
     if seen.leased:
         return PodEnd.RUNS if seen.listed is Listed.LIVE else PodEnd.UNKNOWN
@@ -80,8 +83,7 @@ class NodeSight:
 
     pods: Sequence[KubeletPod] = ()
     pod_resources: PodResources | None = None
-    running: Set[PodUid] | None = None
-    """Pods with processes, and those that may start their first."""
+    running: RunningPods | None = None
 
 
 def ends_of_pods(
@@ -95,19 +97,37 @@ def ends_of_pods(
     for entry in entries:
         if entry.allocation.lease.claim is None:
             by_pod.setdefault(entry.allocation.pod, []).append(entry)
-    listed = {pod.uid: Listed.TERMINAL if pod.terminal else Listed.LIVE for pod in sight.pods}
+    listed = {pod.uid: pod for pod in sight.pods}
     names = {(pod.namespace, pod.name) for pod in sight.pods}
     return {
-        pod: end_of(
+        uid: end_of(
             Witnesses(
-                runs=None if sight.running is None else pod in sight.running,
-                listed=listed.get(pod, Listed.ABSENT),
-                holds=_holds(of_pod, sight.pod_resources, others=() if pod in listed else names),
-                leased=leases.may_hold(pod),
+                processes=_has_processes(uid, listed.get(uid), sight.running),
+                listed=_listed(listed.get(uid)),
+                starts=None if sight.running is None else uid in sight.running.starting,
+                holds=_holds(of_pod, sight.pod_resources, others=() if uid in listed else names),
+                leased=leases.may_hold(uid),
             )
         )
-        for pod, of_pod in by_pod.items()
+        for uid, of_pod in by_pod.items()
     }
+
+
+def _listed(pod: KubeletPod | None) -> Listed:
+    if pod is None:
+        return Listed.ABSENT
+    return Listed.TERMINAL if pod.terminal else Listed.LIVE
+
+
+def _has_processes(uid: PodUid, pod: KubeletPod | None, running: RunningPods | None) -> bool:
+    """Return whether the pod has processes: if it is terminal, in one of its containers.
+
+    A pod is terminal once its containers have ended; its sandbox is removed soon after that.
+    """
+    containers = running.processes.get(uid, frozenset()) if running is not None else frozenset()
+    if pod is not None and pod.terminal:
+        return not pod.container_ids.keys().isdisjoint(containers)
+    return bool(containers)
 
 
 def _holds(

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.allocate.grants import Grants
 from services.node_agent.allocate.handler import AllocationHandler
 from services.node_agent.gpus.inventory import SharingConfig, devices_of
@@ -24,6 +25,7 @@ from tests.support.node_agent.agent import NUMBER, FakeLeaseReplies, lease_of
 from tests.support.node_agent.node import FakeKubelet, kubelet_pod, node_of, snapshot_of
 from tests.support.simcluster.kubelet import NODE
 
+SIGHT_S = 20.0
 SLOT = f"{uuid_of(NodeName(NODE), 0)}::0"
 OTHER = f"{uuid_of(NodeName(NODE), 1)}::0"
 
@@ -79,6 +81,7 @@ class HandlerWorld:
             cdi=effects,
             metrics=effects,
             clock=FastClock(25),
+            timing=AgentTiming(sight_s=SIGHT_S),
         )
         self.checkpoint = self.node.checkpoint
         self.grants = Grants(self.node, effects, CheckpointReconciler(self.node, kubelet, effects))

@@ -4,7 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from services.node_agent.allocate.allocation import NodeSnapshot
-from services.node_agent.kubelet.pods import ClaimHolding, Holding, KubeletPod, PodResources
+from services.node_agent.kubelet.pods import (
+    ClaimHolding,
+    Holding,
+    KubeletPod,
+    PodResources,
+    RunningPods,
+)
 from services.node_agent.node import Node
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
@@ -28,12 +34,17 @@ class FakeKubelet:
     is_passing = False
     error = ""
     """The error of `list_holdings`; empty: none."""
+    blind = ""
+    """The error of `find_running`; empty: none."""
+    silent_reason = ""
 
     def __init__(self, *pods: KubeletPod, running: frozenset[PodUid] = frozenset()) -> None:
         self.pods = list(pods)
         self.running = running
         self.holdings: list[Holding] = []
         self.claims: frozenset[ClaimHolding] = frozenset()
+        self.active: frozenset[tuple[str, str]] = frozenset()
+        self.processes: dict[PodUid, frozenset[str]] = {}
         self.list_calls = 0
         self.holdings_calls = 0
 
@@ -44,11 +55,16 @@ class FakeKubelet:
     async def list_running(self) -> frozenset[PodUid]:
         return self.running
 
+    async def find_running(self) -> RunningPods:
+        if self.blind:
+            raise UnavailableError(self.blind)
+        return RunningPods(processes=self.processes, starting=self.running)
+
     async def list_holdings(self) -> PodResources:
         self.holdings_calls += 1
         if self.error:
             raise UnavailableError(self.error)
-        return PodResources(holdings=tuple(self.holdings), claims=self.claims)
+        return PodResources(holdings=tuple(self.holdings), claims=self.claims, pods=self.active)
 
 
 def kubelet_pod(name: str, uid: str = "", **facts: Any) -> KubeletPod:

@@ -2,17 +2,26 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
+from services.node_agent.allocate.handler import LEASE_WAIT_S, ROOM_S
+from services.node_agent.allocate.patience import PAUSE_S
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.lease import Lease, MigPlacement
 from shared.model.names import DeviceUuid, PodUid
 from tests.support.node_agent.agent import NUMBER, share
-from tests.support.node_agent.allocation_handler import OTHER, SLOT, HandlerWorld, container
+from tests.support.node_agent.allocation_handler import (
+    OTHER,
+    SIGHT_S,
+    SLOT,
+    HandlerWorld,
+    container,
+)
 
 
 @pytest.fixture
@@ -28,6 +37,161 @@ async def test_allocate_fails_with_the_error_of_the_pod_resources_api(
 
     with pytest.raises(UnavailableError, match="no answer within 10 s"):
         await world.allocate()
+
+
+async def later(world: HandlerWorld, change: Callable[[], None]) -> None:
+    """Change something while a call waits for much longer than for what can be seen."""
+    await world.node.clock.sleep(ROOM_S + LEASE_WAIT_S)
+    change()
+
+
+async def test_allocate_waits_for_pod_resources_that_do_not_respond(world: HandlerWorld) -> None:
+    world.add_leased("a", share(0, 1000))
+    world.kubelet.error = "PodResources: no answer within 10 s"
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(world.allocate())
+        await later(world, lambda: setattr(world.kubelet, "error", ""))
+
+    assert world.allocated == ["uid-a"]
+
+
+@pytest.mark.parametrize("prefers", [True, False])
+async def test_the_calls_wait_for_a_binder_that_does_not_respond(
+    world: HandlerWorld, *, prefers: bool
+) -> None:
+    world.add_leased("a", share(0, 1000))
+    world.ledger.unavailable = True
+
+    async def prefer() -> object:
+        return await world.handler.get_preferred_allocation(NUMBER, [SLOT], [], 1)
+
+    async with asyncio.TaskGroup() as group:
+        call = group.create_task(prefer() if prefers else world.allocate())
+        await later(world, lambda: setattr(world.ledger, "unavailable", False))
+
+    assert call.result()
+
+
+async def test_calls_that_follow_one_another_wait_only_once_and_say_what_is_not_seen(
+    world: HandlerWorld,
+) -> None:
+    world.add_leased("a", share(0, 1000))
+    world.ledger.unavailable = True
+    ticks = world.node.clock.ticks
+    waited = []
+    for _ in range(2):
+        began = ticks()
+        with pytest.raises(UnavailableError, match=r"no reply within .* whether pod default/a"):
+            await world.allocate()
+        waited.append(ticks() - began)
+
+    assert waited[0] > SIGHT_S - 1
+    assert waited[1] < SIGHT_S / 2
+    assert world.effects.calls.count("unavailable") == 2
+
+
+async def test_a_full_device_is_given_out_again_although_an_old_list_shows_its_last_pod(
+    world: HandlerWorld,
+) -> None:
+    ended = world.add_leased("a", share(0, 10_000, slot=0))
+    await world.allocate()
+    world.kubelet.pods = [replace(ended, phase="Running")]
+    del world.ledger.leases[ended.uid]
+    world.add_leased("b", share(0, 10_000, slot=1, fence=2))
+
+    await world.allocate(f"{SLOT[:-1]}1")
+
+    assert world.allocated == ["uid-b"]
+
+
+async def test_an_ended_pod_that_an_old_list_shows_as_pending_is_no_candidate(
+    world: HandlerWorld,
+) -> None:
+    ended = world.add_leased("a", share(0, 10_000, slot=0))
+    await world.allocate()
+    del world.ledger.leases[ended.uid]
+    await world.node.lease_sync.sync()
+    await world.grants.reconciler.forget_ended()
+    world.add_leased("b", share(0, 10_000, slot=1, fence=2))
+
+    await world.allocate(f"{SLOT[:-1]}1")
+
+    assert world.allocated == ["uid-b"]
+
+
+async def test_a_pod_that_an_empty_list_lacks_is_known_by_its_lease(world: HandlerWorld) -> None:
+    world.add_leased("a", share(0, 1000))
+    world.kubelet.pods.clear()
+    world.kubelet.active = frozenset({("default", "a")})
+
+    await world.allocate()
+
+    assert world.allocated == ["uid-a"]
+
+
+async def test_a_device_whose_holder_is_not_seen_to_run_or_to_have_ended_is_waited_for(
+    world: HandlerWorld,
+) -> None:
+    ended = world.add_leased("a", share(0, 10_000, slot=0))
+    await world.allocate()
+    world.kubelet.pods = []
+    world.kubelet.blind = "processes of pods are not visible"
+    del world.ledger.leases[ended.uid]
+    world.add_leased("b", share(0, 10_000, slot=1, fence=2))
+    began = world.node.clock.ticks()
+
+    unseen = "cannot be seen: pod default/a: processes of pods are not visible"
+    with pytest.raises(UnavailableError, match=unseen):
+        await world.allocate(f"{SLOT[:-1]}1")
+    assert world.node.clock.ticks() - began > SIGHT_S - 1
+    assert "over-committed" not in world.effects.calls
+
+    await world.node.clock.sleep(PAUSE_S + 1)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(world.allocate(f"{SLOT[:-1]}1"))
+        await later(world, lambda: setattr(world.kubelet, "blind", ""))
+    assert world.allocated == ["uid-b"]
+
+
+async def test_a_device_whose_holder_runs_is_refused_at_once_however_blind_the_agent_is(
+    world: HandlerWorld,
+) -> None:
+    held = world.add_leased("a", share(0, 10_000, slot=0))
+    await world.allocate()
+    world.kubelet.pods = []
+    world.kubelet.processes = {held.uid: frozenset({"c"})}
+    world.kubelet.is_passing, world.kubelet.unreadable_reason = True, "the API server is away"
+    del world.ledger.leases[held.uid]
+    world.add_leased("b", share(0, 10_000, slot=1, fence=2))
+    began = world.node.clock.ticks()
+
+    with pytest.raises(RequestError, match="over-committed"):
+        await world.allocate(f"{SLOT[:-1]}1")
+
+    assert world.node.clock.ticks() - began < SIGHT_S / 2
+    assert world.allocated == ["uid-a"]
+
+
+async def test_equal_pods_are_told_apart_once_the_list_can_be_read_again(
+    world: HandlerWorld,
+) -> None:
+    first, second = (world.add_leased(name, share(0, 1000, slot=n)) for n, name in enumerate("ab"))
+    world.kubelet.is_passing, world.kubelet.unreadable_reason = True, "the API server is away"
+
+    def readable() -> None:
+        world.kubelet.is_passing, world.kubelet.unreadable_reason = False, ""
+        world.kubelet.pods.remove(second)
+
+    async with asyncio.TaskGroup() as group:
+        preferred = group.create_task(
+            world.handler.get_preferred_allocation(NUMBER, [SLOT, OTHER], [], 1)
+        )
+        await later(world, readable)
+
+    assert preferred.result() == [SLOT]
+    await world.allocate()
+    assert world.allocated == [first.uid]
 
 
 async def test_a_call_that_the_kubelet_cancels_does_not_count_as_refused(

@@ -84,3 +84,29 @@ async def test_without_the_driver_a_claim_ends_once_no_container_uses_it(
     await reconciler(node, serves_claims=serves_claims).forget_ended()
 
     assert bool(node.checkpoint.claims) is kept
+
+
+@pytest.mark.parametrize(
+    ("facts", "unseen"),
+    [
+        ({}, ""),
+        ({"error": "PodResources do not respond"}, "PodResources do not respond"),
+        ({"blind": "processes are not visible"}, "processes are not visible"),
+        ({"processes": {PodUid("uid-a"): frozenset({"c"})}}, ""),
+    ],
+)
+async def test_a_pod_whose_lease_has_ended_is_over_although_an_old_list_shows_it(
+    tmp_path: Path, facts: dict[str, Any], unseen: str
+) -> None:
+    kubelet = FakeKubelet(kubelet_pod("a", phase="Running"))
+    vars(kubelet).update(facts)
+    lease = lease_of("uid-a", name="a")
+    node = await node_with(kubelet, tmp_path, lease)
+    reconciling = reconciler(node)
+
+    await reconciling.forget_ended()
+
+    assert node.checkpoint.pods == (set() if not facts else {"uid-a"})
+    assert reconciling.over == (set() if facts else {"uid-a"})
+    assert unseen in reconciling.unseen_holders(entry_of(lease_of("uid-b", name="b")))
+    assert bool(unseen) is bool(reconciling.unseen_holders(entry_of(lease_of("uid-b"))))
