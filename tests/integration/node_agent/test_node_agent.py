@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.node_agent.agent_timing import AgentTiming
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
 from simcluster.node_agent.gpus import uuid_of
@@ -30,7 +31,8 @@ async def test_a_pod_without_a_lease_is_refused_at_once_with_the_reason() -> Non
 
 
 async def test_a_pod_is_refused_with_the_reason_if_its_lease_cannot_be_requested() -> None:
-    async with one_node_cluster(rate=8) as cluster, cluster.running():
+    timing = AgentTiming(sight_s=4.0)
+    async with one_node_cluster(rate=8, timing=timing) as cluster, cluster.running():
         cluster.ledger.unavailable = True
         cluster.node.create(pod("stray", limits={NUMBER: 1}))
         await cluster.node.phase("stray", "Failed")
