@@ -5,23 +5,21 @@ Containers that request no GPU see none, whatever they set. A pod's request is p
 that the watcher uses, so an admitted pod is never rejected later for the syntax of its request.
 """
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from msgspec import structs
 
+from services.webhook.copied_state import CopiedState
 from services.webhook.patches import (
-    ANNOTATIONS,
     PatchOperation,
     add,
     add_annotation,
     add_label,
     add_variable,
     complete_limits,
-    remove,
     rename_amounts,
 )
 from shared.dialects import DIALECTS, GPU_RESOURCES, pod_requests
@@ -30,16 +28,12 @@ from shared.dialects.pod_groups import parse_pod_group
 from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.protected_paths import HOST_PATHS
 from shared.dialects.reserved import (
-    AUTHOR_ANNOTATIONS,
-    COMPLETED_ANNOTATIONS,
     EXEMPT,
     NO_DEVICE_VALUES,
     NOTHING_VISIBLE,
     RUNTIME_CLASSES,
-    STRIPPED_ANNOTATIONS,
     VISIBLE,
     is_cuda_image,
-    is_of_leasehold,
     names_devices,
 )
 from shared.dialects.vocabulary import LEFT_ALONE, find_misplaced, find_unread
@@ -262,7 +256,8 @@ def decide(
     webhooks, so a pod with it counts as one without a class. `exempt`: administrators have exempted
     the namespace from `pod_policy`. Raises RequestError for a malformed or too long run time.
     """
-    copied = _Copied.of(pod, policy.schedulers)
+    is_placed = policy.schedulers.serves(pod) and any(each.requests_gpu for each in pod.containers)
+    copied = CopiedState.of(pod, is_placed=is_placed)
     patches, warnings = copied.patches(pod), copied.warnings()
     pod = copied.removed(pod)
     if policy.resource_names and policy.schedulers.serves(pod):
@@ -421,62 +416,6 @@ def _uses_claims(container: PodContainer, policy: AdmissionPolicy) -> bool:
 
 def _holds_gpu(container: PodContainer, policy: AdmissionPolicy) -> bool:
     return container.requests_gpu or _uses_claims(container, policy)
-
-
-@dataclass(frozen=True, slots=True)
-class _Copied:
-    """What a new pod has of an earlier one that was placed, of which it is a copy."""
-
-    annotations: tuple[str, ...]
-    """Those that only schedulers write."""
-    node: str
-    """The node of the earlier pod, if the new one is placed, too."""
-
-    @classmethod
-    def of(cls, pod: PodView, schedulers: SchedulerChoice) -> Self:
-        """Find it: a backup, or what `kubectl get pod -o yaml` has shown, has all of it."""
-        keys = sorted(
-            key
-            for key in pod.annotations
-            if key.startswith(STRIPPED_ANNOTATIONS) or is_of_leasehold(key)
-        )
-        is_placed = schedulers.serves(pod) and any(each.requests_gpu for each in pod.containers)
-        return cls(tuple(keys), pod.spec.node_name if keys and is_placed else "")
-
-    def misspelled(self) -> str:
-        """Return why the pod is denied: one was meant to be an author's; empty: none was."""
-        for key in filter(is_of_leasehold, self.annotations):
-            meant = difflib.get_close_matches(key, AUTHOR_ANNOTATIONS, n=1, cutoff=0.8)
-            if meant:
-                return f"annotation {key} is unknown to Leasehold: did you mean {meant[0]}?"
-        return ""
-
-    def removed(self, pod: PodView) -> PodView:
-        """Return the pod without it, and without what the webhook replaces."""
-        gone = {*self.annotations, *COMPLETED_ANNOTATIONS}
-        kept = {key: value for key, value in pod.annotations.items() if key not in gone}
-        spec = structs.replace(pod.spec, node_name="") if self.node else pod.spec
-        return replace(pod, annotations=kept, spec=spec)
-
-    def patches(self, pod: PodView) -> list[PatchOperation]:
-        """Return the patches that remove it."""
-        replaced = (key for key in COMPLETED_ANNOTATIONS if key in pod.annotations)
-        patches = [remove(ANNOTATIONS, key) for key in (*self.annotations, *replaced)]
-        return [*patches, remove("/spec", "nodeName")] if self.node else patches
-
-    def warnings(self) -> list[str]:
-        """Return the first warnings."""
-        texts = [
-            f"annotation {key} was removed: only "
-            f"{'Leasehold' if is_of_leasehold(key) else 'schedulers'} may write it"
-            for key in self.annotations[:MAX_SHOWN]
-        ]
-        if self.node:
-            texts.append(
-                f"nodeName {self.node} was removed, as the pod is a copy of one that was placed: "
-                "it gets a lease of its own, possibly on another node"
-            )
-        return texts
 
 
 def _hide_devices(
