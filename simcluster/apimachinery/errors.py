@@ -82,7 +82,7 @@ class ApiError(Exception):
         cls, qualified: str, name: str, detail: str, causes: Sequence[Cause] = ()
     ) -> Self:
         """403: the request is understood and not allowed."""
-        text = f'{qualified} "{name}" is forbidden: {detail}'
+        text = " ".join((qualified, *([f'"{name}"'] if name else ()), f"is forbidden: {detail}"))
         return cls(403, "Forbidden", text, details=_details(qualified, name, causes))
 
     @classmethod

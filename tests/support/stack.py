@@ -325,9 +325,19 @@ async def stack(
         assert up.code == 0, f"{up.out}{up.err}{_logs(root)}"
         async with KubernetesClient(load_credentials(root / "kubeconfig")) as kube:
             yield Stack(root, kube)
+        assert not (refused := _refused(root)), refused
     finally:
         await run(*LEASEHOLD, "down", "--state", str(root))
         shutil.rmtree(root, ignore_errors=True)
+
+
+def _refused(root: Path) -> list[str]:
+    """Return lines of logs by which a service lacked a right; its account has the manifests'."""
+    words = 'is forbidden: User "system:serviceaccount:'
+    lines = (
+        line for log in (root / "logs").glob("*.log*") for line in log.read_text().splitlines()
+    )
+    return [line for line in lines if words in line.replace("\\", "")]
 
 
 def _logs(root: Path) -> str:

@@ -12,6 +12,7 @@ from tools.generate import (
     openapi,
     pages,
     reference,
+    rights,
     variables,
 )
 
@@ -30,6 +31,7 @@ def generated() -> dict[Path, str]:
         compatibility.CHECKLISTS: compatibility.checklists(),
         openapi.PAGE: openapi.generated(),
         reference.PAGE: reference.generated(),
+        rights.FILE: rights.rights(),
         variables.MODULE: variables.generated(),
     }
 

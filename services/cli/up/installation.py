@@ -1,10 +1,11 @@
 """What `up` installs in the simulated cluster, as in a real one.
 
-Each service has its account, whose token the admission policies compare with what it writes. The
-accounts may do everything else: the roles of a cluster are not installed.
+Each service has its account with the roles of the manifests, and nothing else. The admission
+policies compare its token with what it writes.
 """
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +17,59 @@ from shared.kubernetes import custom_kinds
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 
 AGENT, BINDER, API = "node-agent", "binder", "api"
-ACCOUNTS = ("watcher", BINDER, "timekeeper", "webhook", "extender", API)
-"""Accounts of the services other than node agents."""
-ADMINISTRATORS = "leasehold-up"
+ACCOUNTS = ("watcher", BINDER, "timekeeper", "webhook", API)
+"""Accounts of the services that always run, other than node agents."""
+COMBINED, CLAIMS, KUBE_SCHEDULER = "combined-scheduler", "dra", "kube-scheduler"
+"""The components that `up` can have."""
+_ACCOUNTS_OF = {KUBE_SCHEDULER: ("extender",)}
+_RIGHTS = Path(__file__).with_name("rights.json")
+"""The accounts, roles and DeviceClasses of `k8s/base` and of each component."""
 KINDS = Path(custom_kinds.__file__).with_name("kinds")
 """The definitions of our kinds."""
 Manifest = dict[str, Any]
+_RBAC = "rbac.authorization.k8s.io"
+_REGISTERS = "leasehold-webhook-outside"
+OUTSIDE_WEBHOOK: tuple[Manifest, ...] = (
+    {
+        "apiVersion": f"{_RBAC}/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": _REGISTERS},
+        "rules": [
+            {
+                "apiGroups": ["admissionregistration.k8s.io"],
+                "resources": ["mutatingwebhookconfigurations"],
+                "verbs": ["create"],
+            }
+        ],
+    },
+    {
+        "apiVersion": f"{_RBAC}/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": _REGISTERS},
+        "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": _REGISTERS},
+        "subjects": [{"kind": "ServiceAccount", "name": "webhook", "namespace": SYSTEM_NAMESPACE}],
+    },
+)
+"""A webhook outside the cluster creates its configuration; in one, the manifests have it."""
 
 
 def installation(
-    directory: str, nodes: Iterable[str], *, policies: bool, aggregated_port: int
+    directory: str,
+    nodes: Iterable[str],
+    *,
+    policies: bool,
+    aggregated_port: int,
+    components: Collection[str] = (),
 ) -> Manifest:
     """Return what simcluster installs, with the kubeconfigs of accounts in `directory`."""
+    names = [*ACCOUNTS, *(name for each in components for name in _ACCOUNTS_OF.get(each, ()))]
     accounts = [
         {
             "namespace": SYSTEM_NAMESPACE,
             "name": name,
             "kubeconfig": f"{directory}/{name}",
         }
-        for name in ACCOUNTS
+        for name in names
     ]
     accounts += [
         {
@@ -46,7 +81,7 @@ def installation(
         for node in nodes
     ]
     return {
-        "objects": [*_objects(policies=policies), *_api_service(aggregated_port)],
+        "objects": [*_objects(components, policies=policies), *_api_service(aggregated_port)],
         "accounts": accounts,
     }
 
@@ -56,22 +91,13 @@ def agent_account(node: str) -> str:
     return f"{AGENT}-{node}"
 
 
-def _objects(*, policies: bool) -> Iterator[Manifest]:
+def _objects(components: Collection[str], *, policies: bool) -> Iterator[Manifest]:
     for namespace in (SYSTEM_NAMESPACE, AGENTS_NAMESPACE):
         yield _object("v1", "Namespace", namespace)
-    for name in ACCOUNTS:
-        yield _object("v1", "ServiceAccount", name, SYSTEM_NAMESPACE)
-    yield _object("v1", "ServiceAccount", AGENT, AGENTS_NAMESPACE)
-    everything = {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}
-    rbac = "rbac.authorization.k8s.io"
-    yield _object(f"{rbac}/v1", "ClusterRole", ADMINISTRATORS) | {"rules": [everything]}
-    yield _object(f"{rbac}/v1", "ClusterRoleBinding", ADMINISTRATORS) | {
-        "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": ADMINISTRATORS},
-        "subjects": [
-            {"apiGroup": rbac, "kind": "Group", "name": f"system:serviceaccounts:{namespace}"}
-            for namespace in (SYSTEM_NAMESPACE, AGENTS_NAMESPACE)
-        ],
-    }
+    rights = json.loads(_RIGHTS.read_text())
+    for part in ("base", *components):
+        yield from rights[part]
+    yield from OUTSIDE_WEBHOOK
     for kind in ("gpubudgets.yaml", "gpuquotas.yaml"):
         yield yaml.safe_load(KINDS.joinpath(kind).read_text())
     if policies:

@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from services.cli.state_dir import (
 from services.cli.up import servers
 from services.cli.up.components import Component, components_of
 from services.cli.up.down import kill_leftovers
-from services.cli.up.installation import installation
+from services.cli.up.installation import CLAIMS, COMBINED, KUBE_SCHEDULER, installation
 from services.cli.up.plan import AGGREGATED, Plan, layouts_of, plan_of, with_library
 from services.cli.up.status import EXAMPLE, SIZE_LINES, faults_of, has_shares, summary, text_of
 from services.cli.up.supervisor import StartError, SupervisionTiming, Supervisor
@@ -42,6 +42,7 @@ from services.extender.scheduler_configuration import SchedulerTls, scheduler_co
 from services.timekeeper.config import budget_sources
 from services.watcher import quota_sources
 from shared.kubernetes.gpu_prices import load_prices
+from shared.model.claim import DraMode
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.names import NodeName
 from shared.runtime.request_settings import RequestSettings, load_rules
@@ -268,11 +269,22 @@ def _write_files(components: Sequence[Component], plan: Plan, directory: StateDi
         plan.nodes,
         policies=any(component.name == "webhook" for component in components),
         aggregated_port=plan.ports[AGGREGATED],
+        components=tuple(_parts(plan.settings)),
     )
     directory.installation.write_text(json.dumps(installed, indent=2))
     shares = has_shares(local=plan.local, library=plan.settings.library_source)
     lines = EXAMPLE.splitlines(keepends=True)
     directory.first_pod.write_text("".join(lines if shares else lines[:-SIZE_LINES]))
+
+
+def _parts(settings: Up) -> Iterator[str]:
+    """Yield the components of the manifests whose objects the services need."""
+    if settings.combined:
+        yield COMBINED
+    if settings.kube_scheduler:
+        yield KUBE_SCHEDULER
+    if os.environ.get("LEASEHOLD_DRA", DraMode.OFF) != DraMode.OFF:
+        yield CLAIMS
 
 
 async def _supervise(

@@ -28,7 +28,7 @@ from simcluster.apiserver.admission.rules import (
 )
 from simcluster.apiserver.admission.webhook_client import WebhookClient
 from simcluster.apiserver.cel import ExpressionError, conditions_hold
-from simcluster.apiserver.rbac import rules_of
+from simcluster.apiserver.rbac import RoleIndex
 from simcluster.apiserver.storage.records import ObjectChange
 from simcluster.apiserver.storage.store import ObjectStore
 
@@ -55,8 +55,9 @@ class RegisteredWebhook:
 class AdmissionChain:
     """Calls the webhooks and evaluates the policies that match a request."""
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: ObjectStore, roles: RoleIndex) -> None:
         self._store = store
+        self._roles = roles
         self.client = WebhookClient(store)
         self._policies = BoundPolicies(store)
         self._hooks: dict[str, list[RegisteredWebhook]] = {MUTATING: [], VALIDATING: []}
@@ -231,7 +232,7 @@ class AdmissionChain:
         conditions = hook.spec.get("matchConditions") or ()
         variables = expression_variables(request, kind)
         if any("authorizer" in each["expression"] for each in conditions):
-            rules = rules_of(self._store, request.user, request.namespace)
+            rules = self._roles.rules_of(request.user, request.namespace)
             variables["authorizer"] = {"rules": list(rules)}
         try:
             matches = conditions_hold(conditions, variables)

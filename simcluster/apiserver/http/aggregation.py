@@ -14,6 +14,7 @@ from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json, at_path, decode
 from simcluster.apimachinery.resources import Resource
 from simcluster.apiserver.admission.service_address import resolve_address
+from simcluster.apiserver.rbac import RoleIndex
 from simcluster.apiserver.requests.authorization import attributes_of, authorize
 from simcluster.apiserver.requests.query_parameters import is_set
 from simcluster.apiserver.requests.request_target import RequestTarget
@@ -30,8 +31,9 @@ _PATH = re.compile(r"/apis/[^/]+/[^/]+/(?:namespaces/([^/]+)/)?([^/]+)(?:/([^/]+
 class Aggregator:
     """Passes requests on with the front proxy's certificate, and the user in headers."""
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: ObjectStore, roles: RoleIndex) -> None:
         self._store = store
+        self._roles = roles
         self._files: CertificateFiles | None = None
 
     def present(self, files: CertificateFiles) -> None:
@@ -100,7 +102,7 @@ class Aggregator:
             watch, fields = is_set(request.query, "watch"), request.query.get("fieldSelector", "")
             target = RequestTarget(kind, namespace, name, below)
             attributes = attributes_of(request.method, target, watch=watch, fields=fields)
-            authorize(self._store, user, attributes)
+            authorize(self._roles, user, attributes)
         headers = {key: request.headers[key] for key in _PASSED if key in request.headers}
         body = await request.read() or None
         try:

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiohttp import web
@@ -45,10 +45,12 @@ from simcluster.apiserver.kinds.namespaces import NamespaceController, create_sy
 from simcluster.apiserver.kinds.resource_quotas import QuotaController
 from simcluster.apiserver.kinds.scale import scale_of
 from simcluster.apiserver.kinds.service_account_tokens import ServiceAccountTokens, TokenError
+from simcluster.apiserver.rbac import RoleIndex
 from simcluster.apiserver.rbac_rules import ResourceAttributes
 from simcluster.apiserver.requests.authorization import (
     attributes_of,
     authorize,
+    authorize_url,
     impersonated,
     review_access,
 )
@@ -58,6 +60,7 @@ from simcluster.apiserver.requests.object_writes import (
     method_not_allowed,
 )
 from simcluster.apiserver.requests.paged_lists import list_page
+from simcluster.apiserver.requests.patches import APPLY_PATCH
 from simcluster.apiserver.requests.query_parameters import ListOptions, is_set
 from simcluster.apiserver.requests.request_target import PATH_NOT_FOUND, RequestTarget, parse_target
 from simcluster.apiserver.storage.store import ObjectStore
@@ -188,9 +191,10 @@ class ApiServer:
         self._definitions = DefinitionController(store)
         self._namespaces = NamespaceController(store)
         self._quotas = QuotaController(store)
-        self._admission = AdmissionChain(store)
+        self._roles = RoleIndex(store)
+        self._admission = AdmissionChain(store, self._roles)
         self._tokens = ServiceAccountTokens(store, settings.token)
-        self.aggregator = Aggregator(store)
+        self.aggregator = Aggregator(store, self._roles)
         self._writer = ObjectWriter(
             store,
             DisruptionController(store),
@@ -261,13 +265,14 @@ class ApiServer:
             raise _UNAUTHORIZED from error
         name = request.headers.get("Impersonate-User")
         groups = request.headers.getall("Impersonate-Group", [])
-        return impersonated(self.store, user, name, groups) if name else user
+        return impersonated(self._roles, user, name, groups) if name else user
 
     async def _route(
         self, request: web.BaseRequest, labels: _RequestLabels, user: Json
     ) -> web.StreamResponse:
         path = request.path
         if path.startswith("/debug/") or path == "/metrics":
+            authorize_url(self._roles, user, request.method, path)
             return await self._debug.respond(request)
         response = await self._respond_without_object(request, user)
         if response is not None:
@@ -277,7 +282,9 @@ class ApiServer:
         watch = is_set(request.query, "watch")
         fields = request.query.get("fieldSelector", "")
         attributes = attributes_of(request.method, target, watch=watch, fields=fields)
-        authorize(self.store, user, attributes)
+        authorize(self._roles, user, attributes)
+        if self._creates_by_apply(request, target):
+            authorize(self._roles, user, replace(attributes, verb="create"))
         if target.kind.group == METRICS:
             if request.method != "GET" or watch:
                 raise method_not_allowed(request.method)
@@ -289,6 +296,12 @@ class ApiServer:
             return await self._read(request, target, labels)
         labels.key = target.key if target.name else ""
         return await self._write(request, target, user)
+
+    def _creates_by_apply(self, request: web.BaseRequest, target: RequestTarget) -> bool:
+        is_apply = request.method == "PATCH" and request.content_type == APPLY_PATCH
+        return (
+            is_apply and self.store.find(target.kind.table, target.namespace, target.name) is None
+        )
 
     async def _respond_without_object(
         self, request: web.BaseRequest, user: Json
@@ -306,15 +319,17 @@ class ApiServer:
         if static is not None:
             return static
         if path == _REVIEWS and request.method == "POST":
-            authorize(self.store, user, _CREATE_REVIEW)
+            authorize(self._roles, user, _CREATE_REVIEW)
             return json_response(encode(self._tokens.review(await read_body(request) or {})), 201)
         if path in {_SUBJECT_REVIEWS, *_SELF_REVIEWS} and request.method == "POST":
             if path == _SUBJECT_REVIEWS:
-                authorize(self.store, user, _CREATE_ACCESS_REVIEW)
-            review = review_access(self.store, user, await read_body(request) or {})
+                authorize(self._roles, user, _CREATE_ACCESS_REVIEW)
+            review = review_access(
+                self._roles, user, await read_body(request) or {}, now=self.store.now()
+            )
             return json_response(encode(review), 201)
         if proxied := parse_proxied(path):
-            authorize(self.store, user, proxied.attributes(request.method))
+            authorize(self._roles, user, proxied.attributes(request.method))
             return await serve_proxied(request, self.store, proxied)
         return None
 

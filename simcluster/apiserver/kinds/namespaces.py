@@ -9,6 +9,7 @@ from simcluster.apimachinery.objects import (
     namespace_of,
 )
 from simcluster.apimachinery.resources import Resource
+from simcluster.apiserver.kinds.default_roles import default_roles
 from simcluster.apiserver.kinds.strategies import SYSTEM_PRIORITIES
 from simcluster.apiserver.storage.records import ObjectChange
 from simcluster.apiserver.storage.store import ObjectStore
@@ -17,13 +18,16 @@ INITIAL = ("default", "kube-system", "kube-public", "kube-node-lease")
 
 
 def create_system_objects(store: ObjectStore) -> None:
-    """Create the namespaces and priority classes of every cluster, if they are missing."""
+    """Create the namespaces, priority classes and roles of every cluster, if they are missing."""
     for name in INITIAL:
         if store.find("namespaces", None, name) is None:
             store.create("namespaces", {"metadata": {"name": name}})
     for name, value in SYSTEM_PRIORITIES.items():
         if store.find("priorityclasses", None, name) is None:
             store.create("priorityclasses", {"metadata": {"name": name}, "value": value})
+    for table, obj in default_roles():
+        if store.find(table, namespace_of(obj), name_of(obj)) is None:
+            store.create(table, obj)
 
 
 class NamespaceController:

@@ -3,11 +3,13 @@
 https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-claim-v1/
 """
 
-from simcluster.apimachinery.errors import Cause
+from simcluster.apimachinery.errors import ApiError, Cause
 from simcluster.apimachinery.names import metadata_causes
-from simcluster.apimachinery.objects import Json, list_at
+from simcluster.apimachinery.objects import Json, list_at, metadata, name_of, namespace_of
 from simcluster.apiserver.storage.strategy import KindStrategy, ObjectLookup
 
+ADMIN_ACCESS = "resource.kubernetes.io/admin-access"
+"""The label of namespaces whose claims may have access to devices that others use."""
 _IMMUTABLE = "Invalid value: field is immutable"
 DeviceKey = tuple[str, str, str, str]
 
@@ -29,6 +31,7 @@ class ResourceClaimStrategy(KindStrategy):
         """Set the defaults of requests, and drop the status."""
         obj.pop("status", None)
         set_request_defaults(obj.get("spec") or {})
+        refuse_admin_access("ResourceClaim", obj, obj.get("spec") or {}, cluster)
 
     def apply_defaults(self, obj: Json, cluster: ObjectLookup) -> None:
         """Drop the devices' status together with the allocation."""
@@ -72,7 +75,9 @@ class ResourceClaimTemplateStrategy(KindStrategy):
 
     def prepare_for_create(self, obj: Json, cluster: ObjectLookup) -> None:
         """Set the defaults of requests."""
-        set_request_defaults((obj.get("spec") or {}).get("spec") or {})
+        spec = (obj.get("spec") or {}).get("spec") or {}
+        set_request_defaults(spec)
+        refuse_admin_access("ResourceClaimTemplate", obj, spec, cluster)
 
     def validate_transition(self, new: Json, old: Json) -> list[Cause]:
         """Refuse a change of the spec."""
@@ -107,6 +112,22 @@ class ResourceSliceStrategy(KindStrategy):
             for name in ("driver", "nodeName")
             if new["spec"].get(name) != old["spec"].get(name)
         ]
+
+
+def refuse_admin_access(kind: str, obj: Json, spec: Json, cluster: ObjectLookup) -> None:
+    """Raise 422 for requests with `adminAccess` in a namespace without the label for it."""
+    requests = list_at(spec, "devices.requests")
+    if not any((each.get("exactly") or {}).get("adminAccess") for each in requests):
+        return
+    found = cluster.find("namespaces", None, namespace_of(obj))
+    labels = {} if found is None else metadata(found.obj).get("labels") or {}
+    if labels.get(ADMIN_ACCESS) != "true":
+        text = (
+            f"Forbidden: admin access to devices requires the `{ADMIN_ACCESS}: true` label on the "
+            "containing namespace"
+        )
+        cause = Cause("FieldValueForbidden", text, "")
+        raise ApiError.invalid(kind, "resource.k8s.io", name_of(obj), [cause])
 
 
 def set_request_defaults(spec: Json) -> None:

@@ -1,14 +1,14 @@
 """RBAC: whether the stored roles allow a request; administrators may do everything.
 
-Differences from Kubernetes: there are no aggregated roles, and a role may grant permissions that
-its author does not have.
+Differences from Kubernetes: a role may grant permissions that its author does not have, and the
+rules of an aggregated role are not written into it.
 https://kubernetes.io/docs/reference/access-authn-authz/rbac/
 """
 
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json
 from simcluster.apimachinery.selectors import selected_name
-from simcluster.apiserver.rbac import ACCOUNT, rules_of
+from simcluster.apiserver.rbac import ACCOUNT, RoleIndex
 from simcluster.apiserver.rbac_rules import (
     AUTHENTICATED,
     ResourceAttributes,
@@ -16,7 +16,6 @@ from simcluster.apiserver.rbac_rules import (
     allows_url,
 )
 from simcluster.apiserver.requests.request_target import RequestTarget
-from simcluster.apiserver.storage.store import ObjectStore
 
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 
@@ -41,9 +40,9 @@ def attributes_of(
     )
 
 
-def authorize(store: ObjectStore, user: Json, request: ResourceAttributes) -> None:
+def authorize(roles: RoleIndex, user: Json, request: ResourceAttributes) -> None:
     """Raise the 403 of Kubernetes unless a role of the user allows the request."""
-    if is_allowed(store, user, request):
+    if is_allowed(roles, user, request):
         return
     where = f'in the namespace "{request.namespace}"' if request.namespace else (
         "at the cluster scope"
@@ -57,37 +56,48 @@ def authorize(store: ObjectStore, user: Json, request: ResourceAttributes) -> No
     raise ApiError.forbidden(qualified, request.name, text)
 
 
-def is_allowed(store: ObjectStore, user: Json, request: ResourceAttributes) -> bool:
+def is_allowed(roles: RoleIndex, user: Json, request: ResourceAttributes) -> bool:
     """Return whether a role of the user allows the request."""
-    return any(allows(rule, request) for rule in rules_of(store, user, request.namespace))
+    return any(allows(rule, request) for rule in roles.rules_of(user, request.namespace))
 
 
-def impersonated(store: ObjectStore, user: Json, name: str, groups: list[str]) -> Json:
+def impersonated(roles: RoleIndex, user: Json, name: str, groups: list[str]) -> Json:
     """Return the other user as whom a request is made; 403 if `user` may not impersonate it."""
     account = name.removeprefix(ACCOUNT).partition(":") if name.startswith(ACCOUNT) else None
     kind = "users" if account is None else "serviceaccounts"
-    authorize(store, user, ResourceAttributes("impersonate", "", kind, name=name))
+    authorize(roles, user, ResourceAttributes("impersonate", "", kind, name=name))
     for group in groups:
-        authorize(store, user, ResourceAttributes("impersonate", "", "groups", name=group))
+        authorize(roles, user, ResourceAttributes("impersonate", "", "groups", name=group))
     if account is not None and not groups:
         groups = ["system:serviceaccounts", f"system:serviceaccounts:{account[0]}"]
     return {"username": name, "groups": [*groups, "system:authenticated"]}
 
 
-def review_access(store: ObjectStore, user: Json, review: Json) -> Json:
+def authorize_url(roles: RoleIndex, user: Json, method: str, path: str) -> None:
+    """Raise the 403 of Kubernetes unless a role allows a request of a path that is no resource."""
+    verb = method.lower()
+    if not _is_url_allowed(roles, user, verb, path):
+        text = f'forbidden: User "{user.get("username")}" cannot {verb} path "{path}"'
+        raise ApiError(403, "Forbidden", text, details={})
+
+
+def _is_url_allowed(roles: RoleIndex, user: Json, verb: str, path: str) -> bool:
+    rules = (*roles.rules_of(user, ""), *AUTHENTICATED)
+    return any(allows_url(rule, verb, path) for rule in rules)
+
+
+def review_access(roles: RoleIndex, user: Json, review: Json, *, now: str) -> Json:
     """Return a completed review: of `user` if it is a Self... one, of the user in it if not."""
     spec = review.get("spec") or {}
     if review.get("kind") == "SelfSubjectReview":
-        return {**review, "metadata": {"creationTimestamp": store.now()},
-                "status": {"userInfo": user}}  # fmt: skip
+        return {**review, "metadata": {"creationTimestamp": now}, "status": {"userInfo": user}}
     if review.get("kind") == "SelfSubjectRulesReview":
-        return {**review, "status": _rules_status(store, user, str(spec.get("namespace") or ""))}
+        return {**review, "status": _rules_status(roles, user, str(spec.get("namespace") or ""))}
     of_user = {"username": spec.get("user"), "groups": spec.get("groups") or ()}
     chosen = user if review.get("kind") == "SelfSubjectAccessReview" else of_user
     wanted = spec.get("resourceAttributes") or {}
     if url := spec.get("nonResourceAttributes"):
-        rules = (*rules_of(store, chosen, ""), *AUTHENTICATED)
-        allowed = any(allows_url(each, url.get("verb", ""), url.get("path", "")) for each in rules)
+        allowed = _is_url_allowed(roles, chosen, url.get("verb", ""), url.get("path", ""))
         return {**review, "status": {"allowed": allowed}}
     names = filter(None, (wanted.get("resource", ""), wanted.get("subresource", "")))
     request = ResourceAttributes(
@@ -97,11 +107,11 @@ def review_access(store: ObjectStore, user: Json, review: Json) -> Json:
         namespace=wanted.get("namespace", ""),
         name=wanted.get("name", ""),
     )
-    return {**review, "status": {"allowed": is_allowed(store, chosen, request)}}
+    return {**review, "status": {"allowed": is_allowed(roles, chosen, request)}}
 
 
-def _rules_status(store: ObjectStore, user: Json, namespace: str) -> Json:
-    rules = (*rules_of(store, user, namespace), *AUTHENTICATED)
+def _rules_status(roles: RoleIndex, user: Json, namespace: str) -> Json:
+    rules = (*roles.rules_of(user, namespace), *AUTHENTICATED)
     return {
         "resourceRules": [rule for rule in rules if rule.get("resources")],
         "nonResourceRules": [rule for rule in rules if rule.get("nonResourceURLs")],

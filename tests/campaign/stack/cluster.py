@@ -26,7 +26,7 @@ from services.cli.commands import Up
 from services.cli.state_dir import ComponentState, StateDir, save_state
 from services.cli.up import servers
 from services.cli.up.components import Component, components_of
-from services.cli.up.installation import installation
+from services.cli.up.installation import OUTSIDE_WEBHOOK, installation
 from services.cli.up.plan import Plan, plan_of
 from services.cli.up.supervisor import Supervisor
 from services.cli.up.up import state_of
@@ -53,24 +53,6 @@ CRDS = K8S / "base" / "crds"
 COMBINED = K8S / "components" / "combined-scheduler" / "combined-scheduler.yaml"
 JUDGE = "kubernetes-admin"
 """The user of the administrator's token."""
-_RBAC, _HOOKS = "rbac.authorization.k8s.io", "mutatingwebhookconfigurations"
-_HOOKS_RULE = {"apiGroups": ["admissionregistration.k8s.io"], "resources": [_HOOKS]}
-REGISTERS = (
-    {
-        "apiVersion": f"{_RBAC}/v1",
-        "kind": "ClusterRole",
-        "metadata": {"name": _HOOKS},
-        "rules": [_HOOKS_RULE | {"verbs": ["create"]}],
-    },
-    {
-        "apiVersion": f"{_RBAC}/v1",
-        "kind": "ClusterRoleBinding",
-        "metadata": {"name": _HOOKS},
-        "roleRef": {"apiGroup": _RBAC, "kind": "ClusterRole", "name": _HOOKS},
-        "subjects": [{"kind": "ServiceAccount", "name": "webhook", "namespace": SYSTEM_NAMESPACE}],
-    },
-)
-"""A webhook outside the cluster creates its configuration."""
 CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 DISRUPTION_BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
@@ -227,7 +209,7 @@ def _installed(directory: StateDir) -> dict[str, object]:
         ]
         if each["name"] in used
     ]
-    return {"objects": [*namespaces, *rights, *REGISTERS, *policies], "accounts": accounts}
+    return {"objects": [*namespaces, *rights, *OUTSIDE_WEBHOOK, *policies], "accounts": accounts}
 
 
 async def _create_objects(kube: KubernetesClient) -> None:

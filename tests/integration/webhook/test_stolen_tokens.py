@@ -31,8 +31,6 @@ from tools.generate.tries import (
 
 K8S = Path(__file__).parents[3] / "k8s"
 POD_GROUPS = Path(__file__).parents[2] / "support/crds/kubernetes_podgroup.yaml"
-SCHEDULER_ROLES = Path(__file__).with_name("scheduler_roles.yaml")
-RBAC_API = "rbac.authorization.k8s.io/v1"
 MERGE = {"Content-Type": "application/merge-patch+json"}
 
 
@@ -50,7 +48,6 @@ async def cluster(component: str) -> AsyncIterator[ApiUnderTest]:
         for node in (OWN, OTHER):
             await created(client, "/api/v1/nodes", {"metadata": {"name": node}})
         await install_rights(api, *added)
-        await add_scheduler_roles(client)
         for name, node in (("own", OWN), ("other", OTHER), ("waiting", "")):
             spec: dict[str, Any] = {
                 "containers": [{"name": "main", "image": "app"}],
@@ -81,12 +78,6 @@ async def cluster(component: str) -> AsyncIterator[ApiUnderTest]:
         spec = {"driver": DRIVER, "nodeName": OTHER, "pool": pool}
         await created(client, SLICES, {"metadata": {"name": "other"}, "spec": spec})
         yield api
-
-
-async def add_scheduler_roles(client: aiohttp.ClientSession) -> None:
-    """Create the roles of kube-scheduler, as API servers of 1.36 do."""
-    for role in yaml.safe_load_all(SCHEDULER_ROLES.read_text()):
-        await created(client, f"/apis/{RBAC_API}/clusterroles", role)
 
 
 def bound_accounts(folder: str) -> set[str]:

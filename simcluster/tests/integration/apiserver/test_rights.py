@@ -1,0 +1,158 @@
+"""What roles allow, by requests with the tokens of accounts and as other users."""
+
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from services.cli.up.installation import ACCOUNTS, CLAIMS, KUBE_SCHEDULER, installation
+from shared.model.names import SYSTEM_NAMESPACE
+from simcluster.apimachinery.objects import Json
+from simcluster.installation import Installation
+from tests.support.simcluster.apiserver import ApiUnderTest, Client, body_of, create, merge, read
+
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+PODS, NAMESPACES = "/api/v1/namespaces/default/pods", "/api/v1/namespaces"
+BINDINGS = f"{RBAC}/namespaces/default/rolebindings"
+CLAIMS_PATH = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+TEMPLATES = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates"
+APPLY = {"Content-Type": "application/apply-patch+yaml"}
+ALICE = {"Impersonate-User": "alice"}
+
+
+def binding(name: str, role: str, *, kind: str = "ClusterRole") -> Json:
+    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role}
+    subjects = [{"kind": "User", "name": "alice"}]
+    return {"metadata": {"name": name}, "roleRef": reference, "subjects": subjects}
+
+
+def role(name: str, *rules: Json, labels: Json | None = None) -> Json:
+    return {"metadata": {"name": name, "labels": labels or {}}, "rules": list(rules)}
+
+
+async def as_alice(client: Client, path: str, *, code: int, **more: Any) -> Any:
+    return await read(client, path, code=code, headers=ALICE, **more)
+
+
+async def test_a_role_counts_from_its_binding_until_either_is_gone(client: Client) -> None:
+    rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]}
+    await create(client, f"{RBAC}/namespaces/default/roles", role("lists", rule))
+
+    before = await as_alice(client, PODS, code=403)
+    await create(client, BINDINGS, binding("alice", "lists", kind="Role"))
+    await as_alice(client, PODS, code=200)
+    elsewhere = await as_alice(client, "/api/v1/namespaces/kube-system/pods", code=403)
+    everywhere = await as_alice(client, "/api/v1/pods", code=403)
+    await merge(client, f"{RBAC}/namespaces/default/roles/lists", {"rules": []})
+    await as_alice(client, PODS, code=403)
+
+    words = 'pods is forbidden: User "alice" cannot list resource "pods" in API group "" '
+    assert before["message"] == f'{words}in the namespace "default"'
+    assert elsewhere["message"] == f'{words}in the namespace "kube-system"'
+    assert everywhere["message"] == f"{words}at the cluster scope"
+
+
+async def test_the_roles_of_users_have_what_others_add_to_them(client: Client) -> None:
+    await create(client, BINDINGS, binding("alice", "view"))
+    await as_alice(client, PODS, code=200)
+    await as_alice(client, "/api/v1/namespaces/default/secrets", code=403)
+    await body_of(await client.post(PODS, json={}, headers=ALICE), 403)
+
+    added = role(
+        "more",
+        {"apiGroups": [""], "resources": ["secrets"], "verbs": ["list"]},
+        labels={"rbac.authorization.k8s.io/aggregate-to-view": "true"},
+    )
+    await create(client, f"{RBAC}/clusterroles", added)
+
+    await as_alice(client, "/api/v1/namespaces/default/secrets", code=200)
+
+
+async def test_an_apply_that_creates_needs_the_right_to_create(client: Client) -> None:
+    rule = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["patch"]}
+    await create(client, f"{RBAC}/clusterroles", role("patches", rule))
+    await create(client, BINDINGS, binding("alice", "patches"))
+    path = "/api/v1/namespaces/default/configmaps/one"
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one"}}
+
+    async def apply() -> aiohttp.ClientResponse:
+        query = {"fieldManager": "alice"}
+        return await client.patch(path, json=body, params=query, headers=ALICE | APPLY)
+
+    refused = await body_of(await apply(), 403)
+    await create(client, "/api/v1/namespaces/default/configmaps", body)
+    await body_of(await apply(), 200)
+
+    assert 'cannot create resource "configmaps"' in refused["message"]
+
+
+async def test_a_path_that_is_no_resource_needs_a_right_too(client: Client) -> None:
+    refused = await as_alice(client, "/metrics", code=403)
+    await as_alice(client, "/apis", code=200)
+
+    rules = role("metrics", {"nonResourceURLs": ["/metrics"], "verbs": ["get"]})
+    await create(client, f"{RBAC}/clusterroles", rules)
+    await create(client, f"{RBAC}/clusterrolebindings", binding("alice", "metrics"))
+
+    assert refused["message"] == 'forbidden: User "alice" cannot get path "/metrics"'
+    assert (await client.get("/metrics", headers=ALICE)).status == 200
+
+
+@pytest.mark.parametrize(("path", "kind"), [(CLAIMS_PATH, "ResourceClaim"),
+                                            (TEMPLATES, "ResourceClaimTemplate")])  # fmt: skip
+async def test_admin_access_needs_the_label_of_the_namespace(
+    client: Client, path: str, kind: str
+) -> None:
+    request = {"name": "gpu", "exactly": {"deviceClassName": "gpu", "adminAccess": True}}
+    spec: Json = {"devices": {"requests": [request]}}
+    body = {
+        "metadata": {"name": "one"},
+        "spec": spec if kind == "ResourceClaim" else {"spec": spec},
+    }
+
+    refused = await create(client, path, body, code=422)
+    labels = {"resource.kubernetes.io/admin-access": "true"}
+    await merge(client, f"{NAMESPACES}/default", {"metadata": {"labels": labels}})
+    await create(client, path, body)
+
+    assert refused["message"] == (
+        f'{kind}.resource.k8s.io "one" is invalid: : Forbidden: admin access to devices requires '
+        "the `resource.kubernetes.io/admin-access: true` label on the containing namespace"
+    )
+
+
+@pytest.mark.parametrize("components", [(), (CLAIMS, KUBE_SCHEDULER)])
+async def test_services_of_one_machine_have_the_rights_of_the_manifests_only(
+    api: ApiUnderTest, client: Client, tmp_path: Path, components: tuple[str, ...]
+) -> None:
+    described = installation(
+        str(tmp_path), ("node-0",), policies=True, aggregated_port=8443, components=components
+    )
+    msgspec.convert(described, Installation).create_objects(api.store)
+    allowed: dict[str, dict[str, bool]] = {}
+    tried = {
+        "bind": ("create", "", "pods", "binding"),
+        "read secrets": ("list", "", "secrets", ""),
+        "delete pods": ("delete", "", "pods", ""),
+        "answer claims": ("patch", "resource.k8s.io", "resourceclaims", "status"),
+    }
+    for account in ACCOUNTS:
+        user = f"system:serviceaccount:{SYSTEM_NAMESPACE}:{account}"
+        for what, (verb, group, resource, subresource) in tried.items():
+            asked = {"verb": verb, "group": group, "resource": resource, "namespace": "default",
+                     "subresource": subresource}  # fmt: skip
+            review = {"kind": "SubjectAccessReview",
+                      "spec": {"user": user, "resourceAttributes": asked}}  # fmt: skip
+            path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+            answer = await create(client, path, review)
+            allowed.setdefault(what, {})[account] = answer["status"]["allowed"]
+
+    found = {what: [name for name, may in row.items() if may] for what, row in allowed.items()}
+    assert found == {
+        "bind": ["binder"],
+        "read secrets": [],
+        "delete pods": [],
+        "answer claims": ["binder"] if components else [],
+    }
