@@ -4,9 +4,8 @@ Errors of /api/v1 are JSON `{"error": ...}`.
 """
 
 import hashlib
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from importlib import resources
 
@@ -26,6 +25,7 @@ from shared.credentials.authorization import (
     bearer_token,
     is_loopback,
 )
+from shared.credentials.shares import FairTurns, OpenResponses, TooManyRequestsError, owner_of
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.names import Namespace
 
@@ -43,9 +43,12 @@ HEADERS = {
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 MAX_BODY = 256 * 1024
 HEARTBEAT_S = 10.0
-MOST, MOST_OF_USER = 1_000, 50
-"""Responses that stay open, each of which costs a comparison for every change."""
 """After this time without a change, a comment is sent, and permissions are checked again."""
+MOST_OPEN, MOST_OPEN_OF_ONE, MOST_OPEN_RESERVED = 1_000, 50, 50
+"""Responses that stay open, each of which costs a comparison for every change."""
+AT_ONCE, AT_ONCE_OF_ONE, MOST_WAITING = 64, 8, 200
+"""Requests that are answered at the same time, and those of one owner; of whose others so many
+wait."""
 encode = msgspec.json.Encoder().encode
 
 
@@ -65,7 +68,8 @@ class HttpServer:
         folder = resources.files("services.api") / "static"
         self.files = {path.name: _load_file(path.read_bytes()) for path in folder.iterdir()}
         self.modules = sorted(name for name in self.files if _is_module(name))
-        self._streams: Counter[str] = Counter()
+        self._open = OpenResponses(MOST_OPEN, MOST_OPEN_OF_ONE, MOST_OPEN_RESERVED)
+        self._turns = FairTurns(AT_ONCE, AT_ONCE_OF_ONE, most_waiting=MOST_WAITING)
 
     def application(self) -> web.Application:
         """Return the application."""
@@ -198,32 +202,23 @@ class HttpServer:
         if route.body and request.content_type != "application/json":
             # Without this, a page of another site could send the request: a browser asks first.
             raise web.HTTPUnsupportedMediaType(reason="send Content-Type: application/json")
-        body = encode(await route.handler(self.api, call))
+        async with self._turns.turn(owner_of(call.viewer.name)):
+            body = encode(await route.handler(self.api, call))
         response = web.Response(body=body, content_type="application/json")
         response.enable_compression()
         return response
 
-    @contextmanager
-    def streaming(self, user: str) -> Iterator[None]:
-        """Count a response that stays open; refuse one too many."""
-        for most, count in ((MOST_OF_USER, self._streams[user]), (MOST, self._streams.total())):
-            if count >= most:
-                reason = f"{most} watches and live pages are open, the most at a time: close some"
-                raise web.HTTPTooManyRequests(reason=reason)
-        self._streams[user] += 1
-        try:
-            yield
-        finally:
-            self._streams[user] -= 1
-            self._streams += Counter()  # without those that are 0
+    def staying_open(self, viewer: Viewer) -> AbstractAsyncContextManager[None]:
+        """Hold a place for a response that stays open; TimeoutError ends it."""
+
+        async def is_administrator() -> bool:
+            return await viewer.visible(()) is None
+
+        return self._open.place(owner_of(viewer.name), is_administrator=is_administrator)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Stream changes after the header Last-Event-ID, or else `?after=`."""
         call = await self._required_call(request)
-        with self.streaming(call.viewer.name):
-            return await self._stream(request)
-
-    async def _stream(self, request: web.Request) -> web.StreamResponse:
         after = request.headers.get("Last-Event-ID") or request.query.get("after", "")
         response = web.StreamResponse(
             headers={
@@ -233,17 +228,17 @@ class HttpServer:
                 "X-Accel-Buffering": "no",
             }
         )
-        await response.prepare(request)
         token = token_of(request)
 
         async def authenticate() -> Viewer | None:
             return await self.authenticator.authenticate(token)
 
-        try:
-            async for data in stream(self.service, authenticate, after):
-                await response.write(data)
-        except (ConnectionResetError, UnavailableError):
-            pass  # the page reconnects with its position
+        # The page reconnects with its position.
+        with suppress(ConnectionResetError, UnavailableError, TimeoutError):
+            async with self.staying_open(call.viewer):
+                await response.prepare(request)
+                async for data in stream(self.service, authenticate, after):
+                    await response.write(data)
         return response
 
 
@@ -270,6 +265,8 @@ def refusal(error: web.HTTPException | LeaseholdError) -> tuple[int, str]:
     """Return the status and the reason of a response."""
     if isinstance(error, web.HTTPException):
         return error.status, error.reason
+    if isinstance(error, TooManyRequestsError):
+        return 429, str(error)
     if isinstance(error, AccessDeniedError):
         return 403 if error.known else 401, str(error)
     return 503 if isinstance(error, UnavailableError) else 400, str(error)

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -41,6 +41,7 @@ from services.api.visible_cluster import (
     preemptions_view,
 )
 from shared.credentials.authorization import AccessDeniedError
+from shared.credentials.shares import FairTurns, owner_of
 from shared.dialects.dialect import Rules
 from shared.kubernetes.gpu_prices import PriceFile
 from shared.kubernetes.manifests import ManifestPod, pods_in
@@ -147,7 +148,7 @@ class ReadApi:
         self.bus = bus
         self.rules = rules or Rules()
         self.histories = histories or service.history
-        self._one_trial = asyncio.Lock()
+        self._trials = FairTurns()
         self.trace_url = trace_url
         self.spans = spans
         self.prices = prices or PriceFile()
@@ -228,11 +229,10 @@ class ReadApi:
                     start_without_plan, unit, nodes, end_of, now=now, visible=call.visible
                 )
                 with suppress(TimeoutError):  # others' trials come first: the rest is said at once
-                    await asyncio.wait_for(self._one_trial.acquire(), NO_END_S)
-                    try:
+                    async with AsyncExitStack() as stack:
+                        async with asyncio.timeout(NO_END_S):
+                            await stack.enter_async_context(self._trial_of(call))
                         return await asyncio.to_thread(trial)
-                    finally:
-                        self._one_trial.release()
         return ""
 
     @ROUTES.at("/api/v1/traces/{namespace}/{pod}", needs_sync=True)
@@ -492,10 +492,13 @@ class ReadApi:
         starts = (await self.service.preemptions.state(now=now, past_s=0)).starts
         nodes = with_claims(self.service.projection.totals.values(), starts, ())
         end_of = partial(self.service.projection.end_of, now=now) if order.when else None
-        async with self._one_trial:
+        async with self._trial_of(call):
             pods = await asyncio.to_thread(tried_pods, order.manifest, self.rules)
             trial = partial(forecast, nodes=nodes, now=now, visible=call.visible, end_of=end_of)
             return await asyncio.to_thread(trial, pods)
+
+    def _trial_of(self, call: ApiCall) -> AbstractAsyncContextManager[None]:
+        return self._trials.turn(owner_of(call.viewer.name))
 
     # Requests with an effect
 

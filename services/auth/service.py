@@ -19,8 +19,7 @@ from services.auth.nkeys import TokenIssuer
 from services.auth.object_store import RootSecretStore
 from services.auth.root_secret import AUTH, files_of_servers
 from services.topology import SERVICES
-from shared.credentials.authorization import ReviewCache
-from shared.model.clock import Clock
+from shared.model.clock import Clock, ExpiringMap
 from shared.model.errors import ConflictError, UnavailableError
 from shared.runtime.service import loops
 
@@ -33,6 +32,8 @@ EXPIRATION = Gauge(
 )
 logger = logging.getLogger(__name__)
 
+MOST_REVIEWS = 10_000
+"""Reviews of tokens that are reused."""
 UNREAD_S = 1.0
 """Pause of the update of Redis' users until the secrets have been read."""
 
@@ -80,7 +81,13 @@ class AuthService:
         """Those of the servers, as this replica has found them in the derived objects."""
         self._unchanged_since = 0.0
         self._reloaded_files = (b"", b"")
-        self._reviews: ReviewCache[NatsUser | AuthorizationRefusedError] = ReviewCache(clock)
+        self._authorized: ExpiringMap[bytes, NatsUser] = ExpiringMap(
+            clock.ticks, expires_s=self.timing.authorized_s, most=MOST_REVIEWS
+        )
+        self._refused: ExpiringMap[bytes, AuthorizationRefusedError] = ExpiringMap(
+            clock.ticks, expires_s=self.timing.refused_s, most=MOST_REVIEWS
+        )
+        """Any number of refused tokens drops no review of a good one."""
 
     def unready_reason(self) -> str | None:
         """Return why no client can be authorized, or None."""
@@ -198,12 +205,13 @@ class AuthService:
         if not token:
             raise AuthorizationRefusedError("the connection has no token")
         digest = hashlib.sha256(token.encode()).digest()
-        review = self._reviews.get(digest)
+        review = self._authorized.get(digest) or self._refused.get(digest)
         if review is None:
             review = await self._review(token)
-            refused = isinstance(review, AuthorizationRefusedError)
-            reuse_s = self.timing.refused_s if refused else self.timing.authorized_s
-            self._reviews.set(digest, review, reuse_s)
+            if isinstance(review, NatsUser):
+                self._authorized.set(digest, review)
+            else:
+                self._refused.set(digest, review)
         if isinstance(review, AuthorizationRefusedError):
             raise AuthorizationRefusedError(str(review))
         return review

@@ -17,6 +17,7 @@ from shared.credentials.authorization import (
     Viewer,
     bearer_token,
 )
+from shared.credentials.shares import FairTurns, TooManyRequestsError
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.paths import pod_path
@@ -56,6 +57,9 @@ GONE = (
     "gpu-sidecar from the pod's template"
 )
 SIDECAR = "gpu-sidecar"
+AT_ONCE, AT_ONCE_OF_ONE, MOST_WAITING = 32, 4, 50
+"""Requests that are answered at the same time, and those of one address; of whose others so many
+wait."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -76,10 +80,11 @@ class BudgetApi:
         self.authenticator = authenticator
         self.client = client
         self.answers_reports = old_reports == "answer" and client is not None
+        self._turns = FairTurns(AT_ONCE, AT_ONCE_OF_ONE, most_waiting=MOST_WAITING)
 
     def application(self) -> web.Application:
         """Return the application."""
-        routes = web.Application(middlewares=[_with_json_errors])
+        routes = web.Application(middlewares=[self._in_turn])
         routes.router.add_get("/budget/{namespace}", self.old_budget)
         routes.router.add_post("/budget/{namespace}/report", self.old_report)
         routes.router.add_post("/budget/{namespace}/increase", self.old_increase)
@@ -87,9 +92,26 @@ class BudgetApi:
 
     def reports(self) -> web.Application:
         """Return the application for GPUSharing's sidecars, which use neither TLS nor tokens."""
-        routes = web.Application(middlewares=[_with_json_errors])
+        routes = web.Application(middlewares=[self._in_turn])
         routes.router.add_post("/budget/{namespace}/report", self.old_report)
         return routes
+
+    @web.middleware
+    async def _in_turn(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Have addresses take turns, and convert our errors into responses."""
+        try:
+            async with self._turns.turn(request.remote or ""):
+                return await handler(request)
+        except AccessDeniedError as error:
+            return _error(403 if error.known else 401, str(error))
+        except TooManyRequestsError as error:
+            return _error(429, str(error))
+        except RequestError as error:
+            return _error(400, str(error))
+        except (ConflictError, UnavailableError) as error:
+            return _error(503, str(error))
+        except LeaseholdError as error:
+            return _error(500, str(error))
 
     async def old_budget(self, request: web.Request) -> web.Response:
         """Show a budget as the proof of concept did, with more fields."""
@@ -163,21 +185,6 @@ class BudgetApi:
         others = {each.name for each in pod.spec.containers}.difference({SIDECAR})
         ended = {each.name for each in pod.status.container_statuses if each.state.terminated}
         return others <= ended
-
-
-@web.middleware
-async def _with_json_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Convert our errors into responses."""
-    try:
-        return await handler(request)
-    except AccessDeniedError as error:
-        return _error(403 if error.known else 401, str(error))
-    except RequestError as error:
-        return _error(400, str(error))
-    except (ConflictError, UnavailableError) as error:
-        return _error(503, str(error))
-    except LeaseholdError as error:
-        return _error(500, str(error))
 
 
 def _error(status: int, reason: str) -> web.Response:

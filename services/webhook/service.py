@@ -3,9 +3,8 @@
 import asyncio
 import logging
 import time
-from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
 from opentelemetry.trace import SpanKind
@@ -29,6 +28,7 @@ from services.webhook.admission_review import (
     new_allocation,
 )
 from services.webhook.patches import add_annotation, add_gate
+from shared.credentials.shares import FairTurns
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.event import ADMISSION
@@ -40,45 +40,6 @@ from shared.pods.pod_view import PodView, decode_view
 from shared.runtime import telemetry
 from shared.runtime.service import handles, loops, publishes
 from shared.runtime.telemetry import REVIEW, Tracing
-
-
-class FairTurns:
-    """Owners with much work wait for themselves: between two turns of one, each other has one."""
-
-    def __init__(self) -> None:
-        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        self._busy = False
-
-    @asynccontextmanager
-    async def turn(self, owner: str) -> AsyncIterator[None]:
-        """Wait for the owner's turn, and hold it."""
-        if self._busy:
-            granted = asyncio.get_running_loop().create_future()
-            self._waiting.setdefault(owner, deque()).append(granted)
-            try:
-                await granted
-            except asyncio.CancelledError:
-                if granted.done() and not granted.cancelled():
-                    self._pass_on()
-                raise
-        self._busy = True
-        try:
-            yield
-        finally:
-            self._pass_on()
-
-    def _pass_on(self) -> None:
-        """Give the turn to the owner who has waited longest since the last one."""
-        while self._waiting:
-            owner, waiting = self._waiting.popitem(last=False)
-            granted = waiting.popleft()
-            if waiting:
-                self._waiting[owner] = waiting
-            if not granted.done():
-                granted.set_result(None)
-                return
-        self._busy = False
-
 
 REVIEWS = Counter("leasehold_admission_reviews", "Admission reviews, by outcome.", ["outcome"])
 REVIEW_DURATION = Histogram(

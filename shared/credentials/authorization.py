@@ -6,18 +6,18 @@ import hmac
 import ipaddress
 import secrets
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
+from shared.credentials.shares import FairTurns, owner_of
 from shared.kubernetes.client import KubernetesClient
-from shared.kubernetes.tokens import TokenStatus, TokenUser, review_token
+from shared.kubernetes.tokens import TokenUser, review_token
 from shared.kubernetes.types import AccessReview
-from shared.model.clock import Clock
+from shared.model.clock import Clock, ExpiringMap
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 
-T = TypeVar("T")
 EVERYTHING = "*"
 VIEWER_COOKIE = "leasehold_token"
 """The cookie with a viewer's token, for where no Authorization header arrives."""
@@ -26,7 +26,8 @@ AUTH_MODES = ("none", "tokens", "kube")
 CACHE_S = 30.0
 """Seconds for which a review by the API server is cached."""
 MAX_CACHED = 10_000
-MAX_IN_FLIGHT = 16
+MAX_IN_FLIGHT, MAX_IN_FLIGHT_OF_ONE = 16, 8
+"""Reviews in progress, and those of the permissions of one user or namespace."""
 REVIEW_ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
@@ -156,25 +157,6 @@ def load_tokens(path: Path) -> TokenAuthenticator:
     return TokenAuthenticator(tuple(tokens))
 
 
-@dataclass(slots=True)
-class ReviewCache(Generic[T]):
-    """The results of reviews, each for a time."""
-
-    clock: Clock
-    results: dict[Hashable, tuple[float, T]] = field(default_factory=dict)
-
-    def get(self, key: Hashable) -> T | None:
-        """Return the result of a review, or None if there is none that still counts."""
-        until, result = self.results.get(key, (0.0, None))
-        return result if until > self.clock.now() else None
-
-    def set(self, key: Hashable, result: T, seconds: float = CACHE_S) -> None:
-        """Keep a result for this time."""
-        if len(self.results) >= MAX_CACHED:
-            self.results.clear()
-        self.results[key] = (self.clock.now() + seconds, result)
-
-
 class KubernetesAuthenticator:
     """Authenticates with TokenReview and authorizes with SubjectAccessReview."""
 
@@ -182,27 +164,41 @@ class KubernetesAuthenticator:
 
     def __init__(self, kube: KubernetesClient, clock: Clock) -> None:
         self._kube = kube
-        self._tokens: ReviewCache[TokenStatus] = ReviewCache(clock)
-        self._permissions: ReviewCache[bool] = ReviewCache(clock)
-        self._limit = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._users: ExpiringMap[bytes, TokenUser] = ExpiringMap(
+            clock.ticks, expires_s=CACHE_S, most=MAX_CACHED
+        )
+        self._unknown: ExpiringMap[bytes, None] = ExpiringMap(
+            clock.ticks, expires_s=CACHE_S, most=MAX_CACHED
+        )
+        """Tokens that nobody has; any number of them drops no known user."""
+        self._permissions: ExpiringMap[Hashable, bool] = ExpiringMap(
+            clock.ticks, expires_s=CACHE_S, most=MAX_CACHED
+        )
+        self._turns = FairTurns(MAX_IN_FLIGHT, MAX_IN_FLIGHT_OF_ONE)
+        self._token_reviews = asyncio.Semaphore(MAX_IN_FLIGHT)
 
     async def authenticate(self, token: str) -> Viewer | None:
         """Review the token. Raises UnavailableError if the API server does not respond."""
         if not token:
             return None
         digest = hashlib.sha256(token.encode()).digest()
-        review = self._tokens.get(digest)
-        if review is None:
-            review = await review_token(self._kube, token)
-            self._tokens.set(digest, review)
-        return KubernetesViewer(self, review.user) if review.authenticated else None
+        user = self._users.get(digest)
+        if user is None and digest not in self._unknown:
+            async with self._token_reviews:
+                review = await review_token(self._kube, token)
+            if review.authenticated:
+                user = review.user
+                self._users.set(digest, user)
+            else:
+                self._unknown.set(digest, None)
+        return None if user is None else KubernetesViewer(self, user)
 
     async def may(self, user: TokenUser, **attributes: str) -> bool:
         """Review whether a user may do what `resourceAttributes` of a review say."""
         key = (repr(user), *sorted(attributes.items()))
         allowed = self._permissions.get(key)
         if allowed is None:
-            async with self._limit:
+            async with self._turns.turn(owner_of(user.username)):
                 allowed = await self._review(user, attributes)
             self._permissions.set(key, allowed)
         return allowed

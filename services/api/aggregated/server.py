@@ -173,16 +173,14 @@ class AggregatedApi:
         limit_s = min(parse_decimal(query.get("timeoutSeconds", "")) or WATCH_S, WATCH_S)
         known = self.versions[kind.plural].at(query.get("resourceVersion", ""))
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
-        with (
-            self.server.streaming(request[USER].username),
-            suppress(TimeoutError, ConnectionResetError),  # the client watches again
-        ):
-            await response.prepare(request)
-            if known is None:
-                expired = _status(410, f"too old resource version: {query['resourceVersion']}")
-                await response.write(encode({"type": "ERROR", "object": expired}) + b"\n")
-                return response
-            async with asyncio.timeout(limit_s):
+        viewer = KubernetesViewer(self.reviews, request[USER])
+        with suppress(TimeoutError, ConnectionResetError):  # the client watches again
+            async with self.server.staying_open(viewer), asyncio.timeout(limit_s):
+                await response.prepare(request)
+                if known is None:
+                    expired = _status(410, f"too old resource version: {query['resourceVersion']}")
+                    await response.write(encode({"type": "ERROR", "object": expired}) + b"\n")
+                    return response
                 async for change, each, version in self._changes(kind, request, known):
                     shown = self._encodable(kind, [each], version, request)
                     await response.write(encode({"type": change, "object": shown}) + b"\n")

@@ -15,6 +15,7 @@ from aiohttp.test_utils import make_mocked_request
 
 from services.api.aggregated.front_proxy import FrontProxy
 from shared.credentials.authorization import KubernetesViewer
+from shared.credentials.shares import OpenResponses
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from tests.support.api.aggregated import GROUP, RBAC, aggregated
@@ -159,7 +160,7 @@ async def test_a_watch_from_an_unknown_version_ends_so_that_clients_list_again(
 async def test_one_user_has_so_many_watches_at_a_time(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.api.http_server.MOST_OF_USER", 2)
+    group.shown.server._open = OpenResponses(most=10, of_one=2, reserved=1)
     monkeypatch.setattr("services.api.aggregated.server.GONE_S", 0.1)
     path = f"{GROUP}/gpudevices?watch=1"
     async with group.client.get(path) as first, group.client.get(path) as second:
@@ -174,7 +175,9 @@ async def test_one_user_has_so_many_watches_at_a_time(
         await until(status, lambda code: code == 200)
 
     assert refused["reason"] == "TooManyRequests"
-    assert refused["message"] == "2 watches and live pages are open, the most at a time: close some"
+    assert refused["message"] == (
+        "2 watches and live pages of kubernetes-admin are open, the most at a time: close some"
+    )
 
 
 async def test_discovery_and_explanations_name_the_kinds(group: Group) -> None:

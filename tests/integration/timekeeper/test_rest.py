@@ -1,5 +1,6 @@
 """The timekeeper's HTTP interface, that of GPUSharing included: callers, grants, certificates."""
 
+import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator
@@ -12,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from services.timekeeper.rest_api import BudgetApi
+from services.timekeeper.rest_api import AT_ONCE_OF_ONE, MOST_WAITING, BudgetApi
 from services.timekeeper.service import Timekeeper
 from services.timekeeper.settings import TimekeeperSettings
 from services.timekeeper.wiring import AuthorityConfigMap
@@ -25,13 +26,14 @@ from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import SecretStore
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
-from shared.model.errors import RequestError
+from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import Namespace
 from shared.runtime import health
 from tests.support.clock import FakeClock
 from tests.support.kubernetes.reviews import Reviews, reviewed
 from tests.support.simcluster.apiserver import ApiUnderTest
 from tests.support.timekeeper.accounts import MINUTE_MS, T0, TEAM, AccountLedger, lease
+from tests.support.waiting import until
 
 ADMIN = {"Authorization": "Bearer of-admins"}
 MEMBER = {"Authorization": "Bearer of-team-a"}
@@ -314,3 +316,45 @@ def test_open_or_contradictory_settings_are_refused(settings: dict[str, Any], wh
 )
 def test_settings_for_one_machine_and_for_a_cluster_are_valid(settings: dict[str, Any]) -> None:
     TimekeeperSettings(**settings).check()
+
+
+class SlowCluster:
+    """A client of an API server that answers nothing until it is released."""
+
+    def __init__(self) -> None:
+        self.reads = list[str]()
+        self.released = asyncio.Event()
+
+    async def read(self, path: str, _: object) -> object:
+        self.reads.append(path)
+        await self.released.wait()
+        raise UnavailableError("it is stopping")
+
+
+async def test_reports_of_one_address_wait_for_each_other_and_those_of_others_do_not(
+    opened: AccountLedger,
+) -> None:
+    cluster = SlowCluster()
+
+    async def report(http: aiohttp.ClientSession, pod: str) -> int:
+        async with http.post("/budget/team-a/report", json={"pod_name": pod}) as response:
+            return response.status
+
+    async with (
+        served(opened.timekeeper(), kube=cluster) as http,  # type: ignore[arg-type]
+        aiohttp.ClientSession(
+            f"http://127.0.0.1:{http._base_url.port}",  # type: ignore[union-attr]
+            connector=aiohttp.TCPConnector(local_addr=("127.0.0.2", 0)),
+        ) as other,
+        asyncio.TaskGroup() as tasks,
+    ):
+        count = AT_ONCE_OF_ONE + MOST_WAITING + 3
+        busy = [tasks.create_task(report(http, f"busy-{number}")) for number in range(count)]
+        await until(lambda: sum(task.done() for task in busy) == 3)
+        late = tasks.create_task(report(other, "late"))
+        await until(lambda: len(cluster.reads) == AT_ONCE_OF_ONE + 1)
+        cluster.released.set()
+
+    assert sorted(task.result() for task in busy) == [429] * 3 + [503] * (count - 3)
+    assert late.result() == 503
+    assert cluster.reads[AT_ONCE_OF_ONE].endswith("/late")

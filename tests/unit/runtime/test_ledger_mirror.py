@@ -1,4 +1,4 @@
-"""A mirror that reads changes together, and turns that go round among owners."""
+"""A mirror that reads changes together."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.webhook.service import FairTurns
 from shared.ledger.leases import RedisLeases
 from shared.model.errors import UnavailableError
 from shared.model.ledger import LedgerChange, LedgerSnapshot
@@ -14,38 +13,6 @@ from shared.runtime import ledger_mirror
 from shared.runtime.ledger_mirror import LedgerMirror
 from tests.support.clock import FakeClock
 from tests.support.waiting import until
-
-
-async def test_an_owner_with_one_piece_of_work_waits_for_one_of_another() -> None:
-    turns, done = FairTurns(), list[str]()
-
-    async def work(owner: str) -> None:
-        async with turns.turn(owner):
-            await asyncio.sleep(0)
-            done.append(owner)
-
-    async with asyncio.TaskGroup() as group:
-        for owner in ("busy", "busy", "busy", "busy", "other", "third"):
-            group.create_task(work(owner))
-
-    assert done == ["busy", "busy", "other", "third", "busy", "busy"]
-
-
-async def test_work_that_gives_up_passes_its_turn_on() -> None:
-    turns = FairTurns()
-
-    async def wait() -> None:
-        async with turns.turn("b"):
-            pass
-
-    async with turns.turn("a"):
-        waiting = [asyncio.create_task(wait()) for _ in range(2)]
-        await asyncio.sleep(0)
-        waiting[0].cancel()
-
-    async with asyncio.timeout(5), turns.turn("c"):
-        await waiting[1]
-
 
 LONG_S = 3600.0
 
