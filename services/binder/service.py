@@ -33,6 +33,7 @@ from services.binder.report.explanations import (
 from services.binder.resize.resizer import Resizer
 from shared.model.events.node_events import (
     DeviceReported,
+    DevicesRegistered,
     HealthChanged,
     ShareActivated,
     ShareRefused,
@@ -127,7 +128,7 @@ class Binder:
     # The ledger
 
     @handles(gather_s=GATHER_REPORTS_S)
-    async def save_devices(self, events: Sequence[DeviceReported]) -> None:
+    async def save_devices(self, events: Sequence[DeviceReported | DevicesRegistered]) -> None:
         """Save nodes' devices, and what their agents have activated; report invalid settings."""
         refused = await self.updater.save_devices(events)
         await self.rebuild.stage_reports(events)

@@ -31,7 +31,7 @@ from services.watcher.trackers import (
 from shared.model.clock import Clock, wait_for_event
 from shared.model.errors import LeaseholdError
 from shared.model.events.claim_events import AllocatedClaim, ClaimAllocated, ClaimDeallocated
-from shared.model.events.node_events import DeviceReported
+from shared.model.events.node_events import DevicesRegistered
 from shared.model.events.pod_events import (
     BindingFailed,
     LedgerRebuilt,
@@ -54,7 +54,7 @@ Resync = (
     PodsListed
     | NodesListed
     | NodeChanged
-    | DeviceReported
+    | DevicesRegistered
     | QuotasUpdated
     | PodEvent
     | ClaimAllocated
@@ -227,13 +227,13 @@ class Watcher:
     @emits
     async def watch_nodes(
         self,
-    ) -> AsyncIterator[Sequence[NodeChanged | NodesListed | DeviceReported]]:
+    ) -> AsyncIterator[Sequence[NodeChanged | NodesListed | DevicesRegistered]]:
         """Publish nodes, and the devices that another device plugin registered on them.
 
         The first list is published as well: nodes may have been deleted while no watcher ran.
         """
         async for batch in self.node_source.batches():
-            events: list[NodeChanged | NodesListed | DeviceReported] = []
+            events: list[NodeChanged | NodesListed | DevicesRegistered] = []
             for update in batch:
                 if update.facts:
                     events += self.nodes.update(update.facts, update.revision)

@@ -34,7 +34,7 @@ from shared.kubernetes.types import ApiNode, ApiObject, ApiPod, PodGroup, PodOut
 from shared.model.bounds import MOST_FACTS, check_bounds, check_size
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.claim_events import AllocatedClaim
-from shared.model.events.node_events import DeviceReported
+from shared.model.events.node_events import DevicesRegistered
 from shared.model.events.pod_events import LEASE_PRESENT, BoundPod, ListedPods, PodsListed
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import Namespace, NodeName, PodUid
@@ -132,7 +132,7 @@ class NodeUpdate:
     name: NodeName
     facts: NodeFacts | None = None
     """None if it was deleted."""
-    devices: DeviceReported | None = None
+    devices: DevicesRegistered | None = None
     """Devices that another plugin registered."""
     revision: int = 0
     """Resource version of the node, or of its deletion, or 0 if that is unknown."""
@@ -162,7 +162,7 @@ def parse_node(node: ApiNode) -> NodeFacts:
     return facts
 
 
-def foreign_devices(node: ApiNode, *, now_s: float) -> DeviceReported | None:
+def foreign_devices(node: ApiNode, *, now_s: float) -> DevicesRegistered | None:
     """Return the devices that Volcano's own device plugin registered, or None on our agent's nodes.
 
     Such a node fails closed. It has no devices without the plugin's annotation, without slots in
@@ -172,12 +172,11 @@ def foreign_devices(node: ApiNode, *, now_s: float) -> DeviceReported | None:
     if AGENT_ANNOTATION in annotations:
         return None
     allocatable = parse_available(node.status.allocatable)
-    report = DeviceReported(
+    report = DevicesRegistered(
         node=NodeName(node.metadata.name),
         devices=device_register.registered_devices(annotations, allocatable, now_s=now_s),
         served=device_register.SERVED,
         reported_at=now_s,
-        other_plugin=True,
     )
     check_bounds(report, "the devices that another device plugin registered")
     return report

@@ -9,7 +9,7 @@ from typing import TypeVar
 from services.watcher.pod_groups import PodGroupChanges, PodGroupIndex
 from shared.dialects.vocabulary import no_node_has, unknown_gpus
 from shared.model.bounds import MOST, MOST_ENTRIES, cut
-from shared.model.events.node_events import DeviceReported
+from shared.model.events.node_events import DevicesRegistered
 from shared.model.events.pod_events import (
     NodeChanged,
     NodesListed,
@@ -356,11 +356,11 @@ class ForeignDeviceTracker:
     """Devices that another device plugin registered."""
 
     def __init__(self) -> None:
-        self.published: dict[NodeName, DeviceReported] = {}
+        self.published: dict[NodeName, DevicesRegistered] = {}
         self._unreported: set[NodeName] = set()
         """Nodes without a report when they were last observed."""
 
-    def update(self, name: NodeName, report: DeviceReported | None) -> list[DeviceReported]:
+    def update(self, name: NodeName, report: DevicesRegistered | None) -> list[DevicesRegistered]:
         """Update a node's report, which is None if the node is gone or has our agent.
 
         A node that never had devices is not published. One that lost its devices is published with
@@ -377,7 +377,7 @@ class ForeignDeviceTracker:
         self.published[name] = report
         return [report]
 
-    def resync(self, *, now_s: float) -> list[DeviceReported]:
+    def resync(self, *, now_s: float) -> list[DevicesRegistered]:
         """Return every report again."""
         return [replace(report, reported_at=now_s) for report in self.published.values()]
 

@@ -1,10 +1,10 @@
-"""Time: the clock that services get as an argument, waits, ends of tasks, and what expires."""
+"""Time: the clock that services get, waits, tasks in the background, and what expires."""
 
 import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 K = TypeVar("K")
@@ -91,6 +91,26 @@ async def end(task: "asyncio.Task[Any]", children: Iterable["asyncio.Task[Any]"]
                 one.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         task.result()
+
+
+@contextlib.asynccontextmanager
+async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator["asyncio.Task[None]"]:
+    """Run a task until the context exits. An error that ends it before ends the context with it.
+
+    A task that nothing waits for ends unnoticed.
+    """
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(work)
+            try:
+                yield task
+            finally:
+                with contextlib.suppress(Exception):  # the group raises it
+                    await end(task)
+    except BaseExceptionGroup as group:
+        if len(group.exceptions) > 1:
+            raise
+        raise group.exceptions[0] from None
 
 
 class ExpiringMap(Generic[K, V]):

@@ -10,28 +10,22 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 import nats.errors
-from nats.aio.client import Client
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
-from shared.model.clock import end
+from shared.model.clock import in_background
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.event import Delivery, Event, is_work
 from shared.nats import subjects, wire
+from shared.nats.client import NatsClient
 from shared.nats.confirmations import Confirmations, ConfirmationTiming
 from shared.nats.connection import ConnectWait, connected
-from shared.nats.inbox import (
-    Inbox,
-    LocalHandlers,
-    OnRefused,
-    count_refused,
-    decode_checked,
-)
+from shared.nats.inbox import Inbox, LocalHandlers, OnRefused
+from shared.nats.replies import Replies, Reply
 from shared.nats.unconfirmed_work import UNCONFIRMED, ResendPolicy, UnconfirmedWork
 from shared.nats.wire import EVENTS_PER_MESSAGE
 
@@ -111,6 +105,7 @@ class Bus:
         self._work: UnconfirmedWork
         self._confirmations: Confirmations
         self._copies: Copies
+        self._replies: Replies
         self._reached = asyncio.Event()
         self._wait = ConnectWait()
 
@@ -134,13 +129,8 @@ class Bus:
         client = await connected(url, name=name, credentials=credentials, patience_s=patience_s)
         bus = cls(name, policy, confirmation_timing)
         await bus._take(client)
-        running = asyncio.create_task(bus._run())
-        try:
+        async with bus._running(bus._run()):
             yield bus
-        finally:
-            await bus._finish()
-            await end(running)
-            await bus._leave()
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -160,14 +150,19 @@ class Bus:
         seconds.
         """
         bus = cls(name, DEFAULT_POLICY, DEFAULT_CONFIRMATION, handlers)
-        async with asyncio.TaskGroup() as tasks:
-            reaching = tasks.create_task(bus._reach(url, credentials))
-            try:
-                yield bus
-            finally:
-                await bus._finish()
-                await end(reaching)
-                await bus._leave()
+        async with bus._running(bus._reach(url, credentials)):
+            yield bus
+
+    @contextlib.asynccontextmanager
+    async def _running(self, work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+        try:
+            async with in_background(work):
+                try:
+                    yield
+                finally:
+                    await self._finish()
+        finally:
+            await self._leave()
 
     async def _reach(self, url: str, credentials: ClientCredentials) -> None:
         while not self.is_connected:
@@ -187,7 +182,7 @@ class Bus:
         self._wait.over()
         await self._run()
 
-    async def _take(self, client: Client) -> None:
+    async def _take(self, client: NatsClient) -> None:
         self.client = client
         self._confirmations = Confirmations(client, self._confirmation_timing)
         self._work = UnconfirmedWork(
@@ -198,19 +193,24 @@ class Bus:
             encode=self._messages,
         )
         self._copies = Copies(client)
+        self._replies = Replies(client, self._note_refused)
         await self._work.start()
         await self._copies.start()
         self._reached.set()
 
     async def _run(self) -> None:
-        """Send reports, and work that is due."""
+        """Send reports, and work that is due. Raises UnavailableError if the connection fails."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._work.run())
             tasks.create_task(self._confirmations.run())
+            tasks.create_task(self._replies.run())
+            await self.client.has_failed.wait()
+            raise UnavailableError(self._failure())
 
     async def _finish(self) -> None:
         """Return what this process holds, and wait until what it sent is handled."""
-        if self.is_connected:
+        if self.is_connected and not self.client.fault:
+            await self._replies.drain(DRAIN_S)
             await self._confirmations.return_all()
             await self._work.drain(DRAIN_S)
 
@@ -225,13 +225,21 @@ class Bus:
     @property
     def connected(self) -> bool:
         """Whether the connection is up now."""
-        return self.client is not None and bool(self.client.is_connected)
+        return self.client is not None and self.client.is_connected and not self.client.fault
 
     def unready_reason(self) -> str | None:
         """Return why NATS cannot be used now, or None."""
         if self.is_connected:
+            if self.client.fault:
+                return self._failure()
             return (self._work.unready_reason() or None) if self.connected else "not connected"
         return self._wait.reason or "not connected yet"
+
+    def _failure(self) -> str:
+        return (
+            f"the connection to NATS has failed: {self.client.fault}. The process ends, so that it "
+            "is started again"
+        )
 
     @property
     def is_connected(self) -> bool:
@@ -304,7 +312,7 @@ class Bus:
         kind: type[Event],
         group: str,
         route: str,
-        reply: Callable[[Any], Any],
+        reply: Reply,
         *,
         concurrency: int = 1,
     ) -> Subscription:
@@ -312,28 +320,7 @@ class Bus:
 
         Up to `concurrency` requests are handled at once; the others wait.
         """
-        free, tasks = asyncio.Semaphore(concurrency), set[asyncio.Task[None]]()
-
-        async def receive(message: Msg) -> None:
-            await free.acquire()
-            task = asyncio.create_task(respond(message))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-            task.add_done_callback(lambda _: free.release())
-
-        async def respond(message: Msg) -> None:
-            try:
-                requests = decode_checked(kind, message, self._note_refused)
-                response = await reply(requests[0]) if requests else None
-            except LeaseholdError as error:
-                logger.warning("no reply to %s: %s", kind.subject, error)
-                return
-            if response is not None and subjects.is_inbox(message.reply):
-                await message.respond(wire.encode([response]))
-
-        count_refused(kind, 0)
-        subject = subjects.reply_subject(kind, route)
-        return await self.client.subscribe(subject, queue=group, cb=receive)
+        return await self._replies.subscribe(kind, group, route, reply, concurrency=concurrency)
 
     async def reply_raw(
         self, subject: str, group: str, reply: Callable[[bytes], Awaitable[bytes]]
@@ -342,14 +329,7 @@ class Bus:
 
         A known error is logged, and no reply is sent.
         """
-
-        async def receive(message: Msg) -> None:
-            try:
-                await message.respond(await reply(message.data))
-            except LeaseholdError as error:
-                logger.warning("no reply on %s: %s", subject, error)
-
-        return await self.client.subscribe(subject, queue=group, cb=receive)
+        return await self._replies.subscribe_raw(subject, group, reply)
 
     async def subscribe(
         self, kinds: Sequence[type[Event]], *, group: str, route: str = ""

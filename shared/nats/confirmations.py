@@ -58,9 +58,9 @@ class Confirmations:
         self._added = asyncio.Event()
 
     def take(self, reply: str) -> Receipt | None:
-        """Hold the message with this reply subject, unless it is held, or has no sender."""
+        """Hold the message with this reply subject, unless it is held, or has no number."""
         prefix, number = reply.rpartition(".")[0], subjects.number_of(reply)
-        if number is None or not subjects.is_inbox(prefix):
+        if number is None:
             return None
         sender = self._senders.setdefault(prefix, _Sender(reported_at=time.monotonic()))
         if number in sender.held:

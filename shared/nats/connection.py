@@ -4,126 +4,34 @@ import asyncio
 import contextlib
 import logging
 import socket
-import ssl
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
 import nats.errors
-from nats.aio.client import Client
-from nats.aio.transport import TcpTransport
+from prometheus_client import Counter
 
-from shared.credentials.logins import ClientCredentials, Login
+from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import tls_fault
 from shared.model.clock import end
 from shared.model.errors import RequestError, UnavailableError
+from shared.nats.client import NO_TLS, NatsClient
+from shared.nats.limited_log import LimitedLog
 from shared.nats.subjects import inbox_of
 
 logger = logging.getLogger(__name__)
+_limited = LimitedLog(logger)
 
-CLOSE_S = 2.0
-BUFFER_BYTES = 32 * 1024
 LATE_S = 2.0
 """The reason is logged if the first connection takes longer than this."""
-NO_TLS = "the server does not offer TLS, which is required: no credentials were sent"
-
+DROPPED = Counter(
+    "leasehold_nats_dropped_messages",
+    "Received messages that were dropped: too many waited for the same handler.",
+)
 
 _ENDED = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 """Errors of a connection that the server closes before its reason was read."""
-
-
-class _Transport(TcpTransport):  # type: ignore[misc]
-    """Marks the protocol as TLS after an upgrade; otherwise asyncio warns at each close."""
-
-    async def connect_tls(self, *given: Any, **named: Any) -> None:
-        """Upgrade to TLS."""
-        await super().connect_tls(*given, **named)
-        protocol = self._io_writer.transport.get_protocol()
-        if protocol is not None:  # None: the other end is gone already
-            protocol._over_ssl = True  # noqa: SLF001
-
-    def writelines(self, payload: Iterable[bytes]) -> None:
-        """Write, or raise ConnectionResetError; uvloop raises RuntimeError on a closed socket."""
-        try:
-            super().writelines(payload)
-        except RuntimeError as error:
-            raise ConnectionResetError(str(error)) from error
-
-    def close(self) -> None:
-        """Close the connection; abort after `CLOSE_S` if the server does not respond."""
-        super().close()
-        if self._io_writer is not None:
-            transport = self._io_writer.transport
-            asyncio.get_running_loop().call_later(CLOSE_S, transport.abort)
-
-
-class _NatsClient(Client):  # type: ignore[misc]
-    """Reads credential files at each connection, and sends no secret without TLS."""
-
-    def __init__(self, credentials: ClientCredentials, *, requires_tls: bool) -> None:
-        super().__init__()
-        self._credentials = credentials
-        self._requires_tls = requires_tls
-        self._is_encrypted = False
-
-    @property
-    def ssl_context(self) -> ssl.SSLContext:
-        """The TLS context; the library reads it at each handshake."""
-        try:
-            context = self._credentials.tls.context()
-        except RequestError as error:
-            raise nats.errors.Error(str(error)) from error
-        self._is_encrypted = True
-        return context
-
-    def user_name(self) -> str:
-        """Return the user name, after the TLS handshake."""
-        return self._login().user
-
-    def password(self) -> str:
-        """Return the current password of the credentials file."""
-        return self._login().secret
-
-    def empty_token(self) -> str:
-        """Return an empty token, after the TLS handshake."""
-        self._check()
-        return ""
-
-    def _login(self) -> Login:
-        self._check()
-        try:
-            login = self._credentials.login()
-        except RequestError as error:
-            raise nats.errors.Error(str(error)) from error
-        if login is None:
-            raise nats.errors.Error("no user is configured")
-        return login
-
-    def _check(self) -> None:
-        if self._requires_tls and not self._is_encrypted:
-            raise nats.errors.Error(NO_TLS)
-
-    async def close(self) -> None:
-        """Close the connection, whether or not the server responds."""
-        with contextlib.suppress(OSError):
-            await super().close()
-
-    async def _process_err(self, err_msg: str) -> None:
-        """Reconnect after any error that ends a connection, such as expired permissions.
-
-        The library would close the connection.
-        """
-        if "permissions violation" in err_msg.lower():
-            await super()._process_err(err_msg)
-        else:
-            await self._process_op_err(nats.errors.Error(f"nats: {err_msg.strip()}"))
-
-    async def _connect_to_server(self, s: Any) -> None:
-        self._is_encrypted = False
-        s.last_attempt = time.monotonic()
-        self._transport = _Transport()
-        await self._transport.connect(s.uri, BUFFER_BYTES, self.options["connect_timeout"])
 
 
 async def connected(
@@ -133,7 +41,7 @@ async def connected(
     credentials: ClientCredentials,
     patience_s: float,
     on_failure: Callable[[str], None] | None = None,
-) -> Client:
+) -> NatsClient:
     """Return a client that reconnects; `credentials` are the login and the server's CA.
 
     `on_failure` is called with the reason of each failed attempt. Raises UnavailableError if no
@@ -147,7 +55,7 @@ async def connected(
     requires_tls = bool(credentials.tls) or parts.scheme == "tls"
     if requires_tls:
         credentials.tls.context()
-    client = _NatsClient(credentials, requires_tls=requires_tls)
+    client = NatsClient(credentials, requires_tls=requires_tls)
     connecting = asyncio.create_task(
         client.connect(
             url,
@@ -163,7 +71,7 @@ async def connected(
             reconnected_cb=errors.back,
             # A cluster announces servers by address; their certificates are for its name.
             **({"tls_hostname": parts.hostname} if requires_tls else {}),
-            **_options(client, credentials, requires_tls=requires_tls),
+            **_options(client, name, credentials, requires_tls=requires_tls),
         )
     )
     try:
@@ -188,7 +96,7 @@ async def _within(connecting: "asyncio.Task[None]", patience_s: float) -> None:
 
 
 def _options(
-    client: _NatsClient, credentials: ClientCredentials, *, requires_tls: bool
+    client: NatsClient, name: str, credentials: ClientCredentials, *, requires_tls: bool
 ) -> dict[str, Any]:
     """Return the options for our user and our private inbox."""
     login = credentials.login()
@@ -196,7 +104,9 @@ def _options(
         inbox = inbox_of(login.user)
         login_callbacks = {"user": client.user_name, "password": client.password}
         return {**login_callbacks, "inbox_prefix": inbox}
-    return {"token": client.empty_token} if requires_tls else {}
+    # A server without users: receivers check the form of the inbox all the same.
+    options: dict[str, Any] = {"inbox_prefix": inbox_of(name)}
+    return {**options, "token": client.empty_token} if requires_tls else options
 
 
 class ConnectWait:
@@ -232,11 +142,19 @@ class _ConnectionErrors:
         self._logged = ""
 
     async def note(self, error: Exception) -> None:
-        """Record an error of the library."""
+        """Record an error of the library, of the server, or of a handler of messages."""
+        if isinstance(error, nats.errors.SlowConsumerError):
+            DROPPED.inc()
+            subject = error.sub.subject
+            text = f"dropped a message on {subject}: too many wait for its handler"
+            _limited.write(logging.ERROR, f"dropped {subject}", text)
+            return
+        if not isinstance(error, nats.errors.Error | OSError | TimeoutError):
+            _limited.write(logging.ERROR, f"bug {error!r:.100}", "a handler has a bug", error)
+            return
         if "permissions violation" in str(error).lower():
-            logger.error(
-                "%s: our NATS user lacks a permission, see `leasehold credentials --nats`", error
-            )
+            text = f"{error}: our NATS user lacks a permission, see `leasehold credentials --nats`"
+            _limited.write(logging.ERROR, f"{error}", text)
             return
         logger.debug("NATS: %r", error)
         fault = self.sort(error)

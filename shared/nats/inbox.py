@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -13,13 +13,15 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from prometheus_client import Counter
 
+from shared.model.bounds import cut
 from shared.model.events.event import Event
 from shared.model.events.plausible import implausible
 from shared.nats import subjects, wire
 from shared.nats.confirmations import Confirmations, Receipt
+from shared.nats.limited_log import LimitedLog
 from shared.nats.wire import EVENTS_PER_MESSAGE
 
-logger = logging.getLogger(__name__)
+_limited = LimitedLog(logging.getLogger(__name__))
 
 REFUSED = Counter(
     "leasehold_events_refused_total",
@@ -27,6 +29,8 @@ REFUSED = Counter(
     ["subject"],
 )
 MAX_BUFFERED = 65_536
+SHOWN, SHOWN_REASON = 100, 400
+"""Characters of a subject, and of a reason, that a log line shows."""
 
 E = TypeVar("E", bound=Event)
 OnRefused = Callable[[str, str], None]
@@ -133,6 +137,8 @@ class Inbox:
         async def receive(message: Msg) -> None:
             if len(self.waiting) >= MAX_BUFFERED:
                 return
+            if not is_from_own_inbox(kind, message, self.on_refused):
+                return
             receipt = confirmations.take(message.reply)
             if receipt is None:
                 return
@@ -146,6 +152,15 @@ class Inbox:
 
 LocalHandlers = dict[type[Event], Inbox]
 """The handlers of one process, by the type of work that each consumes."""
+
+
+def is_from_own_inbox(kind: type[Event], message: Msg, on_refused: OnRefused = _ignore) -> bool:
+    """Return whether replies to this message go to its sender; it is refused if not."""
+    if subjects.is_inbox_of_sender(kind, message.subject, message.reply):
+        return True
+    reply = f"{message.reply[:SHOWN]!r}" if message.reply else "missing"
+    _refuse(kind, message, [f"its reply subject, {reply}, is no inbox of its sender"], on_refused)
+    return False
 
 
 def decode_checked(kind: type[E], message: Msg, on_refused: OnRefused = _ignore) -> list[E]:
@@ -163,13 +178,21 @@ def decode_checked(kind: type[E], message: Msg, on_refused: OnRefused = _ignore)
             reasons.append(reason)
         else:
             accepted.append(event)
-    for reason in reasons:
-        logger.error("refused an event on %s: %s", message.subject, reason)
-        if node:
-            on_refused(node, f"{kind.subject}: {reason}")
     if reasons:
-        count_refused(kind, len(reasons))
+        _refuse(kind, message, reasons, on_refused)
     return accepted
+
+
+def _refuse(kind: type[Event], message: Msg, reasons: Sequence[str], on_refused: OnRefused) -> None:
+    """Count what is refused of a message, and report the first reason."""
+    node = subjects.node_in(kind, message.subject)
+    reason = cut(reasons[0])
+    more = f", and {len(reasons) - 1} more of the same message" if len(reasons) > 1 else ""
+    text = f"refused an event on {message.subject[:SHOWN]!r}: {reason[:SHOWN_REASON]}{more}"
+    _limited.write(logging.ERROR, f"{kind.subject} {node}", text)
+    if node:
+        on_refused(node, f"{kind.subject}: {reason}")
+    count_refused(kind, len(reasons))
 
 
 def count_refused(kind: type[Event], count: int) -> None:

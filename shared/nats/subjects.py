@@ -3,19 +3,25 @@
 The bus and the permissions of its users both use them, so that they cannot differ.
 """
 
+import re
 from collections.abc import Mapping
 
 from shared.model.events.event import Delivery, Event, is_work
 
 CONFIRMED = "confirmed"
 INBOXES = "_INBOX."
-"""What all subjects of replies and confirmations begin with; receivers publish to no other."""
+"""What all subjects of replies and confirmations begin with."""
 ACCOUNT = "LEASEHOLD"
 """The account of all users; servers report on it, and take requests, in an account of their own."""
 CONNECTED = f"$SYS.ACCOUNT.{ACCOUNT}.CONNECT"
 """The subject of servers' reports about new connections."""
 CONNECTION_SHARES = "connection-shares"
 """The queue group of those who receive them."""
+AGENT = "node-agent"
+"""The service that has a user per node."""
+_SERVICE_INBOX = re.compile(r"_INBOX\.[a-z][a-z-]*\.[0-9A-Za-z]{1,32}\.[0-9A-Za-z]{1,32}")
+_IN_INBOX = re.compile(r"\.[0-9A-Za-z]{1,32}\.[0-9A-Za-z]{1,32}")
+"""After the prefix of a user: a connection's inbox, and the number of a message or request."""
 MAX_DIGITS = 18
 """Of a message's number, which a confirmation encodes in 64 bits."""
 
@@ -86,9 +92,16 @@ def number_of(reply: str) -> int | None:
     return int(number) if is_number else None
 
 
-def is_inbox(reply: str) -> bool:
-    """Return whether a reply subject, which the sender has chosen, is one of an inbox."""
-    return reply.startswith(INBOXES)
+def is_inbox_of_sender(kind: type[Event], subject: str, reply: str) -> bool:
+    """Return whether the reply subject of a message, which its sender has chosen, is the sender's.
+
+    The sender of what only agents publish is the node in the subject. Others publish nothing but
+    what only services do, and have the reply in the inbox of a service.
+    """
+    if not kind.is_of_agent:
+        return _SERVICE_INBOX.fullmatch(reply) is not None
+    prefix = inbox_of(user_of(AGENT, node_in(kind, subject)))
+    return reply.startswith(prefix) and _IN_INBOX.fullmatch(reply, len(prefix)) is not None
 
 
 def has_no_responders(headers: Mapping[str, str] | None) -> bool:
@@ -112,7 +125,7 @@ def server_request(server: str, request: str) -> str:
 
 
 def inbox_of(user: str) -> str:
-    """Return the prefix of the reply subjects of a user."""
+    """Return the prefix of the reply subjects of a user: two tokens, or three of a node's agent."""
     service, _, node = user.partition(".")
     return f"{INBOXES}{service}{token(node)}"
 

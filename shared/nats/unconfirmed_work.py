@@ -26,8 +26,9 @@ from shared.model.events.event import Event
 from shared.nats import subjects, wire
 from shared.nats.confirmations import Receipt
 from shared.nats.inbox import DeliveredMessage, Inbox
+from shared.nats.limited_log import LimitedLog
 
-logger = logging.getLogger(__name__)
+_limited = LimitedLog(logging.getLogger(__name__))
 
 NEVER = float("-inf")
 FOREVER = float("inf")
@@ -278,7 +279,7 @@ class UnconfirmedWork:
             try:
                 self._apply(wire.decode_confirmation(message.data))
             except RequestError as error:
-                logger.error("dropped a confirmation: %s", error)  # noqa: TRY400 - no traceback
+                _limited.write(logging.ERROR, "confirmation", f"dropped a confirmation: {error}")
         elif subjects.has_no_responders(message.headers) and number in self._messages:
             kept = self._messages[number]
             self._mark_unheard(kept.kind)

@@ -16,6 +16,7 @@ from shared.model.clock import end, until_tick
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.pod_events import Heartbeat
 from shared.nats.bus import Bus
+from shared.nats.subjects import user_of
 from shared.runtime import health, telemetry
 from shared.runtime.health import Probe, unready
 from shared.runtime.runner import Runner
@@ -195,7 +196,7 @@ def open_bus(
     """Connect the service to NATS, in the background, until the context exits."""
     return Bus.connect_later(
         settings.nats_url,
-        name=f"{service} {node}".strip(),
+        name=user_of(service, node),
         credentials=settings.nats_client_credentials(service, node),
         handlers=process.handlers if process else None,
     )

@@ -16,6 +16,7 @@ from shared.model.events.pod_events import Heartbeat, ResyncRequested
 from shared.model.events.request_reply import BindReply, BindRequest, LeasesReply, LeasesRequest
 from shared.model.lease import LeaseState
 from shared.model.names import NodeName
+from shared.nats import subjects
 from shared.nats.bus import Bus
 from tests.benchmarks.trivial_apiserver import DEVICES
 from tests.support import build
@@ -94,31 +95,35 @@ async def _serve(url, nodes, report_s, ready):
         return BindReply()
 
     async def report(number):
-        await publish(bus, replace(reports[number], reported_at=time.time()))
+        await publish(buses[number], replace(reports[number], reported_at=time.time()))
 
     async def beat(number):
         about = {"instance": f"a{number}", "node": node_name(number)}
-        await publish(bus, Heartbeat(service="node-agent", **about))
+        await publish(buses[number], Heartbeat(service="node-agent", **about))
 
     async def ask_leases(number):
         with contextlib.suppress(UnavailableError):
-            await bus.request(LeasesRequest(node=node_name(number)), LeasesReply)
+            await buses[number].request(LeasesRequest(node=node_name(number)), LeasesReply)
 
     async def resync():
         """Report all nodes whenever it is requested."""
-        inbox = await bus.observe([ResyncRequested])
+        inbox = await buses[0].observe([ResyncRequested])
         while True:
             await inbox.batch()
             for number in range(nodes):
                 await report(number)
 
-    async with Bus.connect(url, name="agents") as bus, asyncio.TaskGroup() as tasks:
-        await bus.reply(BindRequest, "agent", "", admit, concurrency=64)
+    async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+        users = [subjects.user_of("node-agent", node_name(number)) for number in range(nodes)]
+        # One connection each: replies go to the inbox of the agent that sent the request.
+        buses = [await stack.enter_async_context(Bus.connect(url, name=user)) for user in users]
+        for number, bus in enumerate(buses):
+            await bus.reply(BindRequest, "agent", node_name(number), admit, concurrency=64)
         tasks.create_task(resync())
         tasks.create_task(repeat(nodes, report_s, report))
         tasks.create_task(repeat(nodes, LEASE_SYNC_S, ask_leases))
         tasks.create_task(repeat(nodes, beat_s, beat))
-        await flush(bus.client)
+        await flush(buses[-1].client)
         ready()
 
 

@@ -42,11 +42,16 @@ class Event:
 
     subject: ClassVar[str]
     delivery: ClassVar[Delivery]
+    is_of_agent: ClassVar[bool] = False
+    """Only node agents publish it: the node in its subject is its sender, authenticated by NATS."""
 
-    def __init_subclass__(cls, *, subject: str = "", delivery: Delivery | None = None) -> None:
+    def __init_subclass__(
+        cls, *, subject: str = "", delivery: Delivery | None = None, is_of_agent: bool = False
+    ) -> None:
         # A dataclass with slots is made twice: the second time, the attributes are there.
         if subject:
             cls.subject, cls.delivery = subject, delivery or Delivery.BROADCAST
+            cls.is_of_agent = is_of_agent
         if "subject" in vars(cls):
             EVENTS[cls.subject] = cls
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
@@ -48,7 +48,9 @@ Fences = Annotated[Mapping[DeviceUuid, Fence], Meta(max_length=MOST_ALLOCATIONS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceReported(NodeEvent, subject="device.reported.v1", delivery=Delivery.WORK):
+class DeviceReported(
+    NodeEvent, subject="device.reported.v1", delivery=Delivery.WORK, is_of_agent=True
+):
     """The full state of a node: all its devices and all allocations."""
 
     devices: Annotated[tuple[Device, ...], Meta(max_length=MOST_DEVICES)]
@@ -60,8 +62,8 @@ class DeviceReported(NodeEvent, subject="device.reported.v1", delivery=Delivery.
     reported_at: Seconds = 0.0
     pods_unreadable: bool = False
     """The agent cannot read the kubelet's pod list and matches leases by their requests."""
-    other_plugin: bool = False
-    """The node runs another device plugin instead of our agent; these are its devices."""
+    other_plugin: ClassVar[bool] = False
+    """Whether the node runs another device plugin instead of our agent."""
     fences: Fences = field(default_factory=dict)
     """The newest fence that the agent has honoured for each device, also for pods that ended."""
     config_errors: MessageText = ""
@@ -69,7 +71,19 @@ class DeviceReported(NodeEvent, subject="device.reported.v1", delivery=Delivery.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareActivated(NodeEvent, subject="share.activated.v1", delivery=Delivery.WORK):
+class DevicesRegistered(DeviceReported, subject="devices.registered.v1", delivery=Delivery.WORK):
+    """The devices of a node that runs another device plugin instead of our agent.
+
+    The watcher publishes it, so that what an agent reports is never taken for it.
+    """
+
+    other_plugin: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareActivated(
+    NodeEvent, subject="share.activated.v1", delivery=Delivery.WORK, is_of_agent=True
+):
     """The kubelet received the shares of one container."""
 
     allocation: Allocation
@@ -77,7 +91,7 @@ class ShareActivated(NodeEvent, subject="share.activated.v1", delivery=Delivery.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShareRefused(NodeEvent, subject="share.refused.v1", delivery=Delivery.WORK):
+class ShareRefused(NodeEvent, subject="share.refused.v1", delivery=Delivery.WORK, is_of_agent=True):
     """The agent refused the kubelet's Allocate call for a container, or a ResourceClaim."""
 
     reason: MessageText
@@ -106,7 +120,9 @@ ViolationKey = tuple[str, PodUid, str, DeviceUuid | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ViolationFound(NodeEvent, subject="violation.found.v1", delivery=Delivery.WORK):
+class ViolationFound(
+    NodeEvent, subject="violation.found.v1", delivery=Delivery.WORK, is_of_agent=True
+):
     """A container uses a device beyond its lease, or changed its limits."""
 
     pod: PodUid
@@ -143,7 +159,9 @@ class LeaseHolder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HealthChanged(NodeEvent, subject="health.changed.v1", delivery=Delivery.WORK):
+class HealthChanged(
+    NodeEvent, subject="health.changed.v1", delivery=Delivery.WORK, is_of_agent=True
+):
     """A device became unhealthy, or healthy again. Owners of its leases get a Kubernetes Event."""
 
     device: DeviceUuid

@@ -13,6 +13,7 @@ from shared.model.events.event import Event
 from shared.model.events.node_events import (
     Allocation,
     DeviceReported,
+    DevicesRegistered,
     HealthChanged,
     ShareActivated,
     ShareRefused,
@@ -84,6 +85,7 @@ def _shown(text: str) -> str:
 
 CHECKS: Mapping[type[Event], Callable[[Any], Iterable[str]]] = {
     DeviceReported: _report,
+    DevicesRegistered: _report,
     ShareActivated: lambda event: _allocation(event.allocation, event.node),
     ShareRefused: lambda event: ["a refused pod has no uid"] * (event.pod == ""),
     ViolationFound: _violation,

@@ -38,7 +38,7 @@ PodsOfNode = Annotated[tuple[PodUid, ...], Meta(max_length=MOST_ALLOCATIONS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeasesRequest(NodeEvent, subject="leases.request.v1"):
+class LeasesRequest(NodeEvent, subject="leases.request.v1", is_of_agent=True):
     """A node agent requests the leases of its node; any binder replies."""
 
     pods: PodsOfNode = ()

@@ -7,6 +7,7 @@ import redis.asyncio
 from msgspec import structs
 
 from shared.ledger.leases import RedisLeases
+from shared.model.events.node_events import DevicesRegistered
 from shared.model.lease import LeaseState
 from shared.model.ledger import NoCapacity, Reserved
 from shared.model.names import NodeName, PodUid
@@ -165,7 +166,9 @@ async def test_a_removed_node_is_not_cordoned_any_more_and_an_unknown_node_never
 
 async def test_the_latest_report_decides_whether_a_node_has_our_agent(url: str) -> None:
     ours = report("a", [device("a", 0)], at=NOW)
-    theirs = replace(ours, other_plugin=True, reported_at=NOW + 1)
+    theirs = DevicesRegistered(
+        node=ours.node, devices=ours.devices, served=ours.served, reported_at=NOW + 1
+    )
     async with ledger(url, {}) as leases:
         seen = [await leases.reported_by_agent(ours.node)]
         for each in (ours, theirs, replace(ours, reported_at=NOW + 2)):

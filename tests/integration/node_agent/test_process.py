@@ -61,7 +61,7 @@ class Binder:
 
 @asynccontextmanager
 async def binder_of(cluster: OneNodeCluster, nats: NatsServer) -> AsyncIterator[Binder]:
-    async with Bus.connect(nats.url, name="test binder") as bus:
+    async with Bus.connect(nats.url, name="binder") as bus:
         binder = Binder(bus, cluster)
         listening = asyncio.create_task(binder.listen())
         try:

@@ -98,7 +98,7 @@ async def test_an_agent_without_nats_notifies_that_it_started_and_serves_the_kub
 
 async def _reports(url: str) -> None:
     """Wait for the agent's report of its allocations."""
-    async with Bus.connect(url, name="test binder") as bus:
+    async with Bus.connect(url, name="binder") as bus:
         inbox = await bus.subscribe([DeviceReported], group="binder")
         async with asyncio.timeout(30):
             await bus.publish([ResyncRequested(reason="test")])

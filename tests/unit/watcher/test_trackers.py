@@ -23,7 +23,7 @@ from shared.kubernetes.types import ApiNode, ApiPod
 from shared.model.bounds import MOST, MOST_ENTRIES
 from shared.model.device import Device
 from shared.model.errors import RequestError
-from shared.model.events.node_events import DeviceReported
+from shared.model.events.node_events import DevicesRegistered
 from shared.model.events.pod_events import (
     NodeChanged,
     PodGated,
@@ -416,7 +416,7 @@ def test_devices_of_another_plugin_are_published_when_they_change() -> None:
     gpu = Device(
         uuid=DeviceUuid("GPU-a"), index=0, model="T4", memory_mib=15360, slots=10, unit_mib=1
     )
-    none = DeviceReported(node=name, devices=(), served=())
+    none = DevicesRegistered(node=name, devices=(), served=())
     some = replace(none, devices=(gpu,))
 
     events = [known.update(name, seen) for seen in (none, some, some, none, none, some)]
@@ -429,7 +429,7 @@ def test_devices_of_another_plugin_are_published_when_they_change() -> None:
 
 def test_a_node_whose_agent_has_left_is_published_even_without_devices() -> None:
     name, known = NodeName("a"), ForeignDeviceTracker()
-    none = DeviceReported(node=name, devices=(), served=(), other_plugin=True)
+    none = DevicesRegistered(node=name, devices=(), served=())
 
     events = [known.update(name, seen) for seen in (None, none, none)]
 

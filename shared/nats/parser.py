@@ -1,0 +1,108 @@
+"""What a NATS server sends, read so that no byte that another client chose can end the reading.
+
+The parser of nats-py finds control lines by regular expressions for which vertical tabs and form
+feeds are spaces, too. The server passes them on within subjects: such a line is an "unknown
+protocol", and every message until the client has reconnected is lost; with 4,096 bytes more behind
+it, the end of the line is waited for in vain. The server separates the parts of a line by single
+spaces, where this parser splits it.
+"""
+
+import json
+from typing import Any
+
+from nats.errors import ProtocolError
+from nats.protocol.parser import AWAITING_CONTROL_LINE, AWAITING_MSG_PAYLOAD, Parser
+
+LINE_END = b"\r\n"
+MAX_LINE_BYTES = 1024 * 1024
+"""Of a line without an end: far above the list of a cluster's servers, which is the longest."""
+
+
+class ServerParser(Parser):  # type: ignore[misc]
+    """Raises ProtocolError for bytes that no server sends: the client then reconnects."""
+
+    error: Exception | None = None
+    """Any other error, which ends the client's reading; the client itself does not pass it on."""
+
+    async def parse(self, data: bytes = b"") -> None:
+        """Pass on every complete line and message in what has arrived."""
+        self.buf.extend(data)
+        try:
+            await self._pass_on()
+        except Exception as error:
+            self.error = error
+            raise
+
+    async def _pass_on(self) -> None:
+        while self.buf:
+            if self.state == AWAITING_MSG_PAYLOAD:
+                if len(self.buf) < self.needed + len(LINE_END):
+                    return
+                await self._pass_on_message()
+                continue
+            end = self.buf.find(LINE_END)
+            if end < 0:
+                if len(self.buf) > MAX_LINE_BYTES:
+                    raise ProtocolError
+                return
+            line = bytes(self.buf[:end])
+            del self.buf[: end + len(LINE_END)]
+            await self._read_line(line)
+
+    async def _read_line(self, line: bytes) -> None:
+        operation, _, arguments = line.partition(b" ")
+        match operation:
+            case b"MSG":
+                self._expect_message(arguments.split(b" "), sizes=1)
+            case b"HMSG":
+                self._expect_message(arguments.split(b" "), sizes=2)
+            case b"PING":
+                await self.nc._process_ping()  # noqa: SLF001 - as the library's parser
+            case b"PONG":
+                await self.nc._process_pong()  # noqa: SLF001
+            case b"INFO":
+                await self.nc._process_info(_decode_info(arguments))  # noqa: SLF001
+            case b"-ERR":
+                # It quotes the subject of what was refused.
+                error = arguments.decode(errors="replace").strip().lower()
+                await self.nc._process_err(error)  # noqa: SLF001
+            case b"+OK":
+                pass
+            case _:
+                raise ProtocolError
+
+    def _expect_message(self, arguments: list[bytes], *, sizes: int) -> None:
+        """Read `SUBJECT SID [REPLY] [HEADER SIZE] SIZE`."""
+        if len(arguments) - sizes not in {2, 3}:
+            raise ProtocolError
+        subject, sid, *reply = arguments[:-sizes]
+        numbers = (sid, *arguments[-sizes:])
+        if not all(number.isdigit() and len(number) <= 18 for number in numbers):
+            raise ProtocolError
+        self.needed = int(arguments[-1])
+        self.header_needed = int(arguments[-2]) if sizes == 2 else 0
+        if self.header_needed > self.needed:
+            raise ProtocolError
+        self.msg_arg = {"subject": subject, "sid": int(sid), "reply": b"".join(reply)}
+        self.state = AWAITING_MSG_PAYLOAD
+
+    async def _pass_on_message(self) -> None:
+        message = bytes(self.buf[: self.needed])
+        end = self.buf[self.needed : self.needed + len(LINE_END)]
+        if end != LINE_END:
+            raise ProtocolError
+        del self.buf[: self.needed + len(LINE_END)]
+        self.state = AWAITING_CONTROL_LINE
+        headers, data = message[: self.header_needed], message[self.header_needed :]
+        subject, sid, reply = (self.msg_arg[name] for name in ("subject", "sid", "reply"))
+        await self.nc._process_msg(sid, subject, reply, data, headers)  # noqa: SLF001
+
+
+def _decode_info(text: bytes) -> dict[str, Any]:
+    try:
+        info = json.loads(text)
+    except ValueError as error:
+        raise ProtocolError from error
+    if not isinstance(info, dict):
+        raise ProtocolError
+    return info

@@ -1,0 +1,93 @@
+"""Replies to the requests that one connection receives, each to the inbox of its sender only."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import nats.errors
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from shared.model.errors import LeaseholdError
+from shared.model.events.event import Event
+from shared.nats import subjects, wire
+from shared.nats.inbox import OnRefused, count_refused, decode_checked, is_from_own_inbox
+from shared.nats.limited_log import LimitedLog
+
+logger = logging.getLogger(__name__)
+_limited = LimitedLog(logger)
+
+Reply = Callable[[Any], Awaitable[Event | None]]
+
+
+class Replies:
+    """Handlers of requests. `run` must run while requests are received."""
+
+    def __init__(self, client: Any, on_refused: OnRefused) -> None:
+        self._client = client
+        self._on_refused = on_refused
+        self._group: asyncio.TaskGroup
+        self._tasks = set[asyncio.Task[None]]()
+
+    async def run(self) -> None:
+        """Hold the tasks of requests until cancelled."""
+        async with asyncio.TaskGroup() as self._group:
+            await asyncio.get_running_loop().create_future()
+
+    async def drain(self, limit_s: float) -> None:
+        """Wait until the requests that were received have replies, `limit_s` seconds at most."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=limit_s)
+
+    async def subscribe(
+        self, kind: type[Event], group: str, route: str, reply: Reply, *, concurrency: int
+    ) -> Subscription:
+        """Reply to requests of `kind` (for `route` only, if given) as one replica of `group`.
+
+        Up to `concurrency` requests are handled at once; the others wait.
+        """
+        free = asyncio.Semaphore(concurrency)
+
+        async def receive(message: Msg) -> None:
+            await free.acquire()
+            task = self._group.create_task(self._handle(kind, message, reply))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(lambda _: free.release())
+
+        count_refused(kind, 0)
+        subject = subjects.reply_subject(kind, route)
+        return await self._client.subscribe(subject, queue=group, cb=receive)
+
+    async def subscribe_raw(
+        self, subject: str, group: str, reply: Callable[[bytes], Awaitable[bytes]]
+    ) -> Subscription:
+        """Reply to raw requests on a subject as one replica of `group`, one after the other.
+
+        A known error is logged, and no reply is sent.
+        """
+
+        async def receive(message: Msg) -> None:
+            try:
+                await self._client.publish(message.reply, await reply(message.data))
+            except (LeaseholdError, nats.errors.Error) as error:
+                _limited.write(logging.WARNING, subject, f"no reply on {subject}: {error}")
+
+        return await self._client.subscribe(subject, queue=group, cb=receive)
+
+    async def _handle(self, kind: type[Event], message: Msg, reply: Reply) -> None:
+        """Reply to a request; whatever it contains, the next one is handled."""
+        cause = f"{kind.subject} {subjects.node_in(kind, message.subject)}"
+        try:
+            if not is_from_own_inbox(kind, message, self._on_refused):
+                return
+            requests = decode_checked(kind, message, self._on_refused)
+            response = await reply(requests[0]) if requests else None
+            if response is not None:
+                # Without headers: the library's `respond` would send those of the request back.
+                await self._client.publish(message.reply, wire.encode([response]))
+        except (LeaseholdError, nats.errors.Error) as error:
+            _limited.write(logging.WARNING, cause, f"no reply to {kind.subject}: {error!s}")
+        except Exception as error:  # noqa: BLE001 - it must not end the task group
+            _limited.write(logging.ERROR, cause, f"no reply to {kind.subject}: a bug", error)
