@@ -31,7 +31,7 @@ from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
-from shared.model.clock import SystemClock
+from shared.model.clock import SystemClock, in_background
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.names import SYSTEM_NAMESPACE
 from shared.nats.bus import Bus
@@ -76,11 +76,11 @@ async def serve_api(settings: ApiSettings) -> None:
         )
         logger.info("serving the page on http%s://%s", "s" if tls else "", address)
         if tls:
-            stack.callback(asyncio.create_task(tls.reload(SystemClock().sleep)).cancel)
+            await stack.enter_async_context(in_background(tls.reload(SystemClock().sleep)))
         if settings.aggregated and kube is not None:
             group = AggregatedApi(server, KubernetesAuthenticator(kube, SystemClock()))
-            serving = asyncio.create_task(serve_group(group, kube, settings))
-            stack.callback(serving.cancel)
+            serving = serve_group(group, kube, settings)
+            await stack.enter_async_context(in_background(serving))
             with suppress(TimeoutError):
                 await asyncio.wait_for(group.served.wait(), RETRY_S)
         if settings.scheduler_metrics:

@@ -1,6 +1,5 @@
 """Builds the extender from real clients and serves it."""
 
-import asyncio
 import logging
 
 from services.extender.pod_requests import PodRequests
@@ -14,7 +13,7 @@ from shared.kubernetes.kubeconfig import load_credentials
 from shared.kubernetes.paths import pod_path
 from shared.kubernetes.types import ApiPod
 from shared.ledger.leases import RedisLeases
-from shared.model.clock import SystemClock
+from shared.model.clock import SystemClock, in_background
 from shared.model.events.request_reply import PodBindingReply, PodBindingRequest
 from shared.runtime import health
 from shared.runtime.run import Nats, open_bus, serve
@@ -56,20 +55,17 @@ async def serve_extender(settings: ExtenderSettings) -> None:
             tracing=tracing,
         )
         pages = application(extender, settings.client_name)
-        async with health.served(
-            pages, settings.listen, flag="--listen", tls=tls.context
-        ) as address:
+        async with (
+            health.served(pages, settings.listen, flag="--listen", tls=tls.context) as address,
+            in_background(tls.reload(clock.sleep)),
+        ):
             logger.info("serving kube-scheduler on https://%s", address)
-            reloading = asyncio.create_task(tls.reload(clock.sleep))
-            try:
-                await serve(
-                    "extender",
-                    extender,
-                    bus=bus,
-                    settings=settings,
-                    nats=Nats.MEANWHILE,
-                    tracing=tracing,
-                    probes={"redis": ledger.unready_reason, "ledger": extender.unready_reason},
-                )
-            finally:
-                reloading.cancel()
+            await serve(
+                "extender",
+                extender,
+                bus=bus,
+                settings=settings,
+                nats=Nats.MEANWHILE,
+                tracing=tracing,
+                probes={"redis": ledger.unready_reason, "ledger": extender.unready_reason},
+            )

@@ -8,7 +8,7 @@ from typing import Self
 
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import ForbiddenError
-from shared.model.clock import Clock, SystemClock, end
+from shared.model.clock import Clock, SystemClock, in_background
 from shared.model.errors import LeaseholdError
 
 logger = logging.getLogger(__name__)
@@ -40,11 +40,8 @@ class ApiServerReachability:
     async def observed(cls, client: KubernetesClient) -> AsyncIterator[Self]:
         """Send requests until the context exits."""
         reachability = cls(client, SystemClock())
-        observing = asyncio.create_task(reachability.run())
-        try:
+        async with in_background(reachability.run()):
             yield reachability
-        finally:
-            await end(observing)
 
     def unready_reason(self) -> str | None:
         """Return why requests fail; None: the API server has just responded."""

@@ -200,12 +200,13 @@ class Bus:
 
     async def _run(self) -> None:
         """Send reports, and work that is due. Raises UnavailableError if the connection fails."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._work.run())
-            tasks.create_task(self._confirmations.run())
-            tasks.create_task(self._replies.run())
+        async with (
+            in_background(self._work.run()),
+            in_background(self._confirmations.run()),
+            in_background(self._replies.run()),
+        ):
             await self.client.has_failed.wait()
-            raise UnavailableError(self._failure())
+        raise UnavailableError(self._failure())
 
     async def _finish(self) -> None:
         """Return what this process holds, and wait until what it sent is handled."""

@@ -218,7 +218,8 @@ class NatsClient(Client):  # type: ignore[misc]
             if (self.is_connected and task in needed) or (
                 self.is_reconnecting and task is self._reconnection_task
             ):
-                self._fail(f"the task that {does} has ended: {(cause or self._ps.error)!r}")
+                cause = cause or self._ps.error
+                self._fail(f"the task that {does} has ended{f': {cause!r}' if cause else ''}")
 
     def _fail(self, why: str) -> None:
         self.fault = self.fault or why

@@ -19,7 +19,9 @@ CONNECTION_SHARES = "connection-shares"
 """The queue group of those who receive them."""
 AGENT = "node-agent"
 """The service that has a user per node."""
-_SERVICE_INBOX = re.compile(r"_INBOX\.[a-z][a-z-]*\.[0-9A-Za-z]{1,32}\.[0-9A-Za-z]{1,32}")
+_SERVICE_INBOX = re.compile(
+    rf"_INBOX\.(?!{AGENT}\.)[a-z][a-z-]*\.[0-9A-Za-z]{{1,32}}\.[0-9A-Za-z]{{1,32}}"
+)
 _IN_INBOX = re.compile(r"\.[0-9A-Za-z]{1,32}\.[0-9A-Za-z]{1,32}")
 """After the prefix of a user: a connection's inbox, and the number of a message or request."""
 MAX_DIGITS = 18

@@ -12,7 +12,7 @@ from enum import Enum
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from shared.model.clock import end, until_tick
+from shared.model.clock import end, in_background, until_tick
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.pod_events import Heartbeat
 from shared.nats.bus import Bus
@@ -70,11 +70,10 @@ async def sending_heartbeats(
                 pause_s = pause_s - READY_POLL_S if unready(probes) else 0.0
             await asyncio.sleep(pause_s)
 
-    sending = asyncio.create_task(repeat())
     try:
-        yield
+        async with in_background(repeat()):
+            yield
     finally:
-        await end(sending)
         await send(stopping=True)
 
 

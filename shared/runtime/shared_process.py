@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 
-from shared.model.clock import end
+from shared.model.clock import in_background
 from shared.nats.inbox import LocalHandlers
 from shared.runtime import health
 from shared.runtime.settings import ServiceSettings
@@ -59,11 +59,10 @@ async def open_process(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, process.stop.set)
     async with health.served(health.application(process.checks), settings.http) as address:
-        announcing = asyncio.create_task(_announce(process, settings, address))
         try:
-            yield process
+            async with in_background(_announce(process, settings, address)):
+                yield process
         finally:
-            await end(announcing)
             if settings.run_file is not None:
                 settings.run_file.unlink(missing_ok=True)
 

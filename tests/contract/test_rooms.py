@@ -177,3 +177,54 @@ def test_only_one_folder_decodes_kubernetes_objects() -> None:
     }
 
     assert decoders == set()
+
+
+WATCHED_ELSEWHERE = {
+    "services/binder/claims/claim_leaser.py": "each caller awaits the read that it shares",
+    "services/node_agent/diagnosis/node_probes.py": "each probe awaits the one discovery",
+}
+"""Where a task is made in a function that does not await it."""
+TASKS = {"create_task", "ensure_future", "run_in_executor"}
+
+
+def bare_tasks(path: Path) -> Iterator[str]:
+    """Yield the tasks that belong to no task group, and that their function does not await.
+
+    To `end` a task is no wait for it: it may have ended long before.
+    """
+    for function in ast.walk(tree(path)):
+        if not isinstance(function, FUNCTIONS):
+            continue
+        awaited = {
+            ast.unparse(part)
+            for wait in ast.walk(function)
+            if isinstance(wait, ast.Await) and not ast.unparse(wait.value).startswith("end(")
+            for part in ast.walk(wait)
+        }
+        names = {
+            ast.unparse(node.value): [ast.unparse(each) for each in node.targets]
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign)
+        }
+        for node in ast.walk(function):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            of = ast.unparse(node.func.value)
+            if node.func.attr not in TASKS or not (of == "asyncio" or "loop" in of):
+                continue
+            text = ast.unparse(node)
+            if not awaited & {text, *names.get(text, [])}:
+                yield f"{named(path)}:{node.lineno} {text}"
+
+
+def test_no_task_ends_unnoticed() -> None:
+    """An error that ends a task reaches only what waits for it: a task group, or an `await`."""
+    found = {
+        text
+        for path in production()
+        if not named(path).startswith("simcluster/") and named(path) not in WATCHED_ELSEWHERE
+        for text in bare_tasks(path)
+    }
+
+    assert found == set()
+    assert all(any(bare_tasks(ROOT / path)) for path in WATCHED_ELSEWHERE)
