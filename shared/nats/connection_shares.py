@@ -18,7 +18,7 @@ import msgspec
 import nats.errors
 from prometheus_client import Counter
 
-from shared.model.clock import ExpiringMap, end
+from shared.model.clock import ExpiringMap, in_background
 from shared.model.errors import UNDECODABLE
 from shared.nats import subjects
 from shared.nats.bus import Bus
@@ -81,11 +81,8 @@ _decode_listing = msgspec.json.Decoder(_Listing).decode
 @contextlib.asynccontextmanager
 async def connection_shares(bus: Bus) -> AsyncIterator[None]:
     """Keep every user within its share of connections until the context exits."""
-    keeping = asyncio.create_task(_ConnectionShares(bus).run())
-    try:
+    async with in_background(_ConnectionShares(bus).run()):
         yield
-    finally:
-        await end(keeping)
 
 
 def share_of(user: str) -> int:
