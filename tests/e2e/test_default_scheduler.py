@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest_asyncio
@@ -27,7 +26,6 @@ pytestmark = NEEDS_KUBECTL
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 HOST = "kubernetes.io/hostname"
 RULE = "didn't satisfy existing pods anti-affinity rules"
-K8S = Path(__file__).parents[2] / "k8s"
 QUOTA = {
     "apiVersion": "leasehold.dev/v1beta1",
     "kind": "GPUQuota",
@@ -123,8 +121,6 @@ def claim_pod(name: str) -> dict[str, Any]:
 
 
 async def test_pods_of_a_claim_and_of_a_vendor_share_a_gpu(cluster: Stack) -> None:
-    for file in ("device-classes.yaml", "schedulers.yaml"):
-        await cluster.apply(K8S / "components/dra" / file)
     both = json.dumps({"apiVersion": "v1", "kind": "List", "items": [QUOTA, CLAIM]})
     await until(lambda: cluster.kubectl("apply", "-f", "-", stdin=both), succeeded)
     await until_quota(cluster)
@@ -139,6 +135,9 @@ async def test_pods_of_a_claim_and_of_a_vendor_share_a_gpu(cluster: Stack) -> No
 
     limits = (await cluster.exec("two", "env")).out.splitlines()
     assert {"CUDA_DEVICE_MEMORY_LIMIT_0=6000m", "CUDA_DEVICE_SM_LIMIT=40"} <= set(limits)
+    assert "/    6000MiB" in (await cluster.exec("two", "nvidia-smi")).out
+    too_much = await cluster.exec("two", "gpu-load", "alloc 5g", "alloc 2g")
+    assert too_much.out.splitlines() == ["alloc 5g: ok", "alloc 2g: out of memory"]
     shown = json.loads((await cluster.leasehold("ps", "--json")).out)["leases"]
     assert {(lease["name"], lease["shares"][0]["device"]) for lease in shown} == {
         (name, shown[0]["shares"][0]["device"]) for name in ("shared", "vendor")

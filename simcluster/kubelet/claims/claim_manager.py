@@ -49,7 +49,12 @@ def container_edits(
                 api_pb2.DeviceSpec(container_path=node["path"], host_path=node["path"])
                 for node in edits.get("deviceNodes") or ()
             ]
-    return api_pb2.ContainerAllocateResponse(envs=environment, mounts=mounts, devices=nodes)
+    return api_pb2.ContainerAllocateResponse(
+        envs=environment,
+        mounts=mounts,
+        devices=nodes,
+        cdi_devices=[api_pb2.CDIDevice(name=name) for name in wanted],
+    )
 
 
 def _devices(directory: Path) -> dict[str, list[Json]]:
@@ -140,17 +145,20 @@ class ClaimManager:
                 await asyncio.sleep(RETRY_S)
 
     def response(
-        self, pod: PodSpec, container: ContainerSpec
+        self, pod: PodSpec, container: ContainerSpec, named: Iterable[str]
     ) -> api_pb2.ContainerAllocateResponse | None:
-        """Return what the claims of a container add to it, in the form of a plugin's response."""
-        names = [
+        """Return what CDI devices add to a container, in the form of a plugin's response.
+
+        These are the devices of its claims, and those that its plugins have `named`.
+        """
+        claimed = [
             cdi_name
             for name, claim in self._claims_of(pod)
             if (uses := _uses(pod.obj, container.name))
             for request in uses.get(name, ())
             for cdi_name in self._cdi_names(claim, request)
         ]
-        return container_edits(self._cdi, names)
+        return container_edits(self._cdi, [*named, *claimed])
 
     def resources(self, pod: PodSpec, container: str) -> list[podresources.DynamicResource]:
         """Return the devices that a container has by claims, as PodResources shows them."""

@@ -32,6 +32,14 @@ def rejected_status(pod: PodSpec, previous: Json, reason: str, message: str, now
     }
 
 
+_FOREIGN_FIELDS = (
+    "extendedResourceClaimStatus",
+    "nominatedNodeName",
+    "resourceClaimStatuses",
+)
+"""Fields of a pod's status that schedulers and controllers write."""
+
+
 def pod_status(pod: PodSpec, state: PodState, previous: Json, host_ip: str, now: float) -> Json:
     """Return the status of an admitted pod, with the conditions of other writers."""
     init = pod.of_role(ContainerRole.INIT, ContainerRole.SIDECAR)
@@ -57,10 +65,11 @@ def pod_status(pod: PodSpec, state: PodState, previous: Json, host_ip: str, now:
 
 
 def with_foreign_conditions(status: Json, stored: Json) -> Json:
-    """Return our status with the stored conditions of other writers."""
+    """Return our status with the stored conditions and fields of other writers."""
+    kept = {field: stored[field] for field in _FOREIGN_FIELDS if field in stored}
     own = [c for c in status.get("conditions") or () if c["type"] in _KUBELET_CONDITIONS]
     foreign = [c for c in stored.get("conditions") or () if c["type"] not in _KUBELET_CONDITIONS]
-    return status | {"conditions": own + foreign}
+    return kept | status | {"conditions": own + foreign}
 
 
 def phase(pod: PodSpec, state: PodState) -> str:

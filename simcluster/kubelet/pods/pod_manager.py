@@ -376,9 +376,11 @@ class PodManager:
     def runtime_edits(
         self, pod: PodSpec, container: ContainerSpec
     ) -> list[api_pb2.ContainerAllocateResponse]:
-        """Return what claims add."""
-        claimed = self._claims.response(pod, container)
-        return [] if claimed is None else [claimed]
+        """Return what CDI devices add, of claims and of plugins."""
+        responses = self.allocate_responses(pod, container)
+        named = [device.name for answer in responses for device in answer.cdi_devices]
+        edits = self._claims.response(pod, container, named)
+        return [] if edits is None else [edits]
 
     def find_source(self, pod: PodSpec, resource: str, name: str) -> Json | None:
         """Return a ConfigMap or Secret in the pod's namespace; None: absent."""

@@ -63,7 +63,7 @@ class WorkerHost(Protocol):
     def runtime_edits(
         self, pod: PodSpec, container: ContainerSpec
     ) -> list[api_pb2.ContainerAllocateResponse]:
-        """Return what the container runtime adds for claims."""
+        """Return what the container runtime adds for CDI devices."""
         ...
 
     def find_source(self, pod: PodSpec, resource: str, name: str) -> Json | None:
@@ -259,6 +259,7 @@ class PodWorker:
             pod_ip=self.state.pod_ip,
             host_ip=self._host.settings.host,
         )
+        state.cdi_devices = [device.name for answer in edits for device in answer.cdi_devices]
         responses += edits
         volumes = self._host.make_volumes(self.pod)
         state.mounts = mount_points(spec, volumes, responses)

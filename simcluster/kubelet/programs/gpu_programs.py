@@ -25,10 +25,23 @@ _OWN = ("LD_",)
 """Prefixes of the container's variables that would change how this machine starts a program."""
 _REGION = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 _PRELOAD = "/etc/ld.so.preload"
-_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+_VISIBLE, _NOTHING = "NVIDIA_VISIBLE_DEVICES", "void"
 STUCK = "stuck"
 """The fault of a GPU whose processes stay, in uninterruptible sleep, when they are to end."""
 SCRATCH = "/tmp"  # noqa: S108 - of the containers of a node, not of this machine
+
+
+def visible_devices(state: ContainerState) -> str:
+    """Return the GPUs and MIG instances that a container's runtime lets it see.
+
+    NVIDIA's runtime reads the variable. CDI devices are added to them: simulated GPUs have no
+    device nodes, so their names count.
+    """
+    by_variable = state.env.get(_VISIBLE, _NOTHING)
+    by_cdi = [name.partition("=")[2] for name in state.cdi_devices]
+    uuids = [name for name in by_cdi if name.startswith(("GPU-", "MIG-"))]
+    named = [] if by_variable in {"", _NOTHING} else [by_variable]
+    return ",".join([*named, *uuids]) or by_variable or _NOTHING
 
 
 def preloaded(state: ContainerState) -> dict[str, str]:
@@ -38,7 +51,7 @@ def preloaded(state: ContainerState) -> dict[str, str]:
     """
     given = dict(state.env)
     region = _mounted(state, given.pop(_REGION, ""))
-    gpus = {"CUDA_VISIBLE_DEVICES": given.get(_VISIBLE, "")}
+    gpus = {"CUDA_VISIBLE_DEVICES": visible_devices(state)}
     return {**gpus, **given, **_limits(region, _preloaded(state))}
 
 
@@ -47,7 +60,7 @@ def hidden_files(state: ContainerState, gpus: Path = Path("/proc/driver/nvidia/g
 
     Without them the driver does not list these GPUs; and what would make them again is hidden too.
     """
-    visible = state.env.get(_VISIBLE, "")
+    visible = visible_devices(state)
     hidden = []
     for file in gpus.glob("*/information"):
         facts = dict(line.partition(":")[::2] for line in file.read_text().splitlines())
@@ -142,7 +155,7 @@ class SimulatedPrograms:
         stuck = {device for device, fault in self._faults().items() if fault == STUCK}
         if not stuck or not self._files.gpu_state.is_file():
             return False
-        visible = state.env.get(_VISIBLE, "")
+        visible = visible_devices(state)
         devices = device_uuids(self._files.gpu_state)
         return any(
             {str(index), *uuids} & stuck and any(uuid in visible for uuid in uuids)
@@ -173,9 +186,9 @@ def environment(state: ContainerState, folder: Path | None, gpus: Path) -> dict[
         "GPU_DRIVER_STATE": str(gpus),
     }
     return {
-        _VISIBLE: "void",
         "HOME": os.environ.get("HOME", "/"),
         **given,
+        _VISIBLE: visible_devices(state),
         **(driver if folder else {"PATH": path}),
         **_limits(region, library),
     }

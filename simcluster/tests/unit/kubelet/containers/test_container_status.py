@@ -3,7 +3,11 @@
 import pytest
 
 from simcluster.kubelet.containers.container_state import ContainerPhase, ContainerState, PodState
-from simcluster.kubelet.containers.container_status import phase, pod_status
+from simcluster.kubelet.containers.container_status import (
+    phase,
+    pod_status,
+    with_foreign_conditions,
+)
 from tests.support.simcluster.pod_specs import container, pod_spec
 
 
@@ -58,3 +62,17 @@ def test_a_condition_keeps_the_time_of_its_last_change() -> None:
     after = pod_status(one, running, before, "127.0.0.1", now=99.0)
 
     assert after == before
+
+
+def test_what_schedulers_and_controllers_write_stays() -> None:
+    claims = [{"name": "gpu", "resourceClaimName": "one-gpu-1"}]
+    gate = {"type": "example.com/ready", "status": "True"}
+    own = pod_status(pod_spec(container("c0")), pod_state(RUNNING), {}, "127.0.0.1", now=10.0)
+
+    written = with_foreign_conditions(
+        own, {"phase": "Pending", "resourceClaimStatuses": claims, "conditions": [gate]}
+    )
+
+    assert written["resourceClaimStatuses"] == claims
+    assert written["phase"] == "Running"
+    assert gate in written["conditions"]
