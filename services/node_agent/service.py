@@ -41,7 +41,7 @@ from shared.model.events.request_reply import (
     UsageRequest,
 )
 from shared.model.names import DeviceUuid
-from shared.model.node import AGENT_STARTING
+from shared.model.node import AGENT_STARTING, AGENT_STOPPING
 from shared.runtime.service import answers, emits, handles, loops, publishes
 
 GRACE_S = 0.5
@@ -259,7 +259,7 @@ class NodeAgent:
         allocated by device plugin is left out in any case.
         """
         if self.window.draining:
-            return (), ()
+            return (AGENT_STOPPING,), ()
         if not self.numa.is_known:
             return (AGENT_STARTING,) * self.numa.is_starting, ()
         unserved, newly_served = self.plugins.unserved(), self.plugins.newly_served()

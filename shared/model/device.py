@@ -353,7 +353,7 @@ def _sharing_reason(request: GpuRequest, use: DeviceUse, own: DeviceUse) -> Devi
     if own.exclusive:
         text = "an earlier container of the pod uses it exclusively"
         return DeviceRefusal("GpuInExclusiveUse", text)
-    return DeviceRefusal("GpuInExclusiveUse", "all of its cores are reserved")
+    return DeviceRefusal("GpuCoresReserved", "all of its cores are reserved")
 
 
 class XidEvent(msgspec.Struct, frozen=True, kw_only=True):

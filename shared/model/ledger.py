@@ -156,8 +156,13 @@ class LedgerNode:
     @property
     def serving(self) -> frozenset[str]:
         """Resources that the kubelet currently accepts requests for."""
+        return frozenset(self.served).difference(self.paused)
+
+    @property
+    def paused(self) -> frozenset[str]:
+        """Resources that its agent serves and of which its kubelet has none to allocate."""
         unserved = set(self.facts.unserved_resources).difference(self.newly_served)
-        return frozenset(self.served).difference(unserved)
+        return frozenset(unserved.intersection(self.served))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

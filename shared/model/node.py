@@ -37,6 +37,8 @@ CORDON_PREFIX = "leasehold.dev/cordoned: "
 
 AGENT_STARTING = "leasehold.dev/starting"
 """Replaces them while the node's agent has just started and does not know its kubelet yet."""
+AGENT_STOPPING = "leasehold.dev/stopping"
+"""Replaces them while the node's agent ends, to be started again or for good."""
 
 
 def cordon_reason(served: Iterable[str]) -> str:

@@ -60,19 +60,25 @@ class Advice:
     """What lets the pod run within seconds, without anybody's help."""
     administrator: str = ""
     """What an administrator can do, where nothing else helps."""
+    unchanged: str = ""
+    """What lets the pod run without changes, on a node that fits it but for a passing state."""
     reserved_until: int = 0
     """Unix seconds: GPUs that are reserved from then on fit the pod if it ends before; 0: none."""
 
     @property
     def text(self) -> str:
         """One sentence."""
-        if not self.changes:
-            if self.waiting:
-                return f"wait until pods on node {self.waiting} have ended"
-            if self.soon:
-                return self.soon
-            administrator = f"ask an administrator: {self.administrator}"
-            return f"{self.meant} Otherwise {administrator}" if self.meant else administrator
+        return self._text_of_changes() if self.changes else self._text_without_changes()
+
+    def _text_without_changes(self) -> str:
+        if self.waiting:
+            return f"wait until pods on node {self.waiting} have ended"
+        if self.soon:
+            return self.soon
+        administrator = f"ask an administrator: {self.administrator}"
+        return f"{self.meant} Otherwise {administrator}" if self.meant else administrator
+
+    def _text_of_changes(self) -> str:
         changed = " and ".join(_sentence_parts(self.changes))
         node = f"node {self.node}"
         if self.models and any(each.place is Place.ANNOTATION for each in self.changes):
@@ -82,11 +88,13 @@ class Advice:
                 f"{changed}, as {node} has room for it now; or wait until pods on node "
                 f"{self.waiting} have ended"
             )
+        alone = "alone " if self.ends else ""
+        room = f"as {node} has room for it now"
         if self.ends:
-            return (
-                f"waiting alone does not help: {changed}, and wait until pods on {node} have ended"
-            )
-        return f"waiting does not help: {changed}, as {node} has room for it now"
+            room = f"and wait until pods on {node} have ended"
+        if self.unchanged:
+            return f"{self.unchanged}; or {changed}, {room}"
+        return f"waiting {alone}does not help: {changed}, {room}"
 
 
 def _sentence_parts(changes: Iterable[Change]) -> Iterator[str]:

@@ -9,7 +9,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from shared.model.node import AGENT_STARTING, LABEL_OPERATORS, NodeFacts, Taint, cordon_reason
+from shared.model.node import (
+    AGENT_STARTING,
+    AGENT_STOPPING,
+    LABEL_OPERATORS,
+    NodeFacts,
+    Taint,
+    cordon_reason,
+)
 from shared.model.quantity import amount_text
 from shared.model.request import NodeRequirements, NodeTerm, PodRequest, Toleration
 
@@ -141,8 +148,24 @@ def _larger(found: str | None, values: Sequence[str], *, by: int) -> bool:
     return len(numbers) == 2 and (numbers[0] - numbers[1]) * by > 0
 
 
-def check_served(triggers: tuple[str, ...], served: frozenset[str]) -> NodeFilterFailure | None:
-    """Refuse a node that cannot start containers, or does not serve a requested resource."""
+UNHEALTHY = "GpuUnhealthy", "node(s) had unhealthy GPUs"
+"""Code and message."""
+RESTARTING = "NodeAgentRestarting", "node(s) had a node agent that is restarting"
+"""Code and message."""
+
+
+def check_served(
+    triggers: tuple[str, ...],
+    served: frozenset[str],
+    paused: frozenset[str] = frozenset(),
+    *,
+    all_sick: bool = False,
+) -> NodeFilterFailure | None:
+    """Refuse a node that cannot start containers, or does not serve a requested resource.
+
+    Its kubelet has none of a `paused` resource to allocate: because no device of the node is
+    healthy (`all_sick`), or for as long as the agent is not registered.
+    """
     if served.issuperset(triggers):
         return None
     missing = [name for name in triggers if name not in served]
@@ -154,6 +177,10 @@ def check_served(triggers: tuple[str, ...], served: frozenset[str]) -> NodeFilte
     if AGENT_STARTING in served:
         text = "node(s) had a node agent that has just started and waits for the kubelet"
         return NodeFilterFailure("NodeAgentStarting", text)
+    if all_sick and missing[0] in paused:
+        return NodeFilterFailure(*UNHEALTHY)
+    if AGENT_STOPPING in served or missing[0] in paused:
+        return NodeFilterFailure(*RESTARTING)
     return NodeFilterFailure("ResourceNotServed", f"node(s) did not serve {missing[0]}")
 
 
@@ -232,11 +259,17 @@ def preference(demands: NodeRequirements, facts: NodeFacts) -> int:
 
 
 def check_all(
-    request: PodRequest, facts: NodeFacts, free: Mapping[str, int], served: frozenset[str]
+    request: PodRequest,
+    facts: NodeFacts,
+    free: Mapping[str, int],
+    served: frozenset[str],
+    paused: frozenset[str] = frozenset(),
+    *,
+    all_sick: bool = False,
 ) -> NodeFilterFailure | None:
     """Return the first reason, apart from devices, why the node cannot run the pod."""
     return (
         check_node(request.node_requirements, facts)
-        or check_served(request.triggers, served)
+        or check_served(request.triggers, served, paused, all_sick=all_sick)
         or check_resources(request.resources, free)
     )

@@ -25,7 +25,7 @@ from shared.placing.choice.device_choice import (
 )
 from shared.placing.mig_instances import instance_mib, instance_refusal
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode
-from shared.placing.node_filters import NodeFilterFailure
+from shared.placing.node_filters import UNHEALTHY, NodeFilterFailure
 
 NODE_TEXTS: Mapping[str, str] = {
     "NoGpus": "node(s) had no GPU",
@@ -35,7 +35,7 @@ NODE_TEXTS: Mapping[str, str] = {
     "GpuTypeExcluded": "node(s) had no GPU of an allowed type",
     "GpuExcluded": "node(s) had cordoned GPUs",
     "GpuPlaceUnknown": "node(s) had GPUs whose NUMA node or PCIe root is not known",
-    "GpuUnhealthy": "node(s) had unhealthy GPUs",
+    UNHEALTHY[0]: UNHEALTHY[1],
     "GpuIsolationStrict": "node(s) had no MIG instance and no whole GPU for strict isolation",
     "GpuNotShared": "node(s) had GPUs that are not shared",
     "GpuNotIsolated": "node(s) had no usable HAMi-core library",
@@ -51,6 +51,7 @@ NODE_TEXTS: Mapping[str, str] = {
     "GpuNotIdle": "node(s) had no idle GPU",
     "GpuInstancesLive": "node(s) had GPUs whose MIG instances are in use",
     "GpuClaimed": "node(s) had GPUs that are reserved for another pod",
+    "GpuCoresReserved": "node(s) had GPUs whose cores are all reserved",
     "GpuInExclusiveUse": "node(s) had GPUs that other pods use exclusively",
 }
 """By code, in the order of the checks: devices that the pod could never use are excluded first."""

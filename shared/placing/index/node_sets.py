@@ -10,7 +10,7 @@ needs.
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from shared.model.request import NodeRequirements, PodRequest
+from shared.model.request import NodeRequirements, PodRequest, SharingPolicy
 from shared.placing.choice.device_choice import (
     allowed_devices,
     choose_devices,
@@ -115,8 +115,13 @@ def count_of_devices(*, slotted: bool) -> Amount:
     return lambda node: len([d for d in node.devices if d.healthy])
 
 
-def units_free_at_once(gpus: int, slotted: bool, cores: int, unclaimed: bool) -> Amount:
-    """Return the units that `gpus` devices have free at once, of those with a slot and cores."""
+def units_free_at_once(
+    gpus: int, slotted: bool, cores: int, unclaimed: bool, spare: bool
+) -> Amount:
+    """Return the units that `gpus` devices have free at once, of those with a slot and cores.
+
+    `spare`: shares have not reserved all of their cores.
+    """
     most_cores = 100 - cores
 
     def units_of(node: MirroredNode) -> int:
@@ -127,6 +132,7 @@ def units_free_at_once(gpus: int, slotted: bool, cores: int, unclaimed: bool) ->
             and device.healthy
             and not (slotted and device.shares >= device.slots)
             and not (unclaimed and device.ledger_use.claimed_by)
+            and not (spare and device.used_cores >= 100 and not device.exclusive)
         ]
         if len(free) < gpus:
             return -1
@@ -342,7 +348,11 @@ class NodeSets:
             left = _keep_passing(nodes.split(left), excluded)
         if triggers:
             nodes = self._classes(
-                ("served", triggers), changes, lambda node: check_served(triggers, node.serving)
+                ("served", triggers),
+                changes,
+                lambda node: check_served(
+                    triggers, node.serving, node.paused, all_sick=node.all_sick
+                ),
             )
             left = _keep_passing(nodes.split(left), excluded)
         return left
@@ -412,17 +422,25 @@ class NodeSets:
         gpus, slotted, cores = container.gpus, container.slotted, container.cores_percent
         units = container.memory_units or 0
 
-        def with_units(nodes: NodeSet, cores: int, *, unclaimed: bool = False) -> NodeSet:
+        def with_units(
+            nodes: NodeSet, cores: int, *, unclaimed: bool = False, spare: bool = False
+        ) -> NodeSet:
             def free(gpus: int, cores: int) -> ThresholdColumn:
-                amount_of = units_free_at_once(gpus, slotted, cores, unclaimed)
-                return self._column(("units", gpus, slotted, cores, unclaimed), amount_of)
+                amount_of = units_free_at_once(gpus, slotted, cores, unclaimed, spare)
+                return self._column(("units", gpus, slotted, cores, unclaimed, spare), amount_of)
 
             return _with_devices(nodes, gpus, cores, units, free)
 
         enough = with_units(left, 0)
         self._split_by_number_of_devices(gpus, slotted, left ^ enough, excluded)
-        for unclaimed, code in ((False, "InsufficientGpuCores"), (True, "GpuClaimed")):
-            passing = with_units(enough, cores, unclaimed=unclaimed)
+        passing = with_units(enough, cores)
+        code = "InsufficientGpuCores"
+        enough = _keep(enough, passing, (code, NODE_TEXTS[code]), excluded)
+        passing = with_units(enough, cores, unclaimed=True)
+        enough = _keep(enough, passing, ("GpuClaimed", NODE_TEXTS["GpuClaimed"]), excluded)
+        if container.sharing is not SharingPolicy.BEST_EFFORT:
+            passing = with_units(enough, cores, unclaimed=True, spare=True)
+            code = "GpuCoresReserved"
             enough = _keep(enough, passing, (code, NODE_TEXTS[code]), excluded)
         _keep(enough, 0, ("GpuInExclusiveUse", NODE_TEXTS["GpuInExclusiveUse"]), excluded)
 

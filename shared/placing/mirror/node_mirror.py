@@ -323,6 +323,7 @@ class MirroredNode:
         "linked_sets",
         "model",
         "name",
+        "paused",
         "removed",
         "serving",
         "shareable_devices",
@@ -346,6 +347,8 @@ class MirroredNode:
         """Use of resources other than devices by live leases."""
         self.serving: frozenset[str] = frozenset()
         """Resource names that the node agent serves."""
+        self.paused: frozenset[str] = frozenset()
+        """Others that it serves, and of which its kubelet has none to allocate."""
         self.put_devices(())
         self.tentative_reservations: list[TentativeReservation] = []
         self.removed = False
@@ -386,6 +389,11 @@ class MirroredNode:
         self.linked_sets: dict[object, tuple[int, tuple[int, ...]]] = {}
         """Cache of the best linked sets of devices: see `device_topology`."""
 
+    @property
+    def all_sick(self) -> bool:
+        """Whether it has devices, and none of them is healthy."""
+        return bool(self.devices) and not any(device.healthy for device in self.devices)
+
     def has_same_inventory(self, node: LedgerNode) -> bool:
         """Return whether a record of the node has the same facts and devices, as objects."""
         return (
@@ -393,7 +401,7 @@ class MirroredNode:
             and len(node.devices) == len(self.devices)
             and {id(device) for device, _ in node.devices}
             == {id(mirrored.device) for mirrored in self.devices}
-            and node.serving == self.serving
+            and (node.serving, node.paused) == (self.serving, self.paused)
         )
 
     def update_node(self, node: LedgerNode, devices: Sequence[MirroredDevice]) -> None:
@@ -401,7 +409,7 @@ class MirroredNode:
         self.facts = node.facts
         self.version = node.version
         self.used_resources = node.used
-        self.serving = node.serving
+        self.serving, self.paused = node.serving, node.paused
         self.put_devices(devices)
         self.accepts_any_pod = accepts_any_pod(node.facts)
         self.has_soft_taint = has_soft_taint(node.facts)
@@ -448,7 +456,7 @@ def idle_copy(node: MirroredNode, *, healthy: bool) -> MirroredNode:
     No index knows the copy.
     """
     copy, devices = MirroredNode(node.name), list[MirroredDevice]()
-    copy.facts, copy.serving = node.facts, node.serving
+    copy.facts, copy.serving, copy.paused = node.facts, node.serving, node.paused
     copy.free_resources = dict(node.facts.allocatable)
     for each in node.devices:
         is_healthy = healthy or each.healthy

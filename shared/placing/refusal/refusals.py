@@ -27,7 +27,7 @@ from shared.placing.index.node_index import NearNode, NodeIndex, RefusalMemo, pl
 from shared.placing.index.node_sets import Excluded
 from shared.placing.index.threshold_column import NodeSet, positions_in, store
 from shared.placing.mirror.node_mirror import MirroredNode, idle_copy
-from shared.placing.node_filters import NodeFilterFailure, check_all
+from shared.placing.node_filters import RESTARTING, UNHEALTHY, NodeFilterFailure, check_all
 from shared.placing.refusal.changes import changed_to_fit, is_tiny
 
 BlockedNodes = Sequence[tuple[MirroredNode, NodeFilterFailure]]
@@ -119,7 +119,11 @@ def _advice(
     advice = advise(request, nearest, index) or advise(
         request, list(_others(index, excluded, possible, nearest)), index
     )
-    advice = advice or _remedy(request, blocked, index.mirror.nodes.values())
+    if advice is None:
+        advice = _remedy(request, blocked, index.mirror.nodes.values())
+    elif advice.changes and not advice.waiting and blocked[0][1].code in _PASSING:
+        remedy = _remedy(request, blocked, index.mirror.nodes.values())
+        advice = replace(advice, unchanged=remedy.text)
     return replace(advice, reserved_until=_reserved_until(request, nearest, index))
 
 
@@ -194,9 +198,17 @@ def _nearest(index: NodeIndex, excluded: Excluded, possible: NodeSet) -> Iterato
 
 def _explain(request: PodRequest, node: MirroredNode) -> tuple[NodeFilterFailure, NodeVerdict]:
     """Return the first reason why the node does not fit, and with those of its devices."""
-    failure = check_all(request, node.facts, node.free_resources, node.serving)
+    failure = check_all(
+        request,
+        node.facts,
+        node.free_resources,
+        node.serving,
+        node.paused,
+        all_sick=node.all_sick,
+    )
     if failure is not None:
-        return failure, _node_verdict(node, failure, {})
+        of_devices = device_refusals(request, node) if failure.code == UNHEALTHY[0] else {}
+        return failure, _node_verdict(node, failure, of_devices)
     refusals = device_refusals(request, node)
     failure = explain_no_devices(request, node, refusals)
     return failure, _node_verdict(node, failure, refusals)
@@ -276,7 +288,11 @@ def with_run_time(refusal: Refusal, request: PodRequest, index: NodeIndex, now: 
     return structs.replace(refusal, hint=hint)
 
 
-NAMED_FAULTS = 3
+NAMED_FAULTS = 4
+_SOON = frozenset({"NodeAgentStarting", RESTARTING[0]})
+"""Codes of what ends within seconds."""
+_PASSING = _SOON | {UNHEALTHY[0], "GpuExcluded", "NodeAgentNotReady", "NodeUnschedulable"}
+"""Codes of what ends without a change of the pod, or by an administrator's command."""
 NO_NODE = "no node is known: check that a watcher runs and reaches the API server"
 
 
@@ -290,7 +306,7 @@ def _remedy(request: PodRequest, nearest: BlockedNodes, nodes: Iterable[Mirrored
     if not isinstance(text, str):
         text = text(request, nearest)
     text = text.format(node=node.name) if text else "add a node that fits the pod"
-    return Advice(soon=text) if blocked.code == "NodeAgentStarting" else Advice(administrator=text)
+    return Advice(soon=text) if blocked.code in _SOON else Advice(administrator=text)
 
 
 def _for_health(_request: PodRequest, nearest: BlockedNodes) -> str:
@@ -303,7 +319,10 @@ def _for_health(_request: PodRequest, nearest: BlockedNodes) -> str:
         ]
         if faults:
             more = f"; and {len(faults) - NAMED_FAULTS} more" if len(faults) > NAMED_FAULTS else ""
-            return f"check node {node.name}: {'; '.join(faults[:NAMED_FAULTS])}{more}"
+            return (
+                f"check node {node.name}: {'; '.join(faults[:NAMED_FAULTS])}{more}. Its agent "
+                "probes them again, and the pod gets one that has recovered"
+            )
     return ""
 
 
@@ -332,6 +351,10 @@ REMEDIES: Mapping[str, str | Callable[[PodRequest, BlockedNodes], str]] = {
     "NodeAgentNotReady": "check the node agent of node {node}, and its kubelet",
     "NodeAgentStarting": (
         "wait until the kubelet of node {node} has listed its pods, at most 15 s after it started"
+    ),
+    RESTARTING[0]: (
+        "wait until the agent of node {node} has registered with its kubelet, which takes seconds; "
+        "if it lasts, have an administrator check that agent"
     ),
     "NoGpus": "check that a node agent runs on node {node}: it reports no GPU",
     "GpuExcluded": "uncordon a GPU of node {node} (`leasehold gpus` shows why it is cordoned)",

@@ -14,6 +14,7 @@ from services.node_agent.service import NodeAgent
 from shared.model.events.request_reply import BindRequest
 from shared.model.lease import LeaseState, Share
 from shared.model.names import NodeName
+from shared.model.node import AGENT_STOPPING
 from simcluster.kubelet.devices.plugin_client import PluginConnection
 from tests.support.binder.node_binder import Binder, post, reserve
 from tests.support.node_agent.agent import NUMBER, OneNodeCluster, lease_of, one_node_cluster, share
@@ -88,7 +89,7 @@ async def test_a_draining_agent_reports_it_and_serves_pods_in_flight() -> None:
         uid = cluster.node.create(obj)["metadata"]["uid"]
         lease = cluster.ledger.grant(lease_of(uid, share(0, 2000), name="late"))
         drain = await draining(cluster, agent)
-        await until(lambda: cluster.reported[-1].served == ())
+        await until(lambda: cluster.reported[-1].served == (AGENT_STOPPING,))
         reply = await agent.admit_binds(BindRequest(node=NodeName(NODE), leases=(lease,)))
         assert not drain.done(), "the pod of the bound lease has no devices yet"
         post(cluster, "late")

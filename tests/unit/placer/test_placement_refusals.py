@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shared.model.ledger import LedgerNode
 from shared.model.names import Namespace, NodeName
-from shared.model.node import AGENT_STARTING, Taint
+from shared.model.node import AGENT_STARTING, AGENT_STOPPING, Taint
 from shared.model.placement import DeviceVerdict, NodeVerdict, Placement, Refusal
 from shared.model.quota import QuotaExcess
 from shared.model.request import (
@@ -85,6 +85,20 @@ UNSERVED = replace(
 )
 
 
+RESTARTS = (
+    "wait until the agent of node {} has registered with its kubelet, which takes seconds; if it "
+    "lasts, have an administrator check that agent"
+)
+SICK = replace(device(), healthy=False, fault="XID 79 (the GPU has fallen off the bus)")
+SHUT = ("volcano.sh/vgpu-number",)
+IN_ZONE_A = NodeRequirements(selector=(("zone", "a"),))
+
+
+def without_allocatable(node: LedgerNode) -> LedgerNode:
+    """Return a node whose kubelet has none of the resource that its agent serves."""
+    return replace(node, facts=replace(node.facts, unserved_resources=SHUT))
+
+
 HINTS: dict[str, tuple[PodRequest, list[LedgerNode], str]] = {
     "only nodes that are blocked for that reason count": (
         request(gpu(memory=5000)),
@@ -115,6 +129,39 @@ HINTS: dict[str, tuple[PodRequest, list[LedgerNode], str]] = {
         request(gpu(memory=1)),
         [ledger_node("n1", device(), served=(AGENT_STARTING,))],
         "wait until the kubelet of node n1 has listed its pods, at most 15 s after it started",
+    ),
+    "an agent that ends": (
+        request(gpu(memory=1)),
+        [ledger_node("n1", device(), served=(AGENT_STOPPING,))],
+        RESTARTS.format("n1"),
+    ),
+    "an agent that is not registered, and another node": (
+        request(gpu(memory=1), node_requirements=IN_ZONE_A),
+        [
+            without_allocatable(ledger_node("n1", device(), labels={"zone": "a"})),
+            ledger_node("n2", device("b"), labels={"zone": "b"}),
+        ],
+        f"{RESTARTS.format('n1')}; or change the node selector zone to b, as node n2 has room for "
+        "it now",
+    ),
+    "a node whose GPUs are all sick, and another node": (
+        request(gpu(memory=1), node_requirements=IN_ZONE_A),
+        [
+            without_allocatable(ledger_node("n1", SICK, labels={"zone": "a"})),
+            ledger_node("n2", device("b"), labels={"zone": "b"}),
+        ],
+        "ask an administrator: check node n1: device 0: XID 79 (the GPU has fallen off the bus). "
+        "Its agent probes them again, and the pod gets one that has recovered; or change the node "
+        "selector zone to b, as node n2 has room for it now",
+    ),
+    "a cordoned GPU, and another node": (
+        request(gpu(memory=1), node_requirements=IN_ZONE_A),
+        [
+            ledger_node("n1", device(), labels={"zone": "a"}, excluded_devices=(0,)),
+            ledger_node("n2", device("b"), labels={"zone": "b"}),
+        ],
+        "ask an administrator: uncordon a GPU of node n1 (`leasehold gpus` shows why it is "
+        "cordoned); or change the node selector zone to b, as node n2 has room for it now",
     ),
     "memory without the trigger": (
         request(gpu(memory=1), triggers=("volcano.sh/gpu-memory",), dialect="volcano-gpushare"),
@@ -161,9 +208,7 @@ HINTS: dict[str, tuple[PodRequest, list[LedgerNode], str]] = {
     "a node without allocatable": (
         request(gpu(), triggers=("volcano.sh/vgpu-number",)),
         [UNSERVED],
-        "ask an administrator: check the node agent of node a: the node shows no allocatable "
-        "volcano.sh/vgpu-number, which a kubelet updates within 10 s after the agent has "
-        "registered",
+        RESTARTS.format("a"),
     ),
 }
 
@@ -178,6 +223,28 @@ def test_the_text_of_a_refusal_consists_of_sentences() -> None:
     assert Refusal(reason="a.", hint="b?").text == "a. B?"
     assert Refusal(reason="", hint="b").text == "B."
     assert Refusal(reason="a").text == "a"
+
+
+def test_all_gpus_of_a_node_are_sick_before_its_kubelet_has_none_to_allocate() -> None:
+    node = without_allocatable(ledger_node("n1", SICK))
+
+    refusal = refused(request(gpu(memory=1)), node)
+
+    assert dict(refusal.counts) == {"GpuUnhealthy": 1}
+    assert not refusal.permanent
+    [verdict] = refusal.nearest_nodes
+    assert [each.reason for each in verdict.devices] == [
+        "it is unhealthy: XID 79 (the GPU has fallen off the bus)"
+    ]
+
+
+def test_gpus_whose_cores_shares_fill_are_not_said_to_be_in_exclusive_use() -> None:
+    filled = ledger_node("n1", (device(), use(2000, 100, 2)))
+
+    refusal = refused(request(gpu(memory=1, cores_percent=0)), filled)
+
+    assert "node(s) had GPUs whose cores are all reserved" in refusal.reason
+    assert refusal.nearest_nodes[0].devices[0].reason == "all of its cores are reserved"
 
 
 @pytest.mark.parametrize(
@@ -265,9 +332,8 @@ def test_a_node_without_allocatable_of_the_resource_gets_no_pod() -> None:
     restarted = replace(without_agent, newly_served=("volcano.sh/vgpu-number",))
 
     assert chosen(wanted, index_of(served)) == ["a"]
-    assert (
-        refused(wanted, without_agent).counts == refused(wanted, replace(served, served=())).counts
-    )
+    assert dict(refused(wanted, without_agent).counts) == {"NodeAgentRestarting": 1}
+    assert dict(refused(wanted, replace(served, served=())).counts) == {"ResourceNotServed": 1}
     assert chosen(wanted, index_of(restarted)) == ["a"]
 
 
@@ -282,7 +348,8 @@ def test_an_unhealthy_device_is_not_blamed_on_the_annotation_that_its_agent_wrot
     [verdict] = refusal.nearest_nodes[0].devices
     assert verdict.reason == "it is unhealthy: XID 79 (the GPU has fallen off the bus)"
     assert refusal.hint == (
-        "ask an administrator: check node n1: device 0: XID 79 (the GPU has fallen off the bus)"
+        "ask an administrator: check node n1: device 0: XID 79 (the GPU has fallen off the bus). "
+        "Its agent probes them again, and the pod gets one that has recovered"
     )
 
 
@@ -294,7 +361,8 @@ def test_the_hint_names_the_faults_of_devices_and_no_pods_of_others() -> None:
 
     assert refusal.hint == (
         "ask an administrator: check node n1: device 0: cordoned: XidError: Xid 94, memory error; "
-        "device 1: it is unhealthy"
+        "device 1: it is unhealthy. Its agent probes them again, and the pod gets one that has "
+        "recovered"
     )
     assert [each.reason for each in refusal.nearest_nodes[0].devices] == [
         "it is unhealthy: cordoned: XidError: Xid 94, memory error",
