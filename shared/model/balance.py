@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from shared.model.bounds import LATEST_S
 from shared.model.budget import (
     HOUR_MS,
     Account,
@@ -16,8 +17,8 @@ from shared.model.budget import (
     PolicyType,
 )
 
-LATEST_MS = 253_402_300_799_000
-"""The last second that has a date; no budget is exhausted later."""
+LATEST_MS = round(LATEST_S) * 1000
+"""No budget is exhausted later."""
 HYSTERESIS_PERCENT = 5
 HYSTERESIS_RATE_MS = 10 * 60_000
 

@@ -99,9 +99,12 @@ Revision = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """A resource version of the API server, as etcd counts."""
 Members = Annotated[int, Meta(ge=1, le=999_999)]
 """Pods of a gang."""
-Seconds = Annotated[float, Meta(ge=0, le=2.4e11)]
-"""A duration, or an instant in Unix seconds, which has a date with the run time of any pod added;
-also refuses NaN."""
+LATEST_S = 2.4e11
+"""The latest instant in Unix seconds: it has a date with the run time of any pod added."""
+Seconds = Annotated[float, Meta(ge=0, le=LATEST_S)]
+"""A duration by one clock, or an instant in Unix seconds; also refuses NaN."""
+Difference = Annotated[float, Meta(ge=-LATEST_S, le=LATEST_S)]
+"""Seconds between instants of two clocks, one of which may be behind, or set back meanwhile."""
 MOST_RUN_S = 2**31 - 1
 RunTime = Annotated[int, Meta(ge=0, le=MOST_RUN_S)]
 """Whole seconds that a pod may run: Kubernetes' int32."""

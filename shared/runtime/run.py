@@ -12,6 +12,7 @@ from enum import Enum
 from importlib.metadata import version
 from typing import Any, TypeVar
 
+from shared.model.bounds import cut
 from shared.model.clock import end, in_background, until_tick
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.pod_events import Heartbeat
@@ -52,7 +53,7 @@ async def sending_heartbeats(
             node=node,
             interval_s=every_s,
             stopping=stopping,
-            unready_reasons=tuple(f"{name}: {text}" for name, text in unready(probes).items()),
+            unready_reasons=tuple(cut(f"{name}: {text}") for name, text in unready(probes).items()),
             version=own_version,
             settings=settings,
         )

@@ -24,11 +24,13 @@ from shared.model.events.event import Event
 from shared.model.events.pod_events import ResyncRequested
 from shared.nats.bus import Bus
 from shared.nats.inbox import DeliveredMessage, Inbox
+from shared.nats.limited_log import LimitedLog
 from shared.nats.subjects import group_of
 from shared.runtime import telemetry
 from shared.runtime.service import Publish, Role, roles_of
 
 logger = logging.getLogger(__name__)
+_limited = LimitedLog(logger)
 
 STEADY_S = 30.0
 """A reason that did not occur for this time is logged as a warning again."""
@@ -170,7 +172,7 @@ class Runner:
             except LeaseholdError:
                 raise
             except Exception as error:
-                logger.exception("%s failed with a bug", role.method)
+                _log_bug(role, error)
                 raise UnavailableError(f"{role.method} failed with a bug: {error!r}") from error
             finally:
                 telemetry.end(spans)
@@ -344,7 +346,8 @@ def _log_outcome(messages: int, role: Role, error: Exception | None) -> str:
         case None:
             return "done"
         case RequestError():
-            logger.info("%s drops %d messages: %s", role.method, messages, error)
+            text = f"{role.method} drops {messages} messages: {error}"
+            _limited.write(logging.INFO, f"refused by {role.method}", text)
             return "refused"
         case ConflictError():
             logger.debug("%s retries: %s", role.method, error)
@@ -352,8 +355,14 @@ def _log_outcome(messages: int, role: Role, error: Exception | None) -> str:
         case UnavailableError():
             return "unavailable"
         case _:
-            logger.error("%s failed with a bug", role.method, exc_info=error)
+            _log_bug(role, error)
             return BUG
+
+
+def _log_bug(role: Role, error: Exception | None) -> None:
+    """Log a bug with its traceback; a message that somebody repeats may be its cause."""
+    cause = f"bug {type(error).__name__} in {role.method}"
+    _limited.write(logging.ERROR, cause, f"{role.method} failed with a bug", error)
 
 
 def _confirm(delivered: DeliveredMessage, error: Exception | None) -> None:
@@ -372,5 +381,7 @@ def _after_bug(delivered: DeliveredMessage) -> None:
     if delivered.attempts < ATTEMPTS:
         delivered.retry(PAUSE_S)
     else:
-        logger.error("dropped after %d attempts: %r", delivered.attempts, delivered.events)
+        events = delivered.events
+        text = f"dropped after {delivered.attempts} attempts: {len(events)} events: {events[:1]!r}"
+        _limited.write(logging.ERROR, f"dropped {events[0].subject if events else ''}", text)
         delivered.confirm()

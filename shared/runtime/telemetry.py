@@ -49,6 +49,7 @@ from shared.model.events.claim_events import ClaimAllocated
 from shared.model.events.event import Event, is_traceparent
 from shared.model.events.request_reply import ClaimLeaseRequest
 from shared.runtime.health import suppress_bad_request_tracebacks
+from shared.runtime.log_limits import LONGEST_TEXT, LONGEST_TRACEBACK, StatementLimit, shortened
 from shared.runtime.settings import ServiceSettings
 from shared.runtime.span_files import CLAIM, CLAIM_PODS
 
@@ -387,8 +388,14 @@ def instance_of(service: str, settings: ServiceSettings) -> str:
     return settings.instance or f"{service}-{platform.node()}-{os.getpid()}"
 
 
+EXTRAS = ("pod", "trace", "left_out")
+
+
 class JsonLines(logging.Formatter):
-    """Formats records as JSON lines: time, level, service, text, and pod and trace if known."""
+    """Formats records as JSON lines: time, level, service, text, and pod and trace if known.
+
+    `left_out` is how many lines of the same statement were not written before.
+    """
 
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -401,11 +408,12 @@ class JsonLines(logging.Formatter):
             + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "service": self.service,
-            "text": record.getMessage(),
+            "text": shortened(record.getMessage(), LONGEST_TEXT),
         }
-        line |= {key: getattr(record, key) for key in ("pod", "trace") if hasattr(record, key)}
+        line |= {key: getattr(record, key) for key in EXTRAS if hasattr(record, key)}
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
+            traceback = self.formatException(record.exc_info)
+            line["traceback"] = shortened(traceback, LONGEST_TRACEBACK)
         return json.dumps(line, ensure_ascii=False)
 
 
@@ -413,6 +421,7 @@ def open_logs(service: str, level: str) -> None:
     """Send structured logs to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(service))
+    handler.addFilter(StatementLimit())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("aiohttp.access").setLevel("WARNING")
     suppress_bad_request_tracebacks()

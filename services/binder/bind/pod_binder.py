@@ -186,7 +186,8 @@ class PodBinder:
         deleted: list[PodUid] = []
         for lease, trace, result in zip(leases, traces, results, strict=True):
             if result.outcome is BindingOutcome.BOUND:
-                events.append(PodBound(lease=lease, latency_s=now - lease.created_at, trace=trace))
+                latency_s = max(0.0, now - lease.created_at)
+                events.append(PodBound(lease=lease, latency_s=latency_s, trace=trace))
                 self.conditions.forget(lease.pod)
                 self.events.record(bound_event(lease), once=True)
             elif result.failed:

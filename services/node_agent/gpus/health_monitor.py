@@ -25,6 +25,7 @@ from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.metrics import ERRORS, HEALTH
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.known_leases import KnownLeases
+from shared.model.bounds import cut
 from shared.model.clock import Clock
 from shared.model.device import MOST_XIDS, Device, XidEvent
 from shared.model.events.node_events import HealthChanged, LeaseHolder
@@ -178,7 +179,7 @@ class HealthMonitor:
             device=uuid,
             index=index,
             healthy=record.state is HealthState.HEALTHY,
-            fault="" if record.fault is None else str(record.fault),
+            fault="" if record.fault is None else cut(str(record.fault)),
             holders=tuple(holders.values()),
             changed_at=now,
         )

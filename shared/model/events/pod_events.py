@@ -12,6 +12,7 @@ from shared.model.bounds import (
     Amount,
     ContainerText,
     CopyText,
+    Difference,
     GenerationText,
     Labels,
     LongText,
@@ -199,7 +200,8 @@ class PodBound(Event, subject="pod.bound.v1", delivery=Delivery.COPY):
     """The API server accepted the binding."""
 
     lease: Lease
-    latency_s: Seconds = 0.0
+    latency_s: Difference = 0.0
+    """Since the reservation, whose time is by the clock of the ledger."""
     trace: TraceText = ""
 
 

@@ -82,6 +82,18 @@ async def test_a_pod_is_told_when_its_maximum_run_time_is_over_if_it_has_one(
     assert annotations.get("leasehold.dev/ends-at") == ends_at
 
 
+async def test_a_lease_made_by_a_clock_that_is_ahead_is_bound_after_no_time(
+    new_world: NewWorld,
+) -> None:
+    ahead = structs.replace(lease(), created_at=5_000.0)
+    world = await new_world(ahead, clock=FakeClock(1000.0))
+
+    (event,) = await world.bind_all(ahead)
+
+    assert isinstance(event, PodBound)
+    assert event.latency_s == 0.0
+
+
 async def test_an_expired_lease_is_not_bound_and_its_binding_fails(world: World) -> None:
     assert [type(event) for event in await world.bind_all(lease())] == [BindingFailed]
     assert not world.pods.bindings

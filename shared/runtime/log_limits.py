@@ -1,0 +1,49 @@
+"""Bounds of a process's log, whatever it is about: lines of one statement, and bytes of a line."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+WINDOW_S = 10.0
+MOST_LINES = 50
+"""Lines of one statement in the code within `WINDOW_S`, unless they are for debugging."""
+LONGEST_TEXT = 4096
+LONGEST_TRACEBACK = 16_384
+"""Characters of a text and a traceback."""
+
+
+def shortened(text: str, longest: int) -> str:
+    """Return a text without its middle if it is too long."""
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]} ...{len(text) - 2 * half} characters... {text[-half:]}"
+
+
+@dataclass(slots=True)
+class _Window:
+    began_at: float
+    lines: int = 0
+
+
+class StatementLimit(logging.Filter):
+    """Passes `MOST_LINES` of each statement; the first one later has the number left out."""
+
+    def __init__(self, ticks: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._ticks = ticks
+        self._windows: dict[tuple[str, int], _Window] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a line is written; set its `left_out`."""
+        if record.levelno <= logging.DEBUG:
+            return True
+        now, statement = self._ticks(), (record.pathname, record.lineno)
+        window = self._windows.get(statement)
+        if window is None or now - window.began_at >= WINDOW_S:
+            if window is not None and window.lines > MOST_LINES:
+                record.left_out = window.lines - MOST_LINES
+            window = self._windows[statement] = _Window(now)
+        window.lines += 1
+        return window.lines <= MOST_LINES
