@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 POD_CLAIM = "resource.kubernetes.io/pod-claim-name"
 """Annotation of a claim that was made for a pod: its name in the pod."""
+_MADE = frozenset({POD_CLAIM, "resource.kubernetes.io/extended-resource-claim"})
 FINALIZER = "resource.kubernetes.io/delete-protection"
 RETRY_S = 1.0
 
@@ -141,11 +142,15 @@ def _released(claim: Json, running: list[Json]) -> Json:
 def _is_of_ended_pods(claim: Json, pods: Mapping[str, Json]) -> bool:
     """Return whether a claim was made for pods that have ended."""
     owners = [pods[uid] for uid in _owners(claim) if uid in pods]
-    return POD_CLAIM in annotations_of(claim) and bool(owners) and all(map(has_finished, owners))
+    is_made = bool(_MADE & annotations_of(claim).keys())
+    return is_made and bool(owners) and all(map(has_finished, owners))
 
 
 def _uses_claims(obj: Json) -> bool:
-    return "resourceClaims" in (obj.get("spec") or {}) or "devices" in (obj.get("spec") or {})
+    spec, status = obj.get("spec") or {}, obj.get("status") or {}
+    return bool({"resourceClaims", "devices"} & spec.keys()) or (
+        "extendedResourceClaimStatus" in status
+    )
 
 
 def _is_running(pod: Json | None) -> bool:

@@ -1,7 +1,7 @@
 """Schedules pods with ResourceClaims: allocates them, and waits for their binding conditions."""
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from simcluster.apimachinery.errors import ApiError
@@ -20,6 +20,12 @@ from simcluster.scheduler.claim_allocator import (
     ClaimAllocator,
     Matches,
     pools_of,
+)
+from simcluster.scheduler.extended_resources import (
+    ExtendedRequest,
+    claim_for,
+    claim_status,
+    classes_by_resource,
 )
 from simcluster.scheduler.node_choice import NodeChoice, choose_node
 from simcluster.scheduler.pod_claims import PodClaims
@@ -62,18 +68,21 @@ class ClaimScheduling:
         self._ticks = ticks
         self._bindings: dict[str, _Binding] = {}
 
-    async def choose(self, pod: Json, volumes: PodClaims) -> NodeChoice:
+    async def choose(
+        self, pod: Json, volumes: PodClaims, extended: Sequence[ExtendedRequest]
+    ) -> NodeChoice:
         """Return the node to bind to once all claims are allocated and bound to it; else why not.
 
         A choice without node and refusal means that the pod waits for binding conditions.
+        `extended` are requests that a claim of the pod serves, which is made with its allocation.
         """
         uid = metadata(pod)["uid"]
-        claims = self._claims_of(pod)
+        claims = self._claims_of(pod, extended)
         if isinstance(claims, str):
             return NodeChoice(refusal=claims)
         binding = self._bindings.get(uid)
         if binding is None:
-            choice = await self._allocate(pod, claims, volumes)
+            choice = await self._allocate(pod, claims, volumes, extended)
             if not choice.node:
                 return choice
             now = self._ticks()
@@ -87,8 +96,8 @@ class ClaimScheduling:
         for uid in self._bindings.keys() - waiting:
             del self._bindings[uid]
 
-    def _claims_of(self, pod: Json) -> Objects | str:
-        """Return the pod's claims, or which one is missing."""
+    def _claims_of(self, pod: Json, extended: Sequence[ExtendedRequest]) -> Objects | str:
+        """Return the pod's claims, or which is missing; that of extended resources may be new."""
         generated = {
             status["name"]: status.get("resourceClaimName")
             for status in list_at(pod, "status.resourceClaimStatuses")
@@ -102,9 +111,20 @@ class ClaimScheduling:
             if found is None:
                 return f'resourceclaim.resource.k8s.io "{name}" not found'
             claims.append(found.obj)
+        if extended:
+            name = at_path(pod, "status.extendedResourceClaimStatus.resourceClaimName")
+            found = self._store.find("resourceclaims", namespace_of(pod), name) if name else None
+            classes = classes_by_resource(self._store.list("deviceclasses"))
+            claims.append(found.obj if found else claim_for(pod, extended, classes))
         return claims
 
-    async def _allocate(self, pod: Json, claims: Objects, volumes: PodClaims) -> NodeChoice:
+    async def _allocate(
+        self,
+        pod: Json,
+        claims: Objects,
+        volumes: PodClaims,
+        extended: Sequence[ExtendedRequest],
+    ) -> NodeChoice:
         """Allocate the claims on the first node that has room, and reserve them for the pod.
 
         A webhook may answer the binding conditions in these writes, or deny them.
@@ -123,6 +143,8 @@ class ClaimScheduling:
             if found is not None:
                 try:
                     for claim in claims:
+                        if not metadata(claim).get("uid"):
+                            self._create(claim, pod, extended)
                         await self._reserve(claim, pod, found.get(name_of(claim)))
                 except ApiError as error:
                     return NodeChoice(refusal=str(error))
@@ -151,6 +173,14 @@ class ClaimScheduling:
                 "allocationTimestamp": self._store.now(),
             }
         return found
+
+    def _create(self, claim: Json, pod: Json, extended: Sequence[ExtendedRequest]) -> None:
+        """Create the claim of a pod's extended resources, and name it in the pod's status."""
+        claim.update(self._store.create("resourceclaims", claim))
+        status = {"extendedResourceClaimStatus": claim_status(name_of(claim), extended)}
+        self._store.patch(
+            "pods", namespace_of(pod), name_of(pod), {"status": status}, subresource="status"
+        )
 
     async def _reserve(self, claim: Json, pod: Json, allocation: Json | None) -> None:
         own = {"resource": "pods", "name": name_of(pod), "uid": metadata(pod)["uid"]}

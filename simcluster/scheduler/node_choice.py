@@ -54,11 +54,6 @@ def requested_resources(pod: Json) -> set[str]:
     return {name for each in requests for name, amount in parse_resources(each).items() if amount}
 
 
-def requests_devices(pod: Json) -> bool:
-    """Return whether a container requests an extended resource."""
-    return any("/" in name and "kubernetes.io/" not in name for name in requested_resources(pod))
-
-
 def choose_node(pod: Json, nodes: Objects, pods: Iterable[Json], claims: PodClaims) -> NodeChoice:
     """Choose a node for a pod, given all nodes and pods, and the pod's claims."""
     return fitting_nodes(pod, nodes, pods, claims).choice

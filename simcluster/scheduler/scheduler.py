@@ -16,8 +16,13 @@ from simcluster.apimachinery.objects import (
 from simcluster.ports import ClusterStore
 from simcluster.scheduler.claim_allocator import Matches
 from simcluster.scheduler.claim_scheduling import POLL_S, ClaimScheduling, WriteStatus
+from simcluster.scheduler.extended_resources import (
+    classes_by_resource,
+    extended_requests,
+    unserved_text,
+)
 from simcluster.scheduler.extender import ExtenderError, SchedulerExtender
-from simcluster.scheduler.node_choice import NodeChoice, fitting_nodes, requests_devices
+from simcluster.scheduler.node_choice import NodeChoice, fitting_nodes
 from simcluster.scheduler.pod_claims import SELECTED_NODE, PodClaims, claims_of
 
 log = logging.getLogger(__name__)
@@ -31,9 +36,10 @@ BindPod = Callable[[str, str, str], None]
 class Scheduler:
     """Binds the pods of one profile, one pod at a time: of `default-scheduler`, or the extender's.
 
-    Without an extender a pod that requests an extended resource waits for a scheduler that knows
-    devices. Affinity between pods, spread and host ports are ignored. Claims are allocated by a
-    small first-fit allocator, `matches` evaluates its CEL expressions.
+    Claims serve the extended resources of DeviceClasses. Without an extender, a pod with others
+    waits for a scheduler that knows devices. Affinity between pods, spread and host ports are
+    ignored. Claims are allocated by a small first-fit allocator, `matches` evaluates its CEL
+    expressions.
     """
 
     def __init__(
@@ -72,8 +78,6 @@ class Scheduler:
     async def _schedule(self) -> bool:
         """Bind the pods that fit; return whether others wait."""
         pending = [pod for pod in self._store.list("pods", fields=self._unbound) if _is_ready(pod)]
-        if self._extender is None:
-            pending = [pod for pod in pending if not requests_devices(pod)]
         self._claims.forget_others(pending)
         waiting = False
         for pod in pending:
@@ -108,9 +112,14 @@ class Scheduler:
     async def _choose(
         self, pod: Json, volumes: PodClaims, extender: SchedulerExtender | None
     ) -> NodeChoice:
-        if list_at(pod, "spec.resourceClaims"):
-            return await self._claims.choose(pod, volumes)
-        nodes, pods = self._store.list("nodes"), self._store.list("pods")
+        nodes, extended = self._store.list("nodes"), [] if extender else extended_requests(pod)
+        if extended:
+            classes = classes_by_resource(self._store.list("deviceclasses"))
+            if refusal := unserved_text(extended, classes, nodes):
+                return NodeChoice(refusal=refusal)
+        if extended or list_at(pod, "spec.resourceClaims"):
+            return await self._claims.choose(pod, volumes, extended)
+        pods = self._store.list("pods")
         fitting = fitting_nodes(pod, nodes, pods, volumes)
         if extender:
             fitting = await extender.narrow(pod, fitting)

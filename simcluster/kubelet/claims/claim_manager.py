@@ -6,7 +6,7 @@ prepare it again.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,6 +81,8 @@ log = logging.getLogger(__name__)
 
 CHECKPOINT = "dra_manager_state"
 RETRY_S = 0.5
+EXTENDED = ""
+"""Stands for the name in the pod of the claim that serves its extended resources."""
 
 
 class ClaimError(AllocationError):
@@ -133,6 +135,10 @@ class ClaimManager:
         for _, claim in self._claims_of(pod):
             await self._prepare(pod, claim)
 
+    def has_claims(self, pod: str) -> bool:
+        """Return whether claims are prepared for a pod, by uid."""
+        return any(pod in claim.pods for claim in self.claims.values())
+
     async def release(self, pod: str) -> None:
         """Release the claims of a pod, by uid, whose containers have ended; retries until done."""
         while held := [claim for claim in self.claims.values() if pod in claim.pods]:
@@ -141,7 +147,7 @@ class ClaimManager:
                     await self._release(pod, claim)
                 except AllocationError as error:
                     log.info("claim %s/%s: %s", claim.namespace, claim.name, error)
-            if any(pod in claim.pods for claim in self.claims.values()):
+            if self.has_claims(pod):
                 await asyncio.sleep(RETRY_S)
 
     def response(
@@ -154,8 +160,7 @@ class ClaimManager:
         claimed = [
             cdi_name
             for name, claim in self._claims_of(pod)
-            if (uses := _uses(pod.obj, container.name))
-            for request in uses.get(name, ())
+            for request in self._requests(pod, container.name, name)
             for cdi_name in self._cdi_names(claim, request)
         ]
         return container_edits(self._cdi, [*named, *claimed])
@@ -169,7 +174,7 @@ class ClaimManager:
         found: list[podresources.DynamicResource] = []
         for name, claim in claims:
             prepared = self.claims.get(claim["metadata"]["uid"])
-            wanted = _uses(pod.obj, container).get(name, ())
+            wanted = self._requests(pod, container, name)
             devices = [
                 podresources.ClaimResource(
                     driver_name=each.driver,
@@ -190,6 +195,16 @@ class ClaimManager:
                 )
         return found
 
+    def _requests(self, pod: PodSpec, container: str, claim: str) -> Sequence[str]:
+        """Return the requests of a claim that a container uses; an empty one is all of them."""
+        if claim != EXTENDED:
+            return _uses(pod.obj, container).get(claim, ())
+        current = self._store.find("pods", pod.namespace, pod.name)
+        mappings = list_at(
+            current.obj if current else {}, "status.extendedResourceClaimStatus.requestMappings"
+        )
+        return [each["requestName"] for each in mappings if each["containerName"] == container]
+
     def _cdi_names(self, claim: Json, request: str) -> Iterator[str]:
         prepared = self.claims.get(claim["metadata"]["uid"])
         for own, names in (prepared.cdi_names if prepared else {}).items():
@@ -199,9 +214,11 @@ class ClaimManager:
     def _claims_of(self, pod: PodSpec) -> Iterator[tuple[str, Json]]:
         """Yield the pod's claims by their name in the pod."""
         entries = list_at(pod.obj, "spec.resourceClaims")
-        if not entries:
-            return
         current = self._store.find("pods", pod.namespace, pod.name)
+        path = "status.extendedResourceClaimStatus.resourceClaimName"
+        extended = at_path(current.obj, path) if current else None
+        if not (entries or extended):
+            return
         if current is None:
             raise ClaimError(f"pod {pod.name} was deleted")
         generated: Mapping[str, str] = {
@@ -214,6 +231,11 @@ class ClaimManager:
             if found is None:
                 raise ClaimError(f"ResourceClaim {name or entry['name']} does not exist")
             yield entry["name"], found.obj
+        if extended:
+            found = self._store.find("resourceclaims", pod.namespace, str(extended))
+            if found is None:
+                raise ClaimError(f"ResourceClaim {extended} does not exist")
+            yield EXTENDED, found.obj
 
     async def _prepare(self, pod: PodSpec, claim: Json) -> None:
         meta = claim["metadata"]

@@ -355,7 +355,7 @@ class PodManager:
             self._unsaved.discard(pod.uid)
         else:
             self._unsaved.add(pod.uid)
-        if worker.is_final and pod.obj["spec"].get("resourceClaims"):
+        if worker.is_final and self._claims.has_claims(pod.uid):
             self._group.create_task(self._claims.release(pod.uid))
         previous = self.statuses.get(pod.uid) or pod.obj.get("status") or {}
         self.statuses.set(

@@ -181,6 +181,63 @@ async def test_a_claim_is_deallocated_after_its_last_pod_and_one_of_a_template_i
     assert not store.read("resourceclaims", "default", "own")["metadata"].get("finalizers")
 
 
+def create_extended(store: ObjectStore, name: str, **resources: int) -> None:
+    containers = [
+        {"name": f"c{number}", "image": "app", "resources": {"limits": {resource: str(count)}}}
+        for number, (resource, count) in enumerate(resources.items())
+    ]
+    spec = {"schedulerName": "default-scheduler", "containers": containers}
+    store.create("pods", {"metadata": {"name": name, "namespace": "default"}, "spec": spec})
+
+
+async def test_a_claim_serves_the_extended_resources_of_classes(store: ObjectStore) -> None:
+    own, by_name = "example.com/gpu", "deviceclass.resource.kubernetes.io/gpu"
+    prepare(store, *(device(f"gpu-{number}") for number in range(3)))
+    store.patch("deviceclasses", None, "gpu", {"spec": {"extendedResourceName": own}})
+
+    create_extended(store, "a", **{own: 1, by_name: 2})
+    await until(lambda: node_of(store, "a") == "node-0")
+    create_extended(store, "b", **{own: 1})
+    create_extended(store, "c", **{"example.com/other": 1})
+    await until(lambda: "cannot allocate all claims" in message_of(store, "b"))
+    await until(lambda: "1 Insufficient example.com/other." in message_of(store, "c"))
+
+    [claim] = claims(store)
+    status = store.read("pods", "default", "a")["status"]["extendedResourceClaimStatus"]
+    assert status == {
+        "resourceClaimName": claim["metadata"]["name"],
+        "requestMappings": [
+            {"containerName": "c0", "resourceName": own, "requestName": "container-0-request-0"},
+            {
+                "containerName": "c1",
+                "resourceName": by_name,
+                "requestName": "container-1-request-0",
+            },
+        ],
+    }
+    assert [each["request"] for each in results(store)] == [
+        "container-0-request-0",
+        "container-1-request-0",
+        "container-1-request-0",
+    ]
+    store.delete("pods", "default", "a", grace_s=0)
+    await until(lambda: node_of(store, "b") == "node-0")
+
+
+async def test_a_resource_that_a_device_plugin_serves_waits_with_the_reason(
+    store: ObjectStore,
+) -> None:
+    prepare(store, device())
+    store.patch("deviceclasses", None, "gpu", {"spec": {"extendedResourceName": "example.com/gpu"}})
+    status = {"status": {"allocatable": {"example.com/gpu": "4"}}}
+    store.patch("nodes", None, "node-0", status, subresource="status")
+
+    create_extended(store, "a", **{"example.com/gpu": 1})
+
+    await until(lambda: "1 serve example.com/gpu by a device plugin" in message_of(store, "a"))
+    assert not claims(store)
+
+
 async def test_counts_prioritized_lists_selectors_and_taints_decide(store: ObjectStore) -> None:
     taints = [{"key": "sick", "value": "x", "effect": "NoSchedule"}]
     prepare(store, device("gpu-0", taints=taints), device("gpu-1"), device("gpu-2"))
