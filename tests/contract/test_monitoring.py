@@ -177,6 +177,9 @@ LeaseholdNodeMessagesRefused 4m kind=refused_of_nodes severity=critical
 LeaseholdEventsRefused 4m job=binder subject=a severity=warning
   leasehold_events_refused_total{job="binder",subject="a"} 0 0 0 2+0x20
   leasehold_events_refused_total{job="binder",subject="b"} 3+0x20
+LeaseholdMessagesUnreadable 4m job=binder severity=warning
+  leasehold_nats_unreadable_messages_total{job="binder",instance="1"} 0 0 0 2+0x20
+  leasehold_nats_unreadable_messages_total{job="api",instance="1"} 3+0x20
 LeaseholdBudgetInvalid 2m namespace=a severity=warning
   leasehold_budget_invalid{namespace="a",instance="1"} 1+0x20
   leasehold_budget_invalid{namespace="a",instance="2"} 1+0x20

@@ -291,7 +291,7 @@ class ClusterProbes:
         latest: dict[tuple[str, str, str], Heartbeat] = {}
         async with Bus.connect(
             self._nats(),
-            name="leasehold doctor",
+            name="doctor",
             credentials=self.servers.nats_credentials,
             patience_s=servers.TIMEOUT_S,
         ) as bus:
