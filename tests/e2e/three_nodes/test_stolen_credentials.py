@@ -3,7 +3,9 @@
 A node's agent also speaks of the devices, pods and leases of another node.
 """
 
+import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from services.auth.nats_users import NatsUser, all_users
-from shared.credentials.logins import ClientCredentials
+from shared.credentials.logins import ClientCredentials, load_login
 from shared.credentials.tls import TlsFiles
 from shared.model.events.event import Event
 from shared.model.names import NodeName
@@ -20,6 +22,7 @@ from shared.nats.bus import Bus
 from tests.support.auth.logins import covers
 from tests.support.dialects.checklist import ledger_of
 from tests.support.fuzz.messages import extremes
+from tests.support.fuzz.nats_bytes import RawClient, odd_messages
 from tests.support.hostile_agent import LIE, false_reports, lies_about
 from tests.support.samples import NODE, POD, SAMPLES
 from tests.support.servers.nats import flush
@@ -113,6 +116,33 @@ async def test_a_stolen_agent_changes_nothing_of_another_node(up: Stack) -> None
     assert not [each for each in await events_of(up) if LIE in each["message"]]
     assert {each["name"]: each["pid"] for each in up.state()["components"]} == pids
     await up.audit()
+
+
+def lost_connections(up: Stack) -> int:
+    logs = (up.root / "logs").glob("*.log")
+    return sum(log.read_text().count("lost the connection to NATS") for log in logs)
+
+
+async def test_no_bytes_that_a_stolen_agent_can_send_stop_a_service(up: Stack) -> None:
+    user = USERS[f"node-agent.{STOLEN}"]
+    login = load_login(up.secret("nats", user.name))
+    tls = ssl.create_default_context(cafile=up.root / "credentials" / "ca.crt")
+    client = RawClient(up.state()["nats_url"], login.user, login.secret, tls)
+    inbox = f"{subjects.inbox_of(user.name)}.{'a' * 22}.1".encode()
+    pids = {each["name"]: each["pid"] for each in up.state()["components"]}
+    lost = lost_connections(up)
+
+    for sample in SAMPLES:
+        kind = type(sample)
+        subject = subject_for(kind, STOLEN if subjects.is_routed(kind) else "")
+        if covers(user.publish, subject):
+            odd = odd_messages(subject.encode(), wire.encode([sample]), inbox)
+            await asyncio.to_thread(client.send, odd)
+    await up.create(pod_on(OTHER, "after-odd-bytes"))
+    await up.until("after-odd-bytes", running)
+
+    assert {each["name"]: each["pid"] for each in up.state()["components"]} == pids
+    assert lost_connections(up) == lost
 
 
 async def events_of(up: Stack, reason: str = "") -> list[dict[str, Any]]:

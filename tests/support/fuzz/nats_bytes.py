@@ -2,6 +2,7 @@
 
 import json
 import socket
+import ssl
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -93,6 +94,7 @@ class RawClient:
     url: str
     user: str = ""
     secret: str = ""
+    tls: ssl.SSLContext | None = None
 
     def send(self, messages: Iterable[bytes]) -> None:
         """Send each message, on another connection whenever the server has closed one."""
@@ -110,8 +112,12 @@ class RawClient:
         options = {"verbose": False, "pedantic": False, "headers": True, "protocol": 1, **login}
         with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
             assert connection.recv(65_536).startswith(b"INFO ")
-            connection.sendall(b"CONNECT %s\r\n" % json.dumps(options).encode())
-            yield connection
+            with self._secured(connection, address.hostname) as secured:
+                secured.sendall(b"CONNECT %s\r\n" % json.dumps(options).encode())
+                yield secured
+
+    def _secured(self, connection: socket.socket, host: str | None) -> socket.socket:
+        return self.tls.wrap_socket(connection, server_hostname=host) if self.tls else connection
 
 
 def _is_taken(connection: socket.socket, sent: bytes) -> bool:
