@@ -4,7 +4,8 @@
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from services.api.projection import Projection
@@ -18,6 +19,7 @@ from shared.model.names import (
     NodeName,
 )
 from shared.model.views import View
+from shared.nats.subjects import most_replicas
 
 
 class Problem(View, frozen=True, kw_only=True):
@@ -81,80 +83,115 @@ class Affected:
     severity: str = "error"
 
 
+@dataclass(slots=True)
+class _Replica:
+    """What one replica has reported."""
+
+    heartbeat: Heartbeat
+    received_at: float
+    unready_since: float | None = None
+
+
 class ComponentMonitor:
-    """The latest heartbeat of every replica."""
+    """The latest heartbeat of every replica.
+
+    NATS has authenticated a heartbeat's service and node, and not which replica it is of: of each
+    service, or agent, as many replicas are known as it can have.
+    """
 
     def __init__(self, started_at: float) -> None:
         self.started_at = started_at
-        self._heartbeats: dict[tuple[str, str, str], tuple[Heartbeat, float]] = {}
-        """By service, replica and node: agents of two nodes may run on one host."""
-        self._unready: dict[tuple[str, str, str], float] = {}
-        """Since when replicas are not ready."""
+        self._replicas: dict[str, OrderedDict[str, _Replica]] = {}
+        """By sender and name, the one that was silent for longest first."""
 
     def record(self, event: Heartbeat, now: float) -> None:
         """Record a heartbeat; a replica that stops on purpose is not missing."""
-        key = (event.service, event.instance, event.node)
-        if event.unready_reasons and not event.stopping:
-            self._unready.setdefault(key, now)
-        else:
-            self._unready.pop(key, None)
-        if event.stopping:
-            self._heartbeats.pop(key, None)
-        else:
-            self._heartbeats[key] = (event, now)
+        replicas = self._replicas.setdefault(event.route, OrderedDict())
+        known = replicas.pop(event.instance, None)
+        if not event.stopping:
+            since = known.unready_since if known else None
+            unready_since = (since or now) if event.unready_reasons else None
+            replicas[event.instance] = _Replica(event, now, unready_since)
+        while len(replicas) > most_replicas(event.route):
+            replicas.popitem(last=False)
+        if not replicas:
+            del self._replicas[event.route]
 
     def missing(self, nodes: Iterable[NodeName], now: float) -> list[Affected]:
         """Return missing replicas, required services, and agents of nodes with devices.
 
         A replica that is not ready is listed once for each of its reasons.
         """
-        self._remove_expired(now)
+        names = set(nodes)
+        self._remove_expired(names, now)
         return [
             *self._missing_services(now),
             *self._missing_replicas(now),
-            *self._missing_agents(nodes, now),
+            *self._missing_agents(names, now),
         ]
 
     def running(self, now: float) -> dict[str, tuple[str, ...]]:
         """Return the versions of the replicas of each service that are not late."""
         found: dict[str, set[str]] = {}
-        for event, received_at in self._heartbeats.values():
-            if not _is_late(event, received_at, now):
-                found.setdefault(event.service, set()).add(event.version)
+        for replica in self._known():
+            if not _is_late(replica, now):
+                service = replica.heartbeat.service
+                found.setdefault(service, set()).add(replica.heartbeat.version)
         return {service: tuple(sorted(found[service])) for service in sorted(found)}
 
-    def _remove_expired(self, now: float) -> None:
+    def _known(self) -> Iterator[_Replica]:
+        for replicas in self._replicas.values():
+            yield from replicas.values()
+
+    def _remove_expired(self, nodes: Collection[NodeName], now: float) -> None:
+        """Forget replicas that are late for long, unless it is the last of a service or node."""
         running = self.running(now)
-        for key, (event, received_at) in list(self._heartbeats.items()):
-            expired = now - received_at > RETENTION_S
-            if event.service != AGENT and running.get(event.service) and expired:
-                del self._heartbeats[key]
+        for sender, replicas in list(self._replicas.items()):
+            for name, replica in list(replicas.items()):
+                event = replica.heartbeat
+                is_last = len(replicas) == 1
+                is_needed = (
+                    is_last and event.node in nodes
+                    if event.service == AGENT
+                    else not running.get(event.service)
+                )
+                if now - replica.received_at > RETENTION_S and not is_needed:
+                    del replicas[name]
+            if not replicas:
+                del self._replicas[sender]
 
     def _missing_services(self, now: float) -> Iterator[Affected]:
-        known = {service for service, _, _ in self._heartbeats}
+        known = {replica.heartbeat.service for replica in self._known()}
         for name in REQUIRED_SERVICES if now - self.started_at >= GRACE_PERIOD_S else ():
             if name not in known:
                 yield _late(name, name, self.started_at)
 
     def _missing_replicas(self, now: float) -> Iterator[Affected]:
-        for key, (event, received_at) in sorted(self._heartbeats.items(), key=lambda item: item[0]):
+        for replica in sorted(self._known(), key=_name_of):
+            event = replica.heartbeat
             name = f"{event.service} of {event.node}" if event.node else event.instance
-            if _is_late(event, received_at, now):
-                yield _late(event.service, name, received_at)
+            if _is_late(replica, now):
+                yield _late(event.service, name, replica.received_at)
                 continue
             for reason in event.unready_reasons:
                 _, _, text = reason.partition(": ")
                 cause, _, hint = (text or reason).partition("; ")
-                since = self._unready[key]
+                since = replica.unready_since
                 yield Affected(
                     service=event.service, name=name, since=since, cause=cause, hint=hint
                 )
 
     def _missing_agents(self, nodes: Iterable[NodeName], now: float) -> Iterator[Affected]:
-        known = {event.node for event, _ in self._heartbeats.values() if event.service == AGENT}
+        events = (replica.heartbeat for replica in self._known())
+        known = {event.node for event in events if event.service == AGENT}
         for name in sorted(nodes) if now - self.started_at >= GRACE_PERIOD_S else ():
             if name not in known:
                 yield _late(AGENT, f"{AGENT} of {name}", self.started_at)
+
+
+def _name_of(replica: _Replica) -> tuple[str, str, str]:
+    event = replica.heartbeat
+    return event.service, event.instance, event.node
 
 
 def _late(service: str, name: str, since: float) -> Affected:
@@ -162,8 +199,8 @@ def _late(service: str, name: str, since: float) -> Affected:
     return Affected(service=service, name=name, since=since, cause=LATE, hint=hint)
 
 
-def _is_late(event: Heartbeat, received_at: float, now: float) -> bool:
-    return now - received_at > MISSED_HEARTBEATS * event.interval_s
+def _is_late(replica: _Replica, now: float) -> bool:
+    return now - replica.received_at > MISSED_HEARTBEATS * replica.heartbeat.interval_s
 
 
 def problems_of(

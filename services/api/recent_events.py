@@ -22,10 +22,11 @@ from shared.model.names import Namespace, PodUid
 from shared.model.preemption import EvictionOutcome, EvictionRecord, PreemptionCause
 from shared.model.views import EventView, SpanView
 
-MAX_EVENTS = 200
+MAX_EVENTS, MAX_EVENTS_OF_AGENT = 200, 20
 MAX_PODS = 20_000
 """Pods whose steps are stored."""
 
+AgentEvent = ShareActivated | ShareRefused | ViolationFound
 PodEvent = (
     PodQueued
     | PodRejected
@@ -35,9 +36,7 @@ PodEvent = (
     | PodBound
     | BindingFailed
     | LeaseResized
-    | ShareActivated
-    | ShareRefused
-    | ViolationFound
+    | AgentEvent
 )
 
 STEPS: Mapping[type[Event], tuple[str, str]] = {
@@ -54,6 +53,7 @@ STEPS: Mapping[type[Event], tuple[str, str]] = {
     PodTerminated: ("terminated", ""),
 }
 """The name of each event's step, and the step before it."""
+AGENT_STEPS = frozenset(STEPS[kind][0] for kind in (ShareActivated, ShareRefused, ViolationFound))
 EVICTIONS = {
     EvictionOutcome.EVICTED: "evicted",
     EvictionOutcome.GONE: "eviction unnecessary",
@@ -107,6 +107,8 @@ class RecentEvents:
         since = steps.get(follows)
         steps[kind] = now
         self._number += 1
+        if isinstance(event, AgentEvent):
+            self._make_room(event.node)
         self.latest.append(
             EventView(
                 number=self._number,
@@ -120,6 +122,12 @@ class RecentEvents:
                 latency_s=None if since is None else max(now - since, 0.0),
             )
         )
+
+    def _make_room(self, node: str) -> None:
+        """Forget the oldest event that a node's agent has reported, if there are many."""
+        of_agent = [each for each in self.latest if each.node == node and each.kind in AGENT_STEPS]
+        if len(of_agent) >= MAX_EVENTS_OF_AGENT:
+            self.latest.remove(of_agent[0])
 
     def add_evictions(self, journal: Sequence[EvictionRecord]) -> bool:
         """Add the evictions that the previous reading of the journal did not have."""
@@ -177,7 +185,7 @@ class RecentEvents:
             self._leases[event.lease.pod] = event.lease
             if len(self._leases) > MAX_PODS:
                 self._leases.popitem(last=False)
-        if isinstance(event, ShareActivated | ShareRefused | ViolationFound) and found[0]:
+        if isinstance(event, AgentEvent) and found[0]:
             lease = self._leases.get(found[0]) or self._lease_of(found[0])
             if lease is None or (lease.namespace, lease.name, lease.node) != found[1:]:
                 return None, Namespace(""), "", event.node

@@ -34,6 +34,18 @@ RESIZES = Counter(
 )
 
 
+MOST_NAMESPACES = 1_000
+OTHER_NAMESPACES = "other namespaces"
+_namespaces = set[str]()
+
+
+def count_eviction(namespace: str, cause: str) -> None:
+    """Count an evicted pod; the series of a namespace stays, so only so many get their own."""
+    if len(_namespaces) < MOST_NAMESPACES:
+        _namespaces.add(namespace)
+    EVICTIONS.labels(namespace if namespace in _namespaces else OTHER_NAMESPACES, cause).inc()
+
+
 def count_anomaly(kind: str, count: int = 1) -> None:
     """Count what was dropped, or differs between ledger and cluster."""
     ANOMALIES.labels(kind).inc(count)

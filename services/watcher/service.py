@@ -237,9 +237,10 @@ class Watcher:
             for update in batch:
                 if update.facts:
                     events += self.nodes.update(update.facts, update.revision)
+                    events += self.devices.update(update.name, update.devices)
                 else:
                     events += self.nodes.remove(update.name, update.revision)
-                events += self.devices.update(update.name, update.devices)
+                    self.devices.remove(update.name)
             was_listed = self.nodes.revision is not None
             self.nodes.revision = self.node_source.revision
             if not was_listed:

@@ -263,17 +263,17 @@ class PodTracker:
         if pod is None or pod.node is None or pod.is_terminated:
             return
         if pod.repels:
-            _add(
-                self.anti_affinity.setdefault(pod.node, Counter()), dict.fromkeys(pod.repels, sign)
-            )
+            _add(self.anti_affinity, pod.node, dict.fromkeys(pod.repels, sign))
             if pod.by_kube_scheduler:
                 pods = self.repelling_pods.setdefault(pod.node, set())
                 (pods.add if sign > 0 else pods.discard)(pod.pod)
+                if not pods:
+                    del self.repelling_pods[pod.node]
             self.changed_nodes.add(pod.node)
             self.has_urgent_changes = True
         if pod.unleased_resources:
             used = {key: sign * amount for key, amount in pod.unleased_resources.items()}
-            _add(self.usage.setdefault(pod.node, Counter()), used)
+            _add(self.usage, pod.node, used)
             self.changed_nodes.add(pod.node)
 
 
@@ -361,7 +361,7 @@ class ForeignDeviceTracker:
         """Nodes without a report when they were last observed."""
 
     def update(self, name: NodeName, report: DevicesRegistered | None) -> list[DevicesRegistered]:
-        """Update a node's report, which is None if the node is gone or has our agent.
+        """Update a node's report, which is None if the node has our agent.
 
         A node that never had devices is not published. One that lost its devices is published with
         none, and so is one that our agent reported before.
@@ -376,6 +376,11 @@ class ForeignDeviceTracker:
         self._unreported.discard(name)
         self.published[name] = report
         return [report]
+
+    def remove(self, name: NodeName) -> None:
+        """Forget a deleted node."""
+        self.published.pop(name, None)
+        self._unreported.discard(name)
 
     def resync(self, *, now_s: float) -> list[DevicesRegistered]:
         """Return every report again."""
@@ -438,8 +443,14 @@ def _terminated_event(pod: ObservedPod) -> PodTerminated:
     )
 
 
-def _add(total: Counter[_Counted], amounts: Mapping[_Counted, int]) -> None:
+def _add(
+    totals: dict[NodeName, Counter[_Counted]], node: NodeName, amounts: Mapping[_Counted, int]
+) -> None:
+    """Add to the amounts of a node, which a pod may name although there is none: 0 is forgotten."""
+    total = totals.setdefault(node, Counter())
     for key, amount in amounts.items():
         total[key] += amount
         if not total[key]:
             del total[key]
+    if not total:
+        del totals[node]

@@ -50,6 +50,7 @@ from shared.pods.pod_policy import Check, PolicySubject, device_names, violation
 from shared.pods.pod_view import PodContainer, PodView
 from shared.pods.run_term import deadline_s, expected_run_s
 
+MOST_REPORTS = 1_000
 STALE_S = 30.0
 """How long a report counts: a node that is briefly absent does not lower the maximum."""
 
@@ -70,18 +71,23 @@ class LargestDevice:
 
     def note(self, report: LargestDeviceReported, received_at: float) -> None:
         """Record a report and when it was received (on this process' monotonic clock, seconds)."""
+        if len(self._reported_at) >= MOST_REPORTS:
+            self._forget_old(received_at)
         self._reported_at[report.memory_mib, report.memory_units] = received_at
 
     def now(self, now: float) -> DeviceMaximum | None:
         """Return the maximum of the reports that count at `now` (on the same clock), if any."""
-        recent = {key: at for key, at in self._reported_at.items() if now - at <= STALE_S}
-        self._reported_at = recent
-        if not recent:
+        self._forget_old(now)
+        if not self._reported_at:
             return None
         return DeviceMaximum(
-            memory_mib=max(mib for mib, _ in recent),
-            memory_units=max(units for _, units in recent),
+            memory_mib=max(mib for mib, _ in self._reported_at),
+            memory_units=max(units for _, units in self._reported_at),
         )
+
+    def _forget_old(self, now: float) -> None:
+        recent = {key: at for key, at in self._reported_at.items() if now - at <= STALE_S}
+        self._reported_at = recent
 
 
 def excess_memory(

@@ -29,7 +29,7 @@ from services.webhook.admission_review import (
 )
 from services.webhook.patches import add_annotation, add_gate
 from shared.credentials.shares import FairTurns
-from shared.model.clock import Clock
+from shared.model.clock import Clock, ExpiringMap
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.event import ADMISSION
 from shared.model.events.pod_events import BudgetChanged, LargestDeviceReported
@@ -53,6 +53,7 @@ CERTIFICATE_EXPIRATION = Gauge(
 )
 logger = logging.getLogger(__name__)
 
+MOST_BUDGETS = 100_000
 STALE_S = 120.0
 """A budget that was not reported for this long counts as not exhausted."""
 PRIORITY_CLASSES_S = 60.0
@@ -85,18 +86,21 @@ class Webhook:
     knows_callers: bool = False
     """Only API servers can call, by their client certificates. Otherwise a review is no proof that
     one sent it, and nothing is leased because of it."""
-    budgets: dict[Namespace, tuple[BudgetChanged, float]] = field(default_factory=dict)
-    """The last report of each, and its arrival on the monotonic clock: host clocks differ."""
+    budgets: ExpiringMap[Namespace, BudgetChanged] = field(init=False)
+    """The last report of each, while it is not old."""
     largest: LargestDevice = field(default_factory=LargestDevice)
     default_class: str = ""
     quotas: Mapping[Namespace, Quota] = field(default_factory=dict)
     turns: FairTurns = field(default_factory=FairTurns)
 
+    def __post_init__(self) -> None:
+        self.budgets = ExpiringMap(self.clock.ticks, expires_s=STALE_S, most=MOST_BUDGETS)
+
     @handles
     async def note_budgets(self, events: Sequence[BudgetChanged]) -> None:
         """Note the state of namespaces' budgets."""
         for event in events:
-            self.budgets[event.namespace] = event, self.clock.ticks()
+            self.budgets.set(event.namespace, event)
 
     @handles
     async def note_largest(self, events: Sequence[LargestDeviceReported]) -> None:
@@ -255,8 +259,7 @@ class Webhook:
         return _apply_budget(decision, budget, pod)
 
     def _budget(self, namespace: Namespace) -> BudgetChanged | None:
-        budget, received_at = self.budgets.get(namespace, (None, 0.0))
-        return budget if self.clock.ticks() - received_at <= STALE_S else None
+        return self.budgets.get(namespace)
 
 
 def _pod_of(request: ReviewRequest) -> PodView:

@@ -8,6 +8,7 @@ node, and so are those that contradict themselves.
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -17,7 +18,7 @@ import nats.errors
 from nats.aio.subscription import Subscription
 
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
-from shared.model.clock import in_background
+from shared.model.clock import ExpiringMap, in_background
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.event import Delivery, Event, is_work
 from shared.nats import subjects, wire
@@ -31,6 +32,7 @@ from shared.nats.wire import EVENTS_PER_MESSAGE
 
 QUIET_S = 5.0
 """Pause after a copy that nobody received; an observer that begins meanwhile misses copies."""
+MOST_QUIET = 65_536
 
 
 class Copies:
@@ -38,10 +40,9 @@ class Copies:
 
     def __init__(self, client: Any, *, ticks: Callable[[], float] = time.monotonic) -> None:
         self._client = client
-        self._ticks = ticks
         self._prefix = str(client.new_inbox())
-        self._numbers: dict[str, int] = {}
-        self._quiet_until: dict[int, float] = {}
+        self._quiet: ExpiringMap[int, None] = ExpiringMap(ticks, expires_s=QUIET_S, most=MOST_QUIET)
+        """Numbers of subjects that nobody observes."""
 
     async def start(self) -> None:
         """Subscribe to what NATS reports about copies without a subscriber."""
@@ -49,19 +50,23 @@ class Copies:
 
     def wants(self, subject: str) -> bool:
         """Return whether somebody observes the subject, as far as is known."""
-        number = self._numbers.get(subject)
-        return number is None or self._ticks() >= self._quiet_until.get(number, 0.0)
+        return _number_of(subject) not in self._quiet
 
     async def send(self, subject: str, data: bytes) -> None:
         """Send a copy, which may be lost."""
-        number = self._numbers.setdefault(subject, len(self._numbers))
+        reply = f"{self._prefix}.{_number_of(subject)}"
         with contextlib.suppress(nats.errors.Error):
-            await self._client.publish(subject, data, reply=f"{self._prefix}.{number}")
+            await self._client.publish(subject, data, reply=reply)
 
     async def _receive(self, message: Any) -> None:
         number = subjects.number_of(message.subject)
         if number is not None and subjects.has_no_responders(message.headers):
-            self._quiet_until[number] = self._ticks() + QUIET_S
+            self._quiet.set(number, None)
+
+
+def _number_of(subject: str) -> int:
+    """Return a number for a subject, which fits into the last token of a reply subject."""
+    return int.from_bytes(hashlib.blake2s(subject.encode(), digest_size=7).digest(), "big")
 
 
 logger = logging.getLogger(__name__)

@@ -29,10 +29,6 @@ CLOSED = Counter(
     "leasehold_nats_connections_closed",
     "Connections to NATS closed, since their user had more than its share.",
 )
-MOST_OF_A_NODE = 4
-"""Connections of a node's agent at one server: it uses one, while it is replaced two."""
-MOST_OF_A_SERVICE = 64
-"""Connections of all replicas of a service at one server."""
 GATHER_S = 0.25
 """Connections that are opened within this time share a look at those of their user."""
 TIMEOUT_S = 5.0
@@ -83,11 +79,6 @@ async def connection_shares(bus: Bus) -> AsyncIterator[None]:
     """Keep every user within its share of connections until the context exits."""
     async with in_background(_ConnectionShares(bus).run()):
         yield
-
-
-def share_of(user: str) -> int:
-    """Return how many connections a user may have at one server."""
-    return MOST_OF_A_NODE if subjects.is_of_node(user) else MOST_OF_A_SERVICE
 
 
 class _ConnectionShares:
@@ -141,7 +132,7 @@ class _ConnectionShares:
             async for connection in self._connections(server, user):
                 connections[connection.authorized_user].append(connection.cid)
             for owner, cids in connections.items():
-                if excess := cids[: -share_of(owner)]:
+                if excess := cids[: -subjects.most_replicas(owner)]:
                     self._warn(owner, len(cids))
                     await self._close(server, excess)
         except _UNREADABLE as error:
@@ -155,7 +146,7 @@ class _ConnectionShares:
                 "closed. If it runs once only, another program uses its login",
                 user,
                 connections,
-                share_of(user),
+                subjects.most_replicas(user),
             )
 
     async def _connections(self, server: str, user: str) -> AsyncIterator[_Connection]:

@@ -24,6 +24,9 @@ _SERVICE_INBOX = re.compile(
 )
 _IN_INBOX = re.compile(r"\.[0-9A-Za-z]{1,32}\.[0-9A-Za-z]{1,32}")
 """After the prefix of a user: a connection's inbox, and the number of a message or request."""
+MOST_OF_A_NODE = 4
+"""Replicas of a node's agent: one runs, and two while it is replaced."""
+MOST_OF_A_SERVICE = 64
 MAX_DIGITS = 18
 """Of a message's number, which a confirmation encodes in 64 bits."""
 
@@ -116,9 +119,9 @@ def user_of(service: str, node: str = "") -> str:
     return f"{service}.{node}" if node else service
 
 
-def is_of_node(user: str) -> bool:
-    """Return whether a NATS user is one of a node."""
-    return "." in user
+def most_replicas(user: str) -> int:
+    """Return how many replicas, each with a connection, a user has at most."""
+    return MOST_OF_A_NODE if "." in user else MOST_OF_A_SERVICE
 
 
 def server_request(server: str, request: str) -> str:

@@ -39,6 +39,8 @@ turn must not cordon and uncordon the node all the time."""
 REFUSED = "its agent's messages are refused: "
 """The beginning of the reason of such a cordon, by which all binders recognise it."""
 MAX_REQUESTS = 64
+FORGET_S = 3600.0
+"""What is known of a node is forgotten if it was not needed for so long: it may be deleted."""
 PROBE_S = 1.0
 IDLE_S = 5.0
 """Pause while no node is cordoned, until cordons of binders that have stopped are read again."""
@@ -71,6 +73,8 @@ class AgentRecord:
     """When that last changed."""
     uncordon: bool = False
     """It has replied since the cordon was saved in the ledger."""
+    used_at: float = 0.0
+    """When something was last read or written here."""
     refused_at: float = 0.0
     """When its last message was refused, or this binder learned of that."""
 
@@ -179,6 +183,12 @@ class AgentPresence:
                 record.cordon_reason = reason if reason.startswith(REFUSED) else ""
                 record.cordoned_at = record.refused_at = self.clock.ticks()
         self._cordoned = nodes
+        unused = self.clock.ticks() - FORGET_S
+        self._records = {
+            node: record
+            for node, record in self._records.items()
+            if record.used_at > unused or node in nodes
+        }
 
     async def _deferrals_on(
         self, node: NodeName, leases: Sequence[Lease]
@@ -218,7 +228,9 @@ class AgentPresence:
             record.missed_replies, record.next_request_at = 0, now + NO_AGENT_S
 
     def _record(self, node: NodeName) -> AgentRecord:
-        return self._records.setdefault(node, AgentRecord(pause_s=RETRY_S))
+        record = self._records.setdefault(node, AgentRecord(pause_s=RETRY_S))
+        record.used_at = self.clock.ticks()
+        return record
 
     def _set_cordon(self, record: AgentRecord, reason: str) -> None:
         if bool(reason) != bool(record.cordon_reason):

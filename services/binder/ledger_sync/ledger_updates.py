@@ -15,7 +15,7 @@ from services.binder.observations import generation_of
 from services.binder.report.event_writer import EventRecorder
 from services.binder.report.explanations import shared_device_event, summarize
 from shared.ledger.leases import RedisLeases
-from shared.model.clock import Clock
+from shared.model.clock import Clock, ExpiringMap
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.node_events import Allocation, DeviceReported, ShareActivated, ShareRefused
 from shared.model.events.pod_events import (
@@ -38,6 +38,8 @@ MIN_MISSED_REPLIES = 10
 """And so many requests must have had no reply: a suspended binder received none either."""
 MAX_REQUESTS = 64
 PODS_PER_REQUEST = 1000
+SHARED_AGAIN_S = 3600.0
+MOST_SHARED = 4096
 _Held = tuple[PodUid, int, float]
 """What an agent has given out: a pod, and the version and the last resize of its lease."""
 CLAIM_ENDED = "the claim is neither allocated nor prepared any more"
@@ -162,7 +164,9 @@ class LedgerUpdater:
         """Pods whose leases were active in the ledger of `_generation`, with the version that the
         agent has: no lease ends while its pod's containers run, so they are compared once."""
         self._generation = ""
-        self._shared_devices: dict[DeviceUuid, tuple[NodeName, NodeName]] = {}
+        self._shared_devices: ExpiringMap[DeviceUuid, tuple[NodeName, NodeName]] = ExpiringMap(
+            self.clock.ticks, expires_s=SHARED_AGAIN_S, most=MOST_SHARED
+        )
         """Devices that two nodes reported, as logged."""
 
     @handles
@@ -268,7 +272,7 @@ class LedgerUpdater:
         """Report a device that two nodes report, once for each pair of nodes."""
         if self._shared_devices.get(device) == (node, owner):
             return
-        self._shared_devices[device] = (node, owner)
+        self._shared_devices.set(device, (node, owner))
         self.events.record(shared_device_event(node, device, owner))
         count_anomaly("devices_on_two_nodes")
         logger.error(

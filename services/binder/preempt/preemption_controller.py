@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from services.binder.clients import PodClient
 from services.binder.ledger_sync.sweep import SchedulerOffers
-from services.binder.metrics import EVICTIONS
+from services.binder.metrics import count_eviction
 from services.binder.preempt.plan import ClusterSnapshot, PlanRound, pending_pods
 from services.binder.preempt.planned_starts import (
     StartPlanner,
@@ -297,7 +297,11 @@ class PreemptionController:
             elif any(
                 each.outcome is EvictionOutcome.EVICTED for each in current.preemption.victims
             ):
-                self._blocked_until[read.preemption.id] = self.clock.now() + BLOCKED_S
+                now = self.clock.now()
+                self._blocked_until = {
+                    id_: at for id_, at in self._blocked_until.items() if at > now
+                }
+                self._blocked_until[read.preemption.id] = now + BLOCKED_S
             else:
                 await self._cancel(current, reason, victim)
                 return
@@ -311,7 +315,7 @@ class PreemptionController:
         saved = await self.store.save(read, preemption.after(victim, outcome), [record])
         if saved is not None and outcome is EvictionOutcome.EVICTED:
             self.events.record(event, once=True)
-            EVICTIONS.labels(victim.namespace, victim.cause).inc()
+            count_eviction(victim.namespace, victim.cause)
         return saved
 
     async def _reserve(

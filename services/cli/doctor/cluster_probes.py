@@ -41,6 +41,7 @@ from shared.model.ledger import UnreadableRecord
 from shared.model.names import SYSTEM_NAMESPACE, NodeName
 from shared.nats import servers
 from shared.nats.bus import Bus
+from shared.nats.subjects import most_replicas
 from shared.nats.wire import MAX_PAYLOAD
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
@@ -288,7 +289,7 @@ class ClusterProbes:
                 "the NATS user of a node's agent may not observe heartbeats: log in as operator"
             )
         loop = asyncio.get_running_loop()
-        latest: dict[tuple[str, str, str], Heartbeat] = {}
+        latest: dict[str, dict[str, Heartbeat]] = {}
         async with Bus.connect(
             self._nats(),
             name="doctor",
@@ -306,8 +307,13 @@ class ClusterProbes:
                 for delivered in batch:
                     for event in delivered.events:
                         if isinstance(event, Heartbeat):
-                            latest[event.service, event.instance, event.node] = event
-        return tuple(one for one in latest.values() if not one.stopping)
+                            _add_heartbeat(latest.setdefault(event.route, {}), event)
+        return tuple(
+            event
+            for replicas in latest.values()
+            for event in replicas.values()
+            if not event.stopping
+        )
 
     def _is_agent(self) -> bool:
         login = self.servers.nats_credentials.login()
@@ -322,6 +328,14 @@ class ClusterProbes:
         if not self.servers.redis_url:
             raise SkipError("there is no Redis address (agents have no access): set --redis-url")
         return self.servers.redis_url
+
+
+def _add_heartbeat(replicas: dict[str, Heartbeat], event: Heartbeat) -> None:
+    """Add the heartbeat of a replica to those of its sender, whose name only it has chosen."""
+    replicas.pop(event.instance, None)
+    replicas[event.instance] = event
+    if len(replicas) > most_replicas(event.route):
+        del replicas[next(iter(replicas))]
 
 
 def _days_left(trusted: bytes) -> float | None:

@@ -19,6 +19,7 @@ from shared.model.budget import HOUR_MS, JournalEntry
 from shared.model.costs.cost_records import (
     FREE,
     IDLE,
+    OTHER_MODELS,
     STRANDED,
     UNLEASED,
     UNMEASURED,
@@ -36,6 +37,7 @@ from shared.model.request import GpuRequest, SharingPolicy
 
 WEEK_MS = 7 * 24 * HOUR_MS
 MOST_SIZES = 200
+MOST_MODELS_OF_NODE = 4
 
 
 class Size(NamedTuple):
@@ -113,15 +115,17 @@ def device_states(
 ) -> dict[DeviceUuid, tuple[str, bool]]:
     """Return the model of every device, and whether it has room for one of the sizes."""
     sizes = sorted(sizes)
-    return {
-        device.uuid: (
-            device.model,
-            _is_open(totals.node, device)
-            and (not sizes or any(_fits(size, device, use) for size in sizes)),
-        )
-        for totals in nodes
-        for device, use in totals.node.devices
-    }
+    states: dict[DeviceUuid, tuple[str, bool]] = {}
+    for totals in nodes:
+        models: set[str] = set()
+        for device, use in totals.node.devices:
+            has_room = not sizes or any(_fits(size, device, use) for size in sizes)
+            model = device.model
+            if model not in models and len(models) == MOST_MODELS_OF_NODE:
+                model = OTHER_MODELS
+            models.add(model)
+            states[device.uuid] = model, _is_open(totals.node, device) and has_room
+    return states
 
 
 def _is_open(node: LedgerNode, device: Device) -> bool:
@@ -168,8 +172,8 @@ def record_hours(
         hour = hours.setdefault(start, CostHour(begin, end, 0))
         hour.to_ms, hour.recorded_ms = end, hour.recorded_ms + end - begin
         for uuid, of_device in by_device.items():
-            model, has_room = devices.get(uuid) or (of_device[0].model, False)
-            hour.device_ms[model] = hour.device_ms.get(model, 0) + end - begin
+            reported, has_room = devices.get(uuid) or (of_device[0].model, False)
+            model = hour.add_device(reported, end - begin)
             changes = {at for each in of_device for at in each[-2:] if begin < at < end}
             for interval in pairwise(sorted({begin, end, *changes})):
                 _record_device(hour, model, of_device, UNLEASED if has_room else STRANDED, interval)

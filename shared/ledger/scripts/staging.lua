@@ -1,10 +1,12 @@
 -- Evidence that several binders collect for a rebuild, stored until it begins or the evidence expires. Texts are
 -- bytes of the caller's, and replies are no larger than a page. Arguments: an action and its arguments. `listing`
 -- returns one, and its number of chunks, that is complete and answers a request, once all quotas are known; `reports`
--- returns nodes, each followed by its newest text, from a position on: one with a new text gets the next position.
+-- returns nodes, each followed by its newest text, from a position on: one with a new text gets the next position, if
+-- it has fewer than MOST_POSITIONS: a node that always reports something else would hold up the rebuild.
 local LISTINGS, TTL_S = PREFIX .. 'stage:listings', 600
-local REPORTS, REPORTED_AT, REPORT_ORDER =
-  PREFIX .. 'stage:reports', PREFIX .. 'stage:reported-at', PREFIX .. 'stage:report-order'
+local REPORTS, REPORTED_AT, REPORT_ORDER, POSITIONS =
+  PREFIX .. 'stage:reports', PREFIX .. 'stage:reported-at', PREFIX .. 'stage:report-order', PREFIX .. 'stage:positions'
+local MOST_POSITIONS = 16
 
 local function is_complete(listing, chunks)
   return call('HLEN', PREFIX .. 'stage:listing:' .. listing) >= chunks
@@ -48,11 +50,11 @@ function actions.save_reports(rows)
       call('HSET', REPORTED_AT, node, string.format('%.6f', reported_at))
       if call('HGET', REPORTS, node) ~= text then
         call('HSET', REPORTS, node, text)
-        call('RPUSH', REPORT_ORDER, node)
+        if call('HINCRBY', POSITIONS, node, 1) <= MOST_POSITIONS then call('RPUSH', REPORT_ORDER, node) end
       end
     end
   end
-  for _, key in ipairs({REPORTS, REPORTED_AT, REPORT_ORDER}) do call('EXPIRE', key, TTL_S) end
+  for _, key in ipairs({REPORTS, REPORTED_AT, REPORT_ORDER, POSITIONS}) do call('EXPIRE', key, TTL_S) end
   return encode(true)
 end
 
@@ -73,7 +75,7 @@ end
 function actions.clear()
   local found = call('HKEYS', LISTINGS)
   for _, listing in ipairs(found) do call('UNLINK', PREFIX .. 'stage:listing:' .. listing) end
-  call('UNLINK', LISTINGS, REPORTS, REPORTED_AT, REPORT_ORDER)
+  call('UNLINK', LISTINGS, REPORTS, REPORTED_AT, REPORT_ORDER, POSITIONS)
   return encode(true)
 end
 

@@ -4,7 +4,7 @@ Amounts are integers of milli-GPU-milliseconds. Those of the five uses add up to
 all devices, times 1000: exactly, in every hour, and in every part of one, where they are fractions.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -21,6 +21,9 @@ FREE = Namespace("")
 """Has the amounts that no namespace has leased."""
 WHOLE = 1000
 UNITS_PER_GPU_HOUR = WHOLE * HOUR_MS
+MOST_MODELS = 64
+"""In one hour, or one report: agents report the names of models, and may change them."""
+OTHER_MODELS = "other models"
 Sums = dict[tuple[Namespace, str], list[Fraction | int]]
 """By namespace and model of the device, an amount for each use."""
 
@@ -35,6 +38,12 @@ class CostHour(msgspec.Struct, array_like=True):
     device_ms: dict[str, int] = msgspec.field(default_factory=dict)
     """By model."""
     sums: dict[Namespace, dict[str, list[int]]] = msgspec.field(default_factory=dict)
+
+    def add_device(self, model: str, passed_ms: int) -> str:
+        """Add the time of a device; return the model that it counts as."""
+        counted = counted_model(model, self.device_ms)
+        self.device_ms[counted] = self.device_ms.get(counted, 0) + passed_ms
+        return counted
 
     def add(self, namespace: Namespace, model: str, use: int, units: int) -> None:
         """Add to an amount."""
@@ -75,6 +84,11 @@ class CostMark:
     """The last entry of the journal that the accounts have taken over."""
 
 
+def counted_model(model: str, known: Collection[str]) -> str:
+    """Return a model's name, or that of all others if it is new and there are many already."""
+    return model if model in known or len(known) < MOST_MODELS else OTHER_MODELS
+
+
 def hours_of(from_ms: int, to_ms: int) -> range:
     """Return the instants at which the hours of an interval begin."""
     return range(from_ms - from_ms % HOUR_MS, to_ms, HOUR_MS)
@@ -102,9 +116,11 @@ def add_up(
         part = 1 if length == whole else Fraction(length, whole)  # fractions are slow
         recorded += part * hour.recorded_ms
         for model, device_ms in hour.device_ms.items():
-            capacity[model] = capacity.get(model, 0) + part * device_ms * WHOLE
+            counted = counted_model(model, capacity)
+            capacity[counted] = capacity.get(counted, 0) + part * device_ms * WHOLE
         for name, model, amounts in hour.rows():
-            known = sums.setdefault((shown(name), model), [0] * len(USES))
+            key = shown(name), counted_model(model, capacity)
+            known = sums.setdefault(key, [0] * len(USES))
             for use, units in enumerate(amounts):
                 known[use] += part * units
     return sums, capacity, recorded

@@ -261,7 +261,7 @@ class Heartbeat(Event, subject="heartbeat.sent.v1"):
     interval_s: Seconds = 5.0
     stopping: bool = False
     """The replica is shutting down; this is its last heartbeat."""
-    unready_reasons: Annotated[tuple[LongText, ...], Meta(max_length=64)] = ()
+    unready_reasons: Annotated[tuple[LongText, ...], Meta(max_length=16)] = ()
     """Why it is not ready; empty: it is ready."""
     version: ShortText = ""
     settings: Annotated[Mapping[NameText, ShortText], Meta(max_length=MOST_ENTRIES)] = field(

@@ -183,7 +183,7 @@ class NodeIndex:
 
     def exact_nodes(self, kind: RequestKind) -> RankedNodes:
         """Return nodes ranked with cores counted, and count cores for the next requests too."""
-        self._exact_uses_left[kind] = EXACT_CORES_USES
+        store(self._exact_uses_left, kind, EXACT_CORES_USES, CACHED_KINDS)
         return self.ranked_nodes(kind)
 
     def ranked_nodes(self, kind: RequestKind) -> RankedNodes:

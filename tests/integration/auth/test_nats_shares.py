@@ -17,7 +17,7 @@ from shared.model.events.request_reply import LeasesReply, LeasesRequest
 from shared.model.names import NodeName
 from shared.nats import subjects
 from shared.nats.bus import Bus
-from shared.nats.connection_shares import MOST_OF_A_NODE, connection_shares
+from shared.nats.connection_shares import connection_shares
 from tests.support.auth.logins import NODES
 from tests.support.auth.world import auth_world
 from tests.support.node_agent.agent import lease_of, share
@@ -155,10 +155,10 @@ async def test_an_agent_has_few_connections_however_often_it_connects(
     server: SharedServer,
 ) -> None:
     async with raw_clients(server.thief, 300) as clients:
-        await until(lambda: open_of(clients), lambda count: count <= MOST_OF_A_NODE)
+        await until(lambda: open_of(clients), lambda count: count <= subjects.MOST_OF_A_NODE)
         await server.is_unharmed()
         latest = await open_raw(server.thief)
-        await until(lambda: open_of(clients), lambda count: count < MOST_OF_A_NODE)
+        await until(lambda: open_of(clients), lambda count: count < subjects.MOST_OF_A_NODE)
         assert b"PONG" in await latest.replies()
         latest.close()
 
@@ -170,7 +170,7 @@ def open_of(clients: list[RawClient]) -> int:
 async def test_an_agent_that_does_not_read_its_replies_loses_its_connections(
     server: SharedServer,
 ) -> None:
-    async with raw_clients(server.thief, MOST_OF_A_NODE) as clients:
+    async with raw_clients(server.thief, subjects.MOST_OF_A_NODE) as clients:
         for client in clients:
             client.reader._transport.pause_reading()  # type: ignore[attr-defined]
             await client.send(f"SUB {INBOX}.a.* 1\r\n".encode())

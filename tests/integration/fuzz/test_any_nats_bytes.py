@@ -132,8 +132,8 @@ class World:
             assert reply.reason == "received"
             await until(lambda: number in self.binder.reported)
             await until(lambda: f"uid-{number}" in self.agent.changed)
-            heartbeats = self.api.service.components._heartbeats
-            await until(lambda: any(f"i-{number}" in key for key in heartbeats))
+            known = self.api.service.components._known
+            await until(lambda: f"i-{number}" in [one.heartbeat.instance for one in known()])
         for bus in (self.binder_bus, self.agent_bus, self.api.bus):
             assert bus.client.stats["reconnects"] == 0
             assert bus.client.fault == ""

@@ -22,7 +22,9 @@ from shared.model.lease_copy import dump_lease, load_lease
 from shared.model.ledger import Reserved
 from shared.model.names import Namespace
 from shared.model.quota import Quota, QuotaLimits
+from tests.support import build
 from tests.support.binder.preemption import budget
+from tests.support.build import allocation_of
 from tests.support.placer.ledger import (
     NOW,
     device,
@@ -327,3 +329,20 @@ async def test_reports_and_lists_for_a_rebuild_need_no_clock(
 
     _, reports = await staging.reports_from(0)
     assert set(reports) == {"b"}
+
+
+async def test_a_node_whose_reports_always_differ_does_not_hold_up_a_rebuild(
+    leases: RedisLeases,
+) -> None:
+    staging = LedgerStaging(leases._connection)
+    position, read = 0, list[str]()
+    for number in range(100):
+        held = allocation_of(build.lease(f"p{number}", "stolen"))
+        await staging.save_reports([replace(report("stolen", [], at=number), allocations=(held,))])
+        position, reports = await staging.reports_from(position)
+        read += reports
+    await staging.save_reports([report("honest", [], at=1.0)])
+    _, last = await staging.reports_from(position)
+
+    assert read == ["stolen"] * 16
+    assert set(last) == {"honest"}

@@ -26,6 +26,7 @@ from shared.model.lease import MIB, Lease
 from shared.model.ledger import NodeTotals, counted_use
 from shared.model.names import Namespace, NodeName
 from shared.model.placement import Refusal
+from shared.nats.subjects import MOST_OF_A_NODE
 from tests.support import build
 from tests.support.api.board import lease, node_totals, projected, seen, usage, waiting
 
@@ -84,6 +85,23 @@ def test_a_node_with_devices_and_without_an_agent_is_reported() -> None:
 
     nodes = [NodeName("n1"), NodeName("n2")]
     assert problem_texts(components, 21.0, nodes) == ["No heartbeats: node-agent of n2"]
+
+
+def test_an_agent_that_invents_replicas_has_as_many_as_an_agent_can_have() -> None:
+    components = ComponentMonitor(0.0)
+    all_report(components, 20.0)
+    components.record(report("node-agent", "agent-b", node="n2"), 20.0)
+    for number in range(3_000):
+        name, reasons = f"invented-{number}", (f"fault {number}: {'x' * 900}",)
+        event = report("node-agent", name, node="n1", unready_reasons=reasons)
+        components.record(event, 20.0 + number / 3_000)
+
+    missing = components.missing([NodeName("n1"), NodeName("n2")], 22.0)
+
+    assert [one.cause.partition(" ")[0] for one in missing] == ["x" * 900] * MOST_OF_A_NODE
+    all_report(components, 22.0 + RETENTION_S)
+    later = components.missing([NodeName("n2")], 22.0 + RETENTION_S)
+    assert [one.name for one in later] == ["node-agent of n2"]
 
 
 def test_what_lacks_the_same_is_one_problem_with_its_first_time_and_a_hint() -> None:

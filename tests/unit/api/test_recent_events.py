@@ -57,6 +57,19 @@ def test_each_step_has_the_time_since_the_previous_one() -> None:
     assert steps_shown == [("queued", None), ("placed", 1.0), ("bound", 3.0), ("running", 5.0)]
 
 
+def test_what_one_agent_reports_leaves_the_events_of_others() -> None:
+    recent = RecentEvents(lambda _: None)
+    recent.add(steps(), 10.0)
+    shown = [event.kind for event in recent.latest]
+    for number in range(1_000):
+        reason = f"invented {number}"
+        recent.add([ShareRefused(node=NodeName("stolen"), reason=reason)], 11.0)
+
+    assert [event.kind for event in recent.latest][: len(shown)] == shown
+    of_agent = [event.text for event in recent.latest if event.node == "stolen"]
+    assert of_agent == [f"invented {number}" for number in range(980, 1_000)]
+
+
 def test_a_repeated_step_is_ignored() -> None:
     recent = RecentEvents(lambda _: None)
 

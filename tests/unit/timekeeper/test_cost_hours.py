@@ -23,6 +23,8 @@ from shared.model.budget import HOUR_MS, JournalEntry
 from shared.model.costs.cost_records import (
     FREE,
     IDLE,
+    MOST_MODELS,
+    OTHER_MODELS,
     STRANDED,
     UNLEASED,
     UNMEASURED,
@@ -231,3 +233,23 @@ def test_a_size_counts_for_a_week_after_its_last_lease() -> None:
     assert set(seen) == {Size(8_000, 0, 0), WHOLE_SIZE}
     assert set(sizes_seen(seen, [half], T0 + WEEK_MS)) == {Size(8_000, 0, 0)}
     assert half.namespace == TEAM
+
+
+def test_models_that_a_node_invents_leave_those_of_others_as_they_are_and_all_adds_up() -> None:
+    honest = NodeTotals(node=ledger_node("a", (device("a-0", model=MODEL), NO_USE)), leases=())
+    hours: dict[int, CostHour] = {}
+
+    for minute in range(24 * 60):
+        devices = [(device(f"b-{n}", model=f"{minute}-{n}"), NO_USE) for n in range(16)]
+        invented = NodeTotals(node=ledger_node("b", *devices), leases=())
+        begin = T0 + minute * 60_000
+        states = device_states([invented, honest], ())
+        record_hours(hours, (), states, begin, begin + 60_000)
+    sums, capacity, _ = add_up(hours.values(), T0, T0 + 24 * HOUR_MS)
+
+    assert all(not list(hour.imbalances()) for hour in hours.values())
+    assert max(len(hour.device_ms) for hour in hours.values()) == MOST_MODELS
+    assert len(capacity) == len(sums) == MOST_MODELS
+    assert capacity[MODEL] == 24 * HOUR_MS * WHOLE
+    assert sum(capacity.values()) == 17 * 24 * HOUR_MS * WHOLE
+    assert capacity[OTHER_MODELS] > 15 * 23 * HOUR_MS * WHOLE

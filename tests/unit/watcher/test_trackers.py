@@ -36,6 +36,7 @@ from shared.model.node import AntiAffinityTerm, LabelRequirement, NodeFacts
 from shared.model.request import PodRequest
 from shared.nats import wire
 from shared.pods.observed_pod import ObservedPod
+from shared.pods.pod_anti_affinity import PodAntiAffinity
 from shared.pods.pod_parser import PodParser
 
 WAITING = ObservedPod(
@@ -56,6 +57,11 @@ BOUND = structs.replace(WAITING, node=NodeName("a"), has_lease=True, resource_ve
 FOREIGN = structs.replace(BOUND, pod=PodUid("u2"), ours=False, has_lease=False)
 
 
+REPELS = (
+    PodAntiAffinity(
+        topology_key="kubernetes.io/hostname", selector=(), namespaces=frozenset({BOUND.namespace})
+    ),
+)
 NODE = NodeFacts(name=NodeName("a"), allocatable={"cpu": 4000, "pods": 110})
 
 
@@ -191,6 +197,23 @@ def test_only_pods_without_a_lease_count_as_usage_of_their_node() -> None:
     assert nodes.update_usage() == []
     pods.remove(FOREIGN)
     assert [c.node.used_by_others for c in nodes.update_usage()] == [{}]
+
+
+def test_nodes_that_pods_name_and_that_do_not_exist_are_forgotten_with_the_pods() -> None:
+    pods = PodTracker()
+    repelling = structs.replace(FOREIGN, repels=REPELS, by_kube_scheduler=True)
+    invented = [
+        structs.replace(repelling, pod=PodUid(f"p{number}"), node=NodeName(f"invented-{number}"))
+        for number in range(100)
+    ]
+    for pod in invented:
+        pods.update(pod, None)
+    assert len(pods.usage) == len(pods.anti_affinity) == len(pods.repelling_pods) == 100
+
+    for pod in invented:
+        pods.remove(pod)
+
+    assert pods.usage == pods.anti_affinity == pods.repelling_pods == {}
 
 
 def test_unexplained_pods_are_published_again() -> None:
