@@ -35,12 +35,13 @@ from shared.model.events.request_reply import (
     UsageRequest,
 )
 from shared.model.lease import IDLE_AFTER_S, Lease, LeaseState
-from shared.model.ledger import LedgerChange, LedgerSnapshot
+from shared.model.ledger import LedgerChange, LedgerSnapshot, WaitingPod
 from shared.model.names import NodeName, PodUid
 from shared.model.quantity import parse_decimal
 from shared.runtime.service import loops, observes, publishes
 
 MAX_CHANGES = 2_000
+MOST_GONE = 2_000
 
 
 class ChangeFeed:
@@ -147,6 +148,8 @@ class ApiService:
         self._problems: tuple[Problem, ...] = ()
         self._ended: dict[PodUid, tuple[Lease, float]] = {}
         """Leases that have ended, and when."""
+        self.gone: deque[tuple[float, Lease | WaitingPod]] = deque(maxlen=MOST_GONE)
+        """The last leases that have ended and pods that do not wait any more, and when."""
 
     def unready_reason(self) -> str | None:
         """Return why the page cannot be shown yet, or None."""
@@ -234,7 +237,7 @@ class ApiService:
         self._stale_pods, self._all_pods_stale = set(), False
         try:
             totals = await self.ledger.totals.of_nodes(nodes) if nodes else []
-            before = self.projection.leases_of(nodes)
+            before, waited = self.projection.leases_of(nodes), dict(self.projection.waiting)
             changed = self.projection.update_nodes(nodes, totals)
             self._record_ended(before, self.projection.leases_of(nodes))
             if all_pods:
@@ -242,6 +245,8 @@ class ApiService:
             elif pods:
                 waiting = await self.ledger.waiting_pods.load(pods)
                 changed |= self.projection.update_waiting(waiting, requested=pods)
+            left = waited.keys() - self.projection.waiting.keys()
+            self.gone.extend((self.clock.now(), waited[pod]) for pod in left)
         except BaseException:
             self._stale_nodes.update(nodes)
             self._stale_pods.update(pods)
@@ -333,6 +338,7 @@ class ApiService:
     def _record_ended(self, before: Mapping[PodUid, Lease], after: Mapping[PodUid, Lease]) -> None:
         now = self.clock.now()
         for pod in before.keys() - after.keys():
+            self.gone.append((now, before[pod]))
             if before[pod].state is not LeaseState.RESERVED:
                 self._ended[pod] = before[pod], now
         for pod in after:

@@ -156,9 +156,11 @@ async def serve_group(group: AggregatedApi, kube: KubernetesClient, settings: Ap
                 asyncio.TaskGroup() as tasks,
             ):
                 group.served.set()
+                remembering = tasks.create_task(group.remember())
                 renewal = tasks.create_task(certificate.run(asyncio.sleep))
                 await _until_changed(group.proxy, kube)
                 renewal.cancel()
+                remembering.cancel()
         except* LeaseholdError as errors:
             if str(errors.exceptions) != reported:
                 reported = str(errors.exceptions)

@@ -7,11 +7,8 @@ commands: each shows and does what its user may.
 
 import asyncio
 import json
-import random
-from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -36,11 +33,10 @@ from services.api.aggregated.objects import (
     parse_labels,
     table,
 )
+from services.api.aggregated.versions import REMEMBERED_S, Objects, Versions
 from services.api.api_call import Route
 from services.api.http_server import Handler, HttpServer, error_response, refusal
 from services.api.read_api import ROUTES
-from services.api.service import ApiService
-from services.api.visible_cluster import all_namespaces
 from shared.credentials.authorization import KubernetesAuthenticator, KubernetesViewer
 from shared.kubernetes.tokens import TokenUser
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
@@ -54,42 +50,12 @@ COMPARE_S = 1.0
 """Between two comparisons of the objects with what a watch has sent."""
 GONE_S = 10.0
 """So long after its client has gone, a watch that has nothing to say ends."""
+UNREADY_S = 0.2
+"""Between two looks whether the ledger was read."""
 WATCH_S = 1800.0
 """The time limit of a watch."""
-MOST_VERSIONS = 32
-IDS = 1 << 10
 REF = "#/components/schemas/{name}"
 encode = msgspec.json.Encoder().encode
-Objects = Mapping[tuple[str, str], VisibleObject]
-"""By namespace and name."""
-
-
-@dataclass(slots=True)
-class Versions:
-    """The latest versions of a kind's objects; each has its time in ms and a replica's number."""
-
-    kind: Kind
-    id: int = field(default_factory=lambda: random.randrange(IDS))  # noqa: S311
-    latest: deque[tuple[int, Objects]] = field(default_factory=lambda: deque(maxlen=MOST_VERSIONS))
-    _position: str = ""
-
-    def update(self, service: ApiService) -> tuple[int, Objects]:
-        """Return the latest version, which is a new one if the objects have changed."""
-        if self._position != service.feed.position:
-            self._position = service.feed.position
-            found = {each.key: each for each in self.kind.read(service.cluster(all_namespaces))}
-            if not self.latest or self.latest[-1][1] != found:
-                known = self.latest[-1][1] if self.latest else {}
-                found |= {key: each for key, each in known.items() if found.get(key) == each}
-                last = self.latest[-1][0] // IDS if self.latest else 0
-                at_ms = max(last + 1, int(service.clock.now() * 1000))
-                self.latest.append((at_ms * IDS + self.id, found))
-        return self.latest[-1]
-
-    def at(self, version: str) -> Objects | None:
-        """Return the objects of a version, none of the first; None: too old, or of a replica."""
-        known = ((str(each), objects) for each, objects in self.latest)
-        return {} if version in {"", "0"} else dict(known).get(version)
 
 
 class AggregatedApi:
@@ -139,6 +105,16 @@ class AggregatedApi:
         except (web.HTTPException, LeaseholdError) as error:
             return _refused(*refusal(error))
 
+    async def remember(self) -> None:
+        """Record versions from time to time, from which clients of other replicas continue."""
+        sleep = self.service.clock.sleep
+        while True:
+            while self.service.unready_reason():
+                await sleep(UNREADY_S)
+            for versions in self.versions.values():
+                versions.record(self.service)
+            await sleep(REMEMBERED_S)
+
     async def document(self, body: bytes, _: web.Request) -> web.StreamResponse:
         """Return a document that never changes."""
         return web.Response(body=body, content_type="application/json")
@@ -171,7 +147,7 @@ class AggregatedApi:
         if "sendInitialEvents" in query:
             raise web.HTTPUnprocessableEntity(reason="sendInitialEvents is not served: list first")
         limit_s = min(parse_decimal(query.get("timeoutSeconds", "")) or WATCH_S, WATCH_S)
-        known = self.versions[kind.plural].at(query.get("resourceVersion", ""))
+        known = self.versions[kind.plural].at(query.get("resourceVersion", ""), self.service)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         viewer = KubernetesViewer(self.reviews, request[USER])
         with suppress(TimeoutError, ConnectionResetError):  # the client watches again

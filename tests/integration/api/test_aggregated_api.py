@@ -145,6 +145,38 @@ async def test_a_watch_continues_after_a_list_and_ends_what_is_selected_no_more(
     assert (ended["type"], ended["object"]["status"]["state"]) == ("DELETED", "reserved")
 
 
+async def test_lists_and_watches_of_any_replica_continue_each_other(group: Group) -> None:
+    seen: dict[str, set[str]] = {}
+    async with (
+        api_server() as other_api,
+        running_api(beside=group.shown) as other,
+        aggregated(other_api, other, group.folder / "other"),
+        other_api.client() as other_client,
+        asyncio.timeout(120),
+    ):
+        clients = (group.client, other_client)
+        for number in range(20):
+            lists, watches = clients[number % 2], clients[(number + 1) % 2]
+            early = await reserve_lease(group.shown, f"early-{number}", name=f"early-{number}")
+            listed = await read(lists, f"{DEFAULT}/gpuleases")
+            named = {each["metadata"]["name"] for each in listed["items"]}
+            late = await reserve_lease(group.shown, f"late-{number}", name=f"late-{number}")
+            await group.shown.ledger.release([early.pod], reason="ended")
+            await group.shown.ledger.release([late.pod], reason="ended")
+            last = await reserve_lease(group.shown, f"last-{number}", name=f"last-{number}")
+            query = {"watch": "1", "resourceVersion": listed["metadata"]["resourceVersion"]}
+            async with watches.get(f"{DEFAULT}/gpuleases", params=query) as changes:
+                while named != {f"last-{number}"}:
+                    event = json.loads(await changes.content.readline())
+                    assert event["type"] != "ERROR", event
+                    name = event["object"]["metadata"]["name"]
+                    seen.setdefault(event["type"], set()).add(name)
+                    (named.discard if event["type"] == "DELETED" else named.add)(name)
+            await group.shown.ledger.release([last.pod], reason="ended")
+
+    assert seen["ADDED"] >= {f"last-{number}" for number in range(20)}
+
+
 async def test_a_watch_from_an_unknown_version_ends_so_that_clients_list_again(
     group: Group,
 ) -> None:

@@ -118,20 +118,26 @@ async def running_api(
     traces: Path | None = None,
     tls: ssl.SSLContext | None = None,
     servers: tuple[str, str] | None = None,
+    beside: RunningApi | None = None,
 ) -> AsyncIterator[RunningApi]:
-    """Run the API, by default on servers of its own; `tokens` are lines `TOKEN NAMESPACE`."""
+    """Run the API, by default on servers of its own; `tokens` are lines `TOKEN NAMESPACE`.
+
+    One `beside` another is a second replica: it has the same ledger and the same NATS.
+    """
     async with contextlib.AsyncExitStack() as stack:
         if tokens:
             file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "tokens"
             file.write_text(tokens)
             authenticator = load_tokens(file)
         enter = stack.enter_async_context
+        if beside is not None:
+            servers = beside.nats_url, ""
         if servers is None:
             valkey = stack.enter_context(valkey_server())
             await valkey.ready()
             servers = (await enter(nats_server())).url, valkey.url
         nats_url, redis_url = servers
-        leases = await enter(ledger(redis_url, {"a": 2}))
+        leases = beside.ledger if beside else await enter(ledger(redis_url, {"a": 2}))
         bus = await enter(Bus.connect(nats_url, name="test"))
         budgets = leases.part(Budgets)
         client = await enter(aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)))

@@ -1,0 +1,143 @@
+"""Versions of the objects: what a watch has to send to a client that knows an earlier one."""
+
+import random
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+from services.api.aggregated.objects import Kind, VisibleObject
+from services.api.projection import Projection
+from services.api.service import ApiService
+from services.api.visible_cluster import all_namespaces
+from shared.model.errors import UnavailableError
+from shared.model.lease import Lease
+from shared.model.ledger import WaitingPod
+from shared.model.quantity import parse_decimal
+
+MOST_VERSIONS = 32
+REMEMBERED_S = 15.0
+"""Between two older versions that are kept."""
+OLDER_VERSIONS = 40
+"""Of ten minutes."""
+LAG_S = 2.0
+"""After which every replica shows a change of the ledger, by its own clock: it reads changes within
+150 ms, and what events are about once more after a second; clocks of nodes differ less."""
+LEDGER_S = 15.0
+"""Without a successful reading for so long, a replica does not know the latest changes."""
+IDS = 1 << 10
+Objects = Mapping[tuple[str, str], VisibleObject]
+"""By namespace and name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """All objects of a kind, from its number on until that of the next version."""
+
+    number: int
+    recorded_ms: int
+    """When it was recorded, by this replica's clock: it has nothing that is newer."""
+    objects: Objects
+
+
+@dataclass(slots=True)
+class Versions:
+    """The latest versions of a kind's objects.
+
+    A number has a time in ms, up to which its list is complete, and a number of its replica. So a
+    client may continue at another replica, which sends the changes since the version that it had
+    itself at that time: the client may know some of them, and misses none.
+    """
+
+    kind: Kind
+    id: int = field(default_factory=lambda: random.randrange(IDS))  # noqa: S311
+    _older: deque[Version] = field(default_factory=lambda: deque(maxlen=OLDER_VERSIONS))
+    _latest: deque[Version] = field(default_factory=deque)
+    _issued_ms: int = 0
+    """The time in the last number."""
+    _position: str = ""
+
+    def update(self, service: ApiService) -> tuple[int, Objects]:
+        """Return a number for the objects as they are now.
+
+        Raises UnavailableError in the first seconds: a client of another replica could not
+        continue here.
+        """
+        self.record(service)
+        version, now_ms = self._latest[-1], _ms(service.clock.now())
+        first = self._older[0] if self._older else self._latest[0]
+        if now_ms < first.recorded_ms + _ms(LAG_S):
+            raise UnavailableError("this replica has just started; retry in a second")
+        self._issued_ms = max(self._issued_ms, _complete_ms(service))
+        return max(self._issued_ms * IDS + self.id, version.number), version.objects
+
+    def record(self, service: ApiService) -> None:
+        """Record a version if the objects have changed."""
+        if self._position == service.feed.position:
+            return
+        self._position = service.feed.position
+        found = {each.key: each for each in self.kind.read(service.cluster(all_namespaces))}
+        last = self._latest[-1] if self._latest else None
+        if last is not None and last.objects == found:
+            return
+        known = last.objects if last else {}
+        found |= {key: each for key, each in known.items() if found.get(key) == each}
+        self._issued_ms = max(self._issued_ms + 1, _complete_ms(service))
+        number = self._issued_ms * IDS + self.id
+        self._latest.append(Version(number, _ms(service.clock.now()), found))
+        if len(self._latest) > MOST_VERSIONS:
+            self._keep(self._latest.popleft())
+
+    def _keep(self, version: Version) -> None:
+        last_ms = self._older[-1].recorded_ms if self._older else 0
+        if version.recorded_ms - last_ms >= _ms(REMEMBERED_S):
+            self._older.append(version)
+
+    def at(self, number: str, service: ApiService) -> Objects | None:
+        """Return objects that a client with this number may know, none of the first.
+
+        None: the number is older than what this replica remembers.
+        """
+        if number in {"", "0"}:
+            return {}
+        given = parse_decimal(number) or 0
+        at_ms, replica = divmod(given, IDS)
+        if replica == self.id:
+            own = (each.objects for each in self._newest_first() if each.number <= given)
+            return next(own, None)
+        earlier = (each.objects for each in self._newest_first() if each.recorded_ms <= at_ms)
+        known, gone = next(earlier, None), self._gone_since(at_ms, service)
+        return None if known is None or gone is None else {**gone, **known}
+
+    def _gone_since(self, at_ms: int, service: ApiService) -> Objects | None:
+        """Return objects that ended since then: a client may have them, and no version has.
+
+        None: there were too many.
+        """
+        gone = [each for at, each in service.gone if _ms(at) >= at_ms]
+        if len(gone) == service.gone.maxlen:
+            return None
+        shown, nodes = Projection(), service.projection.totals
+        leases = [each for each in gone if isinstance(each, Lease) and each.node in nodes]
+        for name in {lease.node for lease in leases}:
+            there = tuple(lease for lease in leases if lease.node == name)
+            shown.update_nodes([name], [replace(nodes[name], leases=there)])
+        shown.update_waiting(each for each in gone if isinstance(each, WaitingPod))
+        cluster = replace(service.cluster(all_namespaces), projection=shown)
+        present = {each.key for each in self.kind.read(service.cluster(all_namespaces))}
+        found = {each.key: each for each in self.kind.read(cluster)}
+        return {key: each for key, each in found.items() if key not in present}
+
+    def _newest_first(self) -> Iterator[Version]:
+        return chain(reversed(self._latest), reversed(self._older))
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)
+
+
+def _complete_ms(service: ApiService) -> int:
+    """Return the time up to which the replica shows all changes."""
+    now, read_at = service.clock.now(), service.data.ledger_at
+    is_late = read_at and now - read_at > LEDGER_S
+    return _ms((read_at if is_late else now) - LAG_S)
