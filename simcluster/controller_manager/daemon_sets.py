@@ -42,6 +42,7 @@ def plan_daemon_set(daemon_set: Json, pods: Objects, nodes: Objects, now: float)
     """Plan for a DaemonSet, the pods that it owns, and all nodes."""
     revision = template_hash(daemon_set["spec"]["template"])
     chosen = {name_of(node) for node in nodes if _fits(daemon_set, node)}
+    pods = sorted(pods, key=lambda pod: str(metadata(pod).get("creationTimestamp")))
     by_node: defaultdict[str, Objects] = defaultdict(list)
     for pod in pods:
         by_node[_node_of(pod)].append(pod)
@@ -55,15 +56,72 @@ def plan_daemon_set(daemon_set: Json, pods: Objects, nodes: Objects, now: float)
     plan.create = [
         ("pods", _pod(daemon_set, node, revision)) for node in sorted(chosen - living.keys())
     ]
-    plan.delete = [("pods", pod) for pod in _unwanted(pods, living, chosen)]
-    plan.delete += [("pods", pod) for pod in _outdated(daemon_set, living, revision, len(chosen))]
+    surge = _surge(daemon_set, len(chosen))
+    plan.delete = [("pods", pod) for pod in _unwanted(pods, living, chosen, revision, surge)]
+    if surge:
+        beside, replaced = _surge_on(daemon_set, living, revision, surge=surge, now=now)
+        plan.create += [("pods", _pod(daemon_set, node, revision)) for node in beside]
+        plan.delete += [("pods", pod) for pod in replaced]
+    else:
+        outdated = _outdated(daemon_set, living, revision, len(chosen))
+        plan.delete += [("pods", pod) for pod in outdated]
     return plan
 
 
-def _unwanted(pods: Objects, living: Mapping[str, Objects], chosen: set[str]) -> Objects:
-    """Return pods that have finished, pods of other nodes, and all but one of each node."""
+def _surge(daemon_set: Json, nodes: int) -> int:
+    """Return on how many nodes a new pod may start before the old one has ended."""
+    strategy = daemon_set["spec"]["updateStrategy"]
+    if strategy["type"] != "RollingUpdate":
+        return 0
+    return amount_of(at_path(strategy, "rollingUpdate.maxSurge"), nodes, round_up=True)
+
+
+def _surge_on(
+    daemon_set: Json, living: Mapping[str, Objects], revision: str, *, surge: int, now: float
+) -> tuple[list[str], Objects]:
+    """Return the nodes on which a new pod starts beside the old one, and old pods that may end.
+
+    An old pod ends once its successor is available. One that is not available itself is replaced
+    at once.
+    """
+    min_ready_s = int(daemon_set["spec"].get("minReadySeconds") or 0)
+    at_once: list[str] = []
+    candidates: list[str] = []
+    replaced: Objects = []
+    surging = 0
+    for node, own in sorted(living.items()):
+        new = next((pod for pod in own if _is_updated(pod, revision)), None)
+        old = next((pod for pod in own if not _is_updated(pod, revision)), None)
+        if old is None:
+            continue
+        if new is None:
+            is_working = is_active(old) and is_available(old, min_ready_s, now)
+            (candidates if is_working else at_once).append(node)
+        elif is_available(new, min_ready_s, now):
+            replaced.append(old)
+        else:
+            surging += 1
+    return [*at_once, *candidates[: max(surge - surging, 0)]], replaced
+
+
+def _unwanted(
+    pods: Objects,
+    living: Mapping[str, Objects],
+    chosen: set[str],
+    revision: str,
+    surge: int,
+) -> Objects:
+    """Return pods that have finished, pods of other nodes, and all but one of each node.
+
+    During a surge, one pod of the present template and one of an older one stay.
+    """
     ended = [pod for pod in pods if has_finished(pod) or _node_of(pod) not in chosen]
-    return [*ended, *(pod for own in living.values() for pod in own[1:])]
+    surplus: Objects = []
+    for own in living.values():
+        new = [pod for pod in own if _is_updated(pod, revision)]
+        old = [pod for pod in own if not _is_updated(pod, revision)]
+        surplus += [*new[1:], *old[1:]] if surge else own[1:]
+    return [*ended, *surplus]
 
 
 def _fits(daemon_set: Json, node: Json) -> bool:

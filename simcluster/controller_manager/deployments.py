@@ -17,6 +17,7 @@ from simcluster.apimachinery.objects import (
     number_at,
     rfc3339,
 )
+from simcluster.controller_manager.deployment_progress import deadline_in_s, with_progress
 from simcluster.controller_manager.plans import (
     WorkloadPlan,
     amount_of,
@@ -39,6 +40,7 @@ def plan_deployment(
     current = _current(deployment, replica_sets)
     old = [each for each in replica_sets if each is not current]
     plan = WorkloadPlan(status=_status(deployment, current, old, now))
+    plan.again_in_s = deadline_in_s(deployment, plan.status["conditions"], now)
     if is_deleted(deployment) or deployment["spec"].get("paused"):
         return plan
     newest = max(map(_revision, old), default=0)
@@ -211,24 +213,15 @@ def _status(deployment: Json, current: Json | None, old: Objects, now: float) ->
             f"Deployment {'has' if enough else 'does not have'} minimum availability.",
         ),
     )
-    done = updated == replicas == available == spec["replicas"]
-    subject = f'ReplicaSet "{name_of(current)}"' if current else "the Deployment"
-    conditions = with_condition(
-        conditions,
-        rfc3339(now),
-        condition_of(
-            "Progressing",
-            "True",
-            "NewReplicaSetAvailable" if done else "ReplicaSetUpdated",
-            f"{subject} {'has successfully progressed' if done else 'is progressing'}.",
-        ),
-    )
-    return {
-        "observedGeneration": metadata(deployment).get("generation", 1),
+    counts = {
         "replicas": replicas,
         "updatedReplicas": updated,
         "readyReplicas": total("readyReplicas", every),
         "availableReplicas": available,
+    }
+    return {
+        **counts,
+        "observedGeneration": metadata(deployment).get("generation", 1),
         "unavailableReplicas": max(spec["replicas"] - available, 0),
-        "conditions": conditions,
+        "conditions": with_progress(deployment, conditions, current, counts, now),
     }

@@ -1,5 +1,6 @@
 """Schedules pods with ResourceClaims: allocates them, and waits for their binding conditions."""
 
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -115,7 +116,8 @@ class ClaimScheduling:
             name = at_path(pod, "status.extendedResourceClaimStatus.resourceClaimName")
             found = self._store.find("resourceclaims", namespace_of(pod), name) if name else None
             classes = classes_by_resource(self._store.list("deviceclasses"))
-            claims.append(found.obj if found else claim_for(pod, extended, classes))
+            suffix = secrets.token_hex(3)[:5]
+            claims.append(found.obj if found else claim_for(pod, extended, classes, suffix=suffix))
         return claims
 
     async def _allocate(

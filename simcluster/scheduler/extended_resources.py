@@ -4,7 +4,6 @@ A node serves such a resource by a device plugin or by claims, not by both.
 https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/#extended-resource
 """
 
-import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -91,7 +90,9 @@ def unserved_text(
     return ""
 
 
-def claim_for(pod: Json, requests: Iterable[ExtendedRequest], classes: Mapping[str, str]) -> Json:
+def claim_for(
+    pod: Json, requests: Iterable[ExtendedRequest], classes: Mapping[str, str], *, suffix: str
+) -> Json:
     """Return the claim, not created yet, that serves a pod's extended resources."""
     owner = {
         "apiVersion": "v1",
@@ -114,7 +115,7 @@ def claim_for(pod: Json, requests: Iterable[ExtendedRequest], classes: Mapping[s
     ]
     return {
         "metadata": {
-            "name": f"{name_of(pod)}-extended-resources-{secrets.token_hex(3)[:5]}",
+            "name": f"{name_of(pod)}-extended-resources-{suffix}",
             "namespace": namespace_of(pod),
             "annotations": {_ANNOTATION: "true"},
             "ownerReferences": [owner],

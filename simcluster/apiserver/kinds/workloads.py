@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from simcluster.apimachinery.errors import ApiError, Cause
 from simcluster.apimachinery.names import metadata_causes
-from simcluster.apimachinery.objects import Json, JsonValue, at_path, name_of
+from simcluster.apimachinery.objects import Json, JsonValue, at_path, json_text, name_of
 from simcluster.apimachinery.schedules import Schedule
 from simcluster.apimachinery.selectors import selector_requirements
 from simcluster.apiserver.kinds.pod_defaults import complete_pod
@@ -192,6 +192,30 @@ def _amount_causes(spec: Json) -> Iterator[Cause]:
         if not isinstance(amount, int) or isinstance(amount, bool) or amount < 0:
             text = f"Invalid value: {amount!r}: must be greater than or equal to 0"
             yield Cause("FieldValueInvalid", text, f"spec.{field}")
+    yield from _rolling_causes(spec)
+
+
+def _rolling_causes(spec: Json) -> Iterator[Cause]:
+    """Require that a rolling update can begin, and of a DaemonSet that it begins in one way."""
+    of_deployment = at_path(spec, "strategy.rollingUpdate")
+    if isinstance(of_deployment, dict) and not any(map(_is_some, of_deployment.values())):
+        text = "Invalid value: 0: may not be 0 when `maxSurge` is 0"
+        yield Cause("FieldValueInvalid", text, "spec.strategy.rollingUpdate.maxUnavailable")
+    where = "spec.updateStrategy.rollingUpdate"
+    rolling = at_path(spec, "updateStrategy.rollingUpdate")
+    if not isinstance(rolling, dict) or "maxSurge" not in rolling:
+        return
+    surge, unavailable = rolling["maxSurge"], rolling.get("maxUnavailable")
+    if _is_some(surge) and _is_some(unavailable):
+        text = f"Invalid value: {json_text(surge)}: may not be set when maxUnavailable is non-zero"
+        yield Cause("FieldValueInvalid", text, f"{where}.maxSurge")
+    elif not (_is_some(surge) or _is_some(unavailable)):
+        text = "Required value: cannot be 0 when maxSurge is 0"
+        yield Cause("FieldValueRequired", text, f"{where}.maxUnavailable")
+
+
+def _is_some(amount: JsonValue) -> bool:
+    return str(amount or 0) not in {"0", "0%"}
 
 
 def _selector_causes(spec: Json, template: Json) -> Iterator[Cause]:
@@ -235,7 +259,10 @@ WORKLOAD_STRATEGIES = {
     ),
     "daemonsets": WorkloadStrategy(
         {
-            "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1}},
+            "updateStrategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1},
+            },
             "revisionHistoryLimit": 10,
         }
     ),

@@ -77,6 +77,55 @@ async def test_a_rolling_update_keeps_the_minimum_of_available_pods(kubectl: Kub
     assert (fewest, most) == (4, 5)
 
 
+async def test_a_rollout_that_does_not_progress_fails_at_its_deadline(kubectl: Kubectl) -> None:
+    await apply(kubectl, workload("Deployment", replicas=1, progressDeadlineSeconds=1))
+    await kubectl.run("rollout status deployment/web")
+    nowhere = template(nodeSelector={"disk": "ssd"})
+    await apply(kubectl, workload("Deployment", replicas=1, progressDeadlineSeconds=1,
+                                  template=nowhere))  # fmt: skip
+
+    failed = await kubectl.run("rollout status deployment/web --timeout=60s", code=1)
+    condition = (
+        "get deployment web -o "
+        """jsonpath={.status.conditions[?(@.type=="Progressing")]['status','reason','message']}"""
+    )
+    timed_out = await kubectl.run(condition)
+    await kubectl.run("label node node-1 disk=ssd")
+    await until(lambda: kubectl.run(condition), lambda text: "NewReplicaSetAvailable" in text)
+
+    assert 'deployment "web" exceeded its progress deadline' in failed
+    assert timed_out.startswith('False ProgressDeadlineExceeded ReplicaSet "web-')
+    assert timed_out.endswith('" has timed out progressing.')
+    assert "successfully rolled out" in await kubectl.run("rollout status deployment/web")
+
+
+async def test_a_daemon_set_surges_before_it_ends_old_pods(kubectl: Kubectl) -> None:
+    rolling = {"maxSurge": 1, "maxUnavailable": 0}
+    surging = {"type": "RollingUpdate", "rollingUpdate": rolling}
+    both = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1}}
+    refused = json.dumps(workload("DaemonSet", updateStrategy=both))
+    assert "maxSurge: Invalid value: 1: may not be set when maxUnavailable is non-zero" in (
+        await kubectl.run("apply -f -", refused, code=1)
+    )
+    await apply(kubectl, workload("DaemonSet", updateStrategy=surging))
+    await kubectl.run("rollout status daemonset/web")
+    fewest, most = 3, 3
+
+    def observe(*_change: object) -> None:
+        nonlocal fewest, most
+        present = [pod for pod in pods(kubectl) if not metadata(pod).get("deletionTimestamp")]
+        ready = [pod for pod in present if at_path(pod, "status.phase") == "Running"]
+        fewest, most = min(fewest, len(ready)), max(most, len(present))
+
+    kubectl.api.store.listeners.append(observe)
+    await kubectl.run("set image daemonset/web main=app:2")
+    await kubectl.run("rollout status daemonset/web")
+    await until(lambda: len(pods(kubectl)) == 3)
+
+    assert {pod["spec"]["containers"][0]["image"] for pod in pods(kubectl)} == {"app:2"}
+    assert (fewest, most) == (3, 4)
+
+
 async def test_a_deleted_pod_of_a_replica_set_is_replaced(kubectl: Kubectl) -> None:
     await apply(kubectl, workload("ReplicaSet", replicas=2))
     first = await until(lambda: running(kubectl), lambda names: len(names) == 2)
