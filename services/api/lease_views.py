@@ -21,6 +21,7 @@ def device_view(
     node: NodeName, device: Device, use: DeviceUse, *, excluded: str, shares: tuple[HeldShare, ...]
 ) -> DeviceView:
     """Return a device of a node with its shares."""
+    use = use.taken
     layout = next((one for one in device.layouts if one.name == use.layout), None)
     profiles = layout.profiles if layout else ()
     return DeviceView.from_attributes(

@@ -73,6 +73,8 @@ class Node:
     """None until the devices are known: nothing is served before that."""
     report_due: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a device report must be sent without delay."""
+    compare_due: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the records must be compared with the leases without delay."""
     on_devices: list[Callable[[], None]] = field(default_factory=list)
     """Called after each change of the devices."""
     config_errors: list[str] = field(default_factory=list)

@@ -12,6 +12,7 @@ from services.node_agent.dra.driver import ClaimDriver
 from services.node_agent.kubelet.registration import DevicePlugins
 from services.node_agent.node import Node
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
+from services.node_agent.reconcile.leftovers import Leftovers
 from services.node_agent.records.device_guard import close_exceeded, close_unrecorded
 from services.node_agent.resize.limit_updates import LimitUpdater
 from services.node_agent.usage.monitor import UsageMonitor
@@ -93,6 +94,7 @@ class NodeAgent:
         self.window = AdmissionWindow(node)
         self.numa = NumaAlignment(node, plugins, self.window)
         self.pods = reconciler.pods
+        self.leftovers = Leftovers(node, reconciler)
         self.plugins = plugins
         self.claims = claims
         self.limits = limits
@@ -141,6 +143,7 @@ class NodeAgent:
         starting = self.checkpoint.allocated_since(self.clock.now() - self.node.timing.starting_s)
         asked = {event.pod, *event.more_pods} - starting - self.checkpoint.claims
         terminated = await self.reconciler.terminated(asked)
+        self.leftovers.note_vanished(asked - terminated)
         return TerminationReply(
             terminated=event.pod in terminated,
             terminated_pods=tuple(pod for pod in event.more_pods if pod in terminated),
@@ -249,7 +252,7 @@ class NodeAgent:
         """Return the devices; those that must not get new shares as unhealthy."""
         closed = close_unrecorded(self.node.devices, self.checkpoint.unrecorded)
         reported, self._exceeded = close_exceeded(closed, self.leases.leases.values())
-        return self.numa.described(reported)
+        return self.numa.described(self.leftovers.described(reported))
 
     def _served(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the resources that pods may be placed for, and which of them are newly served.
@@ -350,6 +353,11 @@ class NodeAgent:
             reported = served
 
     @loops
+    async def compare_records(self) -> None:
+        """Find what pods that have ended still hold, and report it."""
+        await self.leftovers.run()
+
+    @loops
     async def update_views(self) -> None:
         """Write annotations and status of the node and its pods."""
         await self.views.run()
@@ -395,6 +403,7 @@ class NodeAgent:
         return not self.checkpoint.lost
 
     def _leases_changed(self) -> None:
+        self.node.compare_due.set()
         self.mig.leases_changed()
         self.limits.wake()
         if self.claims is not None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import zip_longest
 from typing import Annotated
 
 import msgspec
@@ -11,16 +12,20 @@ from msgspec import Meta, structs
 
 from shared.model.bounds import (
     MOST_DEVICES,
+    Amount,
     Count,
     Index,
     LongText,
     Mib,
     ModelText,
+    NameText,
+    Percent,
     Reading,
     Seconds,
     ShortText,
 )
 from shared.model.names import DeviceUuid, Namespace
+from shared.model.quantity import timestamp
 from shared.model.request import GpuRequest, SharingPolicy
 
 LABEL_LENGTH = 63
@@ -88,6 +93,51 @@ def numa_cpus_name(numa: int) -> str:
 
 
 Links = Annotated[Mapping[DeviceUuid, Count], Meta(max_length=MOST_DEVICES)]
+MOST_LEFTOVERS = 16
+"""Leftovers of a device that are named."""
+MOST_PIDS = 8
+"""Processes of a leftover that are named."""
+
+
+class Held(msgspec.Struct, frozen=True, gc=False):
+    """What a node's agent has given out of a device beyond the leases of the ledger.
+
+    The agent gives it to no other pod, so no share is placed there.
+    """
+
+    memory_mib: Mib = 0
+    cores_percent: Percent = 0
+    shares: Count = 0
+    slots: Annotated[str, Meta(max_length=4096)] = ""
+    """Slots, or positions of the layout, as a string: `1` for each that is held."""
+    layout: ShortText = ""
+    """Of the MIG instances among it; empty if there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftover:
+    """What is left on a device of a pod, or a ResourceClaim, that has ended."""
+
+    namespace: Namespace
+    name: NameText
+    memory_mib: Mib
+    since: Seconds
+    """Unix seconds."""
+    claim: bool = False
+    pids: Annotated[tuple[Amount, ...], Meta(max_length=MOST_PIDS)] = ()
+    """Processes that are left, by their PIDs on the node; none: the kubelet or the agent's records
+    still have the pod."""
+    leased: bool = False
+    """Its lease has not ended: it does when the processes have."""
+
+    def text(self, device: str) -> str:
+        """Return what is left, for those who may see the pod."""
+        what = "ResourceClaim" if self.claim else "pod"
+        holders = f"processes {', '.join(map(str, self.pids))}" if self.pids else "records"
+        return (
+            f"{holders} of {what} {self.namespace}/{self.name}, which has ended, hold "
+            f"{self.memory_mib} MiB of {device} since {timestamp(self.since)}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +178,10 @@ class Device:
     does not."""
     one_numa: bool = False
     """All devices of a container must be on one NUMA node (policy `single-numa-node`)."""
+    held: Held | None = None
+    """What its agent has given out beyond the leases of the ledger, and gives to no other pod."""
+    leftovers: Annotated[tuple[Leftover, ...], Meta(max_length=MOST_LEFTOVERS)] = ()
+    """What pods that have ended still hold of it."""
 
     @property
     def public_fault(self) -> str:
@@ -138,6 +192,23 @@ class Device:
     def health_text(self) -> str:
         """Why an unhealthy device gets no shares, for users of any namespace."""
         return f"it is unhealthy: {self.public_fault}".removesuffix(": ")
+
+    @property
+    def leftover_text(self) -> str:
+        """What pods that have ended still hold, for users of any namespace; empty: nothing."""
+        if not self.leftovers:
+            return ""
+        mib = sum(each.memory_mib for each in self.leftovers)
+        pods = f"{len(self.leftovers)} pods that have" if self.leftovers[1:] else "a pod that has"
+        since = timestamp(min(each.since for each in self.leftovers))
+        return f"processes of {pods} ended hold {mib} MiB of it since {since}"
+
+
+REMEDY = (
+    "end the processes on the node (kill -9); if they stay, reset the GPU (nvidia-smi "
+    "--gpu-reset) or restart the node"
+)
+"""What frees a GPU of its leftovers."""
 
 
 def model_label(model: str) -> str:
@@ -176,6 +247,30 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     claimed_until: int = 0
     """Unix seconds up to which leases that end by then may still use it although it is claimed; 0:
     none may."""
+    held: Held | None = None
+    """What its agent has given out beyond these leases."""
+
+    @property
+    def taken(self) -> "DeviceUse":
+        """What no other share can get: with what is held beyond the leases."""
+        held = self.held
+        if held is None:
+            return self
+        differ = self.shares > 0 and held.shares > 0 and held.layout != self.layout
+        return structs.replace(
+            self,
+            memory_mib=self.memory_mib + held.memory_mib,
+            cores_percent=self.cores_percent + held.cores_percent,
+            shares=self.shares + held.shares,
+            exclusive=self.exclusive or differ,
+            slots_taken=_either(self.slots_taken, held.slots),
+            layout=self.layout or held.layout,
+            held=None,
+        )
+
+
+def _either(first: str, second: str) -> str:
+    return "".join("1" if "1" in marks else "0" for marks in zip_longest(first, second))
 
 
 def with_claim(use: DeviceUse, until: float) -> DeviceUse:
@@ -256,14 +351,20 @@ def device_refusal(
     The checks are in Volcano's order, so that its users find the reason that they expect. `use`
     is that of other pods, `own` that of earlier containers of the same pod.
     """
-    return (
-        _device_reason(request, device)
-        or _slots_reason(request, device, use, own)
+    return _device_reason(request, device) or _with_leftovers(
+        _slots_reason(request, device, use, own)
         or _group_reason(use, anti_affinity_groups)
         or _amount_reason(request, device, use, own, memory_mib)
         or _idle_reason(request, use, own)
-        or _sharing_reason(request, use, own)
+        or _sharing_reason(request, use, own),
+        device,
     )
+
+
+def _with_leftovers(refusal: DeviceRefusal | None, device: Device) -> DeviceRefusal | None:
+    if refusal is None or not device.leftovers:
+        return refusal
+    return DeviceRefusal(refusal.code, f"{refusal.text}; {device.leftover_text}")
 
 
 _NOT_ISOLATED: Mapping[Isolation, str] = {
@@ -315,13 +416,14 @@ def _amount_reason(
 ) -> DeviceRefusal | None:
     if use.memory_mib + own.memory_mib + memory_mib > device.memory_mib:
         beside = f" beside {own.memory_mib} for earlier containers" if own.memory_mib else ""
-        free = f"{device.memory_mib - use.memory_mib} of {device.memory_mib} MiB are free"
+        free_mib = max(0, device.memory_mib - use.memory_mib)
+        free = f"{free_mib} of {device.memory_mib} MiB are free"
         text = f"{memory_mib} MiB are requested{beside}, {free}"
         return DeviceRefusal("InsufficientGpuMemory", text)
     cores = required_cores_percent(request)
     if use.cores_percent + own.cores_percent + cores > 100:
         beside = f" beside {own.cores_percent} % for earlier ones" if own.cores_percent else ""
-        free = f"{100 - use.cores_percent} % are free"
+        free = f"{max(0, 100 - use.cores_percent)} % are free"
         text = f"{cores} % of its cores are requested{beside}, {free}"
         return DeviceRefusal("InsufficientGpuCores", text)
     return None

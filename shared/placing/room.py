@@ -114,6 +114,7 @@ def _use_after(before: DeviceUse, counted: DeviceUse | None) -> DeviceUse:
         exclusive=after.exclusive or before.claimed_by,
         claimed_by=before.claimed_by,
         claimed_until=before.claimed_until,
+        held=before.held,
     )
 
 

@@ -51,6 +51,7 @@ def seen_pod(pod: Mapping[str, Any]) -> SeenPod | None:
         gang_min=int(annotations.get(GANG_MIN, 0)),
         reason=unscheduled.get("reason", ""),
         message=unscheduled.get("message", ""),
+        failure=status.get("message", ""),
         max_run_s=pod["spec"].get("activeDeadlineSeconds"),
         priority=pod["spec"].get("priority", 0),
         resized=RESIZED_ANNOTATION in annotations,

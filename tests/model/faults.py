@@ -190,6 +190,18 @@ class LeaseProtocol(HostileAgent):
         first.change_devices(others)
         second.change_devices([*second.devices, replace(device, index=len(second.devices))])
 
+    @rule(lambda self: self.running(), position=positions)
+    def process_stays(self, position: int) -> None:
+        """A process of a running pod cannot be killed any more: it outlives the pod."""
+        machine, uid = chosen(self.running(), position)
+        self.tell(f"a process of {uid} cannot be killed")
+        machine.kubelet.stuck.add(uid)
+
+    @rule(node=nodes)
+    def processes_end(self, node: NodeName) -> None:
+        """End the processes that are left of ended pods, as their driver returns."""
+        self.world.nodes[node].kubelet.end_processes()
+
     @rule(node=nodes, fault=any_of("fails", "slow", "stuck"))
     def disturb_driver(self, node: NodeName, fault: str) -> None:
         """Let the next change of MIG instances fail, or take long."""

@@ -70,6 +70,8 @@ class Judge(Watches):
         """Those of them that were not in the ledger then; a rebuild may restore them."""
         self.node_states: dict[NodeName, NodeChanged] = {}
         """The newest that a binder has handled."""
+        self.refused: Counter[tuple[NodeName, str]] = Counter()
+        """Pods that agents refused for what their records contradict, by node and cause."""
         self.ledger = decode(world.server.raw())
 
     def read_ledger(self) -> RawLedger:
@@ -86,8 +88,10 @@ class Judge(Watches):
         ledger = self.read_ledger()
         sample = self._sample()
         self.history.redis_lost = self.world.lost_redis
+        left = tuple(_grant(node, record) for node, record in _left(self.world))
+        together = replace(sample, grants=sample.grants + left)
+        self._fail(safety.s1_no_device_is_over_committed(together, self.history))
         for check in (
-            safety.s1_no_device_is_over_committed,
             safety.s2_a_container_has_one_lease,
             safety.s8_a_lease_lasts_while_its_pod_may_run,
             starts.s11_what_is_let_in_before_a_start_ends_in_time,
@@ -181,9 +185,17 @@ class Judge(Watches):
         if starts[number : number + 1] != [grant.slices.start] or len(grant.slices) != size:
             self.world.fail(f"S7: {grant} is not position {share.slot} of {share.layout}")
 
+    def check_refused(self, node: NodeName, pod: Pod, reason: str) -> None:
+        """P8: for one contradiction between an agent and the ledger, at most one pod fails."""
+        cause = safety.cause_of(reason)
+        self.refused[node, cause] += 1
+        if cause and self.refused[node, cause] > 1:
+            self.world.fail(f"P8: {pod.uid} fails on {node} as another pod before it: {reason}")
+
     def check_destroyed(self, node: NodeName, uuid: str) -> None:
         """Check a MIG instance that is about to be destroyed."""
-        for record in self.world.nodes[node].kubelet.records.values():
+        kubelet = self.world.nodes[node].kubelet
+        for record in (*kubelet.records.values(), *kubelet.left.values()):
             if record.visible == uuid:
                 self.world.fail(f"S1: {uuid} is destroyed, and {record.pod.uid} runs on it")
 
@@ -315,7 +327,7 @@ class Judge(Watches):
         """Check that what fits starts once all before it must have ended."""
         sample = self._whole_sample()
         self.history.saw_pods((sample.pods or {}).values(), sample.at)
-        self._fail(starts.p8_what_fits_starts_if_all_before_it_end(sample, self.history))
+        self._fail(starts.p9_what_fits_starts_if_all_before_it_end(sample, self.history))
         self.starts.figures["pods that wait for others' ends"] += bool(self.history.owed)
 
     def _whole_sample(self) -> Sample:
@@ -416,6 +428,13 @@ def _running(world: World) -> Iterator[tuple[Node, KubeletRecord]]:
         for record in (*node.kubelet.records.values(), *node.kubelet.claims.values()):
             if record.given is not None:
                 yield node, record
+
+
+def _left(world: World) -> Iterator[tuple[Node, KubeletRecord]]:
+    """Yield what processes that have outlived their pods use, where the agent has its records."""
+    for node in world.nodes.values():
+        for record in node.kubelet.left.values() if not node.lost_records else ():
+            yield node, record
 
 
 def _grant(node: Node, record: KubeletRecord) -> Grant:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -76,6 +76,10 @@ class Kubelet:
         self.claims: dict[PodUid, KubeletRecord] = {}
         """Prepared claims."""
         self.ended: set[PodUid] = set()
+        self.stuck: set[PodUid] = set()
+        """Pods with a process that cannot be killed."""
+        self.left: dict[PodUid, KubeletRecord] = {}
+        """Those of them that have ended: the process still uses the device."""
         self.admission: asyncio.Task[None] | None = None
         self._claims_changing = asyncio.Lock()
 
@@ -111,6 +115,8 @@ class Kubelet:
         """End the pod's container; with a `phase`, report it."""
         record = self.records.pop(uid)
         self.ended.add(uid)
+        if uid in self.stuck and record.given is not None:
+            self.left[uid] = record
         if phase and isinstance(record.pod, Pod):
             self.node.api.finish(record.pod, phase)
 
@@ -125,6 +131,7 @@ class Kubelet:
     def fail_users(self, device: DeviceUuid) -> None:
         """Fail the containers of a device that is gone."""
         self.abort_admission()
+        self.end_processes(device)
         for uid, record in list(self.records.items()):
             if record.device == device:
                 self.end(uid, "Failed")
@@ -141,6 +148,7 @@ class Kubelet:
     def stop_users(self, device: DeviceUuid) -> None:
         """Stop the containers of a device that is reset."""
         self.abort_admission()
+        self.end_processes(device)
         for uid, record in self.records.items():
             if record.device == device:
                 self.stop(uid)
@@ -199,8 +207,21 @@ class Kubelet:
         )
 
     async def find_running(self) -> RunningPods:
-        given = (uid for uid, record in self.records.items() if record.given is not None)
-        return RunningPods(processes={uid: frozenset({CONTAINER}) for uid in given})
+        given = {uid for uid, record in self.records.items() if record.given is not None}
+        return RunningPods(processes={uid: {CONTAINER} for uid in given | self.left.keys()})
+
+    async def list_running(self) -> Set[PodUid]:
+        return (await self.find_running()).uids
+
+    async def list_processes(self) -> Mapping[int, PodUid]:
+        return dict(enumerate(sorted((await self.find_running()).uids)))
+
+    def end_processes(self, device: DeviceUuid | None = None) -> None:
+        """End what is left of ended pods: all, or what uses a device."""
+        self.stuck.clear()
+        for uid, record in list(self.left.items()):
+            if device in {None, record.device}:
+                del self.left[uid]
 
     async def list_holdings(self) -> PodResources:
         return PodResources(
@@ -222,6 +243,7 @@ class Kubelet:
                     await self._allocate(record)
                 except LeaseholdError as error:
                     self.node.note(f"kubelet {self.node.name} fails pod {pod.uid}: {error}")
+                    self.node.on_refused(self.node.name, pod, str(error))
                     if pod.uid in self.records:
                         self.end(pod.uid, "Failed")
 

@@ -70,6 +70,7 @@ class Machine:
         for node in world.nodes.values():
             node.silent = node.loses_reply = False
             node.driver.fault = ""
+            node.kubelet.end_processes()
             if node.name not in world.api.nodes:
                 world.api.add_node(node.name)
         while self.server.late_calls:

@@ -32,8 +32,8 @@ async def _true(*_: object) -> bool:
 
 MUTATIONS: Mapping[str, tuple[str, Any]] = {
     "reserve without memory": (
-        "  if not (memory >= 0 and device[D_MEMORY_USED] + memory <= device[D_MEMORY]) then\n"
-        "    return 'memory'\n  end\n",
+        "  if not (memory >= 0 and memory_taken + memory <= device[D_MEMORY])"
+        " then return 'memory' end\n",
         "",
     ),
     "release keeps totals": ("  add_demand(demand, resources, groups_text, -1)\n", ""),
@@ -70,7 +70,7 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         "",
     ),
     "positions do not matter": (
-        "if position > MOST_SLOT or position >= 0 and is_slot_used(device, position) then",
+        "if position > MOST_SLOT or position >= 0 and is_slot_taken(device, position) then",
         "if false then",
     ),
     "leases of prepared claims end": (
@@ -86,8 +86,12 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         _nothing,
     ),
     "agents give out anything": (
-        "services.node_agent.records.checkpoint.check_fits",
-        _ignore,
+        "services.node_agent.records.device_guard._overcommitment",
+        lambda *_: "",
+    ),
+    "agents admit what they refuse": (
+        "services.node_agent.allocate.admission_window.AdmissionWindow._refusal",
+        lambda *_: "",
     ),
     "leases shrink before limits": ("services.binder.resize.rules.SizeChange.shrinks", False),
     "replaced changes unseen": ("shared.ledger.ledger_inventory.check_unchanged", _ignore),

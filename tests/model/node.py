@@ -15,6 +15,7 @@ from services.node_agent.dra.preparation import ClaimPreparation
 from services.node_agent.node import Node as AgentNode
 from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
+from services.node_agent.reconcile.leftovers import Leftovers
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.device_guard import close_unrecorded
@@ -32,7 +33,7 @@ from shared.model.events.pod_events import LeaseChanged
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease
 from shared.model.names import NodeName
-from tests.model.api_server import ApiServer
+from tests.model.api_server import ApiServer, Pod
 from tests.model.claims import Claims
 from tests.model.kubelet import Kubelet, KubeletRecord
 from tests.model.mig import ModelDriver, PartitionerProcess
@@ -114,6 +115,7 @@ class Agent:
         self.mig = LayoutReconciler(self.known, node.partitioner.instances, node.partitioner)
         self.mig.profiles = node.driver.profiles()
         self.reconciler = CheckpointReconciler(self.known, kubelet, self.mig)
+        self.leftovers = Leftovers(self.known, self.reconciler)
         grants = Grants(self.known, self.mig, self.reconciler)
         self.handler = AllocationHandler(self.known, kubelet, grants, host)
         self.preparation = ClaimPreparation(self.known, grants, node.folder / f"{node.name}-cdi")
@@ -136,6 +138,7 @@ class Agent:
             self.node.report()
 
     def _leases_changed(self) -> None:
+        self.known.compare_due.set()
         self.mig.leases_changed()
         self.limits.wake()
 
@@ -165,6 +168,7 @@ class Node:
     publish: Callable[[Sequence[Event]], None]
     on_given: Callable[[NodeName, KubeletRecord], None]
     on_destroy: Callable[[NodeName, str], None]
+    on_refused: Callable[[NodeName, Pod, str], None]
     kubelet: Kubelet = field(init=False)
     driver: ModelDriver = field(init=False)
     partitioner: PartitionerProcess = field(init=False)
@@ -185,7 +189,8 @@ class Node:
             self.clock,
             lambda: self.devices,
             is_busy=lambda uuid: any(
-                each.visible == uuid and each.used_mib for each in self.kubelet.records.values()
+                each.visible == uuid and (each.used_mib or each.pod.uid in self.kubelet.left)
+                for each in (*self.kubelet.records.values(), *self.kubelet.left.values())
             ),
             on_destroy=lambda uuid: self.on_destroy(self.name, uuid),
         )
@@ -221,6 +226,7 @@ class Node:
             self.agent.checkpoint.lost = False
         self.tasks.append(asyncio.create_task(self.agent.publish_outcomes(self.publish)))
         self.tasks.append(asyncio.create_task(self.agent.report_when_due()))
+        self.tasks.append(asyncio.create_task(self.agent.leftovers.run()))
         self.tasks.append(asyncio.create_task(self.agent.limits.run()))
         self.tasks.append(asyncio.create_task(self.agent.mig.run()))
 
@@ -240,7 +246,8 @@ class Node:
         self.report()
 
     def reported_devices(self) -> tuple[Device, ...]:
-        return close_unrecorded(self.devices, self.agent.checkpoint.unrecorded)
+        closed = close_unrecorded(self.devices, self.agent.checkpoint.unrecorded)
+        return self.agent.leftovers.described(closed)
 
     def report(self) -> None:
         """Publish the node's devices and allocations."""

@@ -31,7 +31,7 @@ from shared.model.events.request_reply import (
 )
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
-from tests.model.api_server import ApiServer
+from tests.model.api_server import ApiServer, Pod
 from tests.model.claims import Claims, KubeScheduler
 from tests.model.kubelet import KubeletRecord, limit_mib
 from tests.model.mig import instance_mode
@@ -76,6 +76,7 @@ class Watches:
 
     def check_given(self, node: NodeName, record: KubeletRecord) -> None: ...
     def check_destroyed(self, node: NodeName, uuid: str) -> None: ...
+    def check_refused(self, node: NodeName, pod: Pod, reason: str) -> None: ...
     def check_gangs(self) -> None: ...
     def note_handled(self, event: Event) -> None: ...
     def note_starts_advanced(self, began_at: float) -> None: ...
@@ -122,6 +123,7 @@ class World:
                 publish=self.publish,
                 on_given=self.on_given,
                 on_destroy=self.on_destroy,
+                on_refused=self.on_refused,
             )
             for index, name in enumerate(NODES)
         }
@@ -318,6 +320,9 @@ class World:
         self.given.add((record.pod.uid, node))
         self.watches.check_given(node, record)
 
+    def on_refused(self, node: NodeName, pod: Pod, reason: str) -> None:
+        self.watches.check_refused(node, pod, reason)
+
     def on_destroy(self, node: NodeName, uuid: str) -> None:
         self.note(f"partitioner {node} destroys {uuid}")
         self.watches.check_destroyed(node, uuid)
@@ -357,7 +362,9 @@ class World:
         if machine.silent:
             raise UnavailableError("no reply")
         asked = frozenset(pods) - machine.agent.checkpoint.claims
-        return set(await machine.agent.reconciler.terminated(asked))
+        terminated = set(await machine.agent.reconciler.terminated(asked))
+        machine.agent.leftovers.note_vanished(asked - terminated)
+        return terminated
 
     async def write_slices(self, node: NodeName) -> str:
         machine = self.nodes[node]

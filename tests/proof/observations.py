@@ -67,6 +67,8 @@ class SeenPod:
     """Its eviction is announced."""
     spread: bool = False
     """It may not be on a device with some others."""
+    failure: str = ""
+    """Why it failed, as its status says."""
 
     @property
     def ended(self) -> bool:

@@ -1,5 +1,6 @@
 """Checks of safety: they hold at every instant, whatever fault is at work; pure."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -250,6 +251,33 @@ def s8_a_lease_lasts_while_its_pod_may_run(sample: Sample, history: History) -> 
         if history.without_lease[uid] >= history.lost_samples:
             text = f"it runs on {pod.node} and its lease is {lease.state if lease else 'gone'}"
             yield history.about("S8", uid, text)
+
+
+CONTRADICTION = re.compile(
+    r"device \S+ would be over-committed|its lease of GPU \S+ is outdated: pod \S+"
+    r"|instance \S+ is in use by pod \S+|device \S+ is in \S+ mode|GPU \S+ .*is missing"
+)
+"""The part of an agent's refusal that names a device, and what contradicts the lease."""
+_HOLDER = re.compile(r", pod (\S+) has ")
+
+
+def cause_of(refusal: str) -> str:
+    """Return why an agent's records contradict a lease, by device and holders; or an empty text."""
+    contradiction = CONTRADICTION.search(refusal)
+    return " ".join([contradiction[0], *_HOLDER.findall(refusal)]) if contradiction else ""
+
+
+def p8_no_pod_fails_twice(sample: Sample, history: History) -> Iterator[Finding]:
+    """One pod at most fails for one contradiction between an agent's records and the ledger."""
+    if sample.pods is None:
+        return
+    failed: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for uid, pod in sorted({**history.pods, **sample.pods}.items()):
+        if pod.phase == "Failed" and (cause := cause_of(pod.failure)):
+            failed[pod.node, cause].append(uid)
+    for (node, cause), uids in failed.items():
+        for uid in uids[1:]:
+            yield history.about("P8", uid, f"it failed on {node} as another before it: {cause}")
 
 
 def s9_an_agent_gives_out_no_more_than_there_is(

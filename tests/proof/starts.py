@@ -75,7 +75,7 @@ def s11_what_is_let_in_before_a_start_ends_in_time(
             yield history.about("S11", lease.pod, text)
 
 
-def p8_what_fits_starts_if_all_before_it_end(sample: Sample, history: History) -> Iterator[Finding]:
+def p9_what_fits_starts_if_all_before_it_end(sample: Sample, history: History) -> Iterator[Finding]:
     """A pod that fits if no other runs starts once those before it must have ended.
 
     Each of them has a maximum run time, and in the worst case they run one after the other.
@@ -90,7 +90,7 @@ def p8_what_fits_starts_if_all_before_it_end(sample: Sample, history: History) -
             text = (
                 f"all before it should have ended {sample.at - by:.0f} s ago: {pods[uid].message}"
             )
-            yield history.about("P8", uid, text, RESUMED_S)
+            yield history.about("P9", uid, text, RESUMED_S)
 
 
 def _owed(sample: Sample) -> Iterator[tuple[str, float]]:

@@ -26,7 +26,7 @@ from shared.dialects.volcano.vgpu import GROUP_POLICY
 from shared.model.events.event import EVENTS, Event
 from shared.nats import wire
 from tests.support.samples import SAMPLES
-from tests.support.servers.nats import NatsServer
+from tests.support.servers.nats import NatsServer, free_port
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.stack import PODS, Stack, gpu_pod, running, stack, vgpu
 from tests.support.waiting import until
@@ -196,16 +196,17 @@ async def _live_through(whole: Stack, received: Container[str]) -> None:
 
 async def record(folder: Path) -> None:
     """Run the version at hand for a while, and keep what it writes."""
-    bus, store = NatsServer(), ValkeyServer()
+    bus, store, port = NatsServer(), ValkeyServer(), str(free_port())
     await bus.start()
-    store.start()
+    store.start("--port", port)
     await store.ready()
     with contextlib.ExitStack() as ending:
         ending.callback(bus.kill)
         ending.callback(store.kill)
         recorder, received = _MessageRecorder(), await nats.connect(bus.url)
         await received.subscribe(">", cb=recorder.receive)
-        flags = ("--nodes", "2", "--gpus", "2xT4", "--nats-url", bus.url, "--redis-url", store.url)
+        servers = ("--nats-url", bus.url, "--redis-url", f"redis://127.0.0.1:{port}/0")
+        flags = ("--nodes", "2", "--gpus", "2xT4", *servers)
         async with stack(*flags, placers=2) as whole:
             await _live_through(whole, recorder.received)
             copies = {

@@ -55,6 +55,8 @@ class Deferral:
     """The pod is next in line: a retry may succeed within milliseconds."""
     cordoned_s: float = 0.0
     """How long the node has not accepted such pods, or 0 if it accepts this one soon."""
+    refused: bool = False
+    """Its agent would refuse the pod: it holds what the ledger has leased."""
 
 
 @dataclass(slots=True)
@@ -251,6 +253,7 @@ def _deferred(
     deferrals = {
         **dict.fromkeys(reply.deferred_pods, later),
         **dict.fromkeys(reply.unserved_pods, unserved),
+        **{pod: Deferral(text, refused=True) for pod, text in reply.refusals.items()},
     }
     return {each.pod: deferrals[each.pod] for each in leases if each.pod in deferrals}
 

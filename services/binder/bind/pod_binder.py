@@ -32,6 +32,9 @@ from shared.model.lease import Lease, LeaseState
 from shared.model.names import PodUid
 from shared.runtime.service import Publish, handles
 
+REFUSED_S = 2.0
+"""A reservation that its node's agent would refuse is released at this age: the agent has reported
+why by then, and the pod is placed around it."""
 GIVE_UP_S = 5.0
 """A reservation on a node that has been cordoned for this long is released."""
 EXPLAIN_S = 1.0
@@ -124,7 +127,7 @@ class PodBinder:
         deadline, pause_s = self.clock.ticks() + ADMISSION_WAIT_S, ADMISSION_RETRY_S
         while True:
             leases = [placement.lease for placement in remaining.values()]
-            deferrals = await self.presence.deferrals(leases)
+            deferrals = await self._as_committed(await self.presence.deferrals(leases), leases)
             admitted = [each for pod, each in remaining.items() if pod not in deferrals]
             results, reasons = await self._bind_admitted(admitted)
             unresolved += reasons
@@ -144,6 +147,29 @@ class PodBinder:
                 f"{unresolved[0]}"
             )
         return results
+
+    async def _as_committed(
+        self, deferrals: Mapping[PodUid, Deferral], leases: Iterable[Lease]
+    ) -> Mapping[PodUid, Deferral]:
+        """Return deferrals in which no gang is torn apart, and no Binding undone, by a refusal.
+
+        A pod that its node's agent would refuse is deferred with its gang, unless its lease is
+        committed: then its Binding may have been sent.
+        """
+        refused = [pod for pod, deferral in deferrals.items() if deferral.refused]
+        if not refused:
+            return deferrals
+        gangs = {lease.gang: deferrals[lease.pod] for lease in leases if lease.pod in refused}
+        together = [lease.pod for lease in leases if lease.gang and lease.gang in gangs]
+        stored = await self.ledger.load(list({*refused, *together}))
+        reserved = {each.pod for each in stored if each and each.state is LeaseState.RESERVED}
+        others = {lease.pod: gangs[lease.gang] for lease in leases if lease.pod in together}
+        found = {**others, **deferrals}
+        return {
+            pod: deferral
+            for pod, deferral in found.items()
+            if pod in reserved or not deferral.refused
+        }
 
     async def _bind_admitted(
         self, placements: Sequence[PlacementChosen]
@@ -237,9 +263,14 @@ class PodBinder:
         hopeless = [
             lease
             for lease in deferred
-            if lease.state is LeaseState.RESERVED and deferrals[lease.pod].cordoned_s >= GIVE_UP_S
+            if lease.state is LeaseState.RESERVED and self._is_hopeless(lease, deferrals[lease.pod])
         ]
         return await self.updater.release_unmoved(hopeless, reason="its node does not admit it")
+
+    def _is_hopeless(self, lease: Lease, deferral: Deferral) -> bool:
+        if deferral.refused:
+            return self.clock.now() - lease.created_at >= REFUSED_S
+        return deferral.cordoned_s >= GIVE_UP_S
 
     def _explain(self, leases: Iterable[Lease], deferrals: Mapping[PodUid, Deferral]) -> None:
         for lease in leases:

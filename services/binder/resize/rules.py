@@ -261,7 +261,8 @@ def no_capacity(full: NoCapacity, change: SizeChange, node: LedgerNode) -> Resiz
         return _over_quota(change.lease, full.quotas[0])
     code, _, uuid = full.reason.partition(" of ")
     device = next((each for each, _ in node.devices if each.uuid == uuid), None)
-    use = full.devices.get(DeviceUuid(uuid))
+    uses = {each: use.taken for each, use in full.devices.items()}
+    use = uses.get(DeviceUuid(uuid))
     if device is None or use is None:
         return refused(reason=f"the ledger does not know GPU {uuid} any more")
     pairs = list(zip(change.before, change.after, strict=True))
@@ -275,7 +276,7 @@ def no_capacity(full: NoCapacity, change: SizeChange, node: LedgerNode) -> Resiz
         (old, each.memory_mib - taken.memory_mib, 100 - taken.cores_percent)
         for old in change.before
         for each, _ in node.devices
-        if each.uuid == old.device and (taken := full.devices.get(each.uuid)) is not None
+        if each.uuid == old.device and (taken := uses.get(each.uuid)) is not None
     ]
     most = min(old.memory_mib + mib for old, mib, _ in room)
     most -= most % change.before[0].unit_mib

@@ -2,7 +2,8 @@
 
 A kubelet requests devices for one pod after the other. If its agent is killed, it permanently fails
 every pod that still waits for devices. So only `MAX_IN_FLIGHT` pods are admitted before they have
-devices.
+devices. A pod that Allocate would refuse by the agent's records is not admitted: it would fail, and
+its controller's next one, too.
 
 If the kubelet's pod list cannot be read, a container is identified only by its request: then pods
 with the same request are bound one after the other.
@@ -11,7 +12,7 @@ with the same request are bound one after the other.
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
-from services.node_agent.allocate.allocation import NodeSnapshot
+from services.node_agent.allocate.allocation import NodeSnapshot, check_shares
 from services.node_agent.allocate.expected_requests import (
     RequestSignature,
     is_expected,
@@ -20,7 +21,10 @@ from services.node_agent.allocate.expected_requests import (
 )
 from services.node_agent.kubelet.pods import Unserved, explain_unserved
 from services.node_agent.node import Node
+from services.node_agent.records.device_guard import check_room
+from shared.model.bounds import cut
 from shared.model.device import Device
+from shared.model.errors import RequestError
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease
 from shared.model.names import DeviceUuid, PodUid
@@ -31,6 +35,11 @@ MAX_IN_FLIGHT = 2
 """Admitted pods without devices: the one that the kubelet serves, and the next."""
 IN_FLIGHT_S = 5.0
 """An admitted pod without a request of the kubelet within this time no longer blocks others."""
+SETTLE_S = 1.0
+"""A pod that would be refused waits as others do for this long: the pod before it may just have
+ended."""
+REFUSED_S = 5.0
+"""How long a refusal is remembered after the last request for its pod."""
 DRAINING = "its agent is being stopped"
 WINDOW_FULL = "the kubelet has not requested devices for earlier pods yet"
 LEASES_NOT_SYNCED = "its agent does not know yet which pods the kubelet may request devices for"
@@ -50,6 +59,8 @@ class AdmissionWindow:
         """The kubelet aligns devices with CPUs: pods in flight must have the same NUMA nodes."""
         self._admitted: dict[PodUid, tuple[Lease, float]] = {}
         """Leases of admitted pods without devices, and until when each counts."""
+        self._refused: dict[PodUid, tuple[float, float]] = {}
+        """Pods that Allocate would refuse: since when, and at the last request."""
 
     def in_flight(self) -> dict[PodUid, Lease]:
         """Return the leases of all pods that wait for devices, bound or only admitted."""
@@ -114,31 +125,69 @@ class AdmissionWindow:
             if admitted and admitted[0].created_at != lease.created_at:  # it was placed again
                 del self._admitted[lease.pod]
         if not unreadable_reason:
-            deferred, reason = self._admit_ahead(leases), WINDOW_FULL
+            deferred, reason = self._admit_ahead(leases, node), WINDOW_FULL
         elif not self.leases.synced:
             return _closed(leases, LEASES_NOT_SYNCED)
         else:
             deferred = self._admit_distinct(leases, node)
             reason = f"a pod with the same request must be served first, as {unreadable_reason}"
+        refusals = self._settled(deferred)
+        waiting = tuple(pod for pod in deferred if pod not in refusals)
+        reasons = filter(None, deferred.values())
         return BindReply(
-            deferred_pods=deferred,
-            reason=reason if deferred else "",
+            deferred_pods=waiting,
+            reason=next(reasons, reason) if waiting else "",
             window_open=False,
             retry_soon=True,
+            refusals=refusals,
         )
 
-    def _admit_ahead(self, leases: Sequence[Lease]) -> tuple[PodUid, ...]:
-        """Admit pods until `MAX_IN_FLIGHT` are in flight; return the others."""
+    def _settled(self, deferred: Mapping[PodUid, str]) -> dict[PodUid, str]:
+        """Return the pods that would have been refused for a while now, each with the reason."""
+        now = self.ticks()
+        self._refused = {
+            pod: (since, now if deferred.get(pod) else last)
+            for pod, (since, last) in self._refused.items()
+            if deferred.get(pod) or now - last < REFUSED_S
+        }
+        return {
+            pod: reason
+            for pod, reason in deferred.items()
+            if reason and now - self._refused[pod][0] >= SETTLE_S
+        }
+
+    def _refusal(self, lease: Lease, node: NodeSnapshot) -> str:
+        """Return why Allocate would refuse the pod by the records as they are now, or nothing."""
+        checkpoint = self.node.checkpoint
+        try:
+            check_shares(lease.shares, lease.pod, replace(node, fences=checkpoint.fences))
+            check_room(
+                lease, lease.containers, checkpoint.entries, node.devices, checkpoint.unrecorded
+            )
+        except RequestError as error:
+            self._refused.setdefault(lease.pod, (self.ticks(), self.ticks()))
+            self.node.compare_due.set()
+            return cut(str(error))
+        self._refused.pop(lease.pod, None)
+        return ""
+
+    def _admit_ahead(self, leases: Sequence[Lease], node: NodeSnapshot) -> dict[PodUid, str]:
+        """Admit pods until `MAX_IN_FLIGHT` are in flight; return the others.
+
+        Each has the reason why Allocate would refuse it, or nothing if it comes next.
+        """
         allocated = self._forget_arrived()
-        deferred = []
+        deferred = dict[PodUid, str]()
         for lease in leases:
             if lease.pod in self._admitted or self._is_done(lease, allocated):
                 continue
-            if len(self._admitted) < MAX_IN_FLIGHT and self._may_be_next(lease):
+            has_room = len(self._admitted) < MAX_IN_FLIGHT and self._may_be_next(lease)
+            reason = self._refusal(lease, node) if has_room else ""
+            if has_room and not reason:
                 self._admitted[lease.pod] = lease, self.ticks() + IN_FLIGHT_S
             else:
-                deferred.append(lease.pod)
-        return tuple(deferred)
+                deferred[lease.pod] = reason
+        return deferred
 
     def _forget_arrived(self) -> frozenset[tuple[PodUid, str]]:
         """Drop pods that are no longer in flight; return the checkpoint's `allocated`."""
@@ -165,23 +214,25 @@ class AdmissionWindow:
             (lease.pod, name) in allocated for name in lease.containers
         )
 
-    def _admit_distinct(self, leases: Sequence[Lease], node: NodeSnapshot) -> tuple[PodUid, ...]:
-        """Admit pods whose requests differ from those in flight; return the others."""
+    def _admit_distinct(self, leases: Sequence[Lease], node: NodeSnapshot) -> dict[PodUid, str]:
+        """Admit pods whose requests differ from those in flight; return as `_admit_ahead` does."""
         pending: dict[RequestSignature, PodUid] = {}
         for lease in self.in_flight().values():
             pending.update(dict.fromkeys(signatures_of(lease, node), lease.pod))
         on_their_way = set(pending.values())
-        deferred = []
+        deferred = dict[PodUid, str]()
         for lease in leases:
             signatures = signatures_of(lease, node)
             if lease.pod in on_their_way:
                 continue
-            if not (pending.keys().isdisjoint(signatures) and self._may_be_next(lease)):
-                deferred.append(lease.pod)
+            has_room = pending.keys().isdisjoint(signatures) and self._may_be_next(lease)
+            reason = self._refusal(lease, node) if has_room else ""
+            if not has_room or reason:
+                deferred[lease.pod] = reason
                 continue
             self._admitted[lease.pod] = lease, self.ticks() + PERMIT_S
             pending.update(dict.fromkeys(signatures, lease.pod))
-        return tuple(deferred)
+        return deferred
 
 
 def numa_nodes_of(lease: Lease, devices: Mapping[DeviceUuid, Device]) -> frozenset[int]:

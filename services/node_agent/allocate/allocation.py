@@ -60,6 +60,16 @@ class NodeSnapshot:
     now: float = 0.0
 
 
+def check_shares(shares: Sequence[Share], pod: PodUid, node: NodeSnapshot) -> None:
+    """Raise RequestError if the node cannot give out these shares of a pod's lease as it is now.
+
+    Whether its devices have room is decided by `services.node_agent.records.device_guard`.
+    """
+    check_present(shares, node)
+    check_fences(shares, pod, node.fences)
+    check_devices(shares, node.devices)
+
+
 def check_present(shares: Iterable[Share], node: NodeSnapshot) -> None:
     """Raise RequestError if a device of the shares is missing on the node."""
     for share in shares:
@@ -196,14 +206,13 @@ def grant(
     shares = valid_lease(lease, candidate, node.name).shares_of(container.name)
     check_sources(candidate, node.device_list_strategies)
     wanted = _wanted_ids(lease, container.name, resource)
-    check_fences(shares, lease.pod, node.fences)
     chosen = devices_named(device_ids, node.served.get(resource, {}))
     is_reused = None in chosen or not set(reusable).isdisjoint(device_ids)
     if chosen != wanted and not is_reused:
         raise RequestError(
             f"the kubelet chose {_counted(chosen)}, and the lease is for {_counted(wanted)}"
         )
-    check_devices(shares, node.devices)
+    check_shares(shares, lease.pod, node)
     setup = container_setup(lease, container.name, node)
     if ends_at := end_text(lease.term, node.now):
         setup = replace(setup, environment={**setup.environment, ENDS_AT: ends_at})
@@ -251,8 +260,7 @@ def _instance_names(shares: Iterable[Share], instances: InstanceUuids) -> list[s
 def claim_entry(lease: Lease, request: str, node: NodeSnapshot) -> CheckpointEntry:
     """Return the record of a claim's request. Raises RequestError with a reason to refuse it."""
     shares = lease.shares_of(request)
-    check_fences(shares, lease.pod, node.fences)
-    check_devices(shares, node.devices)
+    check_shares(shares, lease.pod, node)
     names = tuple(device_name(share.device, share.mig) for share in shares)
     setup, instances = _claim_setup(lease, request, node), node.instances
     return new_entry(lease, request, DRIVER, names, setup=setup, instances=instances, now=node.now)

@@ -206,6 +206,7 @@ class AllocationHandler:
     def _report_refused(self, candidate: ContainerCandidate, reason: str) -> None:
         pod, node = candidate.pod, self.node
         node.refused.add(pod.uid)
+        node.compare_due.set()
         node.outbox.add(
             ShareRefused(
                 node=node.name,

@@ -15,7 +15,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from services.node_agent.allocate.expected_requests import implied_pods
-from services.node_agent.kubelet.cgroups import containers_of_processes, pod_of_process
+from services.node_agent.kubelet.cgroups import (
+    containers_of_processes,
+    pod_of_process,
+    pods_of_processes,
+)
 from services.node_agent.kubelet.pods import KubeletPod, RunningPods
 from services.node_agent.node import Node
 from shared.kubernetes.errors import KubernetesError
@@ -130,6 +134,10 @@ class NodePods:
         except (TimeoutError, UnavailableError):
             return self.node.pod_resources.silent_reason
         return ""
+
+    async def list_processes(self) -> dict[int, PodUid]:
+        """Return the pods of processes, by PID on the node; none without `hostPID`."""
+        return await asyncio.to_thread(pods_of_processes, self.proc)
 
     async def _find_processes(self) -> Mapping[PodUid, Set[str]]:
         """Return the pods that have processes, with the IDs of their containers.

@@ -17,7 +17,7 @@ from services.node_agent.records.checkpoint_entry import (
     device_of_key,
     slot_key,
 )
-from services.node_agent.records.device_guard import check_fits
+from services.node_agent.records.device_guard import check_room
 from shared.model.device import Device
 from shared.model.errors import UNDECODABLE, UnavailableError
 from shared.model.events.node_events import Allocation
@@ -92,7 +92,13 @@ class Checkpoint:
         """
         async with self._writing:
             if devices is not None:
-                check_fits(entry, self.entries, devices, self.unrecorded)
+                check_room(
+                    entry.lease,
+                    (entry.allocation.container,),
+                    self.entries,
+                    devices,
+                    self.unrecorded,
+                )
             await self._add((entry,))
 
     async def restore(self, entries: Iterable[CheckpointEntry]) -> None:

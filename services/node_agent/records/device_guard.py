@@ -1,16 +1,17 @@
 """What is held of the node's devices, and whether all allocations together fit on them; pure.
 
-`check_fits` uses the agent's own records only, so no error of the ledger, a binder or a clock
+`check_room` uses the agent's own records only, so no error of the ledger, a binder or a clock
 affects it.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
-from shared.model.device import Device, DeviceMode
+from shared.model.device import MOST_LEFTOVERS, Device, DeviceMode, Held, Leftover
 from shared.model.errors import RequestError
+from shared.model.events.node_events import Allocation
 from shared.model.lease import Booking, Lease, Share, allocated_shares, bookings
 from shared.model.names import DeviceUuid, PodUid
 from shared.model.request import SharingPolicy
@@ -25,22 +26,25 @@ class OvercommitError(RequestError):
     """A device would have been given out more than once; the message names its holders."""
 
 
-def check_fits(
-    entry: CheckpointEntry,
+def check_room(
+    lease: Lease,
+    containers: Collection[str],
     entries: Iterable[CheckpointEntry],
     devices: Mapping[DeviceUuid, Device],
     unrecorded: Mapping[DeviceUuid, Collection[str]],
 ) -> None:
-    """Raise OvercommitError if a device is missing, or cannot hold `entry` beside its other pods.
+    """Raise OvercommitError if a device is missing, or has no room beside its other pods.
 
-    An entry for the same container is replaced. `unrecorded` are pods that hold parts of a device
-    of which no record exists: nothing more is given out of such a device.
+    Room is needed for some containers of a lease, whose entries are replaced. `unrecorded` are pods
+    that hold parts of a device of which no record exists: nothing more is given out of such a
+    device.
     """
-    pod, container = entry.allocation.pod, entry.allocation.container
-    shares = _shares_by_pod(entries, entry)
-    allocations = [one.allocation for one in (*entries, entry)]
-    names = {each.pod: f"{each.namespace}/{each.name}" for each in allocations}
-    for uuid in {share.device for share in entry.lease.shares_of(container)}:
+    pod = lease.pod
+    wanted = {share.device for name in containers for share in lease.shares_of(name)}
+    beside = [entry for entry in entries if entry.allocation.pod == pod or _is_on(entry, wanted)]
+    shares = _shares_by_pod(beside, lease, containers)
+    names = {each.allocation.pod: _name(each.allocation) for each in beside} | {pod: _name(lease)}
+    for uuid in wanted:
         device = devices.get(uuid)
         if device is None:
             raise OvercommitError(f"device {uuid} is missing: nothing more of it is given out")
@@ -67,15 +71,156 @@ def check_fits(
             )
 
 
+def _is_on(entry: CheckpointEntry, devices: Collection[DeviceUuid]) -> bool:
+    return any(share.device in devices for share in entry.lease.shares)
+
+
+def _name(holder: Lease | Allocation) -> str:
+    return f"{holder.namespace}/{holder.name}"
+
+
 def _shares_by_pod(
-    entries: Iterable[CheckpointEntry], entry: CheckpointEntry
+    entries: Iterable[CheckpointEntry], lease: Lease | None = None, containers: Iterable[str] = ()
 ) -> dict[PodUid, tuple[Share, ...]]:
-    """Return what pods hold; a container with two resources counts once, as `entry` has it."""
+    """Return what pods hold; a container with two resources counts once.
+
+    `containers` of the lease's pod have what the lease gives them.
+    """
     leases: dict[PodUid, dict[str, Lease]] = {}
     for each in entries:
         leases.setdefault(each.allocation.pod, {})[each.allocation.container] = each.lease
-    leases.setdefault(entry.allocation.pod, {})[entry.allocation.container] = entry.lease
+    if lease is not None:
+        leases.setdefault(lease.pod, {}).update(dict.fromkeys(containers, lease))
     return {pod: allocated_shares(of_pod) for pod, of_pod in leases.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceExcess:
+    """What a pod has of a device beyond its lease."""
+
+    memory_mib: int
+    cores_percent: int
+    shares: int
+    slots: frozenset[int]
+    layout: str
+    exclusive: bool
+
+
+Excess = Mapping[DeviceUuid, DeviceExcess]
+
+
+def beyond_leases(
+    entries: Iterable[CheckpointEntry], leases: Mapping[PodUid, Lease]
+) -> dict[PodUid, Excess]:
+    """Return what pods have been given beyond the ledger's leases, by pod and device.
+
+    Of a pod without a lease that is all that it has.
+    """
+    found: dict[PodUid, Excess] = {}
+    for pod, given in _shares_by_pod(entries).items():
+        leased = leases[pod].shares if pod in leases else ()
+        excess = {
+            uuid: beyond
+            for uuid in {share.device for share in given}
+            if (beyond := _beyond(_on(uuid, given), _on(uuid, leased))) is not None
+        }
+        if excess:
+            found[pod] = excess
+    return found
+
+
+def _on(device: DeviceUuid, shares: Iterable[Share]) -> tuple[Share, ...]:
+    return tuple(share for share in shares if share.device == device)
+
+
+def _beyond(given: Sequence[Share], leased: Sequence[Share]) -> DeviceExcess | None:
+    (has,) = bookings(given)
+    known = bookings(leased)[0] if leased else None
+    if known is not None and known.layout != has.layout:
+        known = None
+    memory_mib = has.memory_mib - (known.memory_mib if known else 0)
+    cores_percent = has.cores_percent - (known.cores_percent if known else 0)
+    shares = has.shares - (known.shares if known else 0)
+    slots = _slots(given) - (_slots(leased) if known else set())
+    if max(memory_mib, cores_percent, shares) <= 0 and not slots:
+        return None
+    return DeviceExcess(
+        max(0, memory_mib),
+        max(0, cores_percent),
+        max(0, shares),
+        frozenset(slots),
+        has.layout,
+        has.sharing is SharingPolicy.EXCLUSIVE and known is None,
+    )
+
+
+def _slots(shares: Iterable[Share]) -> set[int]:
+    return {share.slot for share in shares if share.slot is not None}
+
+
+def with_leftovers(
+    devices: Iterable[Device],
+    entries: Iterable[CheckpointEntry],
+    beyond: Mapping[PodUid, Excess],
+    *,
+    since: Mapping[PodUid, float],
+    vanished: Mapping[PodUid, float],
+    pids: Mapping[PodUid, tuple[int, ...]],
+) -> tuple[Device, ...]:
+    """Return devices as they are to be reported, with what pods hold `beyond` their leases.
+
+    `vanished` are deleted pods that have their leases, and `pids` the processes of all of them;
+    times are in Unix seconds.
+    """
+    if not (beyond or vanished):
+        return tuple(devices)
+    holders = {entry.allocation.pod: entry.allocation for entry in entries}
+    shares = _shares_by_pod(entries)
+
+    def leftover(pod: PodUid, device: DeviceUuid) -> Leftover:
+        allocation = holders[pod]
+        (booking,) = bookings(_on(device, shares[pod]))
+        return Leftover(
+            namespace=allocation.namespace,
+            name=allocation.name,
+            claim=allocation.lease.claim is not None,
+            memory_mib=booking.memory_mib,
+            since=since[pod] if pod in since else vanished[pod],
+            pids=pids.get(pod, ()),
+            leased=pod not in since,
+        )
+
+    def described(device: Device) -> Device:
+        excesses = [each[device.uuid] for each in beyond.values() if device.uuid in each]
+        pods = [
+            pod
+            for pod in sorted({*since, *vanished} & shares.keys())
+            if any(share.device == device.uuid for share in shares[pod])
+        ]
+        if not (excesses or pods):
+            return device
+        leftovers = tuple(leftover(pod, device.uuid) for pod in pods[:MOST_LEFTOVERS])
+        return replace(device, held=_held(device, excesses), leftovers=leftovers)
+
+    return tuple(map(described, devices))
+
+
+def _held(device: Device, excesses: Sequence[DeviceExcess]) -> Held | None:
+    """Return the sum; a pod that has a device exclusively holds all of it."""
+    if not excesses:
+        return None
+    is_whole = any(each.exclusive for each in excesses)
+    slots = frozenset[int]().union(*(each.slots for each in excesses))
+    memory_mib = sum(each.memory_mib for each in excesses)
+    return Held(
+        memory_mib=device.memory_mib if is_whole else min(memory_mib, device.memory_mib),
+        cores_percent=ALL_CORES
+        if is_whole
+        else min(sum(each.cores_percent for each in excesses), ALL_CORES),
+        shares=sum(each.shares for each in excesses),
+        slots="".join("1" if slot in slots else "0" for slot in range(max(slots, default=-1) + 1)),
+        layout=next((each.layout for each in excesses if each.layout), ""),
+    )
 
 
 def _overcommitment(

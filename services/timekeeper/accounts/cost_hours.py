@@ -119,7 +119,7 @@ def device_states(
     for totals in nodes:
         models: set[str] = set()
         for device, use in totals.node.devices:
-            has_room = not sizes or any(_fits(size, device, use) for size in sizes)
+            has_room = not sizes or any(_fits(size, device, use.taken) for size in sizes)
             model = device.model
             if model not in models and len(models) == MOST_MODELS_OF_NODE:
                 model = OTHER_MODELS

@@ -13,7 +13,7 @@ from shared.ledger.rows.joined_texts import escaped, split_texts
 from shared.ledger.rows.lease_rows import decode_lease, text
 from shared.ledger.rows.record_sizes import MOST_AMOUNT
 from shared.ledger.rows.unreadable import cut, readable
-from shared.model.device import Device, DeviceMode, DeviceUse
+from shared.model.device import Device, DeviceMode, DeviceUse, Held
 from shared.model.events.node_events import DeviceReported
 from shared.model.ledger import LedgerChange, LedgerNode, NodeTotals, NodeUse
 from shared.model.names import DeviceUuid, NodeName
@@ -22,8 +22,8 @@ from shared.model.node import AntiAffinityTerm, NodeFacts
 _NODE = Struct("<IdbII")
 _DEVICE = Struct("<IIBIIIIdBBII")
 _LENGTH = Struct("<I")
-_OTHER_TEXTS = 4
-"""Of a device, after its UUID: node, slot map, groups, layout."""
+_OTHER_TEXTS = 5
+"""Of a device, after its UUID: node, slot map, groups, layout, what is held beyond leases."""
 
 _CLAIMED = 2
 """A device that is claimed, and that no lease has exclusively."""
@@ -60,7 +60,7 @@ def _node_use(version: float, names: str, amounts: Sequence[float]) -> NodeUse:
 def decode_device_row(row: Sequence[Any]) -> DeviceState:
     """Decode a device's state."""
     memory_mib, slots, _, unit_mib, used_mib, cores, shares, fence, exclusive, *others = row
-    _, claimed_until, uuid, node, slot_map, groups_text, layout = others
+    _, claimed_until, uuid, node, slot_map, groups_text, layout, held = others
     return DeviceState(
         DeviceUuid(uuid),
         NodeName(node),
@@ -80,6 +80,7 @@ def decode_device_row(row: Sequence[Any]) -> DeviceState:
             layout=layout,
             claimed_by=exclusive > 1,
             claimed_until=claimed_until if exclusive == _CLAIMED else 0,
+            held=_decode_held(held) if held else None,
         ),
     )
 
@@ -132,6 +133,7 @@ def _long_string(values: bytes, at: int) -> tuple[str, int]:
 
 _decode_facts = msgspec.json.Decoder(NodeFacts).decode
 _decode_device = msgspec.json.Decoder(Device).decode
+_decode_held = msgspec.json.Decoder(Held).decode
 _cut_devices = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_terms = msgspec.json.Decoder(tuple[tuple[AntiAffinityTerm, ...], ...]).decode
 
@@ -183,6 +185,7 @@ def encode_device_report(report: DeviceReported) -> list[object]:
             device.unit_mib,
             device.index,
             int(device.mode is DeviceMode.MIG),
+            text(device.held) if device.held else "",
         )
         for device in report.devices
     ]

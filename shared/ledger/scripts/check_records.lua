@@ -144,7 +144,7 @@ local function check_node_indexes(name, node)
   if is_known and has_healthy then expect(call('HEXISTS', PREFIX .. 'node-sizes', name) == 1, 'node-sizes') end
 end
 
-local function unused_device(uuid) return {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, uuid, '', '', '', ''} end
+local function unused_device(uuid) return {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, uuid, '', '', '', '', ''} end
 
 -- Devices as they were with only the leases of a node, and what these use of the node; nil if one of them
 -- cannot be read.

@@ -46,6 +46,7 @@ local is_gone = gone_pods.among(pods)
 local function take_slot(device)
   local free = string.find(device[D_SLOT_MAP], '0', 1, true)
   local slot = free and free - 1 or #device[D_SLOT_MAP]
+  while is_slot_taken(device, slot) do slot = slot + 1 end
   set_slot(device, slot, '1')
   return slot
 end

@@ -16,8 +16,9 @@ local function growth_refusal(device, name, memory, cores)
   local reason = unavailable(device, name)
   if reason then return reason end
   if device[D_EXCLUSIVE] >= claims.MARK then return 'claimed' end
-  if memory > 0 and device[D_MEMORY_USED] + memory > device[D_MEMORY] then return 'memory' end
-  if cores > 0 and device[D_CORES_USED] + cores > 100 then return 'cores' end
+  local memory_taken, cores_taken = taken_of(device)
+  if memory > 0 and memory_taken + memory > device[D_MEMORY] then return 'memory' end
+  if cores > 0 and cores_taken + cores > 100 then return 'cores' end
 end
 
 local function refused(reason, demand, excesses)

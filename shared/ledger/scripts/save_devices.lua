@@ -1,5 +1,5 @@
 -- Write all devices of nodes. Arguments: a row for each node: name; devices and served resources (as text);
--- rows of {uuid, MiB, slots, healthy, unit, index, mode}; {uuid, lowest possible fence, ...}; reported_at; 1
+-- rows of {uuid, MiB, slots, healthy, unit, index, mode, what is held beyond leases}; {uuid, lowest possible fence, ...}; reported_at; 1
 -- if our agent sent the report. A device that is not reported any more keeps its leases and gets no new ones.
 -- Returns false if nothing changed and nothing was refused, or {uuid, node, other node, ...} of devices that
 -- a node reports as healthy, and that stay with another node.
@@ -118,7 +118,7 @@ local function save_report(name, devices_text, served, reported_rows, fences, re
   save_numa_cpus(name, numa_cpus(devices_text))
 
   local is_excluded = set_of(readable(stored[4]))
-  local function save_device(uuid, memory, slots, status, unit, index, mode)
+  local function save_device(uuid, memory, slots, status, unit, index, mode, held)
     local device = devices[uuid]
     if not device then
       device = new_device(uuid, name, unit, 0)
@@ -129,9 +129,11 @@ local function save_report(name, devices_text, served, reported_rows, fences, re
     if status == 1 and (device[D_STATUS] ~= 1 or memory > device[D_MEMORY] or slots > device[D_SLOTS]
         or mode ~= device[D_MODE]) then
       mark_grown(name)
+    elseif device[D_HELD] ~= held then
+      mark_freed(name)
     end
     device[D_MEMORY], device[D_SLOTS] = memory, slots
-    device[D_STATUS], device[D_UNIT], device[D_MODE] = status, unit, mode
+    device[D_STATUS], device[D_UNIT], device[D_MODE], device[D_HELD] = status, unit, mode, held
     changed_devices[uuid] = true
   end
   for _, row in ipairs(rows) do

@@ -80,6 +80,11 @@ class BindReply(Event, subject="bind.reply.v1"):
     unserved_reason: MessageText = ""
     unserved_s: Seconds = 0.0
     """For how long the kubelet has been unable to allocate each of their resources."""
+    refusals: Annotated[Mapping[PodUid, MessageText], Meta(max_length=MOST_ALLOCATIONS)] = field(
+        default_factory=dict
+    )
+    """More pods that are deferred: the agent would refuse them, as its records contradict their
+    leases; each with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

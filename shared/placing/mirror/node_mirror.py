@@ -188,9 +188,13 @@ class MirroredDevice:
         self.add_use(0, 0, 0)
 
     def update_ledger_use(self, use: DeviceUse) -> bool:
-        """Apply the ledger's totals and return whether the sum changed; ignore an older fence."""
+        """Apply the ledger's totals, and what is held beyond them; ignore an older fence.
+
+        Returns whether the sum changed.
+        """
         if use.fence < self.ledger_use.fence:
             return False
+        use = use.taken
         before = self._sums()
         self.ledger_use = use
         if self.tentative_uses:

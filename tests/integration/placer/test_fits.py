@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
-from services.node_agent.records.device_guard import OvercommitError, check_fits
+from services.node_agent.records.device_guard import OvercommitError, check_room
 from shared.dialects.dialect import ContainerSetup
 from shared.model.device import (
     Device,
@@ -125,7 +125,7 @@ def is_guarded(lease: Lease, held: Sequence[Lease], card: Device) -> bool:
         return CheckpointEntry(allocation=allocation, setup=ContainerSetup(environment={}))
 
     try:
-        check_fits(entry(lease), [entry(each) for each in held], {card.uuid: card}, {})
+        check_room(lease, lease.containers, [entry(each) for each in held], {card.uuid: card}, {})
     except OvercommitError:
         return True
     return False

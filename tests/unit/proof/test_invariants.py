@@ -160,6 +160,12 @@ OF_MIG = {
     **ledger(of("a", LEASE, layout="group1"), mig=True),
     **MIG_STATE,
 }
+REFUSED: dict[str, Any] = {
+    "phase": "Failed",
+    "failure": "device gpu-0 would be over-committed: it has 10 MiB, and 20 would be given out; pod"
+    " ns/a would have 10 MiB and 0 % of the cores, pod ns/old has 10 MiB and 0 % of the cores",
+    "runs": False,
+}
 GIVEN = replace(GRANT, mib=9728, cores=0, instance="MIG-a")
 
 
@@ -202,7 +208,8 @@ MUTATIONS: tuple[tuple[str, str, float, dict[str, Any]], ...] = (
     ("S2", "containers", 0, {"grants": (GRANT, replace(GRANT, node=OTHER, device="gpu-9"))}),
     ("S3", "no lease", 0, {"pods": (replace(POD, **UNBOUND),), "grants": (GRANT,)}),
     ("S5", "a forged grant", 0, {"pods": (FORGED,), "grants": (GRANT,)}),
-    ("P8", "after all", 110 + 30 + 11, {"pods": (WAITING, replace(POD, uid="b", max_run_s=5))}),
+    ("P8", "one cause", 0, {"pods": tuple(replace(POD, uid=u, **REFUSED) for u in "ab")}),
+    ("P9", "after all", 110 + 30 + 11, {"pods": (WAITING, replace(POD, uid="b", max_run_s=5))}),
     ("S11", "late", 40, {"pods": promised(-1)}),
     ("S6", "sum", 0, ledger(charges=(CHARGE,), used_units={"w": 101})),
     ("S6", "units", 0, ledger(charges=(replace(CHARGE, units=99),), used_units={"w": 99})),

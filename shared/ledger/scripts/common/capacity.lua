@@ -12,7 +12,20 @@ local function set_slot(device, slot, mark)
   device[D_SLOT_MAP] = string.sub(slot_map, 1, slot) .. mark .. string.sub(slot_map, slot + 2)
 end
 
+-- Whether a lease has the slot.
 local function is_slot_used(device, slot) return string.sub(device[D_SLOT_MAP], slot + 1, slot + 1) == '1' end
+
+-- Whether a lease has it, or what is held beyond leases.
+local function is_slot_taken(device, slot)
+  return is_slot_used(device, slot) or string.sub(held_of(device).slots, slot + 1, slot + 1) == '1'
+end
+
+-- What leases use of a device, and what is held beyond them.
+local function taken_of(device)
+  local held = held_of(device)
+  return device[D_MEMORY_USED] + held.memory_mib, device[D_CORES_USED] + held.cores_percent,
+    device[D_SHARES] + held.shares
+end
 
 -- For each device of a demand: the position of its fields, its UUID, and its record, if there is one.
 local function each_device(demand)
@@ -67,7 +80,7 @@ end
 
 local function has_room_for_text(device, bytes)
   return DEVICE_BYTES + #device[D_UUID] + #device[D_NODE] + #device[D_SLOT_MAP] + #device[D_GROUPS]
-    + #device[D_LAYOUT] + bytes <= MOST_DEVICE_BYTES
+    + #device[D_LAYOUT] + #device[D_HELD] + bytes <= MOST_DEVICE_BYTES
 end
 
 -- Whether the names of these resources can be added to those of the node.
@@ -181,17 +194,17 @@ end
 local function device_refusal(device, node_name, groups_text, memory, cores, shares, new_slots, policy, slots, layout)
   local reason, slotted = unavailable(device, node_name), new_slots > 0
   if reason then return reason end
+  local memory_taken, cores_taken, shares_taken = taken_of(device)
   if (device[D_MODE] == 1) ~= (layout ~= '') then return 'mode' end
-  if slotted and device[D_SHARES] + shares > (slots > 0 and slots or device[D_SLOTS]) then return 'slots' end
+  if slotted and shares_taken + shares > (slots > 0 and slots or device[D_SLOTS]) then return 'slots' end
   if groups_text ~= '' and has_group(device, groups_text) then return 'anti-affinity' end
-  if not (memory >= 0 and device[D_MEMORY_USED] + memory <= device[D_MEMORY]) then
-    return 'memory'
-  end
-  if not (cores >= 0 and device[D_CORES_USED] + cores <= 100) then return 'cores' end
-  if (policy == EXCLUSIVE or policy == IDLE_DEVICE) and device[D_SHARES] > 0 then return 'not-idle' end
+  if not (memory >= 0 and memory_taken + memory <= device[D_MEMORY]) then return 'memory' end
+  if not (cores >= 0 and cores_taken + cores <= 100) then return 'cores' end
+  if (policy == EXCLUSIVE or policy == IDLE_DEVICE) and shares_taken > 0 then return 'not-idle' end
   if is_closed(device) then return 'in-exclusive-use' end
-  if device[D_CORES_USED] >= 100 and policy ~= BEST_EFFORT then return 'in-exclusive-use' end
+  if cores_taken >= 100 and policy ~= BEST_EFFORT then return 'in-exclusive-use' end
   if device[D_LAYOUT] ~= layout and device[D_SHARES] > 0 then return 'layout' end
+  if shares_taken > device[D_SHARES] and held_of(device).layout ~= layout then return 'layout' end
   if groups_text ~= '' and not has_room_for_text(device, #groups_text + 2) then return 'record-size' end
   if slotted and #device[D_SLOT_MAP] + shares > MOST_SLOT then return 'slots' end
 end
@@ -206,7 +219,7 @@ local function demand_refusal(demand, resources, groups_text)
   end
   for uuid, device, _, _, number in each_share(demand, {}) do
     local position = -1 - number
-    if position > MOST_SLOT or position >= 0 and is_slot_used(device, position) then
+    if position > MOST_SLOT or position >= 0 and is_slot_taken(device, position) then
       return 'position ' .. position .. ' of ' .. uuid
     end
   end

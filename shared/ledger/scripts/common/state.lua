@@ -61,12 +61,13 @@ local BESIDE = string.gsub(PREFIX, ':$', '') -- prefix of what a rebuild does no
 -- D_CLAIMED_UNTIL: second up to which leases that have ended by then may still use a claimed device; 0: none may.
 -- D_MODE: 0 shares, 1 MIG instances. D_GROUPS: '' or anti-affinity groups, each between line feeds.
 -- D_SLOT_MAP: used slots, or used positions of D_LAYOUT, the MIG layout that live leases pin ('': none).
-local DEVICE_FORMAT = '<I4I4BI4I4I4I4dBBI4I4c0I4c0I4c0I4c0I4c0'
-local DEVICE_BYTES = 59
+-- D_HELD: '', or what its agent has given out beyond the leases, as it reports: `Held` of shared.model.device.
+local DEVICE_FORMAT = '<I4I4BI4I4I4I4dBBI4I4c0I4c0I4c0I4c0I4c0I4c0'
+local DEVICE_BYTES = 63
 local D_MEMORY, D_SLOTS, D_STATUS, D_UNIT, D_MEMORY_USED, D_CORES_USED, D_SHARES, D_FENCE =
   1, 2, 3, 4, 5, 6, 7, 8
-local D_EXCLUSIVE, D_MODE, D_CLAIMED_UNTIL, D_UUID, D_NODE, D_SLOT_MAP, D_GROUPS, D_LAYOUT =
-  9, 10, 11, 12, 13, 14, 15, 16
+local D_EXCLUSIVE, D_MODE, D_CLAIMED_UNTIL, D_UUID, D_NODE, D_SLOT_MAP, D_GROUPS, D_LAYOUT, D_HELD =
+  9, 10, 11, 12, 13, 14, 15, 16, 17
 
 -- See shared.model.request.SharingPolicy.
 local EXCLUSIVE, BEST_EFFORT, IDLE_DEVICE = 1, 2, 3
@@ -102,7 +103,7 @@ if state.err then
 end
 -- The number of the format of all that is stored under the prefix, but for `ledger`, which every version
 -- must be able to read. A ledger of an older format counts as empty; a newer one is not touched.
-state.format = 3
+state.format = 4
 if state[2] and tonumber(state[9]) ~= state.format then
   local formats = state[9] .. ' ' .. state.format
   if tonumber(state[9]) > state.format then return redis.error_reply('FORMAT ' .. formats) end
@@ -158,10 +159,10 @@ end
 
 local function device_value(device)
   local memory, slots, status, unit, memory_used, cores_used, shares, fence, exclusive, mode, claimed_until,
-    uuid, node, slot_map, groups_text, layout = unpack(device, 1, D_LAYOUT)
+    uuid, node, slot_map, groups_text, layout, held = unpack(device, 1, D_HELD)
   return struct_pack(DEVICE_FORMAT, memory, slots, status, unit, memory_used, cores_used, shares, fence,
     exclusive, mode, claimed_until, #uuid, uuid, #node, node, #slot_map, slot_map, #groups_text, groups_text,
-    #layout, layout)
+    #layout, layout, #held, held)
 end
 
 -- Leases stay packed until a script reads them. What is no record raises an error.
@@ -177,7 +178,7 @@ local readers = {
   end,
   devices = function(value)
     local device = {struct_unpack(DEVICE_FORMAT, value)}
-    if device[D_LAYOUT + 1] ~= #value + 1 then error('') end
+    if device[D_HELD + 1] ~= #value + 1 then error('') end
     return device
   end,
   leases = function(value)
@@ -252,14 +253,22 @@ local function new_node(name)
 end
 
 local function new_device(uuid, node, unit, status)
-  devices[uuid] = {0, 0, status, unit, 0, 0, 0, fence_floor, 0, 0, 0, uuid, node, '', '', ''}
+  devices[uuid] = {0, 0, status, unit, 0, 0, 0, fence_floor, 0, 0, 0, uuid, node, '', '', '', ''}
   return devices[uuid]
 end
 
 -- A node and a device as arrays for a reply, without the extra value of `struct`.
 local function node_row(node) return {unpack(node, 1, N_AMOUNTS + 2 * node[N_RESOURCE_COUNT] - 1)} end
 
-local function device_row(device) return {unpack(device, 1, D_LAYOUT)} end
+local function device_row(device) return {unpack(device, 1, D_HELD)} end
+
+local NOTHING_HELD, held_by_text = {memory_mib = 0, cores_percent = 0, shares = 0, slots = '', layout = ''}, {}
+local function held_of(device)
+  local text = device[D_HELD]
+  if text == '' then return NOTHING_HELD end
+  held_by_text[text] = held_by_text[text] or parse_json(text)
+  return held_by_text[text]
+end
 
 -- What was packed, or as JSON; {} if it is missing or cannot be read.
 local function readable(value, parse)
@@ -361,7 +370,7 @@ local function move_device(device, name)
     if uuid ~= device[D_UUID] then remaining[#remaining + 1] = uuid end
   end
   call('HSET', PREFIX .. 'facts:' .. other, 'uuids', encode(remaining))
-  device[D_NODE] = name
+  device[D_NODE], device[D_HELD] = name, ''
   changed_devices[device[D_UUID]] = true
   if node_of(other) and nodes[other][N_STATUS] == 1 then mark_inventory_changed(other) end
 end

@@ -153,22 +153,22 @@ end
 
 -- How often the need fits on the device; policies are not considered for MIG instances.
 local function fits_on_device(device, units, percent, cores, policy, slotted, mib, slots)
-  local is_mig = device[D_MODE] == 1
+  local is_mig, memory_taken, cores_taken, shares_taken = device[D_MODE] == 1, taken_of(device)
   if not is_mig then
-    if device[D_CORES_USED] >= 100 and policy ~= BEST_EFFORT then return 0 end
-    if (policy == EXCLUSIVE or policy == IDLE_DEVICE) and device[D_SHARES] > 0 then return 0 end
+    if cores_taken >= 100 and policy ~= BEST_EFFORT then return 0 end
+    if (policy == EXCLUSIVE or policy == IDLE_DEVICE) and shares_taken > 0 then return 0 end
   end
   fair.unit = device[D_UNIT]
   local need = needed_memory(device, units, percent, mib)
-  local times = need > 0 and math.floor((device[D_MEMORY] - device[D_MEMORY_USED]) / need) or 64
+  local times = need > 0 and math.floor((device[D_MEMORY] - memory_taken) / need) or 64
   if is_mig then
     -- A pod that requests all memory gets the largest instance, which may be any part of the device.
-    if need > device[D_MEMORY] - fair.unit and device[D_MEMORY_USED] < need then times = 1 end
+    if need > device[D_MEMORY] - fair.unit and memory_taken < need then times = 1 end
     return times
   end
-  if cores > 0 then times = math.min(times, math.floor((100 - device[D_CORES_USED]) / cores)) end
+  if cores > 0 then times = math.min(times, math.floor((100 - cores_taken) / cores)) end
   if slotted == 1 then
-    times = math.min(times, (slots > 0 and slots or device[D_SLOTS]) - device[D_SHARES])
+    times = math.min(times, (slots > 0 and slots or device[D_SLOTS]) - shares_taken)
   end
   return times
 end

@@ -1,6 +1,7 @@
 """Admission of binds: few pods in flight, and without the pod list one of equal pods."""
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import pytest
@@ -26,7 +27,12 @@ from tests.support.node_agent.node import entry_of, node_of, snapshot_of
 UNREADABLE = "the list cannot be read"
 
 
+SLOTS = count()
+
+
 def reserved(uid: str, *shares: Share, **changes: Any) -> Lease:
+    """Return a reservation, by default of a share that no other one has."""
+    shares = shares or (share(memory_mib=1, cores_percent=0, slot=next(SLOTS) % 10),)
     return lease_of(uid, *shares, state=LeaseState.RESERVED, version=1, **changes)
 
 

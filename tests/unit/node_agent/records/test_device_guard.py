@@ -9,7 +9,7 @@ import pytest
 
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
-from services.node_agent.records.device_guard import OvercommitError, check_fits, close_unrecorded
+from services.node_agent.records.device_guard import OvercommitError, check_room, close_unrecorded
 from shared.model.device import Device, DeviceMode
 from shared.model.lease import MigPlacement, Share
 from shared.model.names import DeviceUuid
@@ -18,6 +18,7 @@ from tests.support.node_agent.agent import lease_of, share
 from tests.support.node_agent.node import entry_of
 
 GPU = DeviceUuid("GPU-1")
+CONTAINER = ("main",)
 DEVICES = {GPU: Device(uuid=GPU, index=0, model="A100", memory_mib=81920, slots=10)}
 
 
@@ -31,7 +32,7 @@ def part(memory_mib: int = 1024, **changes: Any) -> Share:
 
 
 def check(entry: CheckpointEntry, *entries: CheckpointEntry) -> None:
-    check_fits(entry, entries, DEVICES, {})
+    check_room(entry.lease, CONTAINER, entries, DEVICES, {})
 
 
 def test_memory_beyond_the_device_is_refused_with_both_holders() -> None:
@@ -109,19 +110,21 @@ def test_mig_instances_are_disjoint(own: Share, refusal: str) -> None:
     device = {GPU: replace(DEVICES[GPU], mode=DeviceMode.MIG)}
 
     with pytest.raises(OvercommitError, match=refusal) if refusal else nullcontext():
-        check_fits(entry_of_pod("b", own), [entry_of_pod("a", instance(0))], device, {})
+        check_room(
+            entry_of_pod("b", own).lease, CONTAINER, [entry_of_pod("a", instance(0))], device, {}
+        )
 
 
 def test_nothing_more_is_given_out_of_a_device_with_unknown_holders() -> None:
     entry = entry_of_pod("b", part())
     with pytest.raises(OvercommitError, match="default/lost"):
-        check_fits(entry, (), DEVICES, {GPU: ("default/lost",)})
-    check_fits(entry, (), DEVICES, {GPU: (f"default/{entry.allocation.name}",)})
+        check_room(entry.lease, CONTAINER, (), DEVICES, {GPU: ("default/lost",)})
+    check_room(entry.lease, CONTAINER, (), DEVICES, {GPU: (f"default/{entry.allocation.name}",)})
 
 
 def test_nothing_more_is_given_out_of_a_device_that_is_missing() -> None:
     with pytest.raises(OvercommitError, match=f"device {GPU} is missing"):
-        check_fits(entry_of_pod("a", part()), (), {}, {})
+        check_room(entry_of_pod("a", part()).lease, CONTAINER, (), {}, {})
 
 
 async def test_a_checkpoint_records_no_allocation_that_over_commits(tmp_path: Path) -> None:
