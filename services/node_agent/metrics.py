@@ -68,6 +68,12 @@ CONFIG_ERRORS = Gauge(
     ["config"],
 )
 
+OPEN_RUNTIME = Gauge(
+    "leasehold_agent_open_runtime",
+    "1 for each setting of the container runtime by which pods can get GPUs without a lease; "
+    "`unreadable` if the settings cannot be read.",
+    ["setting"],
+)
 PODS_UNREADABLE = Gauge(
     "leasehold_agent_pods_unreadable",
     "1 while the kubelet's pod list cannot be read, and pods are resolved by their requests.",

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from services.node_agent.allocate.admission_window import AdmissionWindow
 from services.node_agent.allocate.numa_alignment import CPUS_TAKEN, LIST_NOT_TAKEN, NumaAlignment
+from services.node_agent.container_runtime.runtime_watch import RuntimeWatch
 from services.node_agent.device_watcher import DeviceWatcher
 from services.node_agent.dra.driver import ClaimDriver
 from services.node_agent.kubelet.registration import DevicePlugins
@@ -62,6 +63,8 @@ LEASE_SYNC_S = 30.0
 LEASE_SYNC_RETRY_S = 1.0
 """After a request for all leases that got no reply."""
 MIN_REPORT_STEP_S = 0.001
+RUNTIME_S = 600.0
+"""Interval between looks at the container runtime's settings."""
 UNSERVED_S = 5.0
 """A resource that the kubelet could not allocate for this long is not reported as served."""
 REGISTRATION_LOOK_S = 1.0
@@ -83,6 +86,7 @@ class NodeAgent:
         limits: LimitUpdater,
         usage: UsageMonitor,
         views: ViewWriter,
+        runtime: RuntimeWatch,
     ) -> None:
         self.route = node.name
         self.node = node
@@ -100,6 +104,7 @@ class NodeAgent:
         self.limits = limits
         self.usage = usage
         self.views = views
+        self.runtime = runtime
         self.clock = node.clock
         self._sync_due = asyncio.Event()
         self._reported_at = 0.0
@@ -309,6 +314,11 @@ class NodeAgent:
     async def watch_usage(self) -> None:
         """Measure the usage of containers, and restore altered limits."""
         await self.usage.run()
+
+    @loops(every_s=RUNTIME_S)
+    async def watch_runtime(self) -> None:
+        """Report settings of the container runtime that give GPUs to pods without leases."""
+        await self.runtime.check()
 
     @loops
     async def update_running_limits(self) -> None:

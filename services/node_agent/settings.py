@@ -12,8 +12,8 @@ from services.node_agent.allocate.device_list_strategies import (
     DeviceListStrategies,
     parse_strategies,
 )
+from services.node_agent.container_runtime.bundles import BUNDLES
 from services.node_agent.gpus.inventory import SharingConfig
-from services.node_agent.kubelet.bundles import BUNDLES
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import Strategy
 from shared.dialects.reserved import LIBRARY_DIRECTORY
@@ -214,6 +214,11 @@ class AgentSettings(ServiceSettings):
         """Where the container runtime describes each container."""
         named = tuple(map(Path, self.bundle_dir))
         return named or tuple(self.host_root / path for path in BUNDLES)
+
+    @property
+    def runtime_root(self) -> Path | None:
+        """Below which the container runtime's settings are, or None for simulated nodes."""
+        return self.host_root if self.driver_places is not None else None
 
     @property
     def monitor_address(self) -> str | None:

@@ -12,6 +12,7 @@ from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
 from services.node_agent.allocate.cdi_files import CdiFiles
 from services.node_agent.allocate.grants import Grants
 from services.node_agent.allocate.handler import AllocationHandler
+from services.node_agent.container_runtime.runtime_watch import RuntimeWatch
 from services.node_agent.device_config import DeviceConfigLoader
 from services.node_agent.device_watcher import DeviceWatcher
 from services.node_agent.dra.driver import ClaimDriver
@@ -169,4 +170,5 @@ def _build_agent(node: Node, settings: AgentSettings, gpus: NodeGpus) -> NodeAge
         limits=LimitUpdater(node, usage, on_change=watcher.advertise_amounts),
         usage=usage,
         views=views,
+        runtime=RuntimeWatch(settings.runtime_root),
     )

@@ -70,6 +70,11 @@ class NodeFiles:
         return self.root / "pods"
 
     @property
+    def bundles(self) -> Path:
+        """The container runtime's OCI bundles, a directory per container."""
+        return self.root / "bundles"
+
+    @property
     def volumes(self) -> Path:
         """The volumes of pods, a directory per pod."""
         return self.root / "volumes"

@@ -12,13 +12,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CONTAINER_RUNTIME = ROOT / "simcluster" / "kubelet" / "programs" / "gpu_programs.py"
-"""Plays NVIDIA's container runtime and the loader, which read the variables of a container."""
+KUBELET = ROOT / "simcluster" / "kubelet"
+CONTAINER_RUNTIME = {
+    KUBELET / "programs" / "gpu_programs.py",
+    KUBELET / "containers" / "runtime_devices.py",
+}
+"""They play NVIDIA's container runtime and the loader, which read the variables of a container."""
 MODULES = sorted(
     path
     for package in ("services", "simcluster")
     for path in (ROOT / package).rglob("*.py")
-    if path != CONTAINER_RUNTIME and not path.is_relative_to(ROOT / "simcluster" / "tests")
+    if path not in CONTAINER_RUNTIME and not path.is_relative_to(ROOT / "simcluster" / "tests")
 )
 NAMES = re.compile(
     r"""

@@ -75,6 +75,8 @@ class Stack:
     root: Path
     kube: KubernetesClient
     names: list[str] = field(default_factory=list)
+    open_runtime: bool = False
+    """Whether a node's container runtime gives GPUs to pods that name them."""
 
     @property
     def kubeconfig(self) -> str:
@@ -196,6 +198,11 @@ class Stack:
     async def pods(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads(await self.kube.read(PODS))["items"]
         return found
+
+    async def events_of(self, reason: str) -> list[str]:
+        """Return the messages of Events with a reason, in any namespace."""
+        events: list[dict[str, Any]] = json.loads(await self.kube.read("/api/v1/events"))["items"]
+        return [one["message"] for one in events if one["reason"] == reason]
 
     async def clear(self) -> None:
         """Delete every pod of every namespace and wait until they are gone."""

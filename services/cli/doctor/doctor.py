@@ -90,6 +90,9 @@ NODE_CHECKS: Mapping[str, Check[NodeProbes]] = {
         NodeProbes.device_variable,
         "read /etc/nvidia-container-runtime as root; its file must be TOML",
     ),
+    "open-runtime": Check(
+        NodeProbes.open_runtime, "read /etc/containerd and /etc/crio as root; files must be TOML"
+    ),
     "cdi": Check(NodeProbes.cdi, "read /etc/cdi and /var/run/cdi as root"),
     "cdi-devices": Check(
         NodeProbes.cdi_devices,
@@ -107,6 +110,10 @@ NODE_CHECKS: Mapping[str, Check[NodeProbes]] = {
     ),
     "kubelet-checkpoint": Check(NodeProbes.kubelet_checkpoint, f"{_KUBELET}; {_RECORD}"),
     "processes": Check(NodeProbes.processes, _DRIVER),
+    "visible-gpus": Check(
+        NodeProbes.visible_gpus,
+        f"{_LOGS} | grep -i containers; it reads the kubelet's pods, and namespaces' labels",
+    ),
 }
 CLUSTER_CHECKS: Mapping[str, Check[ClusterProbes]] = {
     "nats": Check(ClusterProbes.nats, _NATS),

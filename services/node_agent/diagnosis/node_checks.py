@@ -9,7 +9,7 @@ from services.node_agent.usage.attribution import AttributedProcess
 from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.reserved import VISIBLE
 from shared.model.device import Device
-from shared.model.events.node_events import Allocation
+from shared.model.events.node_events import Allocation, ViolationFound, ViolationReason
 from shared.model.findings import Finding, fail, ok, warn
 from shared.model.lease import Lease
 from shared.model.names import AGENTS_NAMESPACE, DISCOVERED_LABELS, GPU_LABEL, PodUid
@@ -347,6 +347,28 @@ def processes(samples: Iterable[DeviceSample], unleased: Iterable[AttributedProc
             "(filterdevices of the device configuration)",
         )
     return ok("every process on a device belongs to a lease")
+
+
+def no_bundles(directories: Sequence[str]) -> Finding:
+    """Judge that no container of the runtime is visible."""
+    return warn(
+        "containers that could use GPUs without a lease are not noticed: the container runtime "
+        f"describes none in {', '.join(directories)}",
+        "set --bundle-dir to its directory with one of each container's ID, and mount it in the "
+        "agent's pod",
+    )
+
+
+def visible_gpus(violations: Sequence[ViolationFound], count: int) -> Finding:
+    """Judge the pods whose containers may open GPUs that they do not lease."""
+    texts = [f"{one.namespace}/{one.name}: {one.message}" for one in violations]
+    if not texts:
+        return ok(f"containers: {count}, none can open a GPU that it does not lease")
+    more = f"; and {len(texts) - MAX_LISTED} more pods" if len(texts) > MAX_LISTED else ""
+    text = "; ".join(texts[:MAX_LISTED]) + more
+    fix = "kubectl delete pod, once the container runtime is closed: see docs/install.md, step 2"
+    is_open = any(one.reason == ViolationReason.VISIBLE for one in violations)
+    return fail(text, fix) if is_open else warn(text, "deny privileged pods with Pod Security")
 
 
 def runtime(tools: Sequence[str], *, is_configured: bool) -> Finding:

@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from urllib.parse import quote
 
@@ -21,6 +21,14 @@ from services.node_agent.allocate.device_list_strategies import (
     DEFAULT_STRATEGIES,
     DeviceListStrategies,
     DeviceListStrategy,
+)
+from services.node_agent.container_runtime.runtime_settings import (
+    CONFIGURE,
+    MOUNTS_SWITCH,
+    SWITCH,
+    TOOLKIT_FILES,
+    judge_open_settings,
+    open_settings,
 )
 from services.node_agent.diagnosis import node_checks as judge
 from services.node_agent.gpu_access import NodeGpus
@@ -39,13 +47,21 @@ from services.node_agent.kubelet.device_checkpoint import (
     KubeletDevices,
     read_kubelet_devices,
 )
+from services.node_agent.kubelet.pod_list import KubeletPods
 from services.node_agent.kubelet.pod_resources import KubeletPodResources
+from services.node_agent.kubelet.pods import ClaimHolding, KubeletPod
 from services.node_agent.records.checkpoint import CheckpointFile
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.resize.limits import excess_requests
-from services.node_agent.settings import AgentSettings
+from services.node_agent.settings import AgentSettings, kubelet_credentials
 from services.node_agent.usage.attribution import attribute_processes
+from services.node_agent.usage.container_views import ContainerViews, ExemptNamespaces
 from services.node_agent.usage.leased_containers import Scan, leased_containers
+from services.node_agent.usage.visible_gpus import (
+    NodeView,
+    unleased_views,
+    visibility_violations,
+)
 from services.node_agent.views.advertisement import NodeAdvertisement, advertisement_of
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled
@@ -71,10 +87,6 @@ _STATE = re.compile(
     r'^leasehold_device_health\{device_uuid="([^"]*)",.*state="([^"]*)"\} 1\.0$', re.MULTILINE
 )
 
-SWITCH = "accept-nvidia-visible-devices-envvar-when-unprivileged"
-MOUNTS_SWITCH = "accept-nvidia-visible-devices-as-volume-mounts"
-_CONFIGURE = "nvidia-ctk config --in-place --set"
-
 
 def device_variable(path: str, text: str, strategies: Sequence[DeviceListStrategy]) -> Finding:
     """Judge the configuration of NVIDIA's runtime (TOML) beside the agent's strategies.
@@ -91,7 +103,7 @@ def device_variable(path: str, text: str, strategies: Sequence[DeviceListStrateg
         return warn(
             f"every pod that reaches NVIDIA's runtime can name devices in {VISIBLE}, also from its "
             f"image: {SWITCH} is not false in {path}",
-            f"pass devices by CDI (docs/install.md), then {_CONFIGURE} {SWITCH}=false",
+            f"pass devices by CDI (docs/install.md), then {CONFIGURE} {SWITCH}=false",
         )
     if not (by_cdi or by_mounts):
         return fail(
@@ -101,7 +113,7 @@ def device_variable(path: str, text: str, strategies: Sequence[DeviceListStrateg
     if by_mounts and not by_cdi and not settings.get(MOUNTS_SWITCH, False):
         return fail(
             f"containers get their devices by mounts, which {path} makes the runtime ignore",
-            f"{_CONFIGURE} {MOUNTS_SWITCH}=true",
+            f"{CONFIGURE} {MOUNTS_SWITCH}=true",
         )
     return ok(f"unprivileged pods cannot name devices in {VISIBLE}")
 
@@ -123,11 +135,6 @@ RUNTIME_CONFIGURATIONS = (
     "docker/daemon.json",
     "crio/crio.conf.d/99-nvidia.conf",
 )
-TOOLKIT_CONFIGURATIONS = (
-    "etc/nvidia-container-runtime/config.toml",
-    "usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
-)
-"""Files of NVIDIA's runtime: of its packages, and of the GPU operator."""
 
 
 def visible_host(environ: Mapping[str, str]) -> Path | None:
@@ -176,6 +183,14 @@ class NodeProbes:
                 "a pod cannot read its node's files: run `leasehold doctor` on the node"
             )
         return self._host
+
+    @property
+    def runtime_root(self) -> Path:
+        """Below which the settings of the container runtime are; the agent's pod has these."""
+        seen = self.settings.runtime_root
+        if seen is None:
+            raise SkipError("the containers of `leasehold up` need no container runtime")
+        return seen if self._host is None and seen != Path("/") else self.host
 
     @property
     def plugins(self) -> Path:
@@ -402,13 +417,52 @@ class NodeProbes:
 
     async def device_variable(self) -> Finding:
         """Read whether NVIDIA's runtime lets pods name devices themselves."""
-        if self.settings.driver_places is None:
-            raise SkipError("the containers of `leasehold up` need no container runtime")
-        found = [path for each in TOOLKIT_CONFIGURATIONS if (path := self.host / each).is_file()]
+        found = [path for each in TOOLKIT_FILES if (path := self.runtime_root / each).is_file()]
         if not found:
             raise SkipError("NVIDIA's runtime has no configuration: no pod can name devices in it")
         strategies, _ = await self._strategies()
         return device_variable(str(found[0]), found[0].read_text(), strategies)
+
+    async def open_runtime(self) -> Finding:
+        """Read by which settings of the container runtime pods can get GPUs without a lease."""
+        return judge_open_settings(await asyncio.to_thread(open_settings, self.runtime_root))
+
+    async def visible_gpus(self) -> Finding:
+        """Find containers that may open GPUs which they do not lease."""
+        directories = self.settings.bundle_directories
+        views = ContainerViews(directories, self.settings.proc_dir)
+        seen = await asyncio.to_thread(views.look_at_all)
+        pods = await self._kubelet_pods()
+        if not views.count and any(pod.container_ids for pod in pods if not pod.terminal):
+            return judge.no_bundles([str(path) for path in directories])
+        leases = self.leases
+        view = NodeView(
+            node=self.settings.node_name,
+            devices=self.devices,
+            leased=leased_containers(
+                self._checkpoint().entries, leases or {}, complete=leases is not None
+            ),
+            pods={pod.uid: pod for pod in pods},
+            claims=await self._held_claims(),
+        )
+        unleased = unleased_views(seen, view)
+        if isinstance(self.kubernetes, LeaseholdError):
+            raise self.kubernetes
+        namespaces = {one.pod.namespace for one in unleased}
+        reader = ExemptNamespaces(self.kubernetes, most_read=len(namespaces))
+        exempt = await reader.among(namespaces, 0.0)
+        violations = visibility_violations(self.settings.node_name, unleased, exempt)
+        return judge.visible_gpus(list(violations), views.count)
+
+    async def _kubelet_pods(self) -> tuple[KubeletPod, ...]:
+        read_credentials = partial(kubelet_credentials, self.settings)
+        async with KubernetesClient(read_credentials()) as kubelet:
+            return await KubeletPods(kubelet, read_credentials).list_pods()
+
+    async def _held_claims(self) -> frozenset[ClaimHolding]:
+        socket = self.settings.kubelet_dir / "pod-resources" / "kubelet.sock"
+        async with KubeletPodResources.connected(socket) as client:
+            return (await client.list_holdings()).claims
 
     async def cdi(self) -> Finding:
         """Read the CDI specifications."""

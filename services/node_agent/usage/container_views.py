@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.node_agent.kubelet.bundles import list_bundles, read_bundle
+from services.node_agent.container_runtime.bundles import list_bundles, read_bundle
 from services.node_agent.kubelet.pods import ContainerDevices
 from services.node_agent.usage.visible_gpus import EXEMPT_NAMESPACES, SEES_DEVICES
 from shared.kubernetes.client import KubernetesClient
@@ -60,6 +60,16 @@ class ContainerViews:
         for name in due[:MOST_READ]:
             began_at = self._readings[name].began_at
             self._readings[name] = _Reading(began_at, now, self._read(bundles[name]))
+        return self._seeing()
+
+    def look_at_all(self) -> tuple[ContainerDevices, ...]:
+        """Look at containers of any number."""
+        bundles = list_bundles(self.directories)
+        found = ((name, self._read(bundle)) for name, bundle in bundles.items())
+        self._readings = {name: _Reading(0.0, 0.0, devices) for name, devices in found}
+        return self._seeing()
+
+    def _seeing(self) -> tuple[ContainerDevices, ...]:
         return tuple(
             reading.devices
             for reading in self._readings.values()
@@ -89,8 +99,9 @@ def _is_due(reading: _Reading, now: float) -> bool:
 class ExemptNamespaces:
     """The namespaces whose pods may see devices without a lease, by their labels."""
 
-    def __init__(self, kubernetes: KubernetesClient) -> None:
+    def __init__(self, kubernetes: KubernetesClient, *, most_read: int = MOST_LABELS) -> None:
         self.kubernetes = kubernetes
+        self.most_read = most_read
         self._labels: dict[Namespace, tuple[float, bool]] = {}
 
     async def among(self, namespaces: Iterable[Namespace], now: float) -> frozenset[Namespace]:
@@ -104,7 +115,7 @@ class ExemptNamespaces:
         due = [
             name for name in wanted if now - read_at.get(name, -LABELS_AGAIN_S) >= LABELS_AGAIN_S
         ]
-        for name in sorted(due, key=lambda name: read_at.get(name, 0.0))[:MOST_LABELS]:
+        for name in sorted(due, key=lambda name: read_at.get(name, 0.0))[: self.most_read]:
             self._labels[name] = (now, await self._is_exempt(name))
         exempt = {name for name in wanted if self._labels.get(name, (0.0, True))[1]}
         return frozenset({*exempt, *map(Namespace, EXEMPT_NAMESPACES)})

@@ -1,8 +1,8 @@
 """The environment and the mounts of a container, of its plugins, its pod and its runtime; pure.
 
-As in a kubelet, the pod's variables take precedence over those of device plugins, its `env` over
-its `envFrom`, and what comes later over what comes before. What CDI devices set is added by the
-container runtime, after all of them.
+As in a kubelet, the pod's variables take precedence over those of device plugins, and these over
+those of the image, its `env` over its `envFrom`, and what comes later over what comes before. What
+CDI devices set is added by the container runtime, after all of them.
 """
 
 import base64
@@ -12,7 +12,11 @@ from pathlib import PurePosixPath
 
 from proto.deviceplugin import api_pb2
 from simcluster.apimachinery.objects import Json, at_path
-from simcluster.kubelet.containers.container_spec import ContainerSpec, PodSpec
+from simcluster.kubelet.containers.container_spec import (
+    ContainerSpec,
+    PodSpec,
+    image_variables,
+)
 from simcluster.kubelet.containers.container_state import MountPoint
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -61,7 +65,7 @@ def environment(
         if value is not None:
             own[entry["name"]] = expand_references(str(value), own)
     runtime = {name: text for answer in edits for name, text in answer.envs.items()}
-    return _plugin_variables(responses) | own | runtime
+    return image_variables(pod.annotations) | _plugin_variables(responses) | own | runtime
 
 
 def _plugin_variables(

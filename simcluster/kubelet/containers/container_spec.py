@@ -11,12 +11,15 @@ from simcluster.apimachinery.objects import Json, parse_time
 RUN_FOR = "sim.leasehold.dev/run-for"
 EXIT_CODE = "sim.leasehold.dev/exit-code"
 STOP_AFTER = "sim.leasehold.dev/stop-after"
+IMAGE_ENV = "sim.leasehold.dev/image-env"
+"""Variables that the images of the pod's containers set, as `NAME=VALUE,NAME=VALUE`."""
 _PRINTING_COMMANDS = frozenset({("env",), ("printenv",), ("echo",), ("cat",)})
 _DURATION = re.compile(r"\d+(\.\d+)?(ms|s|m|h|d)?")
 _ANNOTATION_PATTERNS = {
     RUN_FOR: _DURATION,
     STOP_AFTER: _DURATION,
     EXIT_CODE: re.compile(r"\d{1,3}"),
+    IMAGE_ENV: re.compile(r"[A-Za-z_]\w*=[^,=]*(,[A-Za-z_]\w*=[^,=]*)*", re.ASCII),
 }
 _SEPARATOR = re.compile(r"[;&|\n<>()`]")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -56,6 +59,7 @@ class ContainerSpec:
     host_ports: frozenset[tuple[str, int]]
     env: tuple[Json, ...]
     env_from: tuple[Json, ...]
+    privileged: bool
     volume_mounts: tuple[VolumeMount, ...]
 
     @property
@@ -124,6 +128,7 @@ def _container(obj: Json, role: ContainerRole) -> ContainerSpec:
         host_ports=_host_ports(obj),
         env=tuple(obj.get("env") or ()),
         env_from=tuple(obj.get("envFrom") or ()),
+        privileged=bool((obj.get("securityContext") or {}).get("privileged")),
         volume_mounts=tuple(
             VolumeMount(
                 volume=mount["name"],
@@ -196,6 +201,12 @@ def parse_duration_s(text: str) -> float:
         if text.endswith(unit):
             return float(text.removesuffix(unit)) * _UNITS_S[unit]
     return float(text)
+
+
+def image_variables(annotations: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that the images of a pod set."""
+    entries = annotations.get(IMAGE_ENV, "").split(",")
+    return {name: value for name, _, value in (entry.partition("=") for entry in entries) if name}
 
 
 def stop_after_s(annotations: Mapping[str, str]) -> float:

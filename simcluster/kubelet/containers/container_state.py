@@ -76,8 +76,8 @@ class ContainerState:
     env: dict[str, str] = field(default_factory=dict)
     mounts: list[MountPoint] = field(default_factory=list)
     device_nodes: list[str] = field(default_factory=list)
-    cdi_devices: list[str] = field(default_factory=list)
-    """The qualified names of the devices that its runtime has added."""
+    gpus: list[str] = field(default_factory=list)
+    """UUIDs of the GPUs and MIG instances that its runtime gave it, numbers of GPUs, or `all`."""
     log: ContainerLog = field(default_factory=ContainerLog)
     previous_log: ContainerLog = field(default_factory=ContainerLog)
     directory: str = ""

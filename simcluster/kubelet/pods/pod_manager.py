@@ -3,7 +3,7 @@
 import asyncio
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -14,23 +14,35 @@ from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json
 from simcluster.events import EventRecorder
 from simcluster.kubelet.claims.claim_manager import ClaimManager
+from simcluster.kubelet.containers.bundles import Bundles
 from simcluster.kubelet.containers.container_spec import (
     ContainerSpec,
     PodSpec,
     annotation_error,
     parse_pod,
 )
-from simcluster.kubelet.containers.container_state import ContainerState, PodState
+from simcluster.kubelet.containers.container_state import (
+    ContainerPhase,
+    ContainerState,
+    PodState,
+)
 from simcluster.kubelet.containers.container_status import (
     pod_status,
     rejected_status,
     with_foreign_conditions,
+)
+from simcluster.kubelet.containers.runtime_devices import (
+    ALL,
+    OPEN_RUNTIME,
+    given_gpus,
+    named_gpus,
 )
 from simcluster.kubelet.containers.volumes import make_volumes
 from simcluster.kubelet.devices.device_manager import DeviceManager
 from simcluster.kubelet.devices.kubelet_devices import AllocationError
 from simcluster.kubelet.pods.pod_worker import FINAL, PodWorker
 from simcluster.kubelet.pods.predicates import KubeletNodeFacts, PodRejection, check_predicates
+from simcluster.kubelet.programs.gpu_numbers import GpuNumbers
 from simcluster.kubelet.programs.processes import NodeProcesses
 from simcluster.kubelet.settings import NodeFiles, NodeSettings, replace_file
 from simcluster.ports import ClusterEvent, ClusterStore
@@ -176,6 +188,16 @@ class PodManager:
         self._all_admitted = False
         """Whether all pods of the first list have been admitted or rejected."""
         self._restored = {state.uid: state for state in self._files.load()}
+        self.bundles = Bundles(files.bundles)
+        self.bundles.retain(
+            [
+                container.container_id
+                for state in self._restored.values()
+                for container in state.containers.values()
+                if container.phase is ContainerPhase.RUNNING
+            ]
+        )
+        self.gpu_numbers = GpuNumbers(files.gpu_state)
 
     async def run(self) -> None:
         """Watch the pods of the node until cancelled."""
@@ -381,6 +403,23 @@ class PodManager:
         named = [device.name for answer in responses for device in answer.cdi_devices]
         edits = self._claims.response(pod, container, named)
         return [] if edits is None else [edits]
+
+    def gpus_of(
+        self,
+        pod: PodSpec,
+        container: ContainerSpec,
+        responses: Iterable[api_pb2.ContainerAllocateResponse],
+        env: Mapping[str, str],
+    ) -> list[str]:
+        """Return what the node's container runtime gives to a container with these variables."""
+        node = self._store.find("nodes", None, self._node)
+        labels = (node.obj["metadata"].get("labels") or {}) if node else {}
+        if container.privileged:
+            return [ALL]
+        given = given_gpus(responses)
+        if labels.get(OPEN_RUNTIME) != "true":
+            return given
+        return [*given, *named_gpus(env, pod.annotations)]
 
     def find_source(self, pod: PodSpec, resource: str, name: str) -> Json | None:
         """Return a ConfigMap or Secret in the pod's namespace; None: absent."""

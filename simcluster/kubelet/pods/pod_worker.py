@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from shared.model.clock import wait_for_event
 from shared.model.errors import UnavailableError
 from simcluster.apimachinery.objects import Json
 from simcluster.kubelet.claims.claim_manager import ClaimError
+from simcluster.kubelet.containers.bundles import Bundles
 from simcluster.kubelet.containers.container_commands import run_command
 from simcluster.kubelet.containers.container_env import (
     MissingSourceError,
@@ -35,6 +36,7 @@ from simcluster.kubelet.containers.container_state import (
 )
 from simcluster.kubelet.containers.container_status import PAST_DEADLINE, phase
 from simcluster.kubelet.devices.kubelet_devices import AllocationError
+from simcluster.kubelet.programs.gpu_numbers import GpuNumbers
 from simcluster.kubelet.programs.processes import KILLED, NodeProcesses, StartError
 from simcluster.kubelet.settings import NodeSettings
 
@@ -49,6 +51,8 @@ class WorkerHost(Protocol):
 
     settings: NodeSettings
     processes: NodeProcesses
+    bundles: Bundles
+    gpu_numbers: GpuNumbers
 
     async def before_start(self, pod: PodSpec, container: ContainerSpec) -> None:
         """Call the device plugins; AllocationError if one refuses."""
@@ -64,6 +68,16 @@ class WorkerHost(Protocol):
         self, pod: PodSpec, container: ContainerSpec
     ) -> list[api_pb2.ContainerAllocateResponse]:
         """Return what the container runtime adds for CDI devices."""
+        ...
+
+    def gpus_of(
+        self,
+        pod: PodSpec,
+        container: ContainerSpec,
+        responses: Iterable[api_pb2.ContainerAllocateResponse],
+        env: Mapping[str, str],
+    ) -> list[str]:
+        """Return the GPUs that the container runtime gives to a container."""
         ...
 
     def find_source(self, pod: PodSpec, resource: str, name: str) -> Json | None:
@@ -259,7 +273,6 @@ class PodWorker:
             pod_ip=self.state.pod_ip,
             host_ip=self._host.settings.host,
         )
-        state.cdi_devices = [device.name for answer in edits for device in answer.cdi_devices]
         responses += edits
         volumes = self._host.make_volumes(self.pod)
         state.mounts = mount_points(spec, volumes, responses)
@@ -267,7 +280,10 @@ class PodWorker:
         state.device_nodes = [
             node.container_path for answer in responses for node in answer.devices
         ]
+        state.gpus = self._host.gpus_of(self.pod, spec, responses, state.env)
         container_id = f"containerd://{secrets.token_hex(32)}"
+        numbers = await asyncio.to_thread(self._host.gpu_numbers.of, state.gpus)
+        self._host.bundles.add(self.pod.uid, container_id, numbers, privileged=spec.privileged)
         state.previous_log, state.log = state.log, ContainerLog()
         self._event(spec, "Pulled", self._host.processes.programs.pulled(spec.image))
         self._event(spec, "Created", f"Container created: {spec.name}")
@@ -277,8 +293,12 @@ class PodWorker:
             text = f"failed to create containerd task: {error}"
             self._host.event(self.pod, "Warning", "Failed", f"Error: {text}", spec.name)
             state.set_unstartable(container_id, time.time(), text)
+            self._host.bundles.remove(container_id)
             self._changed()
             return
+        except BaseException:
+            self._host.bundles.remove(container_id)
+            raise
         now = time.time()
         state.set_running(container_id, now, None if run_for_s is None else now + run_for_s)
         self._event(spec, "Started", f"Container started: {spec.name}")
@@ -310,6 +330,7 @@ class PodWorker:
         state = self.state.containers[spec.name]
         if state.phase is ContainerPhase.RUNNING:
             state.set_terminated(exit_code, time.time())
+            self._host.bundles.remove(state.container_id)
             self._changed()
 
     async def _stop_containers(self) -> None:

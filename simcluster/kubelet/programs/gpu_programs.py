@@ -15,6 +15,7 @@ from simcluster.gpu_driver.build import build
 from simcluster.gpu_driver.control import device_uuids
 from simcluster.kubelet.containers.container_commands import host_path
 from simcluster.kubelet.containers.container_state import ContainerState
+from simcluster.kubelet.containers.runtime_devices import ALL, VISIBLE, visible_variable
 from simcluster.kubelet.programs.processes import Launch, Namespaces, possible_namespaces
 from simcluster.kubelet.settings import NodeFiles
 
@@ -25,23 +26,9 @@ _OWN = ("LD_",)
 """Prefixes of the container's variables that would change how this machine starts a program."""
 _REGION = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 _PRELOAD = "/etc/ld.so.preload"
-_VISIBLE, _NOTHING = "NVIDIA_VISIBLE_DEVICES", "void"
 STUCK = "stuck"
 """The fault of a GPU whose processes stay, in uninterruptible sleep, when they are to end."""
 SCRATCH = "/tmp"  # noqa: S108 - of the containers of a node, not of this machine
-
-
-def visible_devices(state: ContainerState) -> str:
-    """Return the GPUs and MIG instances that a container's runtime lets it see.
-
-    NVIDIA's runtime reads the variable. CDI devices are added to them: simulated GPUs have no
-    device nodes, so their names count.
-    """
-    by_variable = state.env.get(_VISIBLE, _NOTHING)
-    by_cdi = [name.partition("=")[2] for name in state.cdi_devices]
-    uuids = [name for name in by_cdi if name.startswith(("GPU-", "MIG-"))]
-    named = [] if by_variable in {"", _NOTHING} else [by_variable]
-    return ",".join([*named, *uuids]) or by_variable or _NOTHING
 
 
 def preloaded(state: ContainerState) -> dict[str, str]:
@@ -51,7 +38,7 @@ def preloaded(state: ContainerState) -> dict[str, str]:
     """
     given = dict(state.env)
     region = _mounted(state, given.pop(_REGION, ""))
-    gpus = {"CUDA_VISIBLE_DEVICES": visible_devices(state)}
+    gpus = {} if ALL in state.gpus else {"CUDA_VISIBLE_DEVICES": ",".join(state.gpus)}
     return {**gpus, **given, **_limits(region, _preloaded(state))}
 
 
@@ -60,7 +47,9 @@ def hidden_files(state: ContainerState, gpus: Path = Path("/proc/driver/nvidia/g
 
     Without them the driver does not list these GPUs; and what would make them again is hidden too.
     """
-    visible = visible_devices(state)
+    visible = visible_variable(state.gpus)
+    if visible == ALL:
+        return []
     hidden = []
     for file in gpus.glob("*/information"):
         facts = dict(line.partition(":")[::2] for line in file.read_text().splitlines())
@@ -155,10 +144,11 @@ class SimulatedPrograms:
         stuck = {device for device, fault in self._faults().items() if fault == STUCK}
         if not stuck or not self._files.gpu_state.is_file():
             return False
-        visible = visible_devices(state)
+        visible = visible_variable(state.gpus)
         devices = device_uuids(self._files.gpu_state)
         return any(
-            {str(index), *uuids} & stuck and any(uuid in visible for uuid in uuids)
+            {str(index), *uuids} & stuck
+            and (visible == ALL or any(uuid in visible for uuid in uuids))
             for index, uuids in enumerate(devices)
         )
 
@@ -188,7 +178,7 @@ def environment(state: ContainerState, folder: Path | None, gpus: Path) -> dict[
     return {
         "HOME": os.environ.get("HOME", "/"),
         **given,
-        _VISIBLE: visible_devices(state),
+        VISIBLE: visible_variable(state.gpus),
         **(driver if folder else {"PATH": path}),
         **_limits(region, library),
     }

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.node_agent.kubelet.bundles import BUNDLES
+from services.node_agent.container_runtime.bundles import BUNDLES
 
 CONTAINERD, CRIO = BUNDLES[0], BUNDLES[2]
 ALL_DEVICES = {"allow": True, "access": "rwm"}

@@ -55,6 +55,7 @@ def limited(folder: Path, *, library: str = "") -> ContainerState:
         "/overrideEnv": folder / "preload",
     }
     return ContainerState(
+        gpus=[ONE],
         env={"NVIDIA_VISIBLE_DEVICES": ONE, "CUDA_DEVICE_MEMORY_SHARED_CACHE": "/lease/r.cache"},
         mounts=[
             MountPoint(path, str(host), read_only=host.is_file()) for path, host in mounts.items()
@@ -92,10 +93,11 @@ def test_files_are_hidden_as_by_a_container_runtime(tmp_path: Path) -> None:
         folder = tmp_path / "gpus" / f"0000:0{minor}:00.0"
         folder.mkdir(parents=True)
         (folder / "information").write_text(f"GPU UUID: \t {uuid}\nDevice Minor: \t {minor}\n")
-    state = ContainerState(env={"NVIDIA_VISIBLE_DEVICES": ONE})
+    state = ContainerState(gpus=[ONE])
 
     assert hidden_files(state, tmp_path / "gpus") == ["/dev/nvidia1", "/usr/bin/nvidia-modprobe"]
     assert hidden_files(state, tmp_path / "none") == []
+    assert hidden_files(ContainerState(gpus=["all"]), tmp_path / "gpus") == []
 
 
 def test_without_namespaces_the_library_is_preloaded_and_paths_are_of_this_machine(
@@ -109,7 +111,7 @@ def test_without_namespaces_the_library_is_preloaded_and_paths_are_of_this_machi
     assert found["CUDA_VISIBLE_DEVICES"] == ONE
     assert found["PATH"] == os.environ["PATH"], "the image is this machine"
     without = host_launch(ContainerState(), ["env"], root=None)
-    assert without.environment["CUDA_VISIBLE_DEVICES"] == "void"
+    assert without.environment["CUDA_VISIBLE_DEVICES"] == ""
 
 
 class AnyUser(HostPrograms):

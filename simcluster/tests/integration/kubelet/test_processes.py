@@ -18,11 +18,13 @@ from services.node_agent.kubelet.cgroups import parse_cgroup, pods_of_processes
 from shared.model.names import PodUid
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json
+from simcluster.kubelet.containers.runtime_devices import OPEN_RUNTIME
 from simcluster.kubelet.fleet import KubeletFleet
 from simcluster.kubelet.programs.gpu_programs import SimulatedPrograms
 from simcluster.ports import LogOptions
 from tests.support.gpu_driver import GpuDriver, gpu
 from tests.support.simcluster.kubelet import (
+    NODE,
     SLOT,
     Node,
     ScriptedPlugin,
@@ -224,6 +226,7 @@ async def test_processes_on_a_stuck_gpu_outlive_their_pod_until_it_is_healed(
     files.gpu_state.parent.mkdir()
     driver.state = files.gpu_state
     driver.create(gpu(0), gpu(1))
+    one.node.store.patch("nodes", None, NODE, {"metadata": {"labels": {OPEN_RUNTIME: "true"}}})
     files.faults.write_text(json.dumps({"1": "stuck"}))
     pods = {}
     for number in range(2):

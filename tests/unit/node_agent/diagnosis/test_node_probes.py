@@ -8,12 +8,8 @@ import msgspec
 import pytest
 
 from services.node_agent.allocate.device_list_strategies import DeviceListStrategy
-from services.node_agent.diagnosis.node_probes import (
-    MOUNTS_SWITCH,
-    SWITCH,
-    NodeProbes,
-    device_variable,
-)
+from services.node_agent.container_runtime.runtime_settings import MOUNTS_SWITCH, SWITCH
+from services.node_agent.diagnosis.node_probes import NodeProbes, device_variable
 from services.node_agent.gpu_access import NodeGpus, open_gpus
 from services.node_agent.records.checkpoint import CheckpointFile
 from services.node_agent.settings import AgentSettings

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from services.node_agent.kubelet.bundles import read_bundle
+from services.node_agent.container_runtime.bundles import read_bundle
 from services.node_agent.kubelet.pods import ClaimHolding, KubeletPod
 from services.node_agent.usage import container_views
 from services.node_agent.usage.container_views import LABELS_AGAIN_S, MOST_READ, READ_AGAIN_S

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.node_agent.kubelet.bundles import (
+from services.node_agent.container_runtime.bundles import (
     BUNDLES,
     list_bundles,
     read_bundle,

@@ -7,6 +7,7 @@ are read without a capability, unlike the container's own `/dev`. Nothing that a
 counts: the runtime takes the name of a container's cgroup from the kubelet.
 """
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -99,10 +100,12 @@ def read_bundle(bundle: Path, proc: Path) -> ContainerDevices | None:
     try:
         folder = bundle / "userdata" if (bundle / "userdata").is_dir() else bundle
         text = _read(folder / "config.json")
-        pid_file = folder / ("pidfile" if folder != bundle else "init.pid")
-        mounts = _read(proc / _read(pid_file).decode().strip() / "mountinfo")
+        pid = _read(folder / ("pidfile" if folder != bundle else "init.pid")).decode().strip()
     except (OSError, ValueError):
         return None
+    mounts = b""
+    with contextlib.suppress(OSError):  # it has ended
+        mounts = _read(proc / pid / "mountinfo")
     try:
         specification = _decode(text)
     except UNDECODABLE as error:

@@ -1,0 +1,266 @@
+"""Settings of the container runtime by which pods can get GPUs that they do not lease.
+
+They are read from the files of containerd and CRI-O, and of NVIDIA's container toolkit. A runtime
+without files has its defaults, which give nothing to pods.
+"""
+
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from shared.dialects.reserved import VISIBLE
+from shared.model.errors import RequestError
+from shared.model.findings import Finding, SkipError, ok, warn
+
+SWITCH = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+MOUNTS_SWITCH = "accept-nvidia-visible-devices-as-volume-mounts"
+CONFIGURE = "nvidia-ctk config --in-place --set"
+TOOLKIT_FILES = (
+    "etc/nvidia-container-runtime/config.toml",
+    "usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
+)
+"""Files of NVIDIA's runtime: of its packages, and of the GPU operator."""
+CONTAINERD_FILES = (
+    "etc/containerd/config.toml",
+    "var/lib/rancher/k3s/agent/etc/containerd/config.toml",
+)
+"""Of containerd, and of that of k3s."""
+IMPORTED = "etc/containerd/conf.d/*.toml"
+"""What newest versions of containerd import as installed."""
+CRIO_FILES = ("etc/crio/crio.conf", "etc/crio/crio.conf.d/*")
+HOOK_FILES = ("usr/share/containers/oci/hooks.d/*.json", "etc/containers/oci/hooks.d/*.json")
+"""Hooks that CRI-O runs for containers."""
+PLUGIN_FILES = "opt/nri/plugins/*"
+CRI_SECTIONS = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri")
+NRI_SECTION = "io.containerd.nri.v1.nri"
+CRIO_DEVICES = "io.kubernetes.cri-o.Devices"
+ANNOTATIONS = ("cdi.k8s.io/pod", "nvidia.cdi.k8s.io/pod")
+"""Annotations by which NVIDIA's runtime adds devices; the part after the slash is free."""
+INJECTORS = ("device-injector", "cdi", "nvidia")
+"""Parts of the names of NRI plugins that add the devices which a pod's annotations name."""
+MAX_IMPORTS, MAX_BYTES = 64, 1 << 20
+_NVIDIA, _GPU = "nvidia", "/dev/nvidia"
+
+RUNTIME_DIRECTORIES = ("etc/containerd", "etc/crio", "var/lib/rancher/k3s")
+"""One of them exists where the settings of the runtime can be seen."""
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSetting:
+    """A setting by which a pod can get GPUs without a lease."""
+
+    name: str
+    text: str
+    remedy: str
+
+
+def open_settings(host: Path) -> list[OpenSetting]:
+    """Return the settings below the node's root that give pods GPUs which they name.
+
+    Raises RequestError for a file that is not TOML, OSError for one that cannot be read, and
+    SkipError if the node's settings are not visible there.
+    """
+    if not any((host / directory).is_dir() for directory in RUNTIME_DIRECTORIES):
+        places = " or ".join(f"{host / directory}" for directory in RUNTIME_DIRECTORIES[:2])
+        raise SkipError(f"the settings of containerd or CRI-O are not visible at {places}")
+    containerd = _merged(_containerd_files(host))
+    crio = _merged(_existing(host, CRIO_FILES))
+    hooks = [path for path in _existing(host, HOOK_FILES) if _NVIDIA in _text(path)]
+    return [
+        *_nvidia_runtime(
+            host, [*_runtimes_of_containerd(containerd), *_runtimes_of_crio(crio)], hooks
+        ),
+        *_crio(crio),
+        *_plugins(host, containerd),
+    ]
+
+
+def judge_open_settings(found: Iterable[OpenSetting]) -> Finding:
+    """Judge whether pods can get GPUs by naming them."""
+    listed = list(found)
+    if not listed:
+        return ok("the container runtime gives pods no GPUs but those of device plugins and claims")
+    return warn(
+        "pods can get GPUs without a lease: " + "; ".join(one.text for one in listed),
+        "; ".join(dict.fromkeys(one.remedy for one in listed)) + "; see docs/install.md, step 2",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Runtime:
+    """A way to run containers."""
+
+    name: str
+    program: str
+    is_default: bool
+    annotations: tuple[str, ...] = ()
+    """Patterns of the pod's annotations that the runtime gets."""
+
+    @property
+    def is_nvidia(self) -> bool:
+        return _NVIDIA in self.name or _NVIDIA in self.program
+
+
+def _nvidia_runtime(
+    host: Path, runtimes: Iterable[_Runtime], hooks: Iterable[Path]
+) -> Iterator[OpenSetting]:
+    """Yield what NVIDIA's runtime gives, if containers can reach it."""
+    reached = [runtime for runtime in runtimes if runtime.is_nvidia]
+    hooked = list(hooks)
+    if not reached and not hooked:
+        return
+    files = _existing(host, TOOLKIT_FILES)
+    settings = _parsed(files[0]) if files else {}
+    by_default = hooked or any(runtime.is_default for runtime in reached)
+    who = "every pod" if by_default else "every pod with its runtime class"
+    if settings.get(SWITCH, True):
+        where = files[0] if files else TOOLKIT_FILES[0]
+        yield OpenSetting(
+            SWITCH,
+            f"NVIDIA's runtime gives {who} what {VISIBLE} names, also in the image: "
+            f"{SWITCH} is not false in {where}",
+            f"pass devices by CDI, then {CONFIGURE} {SWITCH}=false",
+        )
+    for runtime in reached:
+        open_to = [
+            pattern
+            for pattern in runtime.annotations
+            if any(fnmatch(annotation, pattern) for annotation in ANNOTATIONS)
+        ]
+        if open_to:
+            yield OpenSetting(
+                "pod_annotations",
+                f"runtime {runtime.name} gets the pod's annotations {', '.join(open_to)}, which "
+                "name CDI devices",
+                f"remove them from pod_annotations of runtime {runtime.name} in containerd's file",
+            )
+
+
+def _crio(settings: Settings) -> Iterator[OpenSetting]:
+    runtime = _tables(settings, "crio", "runtime")
+    added = [text for text in _texts(runtime.get("additional_devices")) if _GPU in text]
+    if added:
+        yield OpenSetting(
+            "additional_devices",
+            f"CRI-O adds {', '.join(added)} to every container",
+            "remove them from additional_devices of CRI-O",
+        )
+    allowed = [text for text in _texts(runtime.get("allowed_devices")) if _GPU in text]
+    handlers = {**_tables(runtime, "runtimes"), **_tables(runtime, "workloads")}
+    accepting = [
+        name
+        for name, handler in handlers.items()
+        if any(
+            CRIO_DEVICES.startswith(text) and text
+            for text in _texts(handler.get("allowed_annotations"))
+        )
+    ]
+    if allowed and accepting:
+        yield OpenSetting(
+            "allowed_devices",
+            f"CRI-O's {', '.join(sorted(accepting))} gives pods the devices {', '.join(allowed)} "
+            f"for the annotation {CRIO_DEVICES}",
+            f"remove {CRIO_DEVICES} from allowed_annotations, or GPUs from allowed_devices",
+        )
+
+
+def _plugins(host: Path, containerd: Settings) -> Iterator[OpenSetting]:
+    """Yield NRI plugins that the runtime starts. Others connect to it, and leave no file."""
+    if _tables(containerd, "plugins", NRI_SECTION).get("disable") is True:
+        return
+    names = [path.name for path in _existing(host, (PLUGIN_FILES,))]
+    injectors = [name for name in names if any(part in name for part in INJECTORS)]
+    if injectors:
+        yield OpenSetting(
+            "nri",
+            f"the NRI plugins {', '.join(injectors)} add devices that a pod's annotations name",
+            f"remove them from /{PLUGIN_FILES.rpartition('/')[0]}, or disable NRI",
+        )
+
+
+def _runtimes_of_containerd(settings: Settings) -> list[_Runtime]:
+    section = _tables(_cri(settings), "containerd")
+    default = str(section.get("default_runtime_name", "runc"))
+    return [
+        _Runtime(
+            name,
+            str(_tables(runtime, "options").get("BinaryName", "")),
+            name == default,
+            _texts(runtime.get("pod_annotations")),
+        )
+        for name, runtime in _tables(section, "runtimes").items()
+    ]
+
+
+def _runtimes_of_crio(settings: Settings) -> list[_Runtime]:
+    section = _tables(settings, "crio", "runtime")
+    default = section.get("default_runtime", "")
+    return [
+        _Runtime(name, str(runtime.get("runtime_path", "")), name == default)
+        for name, runtime in _tables(section, "runtimes").items()
+    ]
+
+
+def _cri(settings: Settings) -> Settings:
+    plugins = _tables(settings, "plugins")
+    return next((_tables(plugins, name) for name in CRI_SECTIONS if name in plugins), {})
+
+
+def _tables(settings: Settings, *path: str) -> Settings:
+    """Return a table within another, or an empty one."""
+    for key in path:
+        inner = settings.get(key)
+        settings = inner if isinstance(inner, Mapping) else {}
+    return settings
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
+
+
+def _containerd_files(host: Path) -> list[Path]:
+    """Return containerd's file and those that it imports, in the order in which they count."""
+    files = _existing(host, CONTAINERD_FILES)[:1]
+    patterns = [IMPORTED]
+    for path in files:
+        patterns += [text.lstrip("/") for text in _texts(_parsed(path).get("imports"))]
+    imported = _existing(host, dict.fromkeys(patterns))
+    return [*files, *imported][:MAX_IMPORTS]
+
+
+def _existing(host: Path, patterns: Iterable[str]) -> list[Path]:
+    found = (path for pattern in patterns for path in sorted(host.glob(pattern)))
+    return [path for path in dict.fromkeys(found) if path.is_file()]
+
+
+def _merged(paths: Iterable[Path]) -> Settings:
+    merged: dict[str, Any] = {}
+    for path in paths:
+        _merge(merged, _parsed(path))
+    return merged
+
+
+def _merge(into: dict[str, Any], settings: Settings) -> None:
+    for key, value in settings.items():
+        before = into.get(key)
+        if isinstance(value, dict) and isinstance(before, dict):
+            _merge(before, value)
+        else:
+            into[key] = value
+
+
+def _parsed(path: Path) -> Settings:
+    try:
+        return tomllib.loads(_text(path))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise RequestError(f"{path} is not TOML: {error}") from error
+
+
+def _text(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(MAX_BYTES).decode(errors="replace")
