@@ -16,6 +16,7 @@ from nats.protocol.parser import AWAITING_CONTROL_LINE, AWAITING_MSG_PAYLOAD, Pa
 LINE_END = b"\r\n"
 MAX_LINE_BYTES = 1024 * 1024
 """Of a line without an end: far above the list of a cluster's servers, which is the longest."""
+MAX_DIGITS = 18
 
 
 class ServerParser(Parser):  # type: ignore[misc]
@@ -47,25 +48,25 @@ class ServerParser(Parser):  # type: ignore[misc]
                 return
             line = bytes(self.buf[:end])
             del self.buf[: end + len(LINE_END)]
-            await self._read_line(line)
+            operation, *arguments = line.split(b" ")
+            if operation == b"MSG":
+                self._expect_message(arguments, sizes=1)
+            elif operation == b"HMSG":
+                self._expect_message(arguments, sizes=2)
+            else:
+                await self._pass_on_line(operation, line[len(operation) :])
 
-    async def _read_line(self, line: bytes) -> None:
-        operation, _, arguments = line.partition(b" ")
+    async def _pass_on_line(self, operation: bytes, text: bytes) -> None:
         match operation:
-            case b"MSG":
-                self._expect_message(arguments.split(b" "), sizes=1)
-            case b"HMSG":
-                self._expect_message(arguments.split(b" "), sizes=2)
             case b"PING":
                 await self.nc._process_ping()  # noqa: SLF001 - as the library's parser
             case b"PONG":
                 await self.nc._process_pong()  # noqa: SLF001
             case b"INFO":
-                await self.nc._process_info(_decode_info(arguments))  # noqa: SLF001
+                await self.nc._process_info(_decode_info(text))  # noqa: SLF001
             case b"-ERR":
                 # It quotes the subject of what was refused.
-                error = arguments.decode(errors="replace").strip().lower()
-                await self.nc._process_err(error)  # noqa: SLF001
+                await self.nc._process_err(text.decode(errors="replace").strip().lower())  # noqa: SLF001
             case b"+OK":
                 pass
             case _:
@@ -75,27 +76,33 @@ class ServerParser(Parser):  # type: ignore[misc]
         """Read `SUBJECT SID [REPLY] [HEADER SIZE] SIZE`."""
         if len(arguments) - sizes not in {2, 3}:
             raise ProtocolError
-        subject, sid, *reply = arguments[:-sizes]
-        numbers = (sid, *arguments[-sizes:])
-        if not all(number.isdigit() and len(number) <= 18 for number in numbers):
-            raise ProtocolError
-        self.needed = int(arguments[-1])
-        self.header_needed = int(arguments[-2]) if sizes == 2 else 0
+        self.msg_arg = {
+            "subject": arguments[0],
+            "sid": _decode_number(arguments[1]),
+            "reply": arguments[2] if len(arguments) - sizes == 3 else b"",
+        }
+        self.needed = _decode_number(arguments[-1])
+        self.header_needed = _decode_number(arguments[-2]) if sizes == 2 else 0
         if self.header_needed > self.needed:
             raise ProtocolError
-        self.msg_arg = {"subject": subject, "sid": int(sid), "reply": b"".join(reply)}
         self.state = AWAITING_MSG_PAYLOAD
 
     async def _pass_on_message(self) -> None:
-        message = bytes(self.buf[: self.needed])
-        end = self.buf[self.needed : self.needed + len(LINE_END)]
-        if end != LINE_END:
+        end = self.needed + len(LINE_END)
+        message = bytes(self.buf[:end])
+        if not message.endswith(LINE_END):
             raise ProtocolError
-        del self.buf[: self.needed + len(LINE_END)]
+        del self.buf[:end]
         self.state = AWAITING_CONTROL_LINE
-        headers, data = message[: self.header_needed], message[self.header_needed :]
-        subject, sid, reply = (self.msg_arg[name] for name in ("subject", "sid", "reply"))
-        await self.nc._process_msg(sid, subject, reply, data, headers)  # noqa: SLF001
+        headers, data = message[: self.header_needed], message[self.header_needed : self.needed]
+        sent = self.msg_arg
+        await self.nc._process_msg(sent["sid"], sent["subject"], sent["reply"], data, headers)  # noqa: SLF001
+
+
+def _decode_number(text: bytes) -> int:
+    if not text.isdigit() or len(text) > MAX_DIGITS:
+        raise ProtocolError
+    return int(text)
 
 
 def _decode_info(text: bytes) -> dict[str, Any]:

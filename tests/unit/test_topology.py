@@ -65,6 +65,22 @@ def test_every_event_that_a_service_consumes_is_published_by_one() -> None:
     assert consumed <= published
 
 
+def test_only_agents_publish_what_is_marked_as_theirs() -> None:
+    """Receivers believe the subject of such an event: no other service publishes one."""
+    by_agents, by_others = (
+        {
+            event
+            for service in topology.SERVICES
+            if service.per_node is per_node
+            for event in topology.published(topology.roles()[service.name])
+        }
+        for per_node in (True, False)
+    )
+
+    assert by_agents & by_others == set()
+    assert by_agents == {event for event in event_types().values() if event.is_of_agent}
+
+
 @pytest.mark.parametrize("service", topology.SERVICES, ids=lambda service: service.name)
 def test_a_service_publishes_what_its_signatures_declare(service: topology.ServiceEntry) -> None:
     known = event_types()

@@ -33,7 +33,7 @@ from shared.model.errors import PermissionDeniedError, RequestError, Unavailable
 from shared.model.events.pod_events import PodGated
 from shared.model.lease import Lease
 from shared.model.names import Namespace, PodUid
-from tests.support.placer.ledger import rebuild, reservation, reserve, share
+from tests.support.placer.ledger import ledger, rebuild, reservation, reserve, share
 from tests.support.servers.nats import free_port
 from tests.support.servers.sentinels import Servers, sentinels
 from tests.support.servers.valkey import ValkeyServer, valkey_binary
@@ -497,3 +497,11 @@ async def _script_error(refusal: Refusal, script: str) -> ResponseError:
         with pytest.raises(ResponseError) as raised:
             await ledger._redis.eval(script, 1, "t:key")
     return raised.value
+
+
+async def test_the_client_has_no_tasks_of_its_own_that_could_end_unnoticed(url: str) -> None:
+    before = asyncio.all_tasks()
+    async with ledger(url, {"a": 1}) as leases:
+        await asyncio.gather(*(leases.snapshot() for _ in range(20)))
+
+        assert asyncio.all_tasks() == before
