@@ -8,6 +8,7 @@ counts: the runtime takes the name of a container's cgroup from the kubelet.
 """
 
 import contextlib
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ GPU_MAJOR, MOST_GPUS = 195, 254
 MOST_BYTES = 16 << 20
 """A specification lists all variables and mounts, which are less than an object of etcd."""
 _GPU_NODE = re.compile(r"/dev/nvidia(\d{1,3})")
-_ID = re.compile(r"[0-9a-f]{64}")
+ID_LENGTH = 64
 
 
 class _Device(Struct, frozen=True, gc=False):
@@ -78,17 +79,16 @@ _decode = msgspec.json.Decoder(_Specification).decode
 
 
 def list_bundles(directories: Iterable[Path]) -> dict[str, Path]:
-    """Return the bundle of each container that exists, sandboxes included, by its ID.
+    """Return the directory of each container that exists, sandboxes included, by its ID.
 
     A directory that is missing has none. Raises OSError for one that cannot be read.
     """
     found: dict[str, Path] = {}
     for directory in directories:
-        try:
-            entries = list(directory.iterdir())
-        except FileNotFoundError:
-            continue
-        found |= {bundle.name: bundle for bundle in entries if _ID.fullmatch(bundle.name)}
+        with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+            found.update(
+                (entry.name, directory) for entry in entries if len(entry.name) == ID_LENGTH
+            )
     return found
 
 

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from services.node_agent.container_runtime.bundles import list_bundles, read_bundle
@@ -18,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 MOST_READ = 64
 """Containers that one look reads; a kubelet starts fewer within one scan."""
+MOST_READ_AGAIN = 8
 READ_AGAIN_S = 300.0
 """A container can get devices later, by a program with privileges on the node."""
 STARTING_S = 60.0
@@ -55,17 +57,18 @@ class ContainerViews:
         bundles = list_bundles(self.directories)
         fresh = _Reading(now, float("-inf"), None)
         self._readings = {name: self._readings.get(name, fresh) for name in bundles}
-        due = [name for name, reading in self._readings.items() if _is_due(reading, now)]
-        due.sort(key=lambda name: self._readings[name].read_at)
-        for name in due[:MOST_READ]:
+        new = [name for name, reading in self._readings.items() if _is_new(reading, now)]
+        new.sort(key=lambda name: self._readings[name].read_at)
+        old = (name for name, reading in self._readings.items() if _is_old(reading, now))
+        for name in (*new[:MOST_READ], *islice(old, MOST_READ_AGAIN)):
             began_at = self._readings[name].began_at
-            self._readings[name] = _Reading(began_at, now, self._read(bundles[name]))
+            self._readings[name] = _Reading(began_at, now, self._read(bundles[name] / name))
         return self._seeing()
 
     def look_at_all(self) -> tuple[ContainerDevices, ...]:
         """Look at containers of any number."""
         bundles = list_bundles(self.directories)
-        found = ((name, self._read(bundle)) for name, bundle in bundles.items())
+        found = ((name, self._read(where / name)) for name, where in bundles.items())
         self._readings = {name: _Reading(0.0, 0.0, devices) for name, devices in found}
         return self._seeing()
 
@@ -90,10 +93,12 @@ class ContainerViews:
             return ContainerDevices(pod=None, container_id=bundle.name)
 
 
-def _is_due(reading: _Reading, now: float) -> bool:
-    if reading.devices is None and now - reading.began_at < STARTING_S:
-        return True
-    return now - reading.read_at >= READ_AGAIN_S
+def _is_new(reading: _Reading, now: float) -> bool:
+    return reading.devices is None and now - reading.began_at < STARTING_S
+
+
+def _is_old(reading: _Reading, now: float) -> bool:
+    return not _is_new(reading, now) and now - reading.read_at >= READ_AGAIN_S
 
 
 class ExemptNamespaces:

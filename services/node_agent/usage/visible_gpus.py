@@ -70,6 +70,10 @@ def unleased_views(seen: Iterable[ContainerDevices], view: NodeView) -> list[Unl
     list (yet).
     """
     device_at = {device.index: device for device in view.devices}
+    leased_in = _by_pod(view.leased)
+    held_by: dict[tuple[str, str], set[str]] = {}
+    for holding in view.claims:
+        held_by.setdefault((holding.namespace, holding.pod), set()).add(holding.device)
     unleased: list[UnleasedView] = []
     for container in seen:
         pod = view.pods.get(container.pod) if container.pod else None
@@ -81,39 +85,41 @@ def unleased_views(seen: Iterable[ContainerDevices], view: NodeView) -> list[Unl
         if container.every_device:
             unleased.append(UnleasedView(pod=pod, container=name))
             continue
-        leased = _leased_devices(pod, name, view)
-        gpus = sorted(
+        leased = _leased_devices(name, leased_in.get(pod.uid, ()))
+        held = held_by.get((pod.namespace, pod.name), set())
+        gpus = tuple(
             index
-            for index, device in device_at.items()
-            if index in container.gpus and device.uuid not in leased
+            for index in sorted(container.gpus & device_at.keys())
+            if not (device_at[index].uuid in leased or _is_held(device_at[index].uuid, held))
         )
         if gpus:
-            unleased.append(UnleasedView(pod=pod, container=name, gpus=tuple(gpus)))
+            unleased.append(UnleasedView(pod=pod, container=name, gpus=gpus))
     return unleased
 
 
-def _leased_devices(pod: KubeletPod, name: str, view: NodeView) -> set[DeviceUuid]:
-    """Return the devices of a container, and those of its pod's claims.
+def _by_pod(leased: Iterable[LeasedContainer]) -> dict[PodUid, list[LeasedContainer]]:
+    found: dict[PodUid, list[LeasedContainer]] = {}
+    for container in leased:
+        for uid in container.pods:
+            found.setdefault(uid, []).append(container)
+    return found
 
-    A claim may be for administrative access, which has no lease, or the pod its newest user.
-    """
-    leased = {
+
+def _leased_devices(name: str, leased: Iterable[LeasedContainer]) -> set[DeviceUuid]:
+    """Return the devices that a container of a pod leases, and those of its pod's claims."""
+    return {
         share.device
-        for container in view.leased
-        if pod.uid in container.pods
-        and (container.lease.claim is not None or container.name == name)
-        for share in container.shares
+        for container in leased
+        if container.lease.claim is not None or container.name == name
+        for share in container.lease.shares_of(container.name)
     }
-    held = {
-        holding.device
-        for holding in view.claims
-        if (holding.namespace, holding.pod) == (pod.namespace, pod.name)
-    }
-    return leased | {device.uuid for device in view.devices if _is_held(device.uuid, held)}
 
 
 def _is_held(device: DeviceUuid, held: Set[str]) -> bool:
-    """Return whether a claim has a device, or an instance of it."""
+    """Return whether a pod's claims have a device, or an instance of it, also without a lease.
+
+    A claim may be for administrative access, or the pod its newest user.
+    """
     name = device_name(device)
     return any(one == name or one.startswith(f"{name}-") for one in held)
 

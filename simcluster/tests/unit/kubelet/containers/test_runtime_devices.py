@@ -70,7 +70,9 @@ def test_the_node_agent_reads_the_bundles(tmp_path: Path) -> None:
     bundles.add(POD, some, [0, 3], privileged=False)
     bundles.add(POD, other, [], privileged=True)
 
-    found = {name: read_bundle(path, tmp_path) for name, path in list_bundles([tmp_path]).items()}
+    found = {
+        name: read_bundle(path / name, tmp_path) for name, path in list_bundles([tmp_path]).items()
+    }
 
     first, second = found["a" * 64], found[other]
     assert first is not None
