@@ -19,6 +19,7 @@ _SUBRESOURCES = {
     "token": ("TokenRequest", ("create",)),
     "proxy": ("NodeProxyOptions", ("get",)),
     "ephemeralcontainers": ("Pod", ("get", "patch", "update")),
+    "resize": ("Pod", ("get", "patch", "update")),
     "scale": ("Scale", ("get", "patch", "update")),
 }
 _GROUPS = {"eviction": "policy", "scale": "autoscaling", "token": "authentication.k8s.io"}

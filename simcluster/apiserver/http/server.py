@@ -149,6 +149,8 @@ _NOT_SIMULATED = {
     "and `leasehold status` shows the address of Leasehold's page",
 }
 _STOP_S = 1.0
+_READ = frozenset({"", "status", "ephemeralcontainers", "resize"})
+"""The subresources that are read as the object itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,7 +361,7 @@ class ApiServer:
         if target.subresource == "scale":
             workload = self.store.read(target.kind.table, target.namespace, target.name)
             return json_response(encode(scale_of(workload)))
-        if target.kind is BINDINGS or target.subresource not in {"", "status"}:
+        if target.kind is BINDINGS or target.subresource not in _READ:
             raise method_not_allowed("GET")
         options = ListOptions.parse(query)
         fields = options.fields

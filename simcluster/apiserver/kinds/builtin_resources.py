@@ -29,7 +29,7 @@ BUILTIN = (
     Resource(plural="pods", kind="Pod", short_names=("po",), categories=("all",), has_status=True,
              selectable=_POD_FIELDS,
              subresources=("binding", "eviction", "exec", "attach", "portforward", "log",
-                           "ephemeralcontainers")),
+                           "ephemeralcontainers", "resize")),
     Resource(plural="events", kind="Event", short_names=("ev",), selectable=_EVENT_FIELDS),
     Resource(plural="events", kind="Event", group="events.k8s.io", short_names=("ev",),
              stored_as="events", selectable=_NEW_EVENT_FIELDS),

@@ -1,13 +1,14 @@
 """Validation of pods and their updates: all invalid fields at once, as causes of a 422; pure."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 
 from shared.model.errors import RequestError
 from shared.model.quantity import parse_quantity
 from simcluster.apimachinery.errors import Cause
 from simcluster.apimachinery.names import is_qualified, is_subdomain, label_name_causes
-from simcluster.apimachinery.objects import Json, deep_copy
+from simcluster.apimachinery.objects import Json, deep_copy, json_text, list_at
+from simcluster.apimachinery.pods import qos_class
 
 _RESTART_POLICIES = ("Always", "OnFailure", "Never")
 _parsed = lru_cache(maxsize=4096)(parse_quantity)
@@ -171,8 +172,13 @@ def pod_update_causes(new: Json, old: Json) -> list[Cause]:
     """Refuse changes of immutable fields."""
     if new["spec"] == old["spec"]:
         return []
-    causes = []
-    if _immutable_fields(old) != _immutable_fields(new):
+    causes: list[Cause] = []
+    before, after = _immutable_fields(old), _immutable_fields(new)
+    if old["spec"].get("schedulingGates"):
+        causes += _directive_causes(after, before)
+        for spec in (before, after):
+            _drop_directives(spec)
+    if before != after:
         causes.append(Cause("FieldValueForbidden", _IMMUTABLE, "spec"))
     old_tolerations = old["spec"].get("tolerations") or []
     new_tolerations = new["spec"].get("tolerations") or []
@@ -180,6 +186,106 @@ def pod_update_causes(new: Json, old: Json) -> list[Cause]:
         text = "Forbidden: existing toleration can not be modified except its tolerationSeconds"
         causes.append(Cause("FieldValueForbidden", text, "spec.tolerations"))
     return [*causes, *_new_gates(new, old)]
+
+
+_RESIZED = ("cpu", "memory")
+
+
+def resize_causes(new: Json, old: Json) -> list[Cause]:
+    """Refuse changes of a pod's resources other than of cpu and memory, within its QoS class."""
+    before, after = _resources_of(old), _resources_of(new)
+    if before == after:
+        return []
+    causes = pod_causes(new)
+    if causes:
+        return causes
+    if _others(before) != _others(after):
+        text = "Forbidden: only cpu and memory resources are mutable"
+        causes.append(Cause("FieldValueForbidden", text, "spec"))
+    for path, resources in before.items():
+        for kind in ("requests", "limits"):
+            removed = (resources.get(kind) or {}).keys() - (after[path].get(kind) or {}).keys()
+            if removed & set(_RESIZED):
+                text = f"Forbidden: resource {kind} cannot be removed"
+                causes.append(Cause("FieldValueForbidden", text, f"{path}.{kind}"))
+    if qos_class(new) != qos_class(old):
+        text = (
+            f'Invalid value: "{qos_class(old)}": Pod QOS Class may not change as a result of '
+            "resizing"
+        )
+        causes.append(Cause("FieldValueInvalid", text, "spec"))
+    return causes
+
+
+def _resources_of(pod: Json) -> dict[str, Json]:
+    """Return the resources of each container, by their field."""
+    return {
+        f"spec.{field}[{at}].resources": container.get("resources") or {}
+        for field in ("initContainers", "containers")
+        for at, container in enumerate(list_at(pod, f"spec.{field}"))
+    }
+
+
+def _others(resources: Mapping[str, Json]) -> list[Json]:
+    """Return the amounts of resources that cannot be resized."""
+    return [
+        {
+            kind: {name: amount for name, amount in amounts.items() if name not in _RESIZED}
+            for kind, amounts in each.items()
+            if isinstance(amounts, dict)
+        }
+        for each in resources.values()
+    ]
+
+
+_AFFINITY = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+def _directive_causes(new: Json, old: Json) -> Iterator[Cause]:
+    """Refuse changes of a gated pod's node selector and affinity that let it run on more nodes."""
+    before, after = old.get("nodeSelector") or {}, new.get("nodeSelector") or {}
+    if not before.items() <= after.items():
+        text = f"Invalid value: {json_text(after)}: field is immutable"
+        yield Cause("FieldValueInvalid", text, "spec.nodeSelector")
+    where = f"spec.affinity.nodeAffinity.{_AFFINITY}.nodeSelectorTerms"
+    terms, old_terms = _terms(new), _terms(old)
+    if old_terms and len(terms) != len(old_terms):
+        text = (
+            f"Invalid value: {json_text(terms)}: no additions/deletions to non-empty "
+            "NodeSelectorTerms list are allowed"
+        )
+        yield Cause("FieldValueInvalid", text, where)
+        return
+    for at, (term, old_term) in enumerate(zip(terms, old_terms, strict=False)):
+        if not _has_only_additions(term, old_term):
+            text = (
+                f"Invalid value: {json_text(term)}: only additions are allowed (no mutations or "
+                "deletions)"
+            )
+            yield Cause("FieldValueInvalid", text, f"{where}[{at}]")
+
+
+def _terms(spec: Json) -> list[Json]:
+    return list_at(spec, f"affinity.nodeAffinity.{_AFFINITY}.nodeSelectorTerms")
+
+
+def _has_only_additions(new: Json, old: Json) -> bool:
+    """Return whether a term has more requirements; an empty one matches nothing and stays so."""
+    if not (old.get("matchExpressions") or old.get("matchFields")):
+        return not (new.get("matchExpressions") or new.get("matchFields"))
+    return all(
+        (new.get(field) or [])[: len(old.get(field) or [])] == (old.get(field) or [])
+        for field in ("matchExpressions", "matchFields")
+    )
+
+
+def _drop_directives(spec: Json) -> None:
+    """Remove what may change while a pod is gated."""
+    spec.pop("nodeSelector", None)
+    affinity = spec.get("affinity") or {}
+    affinity.pop("nodeAffinity", None)
+    if not affinity:
+        spec.pop("affinity", None)
 
 
 def _new_gates(new: Json, old: Json) -> Iterator[Cause]:

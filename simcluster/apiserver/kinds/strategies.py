@@ -8,7 +8,12 @@ from simcluster.apimachinery.names import metadata_causes
 from simcluster.apimachinery.objects import Json, name_of
 from simcluster.apiserver.kinds.disruption_budgets import budget_causes
 from simcluster.apiserver.kinds.pod_defaults import admit_pod, begin_pod, complete_pod
-from simcluster.apiserver.kinds.pod_validation import new_pod_causes, pod_causes, pod_update_causes
+from simcluster.apiserver.kinds.pod_validation import (
+    new_pod_causes,
+    pod_causes,
+    pod_update_causes,
+    resize_causes,
+)
 from simcluster.apiserver.kinds.resource_quotas import quota_causes
 from simcluster.apiserver.storage.strategy import KindStrategy, ObjectLookup
 
@@ -41,6 +46,10 @@ class PodStrategy(KindStrategy):
     def validate_transition(self, new: Json, old: Json) -> list[Cause]:
         """Refuse changes of immutable fields."""
         return pod_update_causes(new, old)
+
+    def validate_subresource_update(self, new: Json, old: Json) -> list[Cause]:
+        """Refuse resources that a container cannot get while it runs."""
+        return [*super().validate_subresource_update(new, old), *resize_causes(new, old)]
 
 
 class NamespaceStrategy(KindStrategy):

@@ -23,7 +23,7 @@ from simcluster.apiserver.requests.request_target import RequestTarget
 from simcluster.apiserver.storage.store import ObjectStore
 from simcluster.apiserver.storage.write_rules import refuse_invalid
 
-_WRITTEN = frozenset({"", "status", "finalize", "ephemeralcontainers"})
+_WRITTEN = frozenset({"", "status", "finalize", "ephemeralcontainers", "resize"})
 _RETURNED_ON_DELETE = frozenset(
     {
         "pods",

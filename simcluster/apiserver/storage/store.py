@@ -234,10 +234,10 @@ class ObjectStore:
             if not dry_run:
                 self.writes.count(resource, key, f"{verb}/{subresource}".rstrip("/"))
             return old.obj
-        for check in self.admission_checks if not subresource else ():
+        for check in self.admission_checks if subresource in {"", "resize"} else ():
             check(self.kinds[resource], old.obj, new)
-        main = not subresource and strategy.has_generation
-        if main and strategy.changes_generation(new, old.obj):
+        has_generation = subresource != "status" and strategy.has_generation
+        if has_generation and strategy.changes_generation(new, old.obj):
             new["metadata"]["generation"] = int(old.obj["metadata"].get("generation") or 0) + 1
         counted = f"{verb}/{subresource}".rstrip("/")
         meta = new["metadata"]

@@ -9,6 +9,7 @@ from simcluster.apimachinery.objects import (
     JsonValue,
     at_path,
     deep_copy,
+    list_at,
     metadata,
     name_of,
     namespace_of,
@@ -89,6 +90,8 @@ def merge_update(kind: Resource, new: Json, old: Json, subresource: str) -> Json
         result = deep_copy(old)
         _replace(result["spec"], "ephemeralContainers", new["spec"].get("ephemeralContainers"))
         return result
+    if subresource == "resize":
+        return _with_resources(new, deep_copy(old))
     for field in _SYSTEM_FIELDS:
         _replace(new["metadata"], field, old["metadata"].get(field))
     new["metadata"].pop("managedFields", None)
@@ -100,6 +103,17 @@ def merge_update(kind: Resource, new: Json, old: Json, subresource: str) -> Json
     if kind.has_status and not subresource:
         _replace(new, "status", old.get("status"))
     return new
+
+
+def _with_resources(new: Json, pod: Json) -> Json:
+    """Give a pod's containers the resources that they have in another version of it."""
+    for field in ("initContainers", "containers"):
+        listed = list_at(new, f"spec.{field}")
+        resources = {each.get("name"): each.get("resources") for each in listed}
+        for container in list_at(pod, f"spec.{field}"):
+            if container["name"] in resources:
+                container["resources"] = resources[container["name"]] or {}
+    return pod
 
 
 def _merge_status(kind: Resource, new: Json, old: Json) -> Json:

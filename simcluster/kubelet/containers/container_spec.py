@@ -61,6 +61,7 @@ class ContainerSpec:
     env_from: tuple[Json, ...]
     privileged: bool
     volume_mounts: tuple[VolumeMount, ...]
+    resources: Json
 
     @property
     def runs_to_completion_first(self) -> bool:
@@ -129,6 +130,7 @@ def _container(obj: Json, role: ContainerRole) -> ContainerSpec:
         env=tuple(obj.get("env") or ()),
         env_from=tuple(obj.get("envFrom") or ()),
         privileged=bool((obj.get("securityContext") or {}).get("privileged")),
+        resources=obj.get("resources") or {},
         volume_mounts=tuple(
             VolumeMount(
                 volume=mount["name"],

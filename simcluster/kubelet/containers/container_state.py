@@ -3,6 +3,8 @@
 import enum
 from dataclasses import dataclass, field
 
+from simcluster.apimachinery.objects import Json
+
 
 class ContainerPhase(enum.StrEnum):
     """The phase of a container, with the words of a container status."""
@@ -82,6 +84,8 @@ class ContainerState:
     previous_log: ContainerLog = field(default_factory=ContainerLog)
     directory: str = ""
     """The pod's workingDir; empty: that of the image."""
+    resources: Json = field(default_factory=dict)
+    """What the node has given it of what its spec has, in the form of the spec."""
     is_process: bool = False
     """Whether its command is a process of this machine; otherwise it is simulated."""
 
@@ -123,3 +127,5 @@ class PodState:
     past_deadline: bool = False
     """It was active for longer than its spec allows, and has ended or ends."""
     stopping: bool = False
+    waiting_resize: tuple[str, str] | None = None
+    """Why changed resources are not given yet: a reason and a message."""

@@ -18,6 +18,8 @@ PAST_DEADLINE = {
 }
 """Of the status of a pod that was active for longer than its spec allows."""
 _KUBELET_CONDITIONS = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady")
+_RESIZE = "PodResizePending"
+_OWN_CONDITIONS = (*_KUBELET_CONDITIONS, _RESIZE)
 
 
 def rejected_status(pod: PodSpec, previous: Json, reason: str, message: str, now: float) -> Json:
@@ -67,8 +69,8 @@ def pod_status(pod: PodSpec, state: PodState, previous: Json, host_ip: str, now:
 def with_foreign_conditions(status: Json, stored: Json) -> Json:
     """Return our status with the stored conditions and fields of other writers."""
     kept = {field: stored[field] for field in _FOREIGN_FIELDS if field in stored}
-    own = [c for c in status.get("conditions") or () if c["type"] in _KUBELET_CONDITIONS]
-    foreign = [c for c in stored.get("conditions") or () if c["type"] not in _KUBELET_CONDITIONS]
+    own = [c for c in status.get("conditions") or () if c["type"] in _OWN_CONDITIONS]
+    foreign = [c for c in stored.get("conditions") or () if c["type"] not in _OWN_CONDITIONS]
     return kept | status | {"conditions": own + foreign}
 
 
@@ -144,11 +146,16 @@ def _conditions(pod: PodSpec, state: PodState, previous: Sequence[Json], now: fl
         "ContainersReady": (ready, reason, message),
     }
     previous_by_type = {condition["type"]: condition for condition in previous}
-    others = [condition for condition in previous if condition["type"] not in _KUBELET_CONDITIONS]
-    return [
+    others = [condition for condition in previous if condition["type"] not in _OWN_CONDITIONS]
+    own = [
         _condition(kind, wanted[kind], previous_by_type.get(kind), now)
         for kind in _KUBELET_CONDITIONS
-    ] + others
+    ]
+    if state.waiting_resize is not None:
+        why, text = state.waiting_resize
+        pending = _condition(_RESIZE, (True, "", ""), previous_by_type.get(_RESIZE), now)
+        own.append({**pending, "reason": why, "message": text})
+    return own + others
 
 
 def _condition(kind: str, wanted: tuple[bool, str, str], old: Json | None, now: float) -> Json:
@@ -185,6 +192,9 @@ def _container_status(spec: ContainerSpec, state: ContainerState) -> Json:
     }
     if state.container_id:
         status["containerID"] = state.container_id
+    if state.container_id and state.resources:
+        status["resources"] = state.resources
+        status["allocatedResources"] = state.resources.get("requests") or {}
     if state.last_termination is not None and state.phase is not ContainerPhase.TERMINATED:
         status["lastState"] = {"terminated": _terminated(state.last_termination)}
     return status

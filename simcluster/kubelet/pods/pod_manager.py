@@ -42,6 +42,7 @@ from simcluster.kubelet.devices.device_manager import DeviceManager
 from simcluster.kubelet.devices.kubelet_devices import AllocationError
 from simcluster.kubelet.pods.pod_worker import FINAL, PodWorker
 from simcluster.kubelet.pods.predicates import KubeletNodeFacts, PodRejection, check_predicates
+from simcluster.kubelet.pods.resizes import allocate_first, needs_resize, resize
 from simcluster.kubelet.programs.gpu_numbers import GpuNumbers
 from simcluster.kubelet.programs.processes import NodeProcesses
 from simcluster.kubelet.settings import NodeFiles, NodeSettings, replace_file
@@ -185,6 +186,8 @@ class PodManager:
         self._waiting: dict[str, PodSpec] = {}
         self._admitting: str | None = None
         self._unsaved: set[str] = set()
+        self._unresized: set[str] = set()
+        """Pods whose spec has changed, and may have other resources."""
         self._all_admitted = False
         """Whether all pods of the first list have been admitted or rejected."""
         self._restored = {state.uid: state for state in self._files.load()}
@@ -236,6 +239,7 @@ class PodManager:
         uid = event.object["metadata"]["uid"]
         if event.type == "DELETED":
             self._handle_deleted(uid)
+            self._resize()
             return
         pod = parse_pod(event.object)
         final = (pod.obj.get("status") or {}).get("phase") in FINAL
@@ -247,8 +251,23 @@ class PodManager:
             self._start_worker(PodWorker(self, pod, self._restored.pop(uid)), group)
         elif uid in self.workers:
             self.workers[uid].update(pod)
+            self._unresized.add(uid)
         if "deletionTimestamp" in pod.obj["metadata"]:
             self._stop(pod)
+        self._resize()
+
+    def _resize(self) -> None:
+        """Give changed pods their resources, as far as the node has them now."""
+        for uid in tuple(self._unresized):
+            worker = self.workers.get(uid)
+            if worker is None or worker.is_final or not needs_resize(worker.pod, worker.state):
+                self._unresized.discard(uid)
+                continue
+            before = worker.state.waiting_resize
+            others = [pod for pod in self.active() if pod.uid != uid]
+            resize(worker.pod, worker.state, others, self._node_facts())
+            if worker.state.waiting_resize is None or worker.state.waiting_resize != before:
+                self.changed(worker, started=False)
 
     def _stop(self, pod: PodSpec) -> None:
         grace_s = float(pod.obj["metadata"].get("deletionGracePeriodSeconds") or 0)
@@ -328,6 +347,7 @@ class PodManager:
 
     def _start_worker(self, worker: PodWorker, group: asyncio.TaskGroup) -> None:
         self.workers[worker.pod.uid] = worker
+        allocate_first(worker.pod, worker.state)
         self.changed(worker, started=False)
         group.create_task(self._run_worker(worker))
 

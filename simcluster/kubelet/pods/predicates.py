@@ -39,12 +39,13 @@ def check_predicates(
     node without the plugin starts without its devices.
     """
     other_pods = list(others)
-    return _check_resources(pod, other_pods, node) or _check_placement(pod, other_pods, node)
+    return check_resources(pod, other_pods, node) or _check_placement(pod, other_pods, node)
 
 
-def _check_resources(
+def check_resources(
     pod: PodSpec, others: list[PodSpec], node: KubeletNodeFacts
 ) -> PodRejection | None:
+    """Return why the node lacks resources for the pod beside the others; None if it has them."""
     room_for = node.allocatable.get("pods", 0)
     if len(others) + 1 > room_for:
         return _out_of_resource("pods", 1, len(others), room_for)

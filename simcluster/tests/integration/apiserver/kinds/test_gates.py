@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from simcluster.apimachinery.objects import Json
-from tests.support.simcluster.apiserver import PODS, Client, a_pod, body_of, create, refusal
+from tests.support.simcluster.apiserver import MERGE, PODS, Client, a_pod, body_of, create, refusal
 
 STRATEGIC = {"Content-Type": "application/strategic-merge-patch+json"}
 JSON_PATCH = {"Content-Type": "application/json-patch+json"}
@@ -65,6 +65,55 @@ async def test_no_gate_may_be_added_or_renamed_later(client: Client) -> None:
 
         message = (await body_of(answer, 422))["message"]
         assert "only deletion is allowed, but found new scheduling gate 'example.com/b'" in message
+
+
+def affinity(*terms: Json) -> Json:
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [*terms]}}
+    return {"nodeAffinity": required}
+
+
+def term(*keys: str) -> Json:
+    return {"matchExpressions": [{"key": key, "operator": "Exists"} for key in keys]}
+
+
+async def change(client: Client, spec: Json, *, code: int = 200) -> Any:
+    answer = await client.patch(f"{PODS}/web", json={"spec": spec}, headers=MERGE)
+    return await body_of(answer, code)
+
+
+async def test_a_gated_pod_may_be_restricted_to_fewer_nodes_also_as_its_gate_goes(
+    client: Client,
+) -> None:
+    await create(client, PODS, gated("example.com/a", nodeSelector={"a": "1"}))
+
+    await change(client, {"affinity": affinity(term("x"))})
+    await change(client, {"affinity": affinity(term("x", "y"))})
+    done = await change(client, {"nodeSelector": {"b": "2"}, "schedulingGates": None})
+
+    assert done["spec"]["nodeSelector"] == {"a": "1", "b": "2"}
+    assert done["spec"]["affinity"] == affinity(term("x", "y"))
+    late = await change(client, {"nodeSelector": {"c": "3"}}, code=422)
+    assert "pod updates may not change fields other than" in late["message"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ({"nodeSelector": {"a": "2"}}, "spec.nodeSelector: Invalid value"),
+        ({"nodeSelector": {"a": None}}, "spec.nodeSelector: Invalid value"),
+        ({"affinity": affinity(term("y"))}, "nodeSelectorTerms[0]: Invalid value"),
+        ({"affinity": affinity(term("x"), term("y"))}, "no additions/deletions to non-empty"),
+        ({"affinity": None}, "no additions/deletions to non-empty NodeSelectorTerms list"),
+        ({"affinity": {"podAffinity": {}}, "hostNetwork": True}, "pod updates may not change"),
+    ],
+)
+async def test_a_gated_pod_may_not_be_released_to_more_nodes(
+    client: Client, spec: Json, text: str
+) -> None:
+    fields = {"nodeSelector": {"a": "1"}, "affinity": affinity(term("x"))}
+    await create(client, PODS, gated("example.com/a", **fields))
+
+    assert text in (await change(client, spec, code=422))["message"]
 
 
 @pytest.mark.parametrize(
