@@ -155,6 +155,11 @@ CASES = """
 LeaseholdDeviceUnhealthy 6m device_uuid=GPU-1 index=1 state=cordoned severity=warning
   leasehold_device_health{device_uuid="GPU-1",index="1",state="cordoned"} 1+0x20
   leasehold_device_health{device_uuid="GPU-1",index="1",state="healthy"} 0+0x20
+LeaseholdGpuWithoutLease 2m reason=GpuVisibleWithoutLease instance=1 severity=critical
+  leasehold_violations{reason="GpuVisibleWithoutLease",instance="1"} 2+0x20
+  leasehold_violations{reason="GpuVisibleToPrivileged",instance="1"} 1+0x20
+LeaseholdContainerRuntimeOpen 16m setting=nri instance=1 severity=warning
+  leasehold_agent_open_runtime{setting="nri",instance="1"} 1+0x20
 LeaseholdApiDown 3m service=api severity=critical
   leasehold_agent_leases{instance="1"} 0+0x20
   leasehold_handling_seconds_count{service="binder"} 0+1x20

@@ -24,6 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.kubeconfig import load_credentials
+from shared.model.errors import UnavailableError
 from tests.support.simcluster.websocket_exec import websocket_exec
 from tests.support.waiting import until
 
@@ -322,6 +323,7 @@ async def stack(
     """Bring Leasehold up, and down again; its logs are shown if it does not come up.
 
     The webhook is left out unless it is wanted: tests try what it would keep out of the cluster.
+    At the end, no pod may have been reported to see GPUs without a lease, unless some were to.
     """
     root = Path(tempfile.mkdtemp(prefix="lh-e2e-"))
     try:
@@ -331,7 +333,11 @@ async def stack(
         up = await run(*LEASEHOLD, "up", *flags, *wanted, env=env)
         assert up.code == 0, f"{up.out}{up.err}{_logs(root)}"
         async with KubernetesClient(load_credentials(root / "kubeconfig")) as kube:
-            yield Stack(root, kube)
+            started = Stack(root, kube)
+            yield started
+            if not started.open_runtime:
+                with contextlib.suppress(UnavailableError):  # a test has left it so
+                    assert await started.events_of("GpuVisibleWithoutLease") == []
         assert not (refused := _refused(root)), refused
     finally:
         await run(*LEASEHOLD, "down", "--state", str(root))

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -33,6 +35,23 @@ async def test_a_pod_of_the_default_scheduler_runs_because_admission_sets_our_sc
     pod = await up.until("train", lambda found: found["status"].get("phase") == "Running")
 
     assert pod["spec"]["schedulerName"] == "leasehold"
+
+
+async def test_a_pod_that_names_gpus_while_the_webhook_does_not_respond_sees_none(
+    up: Stack,
+) -> None:
+    pod = asking("named", {})
+    pod["spec"]["containers"][0]["env"] = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
+    os.kill(up.pid("webhook"), signal.SIGSTOP)
+    try:
+        await up.create(pod)
+    finally:
+        os.kill(up.pid("webhook"), signal.SIGCONT)
+
+    admitted = await up.until("named", running)
+    shown = await up.exec("named", "nvidia-smi", "-L")
+    assert admitted["spec"]["containers"][0]["env"] == pod["spec"]["containers"][0]["env"]
+    assert (shown.out, "No devices were found" in shown.err) == ("", True)
 
 
 async def test_a_pod_with_a_volume_is_handed_over_and_bound_where_its_volume_is(up: Stack) -> None:
