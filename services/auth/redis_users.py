@@ -5,21 +5,24 @@ The commands are read from the scripts themselves.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shared.ledger.script_sources import script_commands
+from shared.ledger.script_sources import script_commands, script_names
 
 LEDGER, QUOTAS, PREEMPTION, BUDGET = "lh:*", "lh-quotas*", "lh-preemption:*", "lh-budget:*"
 TENURES, RUN_TIMES = "lh:tenures", "lh-run-times"
 
-CONNECTION_COMMANDS = ("ping", "select", "client|setinfo", "client|setname")
-CLIENT_COMMANDS = ("evalsha", "xread")
-"""Commands that clients send; all others run inside scripts."""
+CONNECTION_COMMANDS = ("ping", "select", "client|setinfo", "client|setname", "evalsha", "time")
+"""What clients of all users send; all other commands run inside scripts."""
 LOADING_COMMANDS = ("script|load",)
 """Commands of users who may run scripts of their own choice, apart from those that are loaded."""
+FEED_COMMANDS = ("xread",)
+"""Of users who follow the ledger's changes."""
+OF_OTHERS_THAN_BINDERS = ("budget_journal", "budgets", "enroll")
 BUDGET_COMMANDS = ("expire", "hdel", "hincrby", "hset", "hsetnx", "set", "xadd", "xtrim", "zadd")
-"""Commands that the script `budgets` runs for the budgets' client."""
+"""Commands that the script `budgets` runs for the client that writes budgets."""
+READING = ("read_nodes", "status", "try_write")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,33 +30,53 @@ class RedisUser:
     """One user of Redis: patterns of the keys that it may write, and of those that it may read."""
 
     name: str
+    scripts: tuple[str, ...]
+    """Those that its service runs; their commands are permitted."""
     writes: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     loads_scripts: bool = False
     """It works while no binder runs, which loads the scripts for all others."""
     commands: tuple[str, ...] = ()
-    """In addition to those that the ledger's clients need."""
+    """In addition to those of its scripts."""
 
 
 USERS = (
-    RedisUser(name="placer", writes=(LEDGER,), reads=(QUOTAS,), loads_scripts=True),
+    RedisUser(
+        name="placer",
+        scripts=(*READING, "enroll", "load_leases", "reserve", "wait"),
+        writes=(LEDGER,),
+        reads=(QUOTAS,),
+        loads_scripts=True,
+        commands=FEED_COMMANDS,
+    ),
     RedisUser(
         name="binder",
+        scripts=tuple(name for name in script_names() if name not in OF_OTHERS_THAN_BINDERS),
         writes=(LEDGER, QUOTAS, PREEMPTION),
         reads=(RUN_TIMES,),
         loads_scripts=True,
-        commands=("info",),
     ),
     RedisUser(
         name="timekeeper",
+        scripts=(
+            *("read_nodes", "try_write"),
+            *("budget_journal", "budgets", "load_leases", "quotas", "run_times"),
+        ),
         writes=(BUDGET, TENURES, RUN_TIMES),
         reads=(LEDGER, QUOTAS),
         loads_scripts=True,
+        commands=BUDGET_COMMANDS,
     ),
-    RedisUser(name="extender", reads=(LEDGER, QUOTAS)),
-    RedisUser(name="api", reads=(LEDGER, QUOTAS, PREEMPTION, BUDGET, RUN_TIMES)),
+    RedisUser(name="extender", scripts=READING, reads=(LEDGER, QUOTAS), commands=FEED_COMMANDS),
+    RedisUser(
+        name="api",
+        scripts=(*READING, "budgets", "gated_pods", "list_waiting", "preemptions", "run_times"),
+        reads=(LEDGER, QUOTAS, PREEMPTION, BUDGET, RUN_TIMES),
+        commands=FEED_COMMANDS,
+    ),
     RedisUser(
         name="operator",
+        scripts=("read_nodes", "try_write", "budgets", "list_waiting", "query", "quotas"),
         writes=(BUDGET,),
         reads=(LEDGER, QUOTAS, PREEMPTION),
         commands=("info", "config|get", "acl|dryrun"),
@@ -74,10 +97,11 @@ def password_users() -> tuple[str, ...]:
     return (*(user.name for user in USERS), ADMIN)
 
 
-def acl_rule(user: RedisUser, digest: str, commands: Sequence[str]) -> str:
+def acl_rule(user: RedisUser, digest: str) -> str:
     """Return a user's line of an ACL file; `digest` is the SHA-256 of its password."""
     loading = LOADING_COMMANDS if user.loads_scripts else ()
-    allowed = sorted({*CONNECTION_COMMANDS, *CLIENT_COMMANDS, *loading, *commands, *user.commands})
+    of_scripts = frozenset[str]().union(*map(script_commands, user.scripts))
+    allowed = sorted({*CONNECTION_COMMANDS, *loading, *of_scripts, *user.commands})
     rule = [
         *("user", user.name, "on", f"#{digest}", "resetkeys", "resetchannels"),
         *(f"~{pattern}" for pattern in user.writes),
@@ -91,12 +115,11 @@ def acl_rule(user: RedisUser, digest: str, commands: Sequence[str]) -> str:
 
 def redis_acl(digests: Mapping[str, str]) -> str:
     """Return the ACL file. Clients without a user have no permissions."""
-    commands = (*script_commands(), *BUDGET_COMMANDS)
     lines = [
         DEFAULT_USER_RULE,
         f"user {PROBE} on nopass resetkeys resetchannels -@all +ping",
         f"user {ADMIN} on #{digests[ADMIN]} ~* &* +@all",
-        *(acl_rule(user, digests[user.name], sorted(commands)) for user in USERS),
+        *(acl_rule(user, digests[user.name]) for user in USERS),
     ]
     return "\n".join(lines) + "\n"
 

@@ -30,6 +30,7 @@ _COMMON = (
 """Parts that scripts share, in the order in which they are put before a script."""
 _COMMENT = re.compile(r"--.*")
 _COMMENT_LINE = re.compile(r"^\s*--.*\n", re.MULTILINE)
+_COMMAND = re.compile(r"\b(?:call|pcall|call_all|run)\((?:call, )?'([A-Z]+)'")
 _CONSTANT = re.compile(r"\b[A-Z][A-Z0-9_]+\b")
 _NUMBERS = re.compile(
     r"^local ([A-Z][A-Z0-9_]*(?:, [A-Z0-9_]+)*) =\s+(\d+(?:, \d+)*)\n", re.MULTILINE
@@ -132,12 +133,9 @@ def _names_defined(text: str) -> frozenset[str]:
     return frozenset(found.union(_DEFINED_IN_BLOCK.findall(text) if text.startswith("do") else ()))
 
 
-def script_commands() -> frozenset[str]:
-    """Return the Redis commands that the scripts call, in lower case."""
-    files = [*_FOLDER.iterdir(), *(_FOLDER / "common").iterdir()]
-    texts = [file.read_text() for file in files if file.name.endswith(".lua")]
-    found = {word for text in texts for word in re.findall(r"\bcall\('([A-Z]+)'", text)}
-    return frozenset(word.lower() for word in found)
+def script_commands(name: str) -> frozenset[str]:
+    """Return the Redis commands that a script calls, in lower case."""
+    return frozenset(word.lower() for word in _COMMAND.findall(script_source(name)))
 
 
 def reachable() -> Mapping[LeaseState, frozenset[LeaseState]]:

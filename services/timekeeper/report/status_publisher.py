@@ -66,11 +66,11 @@ class StatusPublisher:
                 create = objects.client.create(path, body)
                 await self._write(create, f"Event of {name}", current.at_ms)
 
-    async def publish_quotas(self, ledger: LedgerQuotas, at_ms: int) -> None:
+    async def publish_quotas(self, ledger_quotas: LedgerQuotas, at_ms: int) -> None:
         """Write the statuses of quotas when they have changed, and their usage every 10 seconds."""
         if self.quotas is None or not self.quotas.latest.items:
             return
-        quotas, totals = self.quotas, await ledger.totals(charges=False)
+        quotas, totals = self.quotas, await ledger_quotas.totals(charges=False)
         for name, item in sorted(quotas.latest.items.items()):
             status = quota_status(name, quotas.latest, totals, at=timestamp(at_ms // 1000))
             await self._write_status(quotas, item, status, at_ms, every_ms=USAGE_MS)

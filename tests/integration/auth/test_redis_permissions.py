@@ -17,6 +17,7 @@ from services.cli.credentials import CredentialFiles
 from shared.credentials.logins import ClientCredentials, load_login
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
+from shared.ledger.script_sources import script_commands, script_names
 from shared.model.errors import UnavailableError
 from tests.support.placer.ledger import rebuild
 from tests.support.servers.valkey import ValkeyServer
@@ -174,12 +175,37 @@ async def test_each_client_does_its_work_as_its_own_user(at: Server) -> None:
 
 
 async def test_scripts_use_no_command_that_the_server_marks_as_dangerous(at: Server) -> None:
-    from shared.ledger.script_sources import script_commands  # noqa: PLC0415 - one test
-
     async with at.as_user("admin") as admin:
         dangerous = {str(word) for word in await admin.acl_cat("dangerous")}
 
-    assert script_commands().isdisjoint(dangerous)
+    of_scripts = frozenset[str]().union(*map(script_commands, script_names()))
+    assert of_scripts & dangerous == {"info"}, "which says whether the server may evict keys"
+
+
+async def test_only_the_user_that_rebuilds_the_ledger_may_list_keys(at: Server) -> None:
+    async with at.as_user("admin") as admin:
+        listing = {
+            user.name
+            for user in LEDGER_USERS
+            for command in ("SCAN 0", "RANDOMKEY", "DBSIZE", "KEYS lh:*")
+            if await allowed(admin, user.name, *command.split())
+        }
+
+    assert listing == {"binder"}
+
+
+async def test_a_binders_check_of_the_records_leaves_the_feed_as_it_is(at: Server) -> None:
+    async with (
+        at.as_user("admin") as admin,
+        RedisLeases.connect(at.url, credentials=at.keys("binder"), loads_scripts=True) as binder,
+    ):
+        await rebuild(binder, {"a": 1}, now=1.0, force=True)
+        before = await admin.xlen("lh:feed")
+
+        found = await binder.checks.step()
+
+        assert (found.missing, found.unreadable) == ((), ())
+        assert await admin.xlen("lh:feed") == before > 0
 
 
 KEYS = ("lh:leases", "lh-quotas", "lh-preemption:open", "lh-budget:meta", "lh", "elsewhere")
