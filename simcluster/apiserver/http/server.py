@@ -203,6 +203,7 @@ class ApiServer:
             GarbageCollector(store),
             self._admission,
             self._tokens,
+            roles=self._roles,
         )
         create_system_objects(store)
 

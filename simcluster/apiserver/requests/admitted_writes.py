@@ -13,6 +13,8 @@ from simcluster.apimachinery.objects import Json, deep_copy, metadata, name_of
 from simcluster.apimachinery.resources import Resource
 from simcluster.apiserver.admission.chain import AdmissionChain
 from simcluster.apiserver.admission.rules import AdmissionAttributes, group_version_kind
+from simcluster.apiserver.rbac import RoleIndex
+from simcluster.apiserver.requests.authorization import authorize_claim_status
 from simcluster.apiserver.requests.query_parameters import is_dry_run
 from simcluster.apiserver.requests.request_target import RequestTarget
 from simcluster.apiserver.storage.store import ObjectStore
@@ -28,6 +30,10 @@ _BODIES: Mapping[str, Json] = {
 _OPTIONS = {"CREATE": "CreateOptions", "UPDATE": "UpdateOptions", "DELETE": "DeleteOptions"}
 
 
+CLAIM_STATUS = ("resourceclaims", "status")
+"""Table and subresource whose parts need rights of their own."""
+
+
 @dataclass(frozen=True, slots=True)
 class AdmittedWrites:
     """Carries out one user's writes; warnings are appended to `warnings`."""
@@ -36,6 +42,7 @@ class AdmittedWrites:
     chain: AdmissionChain
     user: Json
     """The user of the request."""
+    roles: RoleIndex
 
     async def create(
         self, target: RequestTarget, body: Json, query: Mapping[str, str], warnings: list[str]
@@ -105,6 +112,8 @@ class AdmittedWrites:
         )
         final = deep_copy(to_storage(kind, request.obj or draft))
         final["metadata"]["resourceVersion"] = old["metadata"]["resourceVersion"]
+        if (table, part) == CLAIM_STATUS:
+            authorize_claim_status(self.roles, self.user, verb, new=final, old=old)
         checked = self.store.update(table, final, subresource=part, dry_run=True, verb=verb)
         await self.chain.validate(replace(request, obj=to_version(kind, checked)), warnings)
         return self.store.update(table, final, subresource=part, dry_run=request.dry_run, verb=verb)

@@ -6,7 +6,7 @@ https://kubernetes.io/docs/reference/access-authn-authz/rbac/
 """
 
 from simcluster.apimachinery.errors import ApiError
-from simcluster.apimachinery.objects import Json
+from simcluster.apimachinery.objects import Json, list_at, name_of, namespace_of
 from simcluster.apimachinery.selectors import selected_name
 from simcluster.apiserver.rbac import ACCOUNT, RoleIndex
 from simcluster.apiserver.rbac_rules import (
@@ -17,6 +17,8 @@ from simcluster.apiserver.rbac_rules import (
 )
 from simcluster.apiserver.requests.request_target import RequestTarget
 
+_CLAIMS_GROUP = "resource.k8s.io"
+_NODE = "authentication.kubernetes.io/node-name"
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 
 
@@ -59,6 +61,50 @@ def authorize(roles: RoleIndex, user: Json, request: ResourceAttributes) -> None
 def is_allowed(roles: RoleIndex, user: Json, request: ResourceAttributes) -> bool:
     """Return whether a role of the user allows the request."""
     return any(allows(rule, request) for rule in roles.rules_of(user, request.namespace))
+
+
+def authorize_claim_status(
+    roles: RoleIndex, user: Json, verb: str, *, new: Json, old: Json
+) -> None:
+    """Raise the 403 of Kubernetes 1.36 unless the user may change what differs in the status.
+
+    The allocation and the consumers need the right on `resourceclaims/binding`, and a driver's
+    devices one on `resourceclaims/driver` by its name, for any node or that of the user's token.
+    """
+    before, after = old.get("status") or {}, new.get("status") or {}
+    where = {"namespace": namespace_of(new)}
+    if any(before.get(field) != after.get(field) for field in ("allocation", "reservedFor")):
+        binding = ResourceAttributes(
+            verb, _CLAIMS_GROUP, "resourceclaims/binding", name=name_of(new), **where
+        )
+        authorize(roles, user, binding)
+    changed = {
+        str(device.get("driver"))
+        for one, other in ((before, after), (after, before))
+        for device in one.get("devices") or ()
+        if device not in (other.get("devices") or ())
+    }
+    own_node = ((user.get("extra") or {}).get(_NODE) or [""])[0]
+    for driver in sorted(changed):
+        scopes = ["arbitrary-node", *(["associated-node"] if own_node in _nodes_of(new) else ())]
+        wanted = [
+            ResourceAttributes(
+                f"{scope}:{verb}", _CLAIMS_GROUP, "resourceclaims/driver", name=driver, **where
+            )
+            for scope in scopes
+        ]
+        if not any(is_allowed(roles, user, request) for request in wanted):
+            authorize(roles, user, wanted[0])
+
+
+def _nodes_of(claim: Json) -> set[str]:
+    """Return the nodes that an allocation names."""
+    return {
+        str(node)
+        for term in list_at(claim, "status.allocation.nodeSelector.nodeSelectorTerms")
+        for field in term.get("matchFields") or ()
+        for node in field.get("values") or ()
+    }
 
 
 def impersonated(roles: RoleIndex, user: Json, name: str, groups: list[str]) -> Json:

@@ -15,8 +15,9 @@ from simcluster.apiserver.kinds.disruption_budgets import DisruptionController
 from simcluster.apiserver.kinds.garbage_collection import GarbageCollector
 from simcluster.apiserver.kinds.scale import scale_of, with_scale
 from simcluster.apiserver.kinds.service_account_tokens import ServiceAccountTokens
+from simcluster.apiserver.rbac import RoleIndex
 from simcluster.apiserver.requests import patches
-from simcluster.apiserver.requests.admitted_writes import AdmittedWrites
+from simcluster.apiserver.requests.admitted_writes import CLAIM_STATUS, AdmittedWrites
 from simcluster.apiserver.requests.body_checks import drop_unknown_fields, new_event_causes
 from simcluster.apiserver.requests.query_parameters import is_dry_run, non_negative_int
 from simcluster.apiserver.requests.request_target import RequestTarget
@@ -67,12 +68,15 @@ class ObjectWriter:
         garbage: GarbageCollector,
         chain: AdmissionChain,
         tokens: ServiceAccountTokens,
+        *,
+        roles: RoleIndex,
     ) -> None:
         self._store = store
         self._disruptions = disruptions
         self._garbage = garbage
         self._chain = chain
         self._tokens = tokens
+        self._roles = roles
 
     async def write(self, method: str, request: WriteRequest) -> WriteResult:
         """Carry out a write; 405 if the target does not support the method."""
@@ -94,7 +98,7 @@ class ObjectWriter:
         raise method_not_allowed(method)
 
     def _admitted_writes(self, user: Json) -> AdmittedWrites:
-        return AdmittedWrites(self._store, self._chain, user)
+        return AdmittedWrites(self._store, self._chain, user, self._roles)
 
     async def admit_connect(self, target: RequestTarget, options: Json, user: Json) -> None:
         """Admit a command in a pod."""
@@ -200,7 +204,8 @@ class ObjectWriter:
         self, request: WriteRequest, make: Callable[[], Json], verb: str, warnings: list[str]
     ) -> WriteResult:
         target, query = request.target, request.query
-        if not self._needs_admission(target, "UPDATE"):
+        needs_rights = (target.kind.table, target.subresource) == CLAIM_STATUS
+        if not (needs_rights or self._needs_admission(target, "UPDATE")):
             obj = self._store.update(
                 target.kind.table,
                 make(),

@@ -11,7 +11,15 @@ from services.cli.up.installation import ACCOUNTS, CLAIMS, KUBE_SCHEDULER, insta
 from shared.model.names import SYSTEM_NAMESPACE
 from simcluster.apimachinery.objects import Json
 from simcluster.installation import Installation
-from tests.support.simcluster.apiserver import ApiUnderTest, Client, body_of, create, merge, read
+from tests.support.simcluster.apiserver import (
+    MERGE,
+    ApiUnderTest,
+    Client,
+    body_of,
+    create,
+    merge,
+    read,
+)
 
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 PODS, NAMESPACES = "/api/v1/namespaces/default/pods", "/api/v1/namespaces"
@@ -121,6 +129,41 @@ async def test_admin_access_needs_the_label_of_the_namespace(
         f'{kind}.resource.k8s.io "one" is invalid: : Forbidden: admin access to devices requires '
         "the `resource.kubernetes.io/admin-access: true` label on the containing namespace"
     )
+
+
+async def test_each_part_of_a_claims_status_needs_a_right(client: Client) -> None:
+    claims, group = f"{CLAIMS_PATH}/one", "resource.k8s.io"
+    await create(client, CLAIMS_PATH, {"metadata": {"name": "one"}, "spec": {"devices": {}}})
+    rules: list[Json] = [
+        {"apiGroups": [group], "resources": ["resourceclaims/status"], "verbs": ["patch"]}
+    ]
+    await create(client, f"{RBAC}/clusterroles", role("claims", *rules))
+    await create(client, f"{RBAC}/clusterrolebindings", binding("alice", "claims"))
+    device = {"driver": "gpu.example.com", "pool": "node-0", "device": "gpu-0"}
+    allocation = {"devices": {"results": [{**device, "request": "gpu"}]}}
+
+    async def patch(status: Json, *, code: int) -> str:
+        answer = await client.patch(
+            f"{claims}/status", json={"status": status}, headers={**ALICE, **MERGE}
+        )
+        return str((await body_of(answer, code)).get("message"))
+
+    async def allow(subresource: str, verb: str, **more: Any) -> None:
+        resources = [f"resourceclaims/{subresource}"]
+        rules.append({"apiGroups": [group], "resources": resources, "verbs": [verb], **more})
+        await merge(client, f"{RBAC}/clusterroles/claims", {"rules": rules})
+
+    unbound = await patch({"allocation": allocation}, code=403)
+    await allow("binding", "patch")
+    await patch({"allocation": allocation}, code=200)
+    unanswered = await patch({"devices": [device]}, code=403)
+    await allow("driver", "arbitrary-node:patch", resourceNames=["other.example.com"])
+    await patch({"devices": [device]}, code=403)
+    await allow("driver", "arbitrary-node:patch", resourceNames=["gpu.example.com"])
+    await patch({"devices": [device]}, code=200)
+
+    assert 'cannot patch resource "resourceclaims/binding"' in unbound
+    assert 'cannot arbitrary-node:patch resource "resourceclaims/driver"' in unanswered
 
 
 @pytest.mark.parametrize("components", [(), (CLAIMS, KUBE_SCHEDULER)])
