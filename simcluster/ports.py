@@ -53,6 +53,18 @@ class Usage:
     memory_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """A time without the API server, and what follows on the nodes."""
+
+    for_s: float
+    denied_s: float = 30.0
+    """How long kubelets remember that an API server that started denied something."""
+    relist_s: float = 15.0
+    """After what pause kubelets list their pods again. A real one waits up to 30 s, and longer
+    with the API server's own start."""
+
+
 class ContainerRuntime(Protocol):
     """Runs commands in containers and reads their logs.
 
@@ -85,6 +97,10 @@ class ContainerRuntime(Protocol):
 
     def usage(self) -> Mapping[str, Usage]:
         """Return the use of the containers with processes, by the last part of their ID."""
+        ...
+
+    def miss_api_server(self, outage: Outage) -> None:
+        """Do without the API server for a while."""
         ...
 
 

@@ -7,6 +7,7 @@ from aiohttp import web
 
 from simcluster.apimachinery.objects import Json, encode
 from simcluster.credentials import CertificateFiles
+from simcluster.kubelet.api_link import ApiLink
 
 Restart = Callable[[], Awaitable[None]]
 
@@ -21,11 +22,13 @@ class KubeletEndpoint:
         restart: Restart,
         *,
         topology_policy: str,
+        api: ApiLink,
     ) -> None:
         self._token = token
         self._pods = pods
         self._restart = restart
         self._topology_policy = topology_policy
+        self._api = api
         self.allowed_resources = {"nodes/pods", "nodes/configz", "nodes/proxy"}
         """The subresources that the token's account may `get`; the last one allows all paths."""
 
@@ -64,7 +67,12 @@ class KubeletEndpoint:
         return web.Response(body=encode(body), content_type="application/json")
 
     def _check_allowed(self, subresource: str) -> None:
-        if not self.allowed_resources & {f"nodes/{subresource}", "nodes/proxy"}:
+        if self._api.code == web.HTTPInternalServerError.status_code:
+            raise web.HTTPInternalServerError(
+                text=f"Authorization error (verb=get, resource=nodes, subresource={subresource})"
+            )
+        is_denied = self._api.code == web.HTTPForbidden.status_code
+        if is_denied or not self.allowed_resources & {f"nodes/{subresource}", "nodes/proxy"}:
             raise web.HTTPForbidden(
                 text=f"Forbidden (verb=get, resource=nodes, subresource={subresource})"
             )

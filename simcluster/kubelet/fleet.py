@@ -17,7 +17,7 @@ from simcluster.kubelet.containers.container_state import ContainerPhase, Contai
 from simcluster.kubelet.kubelet import ProgramsOf, SimKubelet
 from simcluster.kubelet.programs.gpu_programs import SimulatedPrograms
 from simcluster.kubelet.settings import NodeSettings
-from simcluster.ports import ClusterStore, ExecStreams, LogOptions, Usage
+from simcluster.ports import ClusterStore, ExecStreams, LogOptions, Outage, Usage
 
 SettingsOf = Callable[[str], NodeSettings]
 
@@ -141,6 +141,11 @@ class KubeletFleet:
             for node, kubelet in self.kubelets.items()
             for container, (cores, memory_bytes) in kubelet.processes.usage().items()
         }
+
+    def miss_api_server(self, outage: Outage) -> None:
+        """Have all kubelets do without the API server for a while."""
+        for kubelet in self.kubelets.values():
+            kubelet.miss_api_server(outage)
 
     def _state(self, namespace: str, pod: str, container: str) -> ContainerState | None:
         _, found = self._pod(namespace, pod)

@@ -18,6 +18,7 @@ import msgspec
 from shared.model.quantity import parse_resources
 from simcluster.apimachinery.objects import Json
 from simcluster.credentials import api_server_certificates, load_secret
+from simcluster.kubelet.api_link import ApiLink
 from simcluster.kubelet.claims.claim_manager import ClaimManager
 from simcluster.kubelet.claims.drivers import ClaimDrivers
 from simcluster.kubelet.containers.container_state import PodState
@@ -40,7 +41,7 @@ from simcluster.kubelet.pods.predicates import KubeletNodeFacts
 from simcluster.kubelet.programs.gpu_programs import SimulatedPrograms
 from simcluster.kubelet.programs.processes import NodeProcesses, Programs
 from simcluster.kubelet.settings import NodeFiles, NodeSettings, replace_file
-from simcluster.ports import ClusterStore
+from simcluster.ports import ClusterStore, Outage
 
 COALESCE_S = 0.05
 FULL_STATUS_S = 300.0
@@ -68,6 +69,7 @@ class SimKubelet:
         self.processes = NodeProcesses(self.files, programs(self.files))
         self.port = 0
         self.token = ""
+        self.api = ApiLink()
         self._store = store
         self._index = index
         self._stack = AsyncExitStack()
@@ -85,7 +87,11 @@ class SimKubelet:
         self.token = load_secret(self.files.token, lambda: secrets.token_urlsafe(32))
         certificates = api_server_certificates(self.files.tls)
         self.endpoint = endpoint = KubeletEndpoint(
-            self.token, self._list_pods, self.restart, topology_policy=self.settings.topology_policy
+            self.token,
+            self._list_pods,
+            self.restart,
+            topology_policy=self.settings.topology_policy,
+            api=self.api,
         )
         runner, self.port = await serve_https(
             endpoint.application(), certificates, self.settings.host, self._earlier_port()
@@ -117,6 +123,10 @@ class SimKubelet:
         async with self._restart_lock:
             await self._stop()
             await self._start()
+
+    def miss_api_server(self, outage: Outage) -> None:
+        """Do without the API server for a while."""
+        self._group.create_task(self.api.miss(outage))
 
     async def reboot(self) -> None:
         """Reboot the node: no container survives, and each pod is admitted again."""
@@ -160,6 +170,7 @@ class SimKubelet:
             claims=claims,
             processes=self.processes,
             files=self.files,
+            api=self.api,
             node_facts=lambda: self._node_facts(devices),
             free_pod_ip=self._free_pod_ip,
         )
@@ -207,6 +218,7 @@ class SimKubelet:
                 devices.expire()
             else:
                 await asyncio.sleep(COALESCE_S)
+            await self.api.there.wait()
             self._node_changed.clear()
             self._write_node(devices)
 
@@ -237,6 +249,7 @@ class SimKubelet:
         if self._store.find("namespaces", None, LEASE_NAMESPACE) is None:
             self._store.create("namespaces", {"metadata": {"name": LEASE_NAMESPACE}})
         while True:
+            await self.api.there.wait()
             wanted = lease_object(self.name, datetime.now(UTC).isoformat(timespec="microseconds"))
             wanted["spec"]["renewTime"] = wanted["spec"]["renewTime"].replace("+00:00", "Z")
             if self._store.find("leases", LEASE_NAMESPACE, self.name) is None:

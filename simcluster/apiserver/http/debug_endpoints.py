@@ -1,7 +1,10 @@
-"""Metrics, and debug endpoints for tests: write counts, injected faults, loss of history."""
+"""Metrics, and debug endpoints for tests: write counts, faults, outages, loss of history."""
 
 import asyncio
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -11,6 +14,7 @@ from simcluster.apimachinery.objects import Json, encode
 from simcluster.apiserver.http.messages import json_response, read_body
 from simcluster.apiserver.requests.object_writes import method_not_allowed
 from simcluster.apiserver.storage.store import ObjectStore
+from simcluster.ports import Outage
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,10 +46,12 @@ _REASONS = {429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailab
 
 
 class FaultInjector:
-    """The pending faults."""
+    """The pending faults, and an outage: no request is answered."""
 
     def __init__(self) -> None:
         self.pending: list[InjectedFault] = []
+        self.away_until = 0.0
+        """By the monotonic clock."""
 
     def add(self, described: Json) -> None:
         """Add a fault from its JSON description; 400 for unknown fields."""
@@ -53,6 +59,11 @@ class FaultInjector:
             self.pending.append(InjectedFault(**described))
         except TypeError as error:
             raise ApiError.bad_request(f"invalid fault: {error}") from error
+
+    def reset_in_outage(self, request: web.BaseRequest) -> None:
+        """Reset the request's connection while there is an outage."""
+        if time.monotonic() < self.away_until:
+            _reset(request)
 
     async def inject(self, request: web.BaseRequest) -> None:
         """Apply the first matching fault, if there is one."""
@@ -62,12 +73,17 @@ class FaultInjector:
         self.pending = [each for each in self.pending if each.count > 0]
         await asyncio.sleep(hit.delay_s)
         if hit.code == 0:
-            if request.transport is not None:
-                request.transport.abort()
-            raise asyncio.CancelledError
+            _reset(request)
         if hit.code != 200:
             reason = _REASONS.get(hit.code, "InternalError")
             raise ApiError(hit.code, reason, "injected fault", retry_after_s=hit.retry_after_s)
+
+
+def _reset(request: web.BaseRequest) -> NoReturn:
+    """Reset the request's connection."""
+    if request.transport is not None:
+        request.transport.abort()
+    raise asyncio.CancelledError
 
 
 _BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
@@ -111,15 +127,28 @@ class ApiServerMetrics:
         return generate_latest(self.registry)
 
 
+def _outage(described: Json) -> Outage:
+    """Return an outage from its JSON description; 400 for unknown fields."""
+    try:
+        return Outage(**described)
+    except TypeError as error:
+        raise ApiError.bad_request(f"invalid outage: {error}") from error
+
+
 class DebugEndpoints:
-    """Serves `/metrics` and `/debug/`: write counts, faults, and the loss of all history."""
+    """Serves `/metrics` and `/debug/`: write counts, faults, outages, and the loss of history."""
 
     def __init__(
-        self, store: ObjectStore, faults: FaultInjector, metrics: ApiServerMetrics
+        self,
+        store: ObjectStore,
+        faults: FaultInjector,
+        metrics: ApiServerMetrics,
+        begin_outage: Callable[[Outage], None],
     ) -> None:
         self._store = store
         self._faults = faults
         self._metrics = metrics
+        self._begin_outage = begin_outage
 
     async def respond(self, request: web.BaseRequest) -> web.Response:
         """Respond to one request; 405 for an unknown one."""
@@ -133,6 +162,8 @@ class DebugEndpoints:
                 self._faults.add(await read_body(request))
             case "DELETE", "/debug/faults":
                 self._faults.pending.clear()
+            case "POST", "/debug/outage":
+                self._begin_outage(_outage(await read_body(request)))
             case "POST", "/debug/compact":
                 self._store.compact()
             case _:

@@ -65,7 +65,7 @@ from simcluster.apiserver.requests.query_parameters import ListOptions, is_set
 from simcluster.apiserver.requests.request_target import PATH_NOT_FOUND, RequestTarget, parse_target
 from simcluster.apiserver.storage.store import ObjectStore
 from simcluster.credentials import CertificateFiles, load_certificates
-from simcluster.ports import ContainerRuntime
+from simcluster.ports import ContainerRuntime, Outage
 
 _HEALTH = frozenset({"/healthz", "/readyz", "/livez"})
 OPEN_PATHS = _HEALTH | {"/version"}
@@ -188,7 +188,7 @@ class ApiServer:
         self.runtime = runtime
         self.faults = FaultInjector()
         self.metrics = ApiServerMetrics()
-        self._debug = DebugEndpoints(store, self.faults, self.metrics)
+        self._debug = DebugEndpoints(store, self.faults, self.metrics, self.begin_outage)
         self._watch_tasks: set[asyncio.Task[Any] | None] = set()
         self._definitions = DefinitionController(store)
         self._namespaces = NamespaceController(store)
@@ -212,6 +212,13 @@ class ApiServer:
         for task in self._watch_tasks:
             if task is not None:
                 task.cancel()
+
+    def begin_outage(self, outage: Outage) -> None:
+        """Answer no request for a while, neither of clients nor of the kubelets."""
+        self.faults.away_until = time.monotonic() + outage.for_s
+        if self.runtime is not None:
+            self.runtime.miss_api_server(outage)
+        self.end_watches()
 
     async def close(self) -> None:
         """Close the connections to webhooks."""
@@ -242,6 +249,7 @@ class ApiServer:
         started = time.perf_counter()
         labels = _RequestLabels(request.method)
         try:
+            self.faults.reset_in_outage(request)
             user = {} if request.path in OPEN_PATHS else self._authenticate(request)
             if self.faults.pending:
                 await self.faults.inject(request)

@@ -13,6 +13,7 @@ from proto.deviceplugin import api_pb2
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json
 from simcluster.events import EventRecorder
+from simcluster.kubelet.api_link import ApiLink
 from simcluster.kubelet.claims.claim_manager import ClaimManager
 from simcluster.kubelet.containers.bundles import Bundles
 from simcluster.kubelet.containers.container_spec import (
@@ -46,7 +47,7 @@ from simcluster.kubelet.pods.resizes import allocate_first, needs_resize, resize
 from simcluster.kubelet.programs.gpu_numbers import GpuNumbers
 from simcluster.kubelet.programs.processes import NodeProcesses
 from simcluster.kubelet.settings import NodeFiles, NodeSettings, replace_file
-from simcluster.ports import ClusterEvent, ClusterStore
+from simcluster.ports import ClusterEvent, ClusterStore, ObjectWatch
 
 COALESCE_S = 0.02
 
@@ -58,8 +59,9 @@ class StatusManager:
     status.
     """
 
-    def __init__(self, store: ClusterStore, save: Callable[[str], None]) -> None:
+    def __init__(self, store: ClusterStore, save: Callable[[str], None], api: ApiLink) -> None:
         self._store = store
+        self._api = api
         self._save = save
         self._statuses: dict[str, Json] = {}
         self._previous: dict[str, tuple[Json, float]] = {}
@@ -95,12 +97,15 @@ class StatusManager:
             while True:
                 await self._wake.wait()
                 await asyncio.sleep(COALESCE_S)
+                await self._api.there.wait()
                 self.flush()
         finally:
             self.flush()
 
     def flush(self) -> None:
-        """Write all changes now."""
+        """Write all changes now, or as soon as the API server is back."""
+        if not self._api.there.is_set():
+            return
         dirty, self._dirty = self._dirty, {}
         self._wake.clear()
         for uid, pod in dirty.items():
@@ -153,7 +158,8 @@ class PodManager:
     """The pods of one kubelet, from one restart to the next.
 
     `pods` is what `/pods` serves. A pod enters it just before its admission, never earlier: during
-    a device plugin's Allocate, pods that wait for admission are not visible.
+    a device plugin's Allocate, pods that wait for admission are not visible. After an outage of the
+    API server, new pods are admitted before the statuses of the others are read again.
     """
 
     def __init__(
@@ -166,6 +172,7 @@ class PodManager:
         claims: ClaimManager,
         processes: NodeProcesses,
         files: NodeFiles,
+        api: ApiLink,
         node_facts: Callable[[], KubeletNodeFacts],
         free_pod_ip: Callable[[set[str]], str],
     ) -> None:
@@ -173,7 +180,9 @@ class PodManager:
         self.processes = processes
         self.pods: dict[str, PodSpec] = {}
         self.workers: dict[str, PodWorker] = {}
-        self.statuses = StatusManager(store, self._save)
+        self.statuses = StatusManager(store, self._save, api)
+        self._api = api
+        api.on_lost = self._keep_statuses
         self._node = node
         self._store = store
         self._devices = devices
@@ -190,6 +199,8 @@ class PodManager:
         """Pods whose spec has changed, and may have other resources."""
         self._all_admitted = False
         """Whether all pods of the first list have been admitted or rejected."""
+        self._old_statuses: dict[str, Json] = {}
+        """What `/pods` shows since the API server is away."""
         self._restored = {state.uid: state for state in self._files.load()}
         self.bundles = Bundles(files.bundles)
         self.bundles.retain(
@@ -210,20 +221,41 @@ class PodManager:
             group.create_task(self.statuses.run())
             group.create_task(self._release_deleted())
             while True:
+                await self._api.watched.wait()
                 watch = self._store.watch("pods", fields=f"spec.nodeName={self._node}")
                 self._drop_deleted()
                 try:
-                    while True:
-                        for event in watch.poll():
-                            self._handle_event(event, group)
+                    while self._api.watched.is_set() or self._waiting:
+                        if self._api.watched.is_set():
+                            for event in watch.poll():
+                                self._handle_event(event, group)
                         if self._waiting:
                             await self._admit_next(group)
                         else:
                             self._all_admitted = True
-                            await watch.wait()
+                            self._old_statuses.clear()
+                            await self._wait(watch)
                 except ApiError as error:
                     if error.code != 410:
                         raise
+
+    async def _wait(self, watch: ObjectWatch) -> None:
+        """Wait for an event, or for the end of the watch."""
+        waiting = [asyncio.create_task(each) for each in (watch.wait(), self._api.lost.wait())]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+        for task in waiting:
+            if task.done() and not task.cancelled():
+                task.result()
+
+    def _keep_statuses(self) -> None:
+        """Show the statuses of this moment until the pods have been listed again."""
+        self._old_statuses = {
+            uid: self._served_pod(pod).get("status") or {} for uid, pod in self.pods.items()
+        }
 
     def _drop_deleted(self) -> None:
         """Stop the pods that were deleted while there was no watch."""
@@ -363,6 +395,7 @@ class PodManager:
         await worker.run()
         uid = worker.pod.uid
         await self._claims.release(uid)
+        await self._api.there.wait()
         await asyncio.to_thread(shutil.rmtree, self._volumes / uid, ignore_errors=True)
         self.statuses.flush()
         self._remove(worker.pod)
@@ -461,7 +494,9 @@ class PodManager:
         return [self._served_pod(pod) for pod in self.pods.values()]
 
     def _served_pod(self, pod: PodSpec) -> Json:
-        own = self.statuses.get_delayed(pod.uid, self.settings.pods_lag_s)
+        own = self._old_statuses.get(pod.uid) or self.statuses.get_delayed(
+            pod.uid, self.settings.pods_lag_s
+        )
         return pod.obj if own is None else pod.obj | {"status": own}
 
     def state_of(self, namespace: str, name: str) -> PodState | None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apiserver.storage.store import ObjectStore
-from simcluster.ports import ExecStreams, LogOptions, Usage
+from simcluster.ports import ExecStreams, LogOptions, Outage, Usage
 
 
 class Echo:
@@ -46,6 +46,9 @@ class Echo:
         self.log_options.append(options)
         yield f"{namespace}/{pod}/{container}\n".encode()
         yield b"second\n"
+
+    def miss_api_server(self, outage: Outage) -> None:
+        raise AssertionError(outage)
 
     def usage(self) -> Mapping[str, Usage]:
         return {}
