@@ -22,6 +22,8 @@ _CONTAINER = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?=/|$)")
 """`<id>`, `cri-containerd-<id>.scope`, `crio-<id>.scope`, `docker-<id>.scope`, and containerd's
 `...:cri-containerd:<id>`."""
 
+_NODE_NAMESPACE = "pid:[4026531836]"
+"""The kernel's first PID namespace has always this number, PROC_PID_INIT_INO."""
 _START_TIME_FIELD = 19
 """Field 22 of `/proc/<pid>/stat` is the 20th after the name."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -101,6 +103,14 @@ def _pod_processes(proc: Path) -> Iterator[tuple[int, PodUid, str]]:
 def pod_of_process(process: Path) -> PodUid | None:
     """Return the pod that a process runs in, by its directory below `/proc`."""
     return _origin(process)[0]
+
+
+def in_node_namespace(process: Path) -> bool:
+    """Return whether a process is in the node's own PID namespace, as with `hostPID`."""
+    try:
+        return (process / "ns" / "pid").readlink().name == _NODE_NAMESPACE
+    except OSError:
+        return False
 
 
 def _origin(process: Path) -> tuple[PodUid | None, str]:

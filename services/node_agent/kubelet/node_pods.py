@@ -17,6 +17,7 @@ from pathlib import Path
 from services.node_agent.allocate.expected_requests import implied_pods
 from services.node_agent.kubelet.cgroups import (
     containers_of_processes,
+    in_node_namespace,
     pod_of_process,
     pods_of_processes,
 )
@@ -78,7 +79,8 @@ class NodePods:
         self._denied_since: float | None = None
         self._tried_at = 0.0
         self._finds_processes = False
-        """Whether processes of another pod than our own were ever found."""
+        """Whether processes of pods are visible: those of another pod than our own were ever found,
+        or our own pod's were in the node's PID namespace."""
 
     async def list_pods(self) -> tuple[KubeletPod, ...]:
         """Return the pods. Raises UnavailableError while the kubelet may be restarting."""
@@ -145,7 +147,10 @@ class NodePods:
         None are found without `hostPID`, or if containers are not in the cgroups of their pods.
         """
         found = await asyncio.to_thread(containers_of_processes, self.proc)
-        self._finds_processes |= bool(found.keys() - {pod_of_process(self.proc / "self")})
+        if not self._finds_processes:
+            own = pod_of_process(self.proc / "self")
+            in_node = own is not None and in_node_namespace(self.proc / "self")
+            self._finds_processes = in_node or bool(found.keys() - {own})
         return found
 
     async def _read_list(self) -> tuple[KubeletPod, ...] | None:

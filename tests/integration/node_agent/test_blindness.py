@@ -1,0 +1,210 @@
+"""What an agent does while something cannot be seen: it waits, and fails no pod with a lease."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from services.node_agent.agent_timing import AgentTiming
+from services.node_agent.kubelet.pod_list import KubeletPods
+from services.node_agent.kubelet.pod_resources import KubeletPodResources
+from services.node_agent.kubelet.pods import PodResources
+from services.node_agent.service import NodeAgent
+from shared.kubernetes.errors import UnreachableError
+from shared.model.errors import UnavailableError
+from shared.model.events.request_reply import BindRequest
+from shared.model.lease import Lease
+from shared.model.names import NodeName, PodUid
+from simcluster.ports import Outage
+from tests.support.node_agent.agent import NUMBER, OneNodeCluster, lease_of, one_node_cluster, share
+from tests.support.simcluster.kubelet import NODE, pod
+from tests.support.waiting import until
+
+FULL_MIB = 15_000
+"""Two shares of this size do not fit on a device."""
+RUN_FOR = "sim.leasehold.dev/run-for"
+
+
+@asynccontextmanager
+async def full_node(**changes: Any) -> AsyncIterator[tuple[OneNodeCluster, NodeAgent]]:
+    """Yield a node with one device, which a pod holds that ends within a second.
+
+    Processes of pods are visible, as with `hostPID`: another pod has one.
+    """
+    async with one_node_cluster("1xT4", rate=8, proc_dir=None, **changes) as cluster:
+        cluster.changes["proc_dir"] = cluster.root / "proc"
+        add_process(cluster, PodUid("7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b"), pid=16)
+        async with cluster.running() as agent:
+            yield await first_pod(cluster), agent
+
+
+def add_process(cluster: OneNodeCluster, pod: PodUid, *, pid: int) -> None:
+    cgroup = cluster.root / "proc" / str(pid) / "cgroup"
+    cgroup.parent.mkdir(parents=True)
+    cgroup.write_text(f"0::/kubepods/pod{pod}/{'a' * 64}\n")
+
+
+async def first_pod(cluster: OneNodeCluster) -> OneNodeCluster:
+    cluster.bind(short("first"), share(0, FULL_MIB))
+    await cluster.node.phase("first", "Running")
+    return cluster
+
+
+def short(name: str) -> dict[str, Any]:
+    return pod(name, limits={NUMBER: 1}, annotations={RUN_FOR: "700ms"}, restartPolicy="Never")
+
+
+def first_lease(cluster: OneNodeCluster) -> Lease:
+    [lease] = (one for one in cluster.ledger.leases.values() if one.name == "first")
+    return lease
+
+
+async def end_first(cluster: OneNodeCluster) -> None:
+    """Let the first pod end, and its lease, as the ledger does."""
+    await cluster.node.phase("first", "Succeeded")
+    await cluster.release(first_lease(cluster))
+
+
+def next_share() -> Any:
+    return share(0, FULL_MIB, slot=1, fence=2)
+
+
+@pytest.mark.parametrize("denied_s", [0.0, 20.0])
+async def test_a_full_device_is_given_out_again_after_an_outage_of_the_api_server(
+    denied_s: float,
+) -> None:
+    """The kubelet lists the new pod and the end of the old one at once, and admits first."""
+    async with full_node() as (cluster, agent):
+        outage = Outage(for_s=1.5, denied_s=denied_s, relist_s=1.0)
+        cluster.node.kubelet.miss_api_server(outage)
+        await end_first(cluster)
+        cluster.bind(short("second"), next_share())
+        await cluster.node.phase("second", "Running")
+
+        assert not cluster.refused
+        assert "grant the agent" not in agent.pods.unreadable_reason or agent.pods.is_passing
+        assert {one.name for one in agent.checkpoint.allocations} == {"second"}
+
+
+@pytest.mark.parametrize("code", [401, 403, 500, 503])
+async def test_pods_are_served_by_their_leases_whatever_the_kubelet_answers(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with full_node() as (cluster, agent):
+        monkeypatch.setattr(
+            type(cluster.node.kubelet.endpoint),
+            "_check_allowed",
+            lambda *_: (_ for _ in ()).throw(failing(code)),
+        )
+        await end_first(cluster)
+        cluster.bind(short("second"), next_share())
+        await cluster.node.phase("second", "Running")
+
+        assert not cluster.refused
+        assert f"failed: {code}" in agent.pods.unreadable_reason
+        assert agent.pods.is_passing
+
+
+def failing(code: int) -> web.HTTPException:
+    found = {401: web.HTTPUnauthorized, 403: web.HTTPForbidden, 500: web.HTTPInternalServerError}
+    return found.get(code, web.HTTPServiceUnavailable)(text="no")
+
+
+async def silent(_: KubeletPods) -> Any:
+    raise UnreachableError("GET", "/pods", "it took longer than the timeout")
+
+
+async def nothing(_: KubeletPods) -> Any:
+    return ()
+
+
+@pytest.mark.parametrize("listing", [silent, nothing])
+async def test_pods_are_served_by_their_leases_while_the_list_is_silent_or_empty(
+    listing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with full_node() as (cluster, _):
+        monkeypatch.setattr(KubeletPods, "list_pods", listing)
+        await end_first(cluster)
+        cluster.bind(short("second"), next_share())
+        await cluster.node.phase("second", "Running")
+
+        assert not cluster.refused
+
+
+async def test_a_pod_waits_for_a_binder_that_does_not_answer() -> None:
+    async with full_node() as (cluster, _):
+        await end_first(cluster)
+        cluster.ledger.unavailable = True
+        cluster.bind(short("second"), next_share(), lease_known=False)
+        await until(lambda: len(cluster.ledger.requests) > 40)
+        assert cluster.node.pod("second")["status"].get("phase", "Pending") == "Pending"
+        cluster.ledger.unavailable = False
+        await cluster.node.phase("second", "Running")
+
+        assert not cluster.refused
+
+
+async def test_a_pod_waits_for_silent_pod_resources_and_others_are_not_bound_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_silent = True
+    called = 0
+    listed = KubeletPodResources.list_holdings
+
+    async def list_holdings(self: KubeletPodResources) -> PodResources:
+        nonlocal called
+        called += 1
+        if is_silent:
+            self.silent_reason = "the kubelet's PodResources: no answer within 10 s"
+            raise UnavailableError(self.silent_reason)
+        self.silent_reason = ""
+        return await listed(self)
+
+    async with full_node() as (cluster, agent):
+        await end_first(cluster)
+        monkeypatch.setattr(KubeletPodResources, "list_holdings", list_holdings)
+        cluster.bind(short("second"), next_share())
+        await until(lambda: called > 20)
+        others = BindRequest(node=NodeName(NODE), leases=(lease_of("uid-third", name="third"),))
+        reply = await agent.admit_binds(others)
+        is_silent = False
+        await cluster.node.phase("second", "Running")
+        admitted = await agent.admit_binds(others)
+
+        assert reply.deferred_pods == ("uid-third",)
+        assert "no answer within 10 s" in reply.reason
+        assert admitted.deferred_pods == ()
+        assert not cluster.refused
+
+
+async def test_a_pod_that_waited_for_as_long_as_the_kubelet_allows_fails_with_what_was_not_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def list_holdings(_: KubeletPodResources) -> PodResources:
+        raise UnavailableError("the kubelet's PodResources: no answer within 10 s")
+
+    async with full_node(timing=AgentTiming(sight_s=6.0)) as (cluster, _):
+        await end_first(cluster)
+        monkeypatch.setattr(KubeletPodResources, "list_holdings", list_holdings)
+        cluster.bind(short("second"), next_share())
+        await cluster.node.phase("second", "Failed")
+
+        assert (
+            "the container that the kubelet asks for cannot be seen: the kubelet's PodResources: "
+            "no answer within 10 s"
+        ) in cluster.message("second")
+
+
+async def test_a_process_that_is_left_is_no_blindness() -> None:
+    async with full_node() as (cluster, _):
+        first = first_lease(cluster)
+        await end_first(cluster)
+        add_process(cluster, first.pod, pid=17)
+        cluster.node.store.delete("pods", "default", "first", grace_s=0)
+        await until(lambda: not cluster.node.exists("first"))
+        cluster.bind(short("second"), next_share())
+        await cluster.node.phase("second", "Failed")
+
+        assert "over-committed" in cluster.message("second")
