@@ -31,9 +31,10 @@ RUN_FOR = "sim.leasehold.dev/run-for"
 async def full_node(**changes: Any) -> AsyncIterator[tuple[OneNodeCluster, NodeAgent]]:
     """Yield a node with one device, which a pod holds that ends within a second.
 
-    Processes of pods are visible, as with `hostPID`: another pod has one.
+    Processes of pods are visible, as with `hostPID`: another pod has one. A pod that started less
+    than two seconds of the machine's clock ago may have no process yet.
     """
-    async with one_node_cluster("1xT4", rate=8, proc_dir=None, **changes) as cluster:
+    async with one_node_cluster("1xT4", proc_dir=None, **changes) as cluster:
         cluster.changes["proc_dir"] = cluster.root / "proc"
         add_process(cluster, PodUid("7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b"), pid=16)
         async with cluster.running() as agent:
@@ -124,7 +125,7 @@ async def nothing(_: KubeletPods) -> Any:
 async def test_pods_are_served_by_their_leases_while_the_list_is_silent_or_empty(
     listing: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with full_node() as (cluster, _):
+    async with full_node(rate=4) as (cluster, _):
         monkeypatch.setattr(KubeletPods, "list_pods", listing)
         await end_first(cluster)
         cluster.bind(short("second"), next_share())
@@ -134,7 +135,7 @@ async def test_pods_are_served_by_their_leases_while_the_list_is_silent_or_empty
 
 
 async def test_a_pod_waits_for_a_binder_that_does_not_answer() -> None:
-    async with full_node() as (cluster, _):
+    async with full_node(rate=8) as (cluster, _):
         await end_first(cluster)
         cluster.ledger.unavailable = True
         cluster.bind(short("second"), next_share(), lease_known=False)
@@ -162,7 +163,7 @@ async def test_a_pod_waits_for_silent_pod_resources_and_others_are_not_bound_mea
         self.silent_reason = ""
         return await listed(self)
 
-    async with full_node() as (cluster, agent):
+    async with full_node(rate=8) as (cluster, agent):
         await end_first(cluster)
         monkeypatch.setattr(KubeletPodResources, "list_holdings", list_holdings)
         cluster.bind(short("second"), next_share())
@@ -185,7 +186,7 @@ async def test_a_pod_that_waited_for_as_long_as_the_kubelet_allows_fails_with_wh
     async def list_holdings(_: KubeletPodResources) -> PodResources:
         raise UnavailableError("the kubelet's PodResources: no answer within 10 s")
 
-    async with full_node(timing=AgentTiming(sight_s=6.0)) as (cluster, _):
+    async with full_node(rate=8, timing=AgentTiming(sight_s=6.0)) as (cluster, _):
         await end_first(cluster)
         monkeypatch.setattr(KubeletPodResources, "list_holdings", list_holdings)
         cluster.bind(short("second"), next_share())
