@@ -168,7 +168,10 @@ async def test_a_pod_waits_for_silent_pod_resources_and_others_are_not_bound_mea
         monkeypatch.setattr(KubeletPodResources, "list_holdings", list_holdings)
         cluster.bind(short("second"), next_share())
         await until(lambda: called > 20)
-        others = BindRequest(node=NodeName(NODE), leases=(lease_of("uid-third", name="third"),))
+        little = share(0, 100, slot=2, fence=3)
+        others = BindRequest(
+            node=NodeName(NODE), leases=(lease_of("uid-third", little, name="third"),)
+        )
         reply = await agent.admit_binds(others)
         is_silent = False
         await cluster.node.phase("second", "Running")
