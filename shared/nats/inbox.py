@@ -19,6 +19,7 @@ from shared.model.events.plausible import implausible
 from shared.nats import subjects, wire
 from shared.nats.confirmations import Confirmations, Receipt
 from shared.nats.limited_log import LimitedLog
+from shared.nats.sender_shares import SenderShares
 from shared.nats.wire import EVENTS_PER_MESSAGE
 
 _limited = LimitedLog(logging.getLogger(__name__))
@@ -41,6 +42,10 @@ def _ignore(node: str, reason: str) -> None:
     """What is refused is logged in any case."""
 
 
+def _leave_nothing() -> None:
+    """A message of no share."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeliveredMessage:
     """One message. A broadcast, which has no receipt, is delivered once."""
@@ -51,11 +56,14 @@ class DeliveredMessage:
     receipt: Receipt | None = None
     attempts: int = 1
     """Number of deliveries to this replica, this one included."""
+    leave: Callable[[], None] = _leave_nothing
+    """Ends its place in the share of its sender: of work when it is settled, else when read."""
 
     def confirm(self) -> None:
         """Report the message as handled."""
         if self.receipt:
             self.receipt.confirm()
+            self.leave()
 
     def retry(self, after_s: float) -> None:
         """Put work into the inbox again after `after_s` seconds; meanwhile it is held."""
@@ -67,6 +75,7 @@ class DeliveredMessage:
         """Have work delivered to any replica after a pause."""
         if self.receipt:
             self.receipt.give_back()
+            self.leave()
 
 
 @dataclass(slots=True)
@@ -77,15 +86,18 @@ class Inbox:
     """
 
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    waiting: deque[DeliveredMessage] = field(default_factory=lambda: deque(maxlen=MAX_BUFFERED))
+    waiting: deque[DeliveredMessage] = field(default_factory=deque)
     subscriptions: list[Subscription] = field(default_factory=list)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the one reader that a message wakes; other readers wait for their turn."""
     is_closed: bool = False
     on_refused: OnRefused = _ignore
+    shares: SenderShares = field(default_factory=SenderShares)
 
     def put(self, delivered: DeliveredMessage) -> None:
         """Add a message to the buffer."""
+        if len(self.waiting) >= MAX_BUFFERED:
+            self._pop().give_back()
         self.waiting.append(delivered)
         self.arrived.set()
 
@@ -102,9 +114,15 @@ class Inbox:
                 await self.arrived.wait()
             batch, size = [], 0
             while size < EVENTS_PER_MESSAGE and self.waiting:
-                batch.append(self.waiting.popleft())
+                batch.append(self._pop())
                 size += len(batch[-1].events)
             return batch
+
+    def _pop(self) -> DeliveredMessage:
+        delivered = self.waiting.popleft()
+        if delivered.receipt is None:
+            delivered.leave()
+        return delivered
 
     async def gather(self, seconds: float, limit: int = EVENTS_PER_MESSAGE) -> None:
         """Let messages arrive that share the next batch, unless `limit` are there."""
@@ -123,8 +141,13 @@ class Inbox:
         count_refused(kind, 0)
 
         async def receive(message: Msg) -> None:
+            leave = self.shares.take(kind, message.subject)
+            if leave is None:
+                return
             if events := decode_checked(kind, message, self.on_refused):
-                self.put(DeliveredMessage(events))
+                self.put(DeliveredMessage(events, leave=leave))
+            else:
+                leave()
 
         return receive
 
@@ -139,13 +162,18 @@ class Inbox:
                 return
             if not is_from_own_inbox(kind, message, self.on_refused):
                 return
+            leave = self.shares.take(kind, message.subject)
+            if leave is None:
+                return
             receipt = confirmations.take(message.reply)
             if receipt is None:
+                leave()
                 return
+            delivered = DeliveredMessage([], self, receipt, leave=leave)
             if events := decode_checked(kind, message, self.on_refused):
-                self.put(DeliveredMessage(events, self, receipt))
+                self.put(replace(delivered, events=events))
             else:
-                receipt.confirm()
+                delivered.confirm()
 
         return receive
 

@@ -14,10 +14,13 @@ from shared.model.events.event import Event
 from shared.nats import subjects, wire
 from shared.nats.inbox import OnRefused, count_refused, decode_checked, is_from_own_inbox
 from shared.nats.limited_log import LimitedLog
+from shared.nats.sender_shares import SenderShares
 
 logger = logging.getLogger(__name__)
 _limited = LimitedLog(logger)
 
+MOST_OF_SERVICES = 4096
+"""Requests of services that wait: they give up after a few seconds."""
 Reply = Callable[[Any], Awaitable[Event | None]]
 
 
@@ -45,16 +48,24 @@ class Replies:
     ) -> Subscription:
         """Reply to requests of `kind` (for `route` only, if given) as one replica of `group`.
 
-        Up to `concurrency` requests are handled at once; the others wait.
+        Up to `concurrency` requests are handled at once; the others wait, those of one node in
+        their share.
         """
-        free = asyncio.Semaphore(concurrency)
+        free, shares = asyncio.Semaphore(concurrency), SenderShares(MOST_OF_SERVICES)
+
+        async def handle(message: Msg) -> None:
+            async with free:
+                await self._handle(kind, message, reply)
 
         async def receive(message: Msg) -> None:
-            await free.acquire()
-            task = self._group.create_task(self._handle(kind, message, reply))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            task.add_done_callback(lambda _: free.release())
+            if not is_from_own_inbox(kind, message, self._on_refused):
+                return
+            leave = shares.take(kind, message.subject)
+            if leave is not None:
+                task = self._group.create_task(handle(message))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+                task.add_done_callback(lambda _: leave())
 
         count_refused(kind, 0)
         subject = subjects.reply_subject(kind, route)
@@ -80,8 +91,6 @@ class Replies:
         """Reply to a request; whatever it contains, the next one is handled."""
         cause = f"{kind.subject} {subjects.node_in(kind, message.subject)}"
         try:
-            if not is_from_own_inbox(kind, message, self._on_refused):
-                return
             requests = decode_checked(kind, message, self._on_refused)
             response = await reply(requests[0]) if requests else None
             if response is not None:

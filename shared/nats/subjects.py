@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 
 from shared.model.events.event import Delivery, Event, is_work
+from shared.model.events.pod_events import Heartbeat
 
 CONFIRMED = "confirmed"
 INBOXES = "_INBOX."
@@ -73,6 +74,14 @@ def reply_subject(question: type[Event], route: str = "") -> str:
 def node_in(kind: type[Event], subject: str) -> str:
     """Return the node that the subject of an event or a request names, or ""."""
     return subject.rpartition(".")[2].replace("_", ".") if is_routed(kind) else ""
+
+
+def sender_in(kind: type[Event], subject: str) -> str:
+    """Return the node or user that has published a message, or "" if the subject does not say.
+
+    NATS lets nobody else publish to the subject.
+    """
+    return node_in(kind, subject) if kind.is_of_agent or kind is Heartbeat else ""
 
 
 def is_routed(kind: type[Event]) -> bool:
