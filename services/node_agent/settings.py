@@ -24,6 +24,7 @@ from shared.model.claim import DraMode, TaintEffect
 from shared.model.device import Isolation
 from shared.model.errors import UNDECODABLE, RequestError
 from shared.model.names import NodeName
+from shared.model.request import LEAST_SHARE_MIB
 from shared.runtime.settings import ServiceSettings, setting
 
 ABOUT = """Reports a node's GPUs, serves its kubelet, and prepares isolation.
@@ -146,6 +147,12 @@ class AgentSettings(ServiceSettings):
         TaintEffect.NO_SCHEDULE,
         "effect of the taint of an unhealthy device in ResourceSlices: NoSchedule, or NoExecute, "
         "by which Kubernetes also deletes the pods whose claims have the device",
+    )
+    least_share_mib: int = setting(
+        LEAST_SHARE_MIB,
+        "MiB of a device that a ResourceClaim gets at least: a smaller request is rounded up, as "
+        "no CUDA program could start",
+        at_least=1,
     )
     monitor_http: str = setting(
         "", "HOST:PORT of the usage metrics, for Prometheus; default: 0.0.0.0:9394", address=True

@@ -22,6 +22,7 @@ from services.webhook.patches import (
     complete_limits,
     rename_amounts,
 )
+from services.webhook.small_requests import DeviceUnits, small_requests
 from shared.dialects import DIALECTS, GPU_RESOURCES, pod_requests
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_groups import parse_pod_group
@@ -44,7 +45,7 @@ from shared.model.errors import RequestError
 from shared.model.events.pod_events import LargestDeviceReported
 from shared.model.names import DEFAULT_SCHEDULER, HANDED_OVER
 from shared.model.quota import Quota
-from shared.model.request import GpuRequest, PodRequest
+from shared.model.request import LEAST_SHARE_MIB, GpuRequest, PodRequest
 from shared.placing.advice import Change, changes_between
 from shared.pods.pod_policy import Check, PolicySubject, device_names, violations
 from shared.pods.pod_view import PodContainer, PodView
@@ -230,6 +231,8 @@ class AdmissionPolicy:
     """ResourceClaims may be for GPUs: `pod_policy` applies to the containers that use them."""
     allow_larger_requests: bool = False
     """A container may request more memory than the largest device has, and wait for a larger."""
+    least_share_mib: int = LEAST_SHARE_MIB
+    """A container that requests less memory of a device is warned of."""
     quota: Quota | None = None
     """That of the pod's namespace."""
 
@@ -524,7 +527,12 @@ def _size_warnings(
     excess = excess_memory(request, pod.containers, largest) if largest else ""
     if excess and not policy.allow_larger_requests:
         raise RequestError(excess)
-    return [f"{excess}; the pod waits for a node with such a device"] if excess else []
+    late = [f"{excess}; the pod waits for a node with such a device"] if excess else []
+    units = DeviceUnits()
+    if largest is not None and largest.memory_units:
+        units = DeviceUnits(largest.memory_mib // largest.memory_units, largest.memory_mib)
+    small = small_requests(request, policy.least_share_mib, units)
+    return [*late, *islice(small, MOST_WARNINGS)]
 
 
 def _completed(pod: PodView, changes: AmountChanges) -> PodView:

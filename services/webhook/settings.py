@@ -9,6 +9,7 @@ from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled
 from shared.dialects.protected_paths import HOST_PATHS
 from shared.model.errors import RequestError
+from shared.model.request import LEAST_SHARE_MIB
 from shared.runtime.settings import ApiServerSettings, ServiceSettings, setting
 
 ABOUT = """Reviews new pods: denies GPU requests that can never be granted and pods that could
@@ -119,6 +120,11 @@ class WebhookSettings(ApiServerSettings, ServiceSettings):
     quotas: Path | None = setting(
         None, "YAML file of GPUQuota objects, for their run times; the same as for watchers"
     )
+    least_share_mib: int = setting(
+        LEAST_SHARE_MIB,
+        "MiB of a device below which a request is warned of, as no CUDA program could start",
+        at_least=1,
+    )
     allow_larger_requests: bool = setting(
         False,
         "admit requests for more memory than the largest GPU has, if larger nodes can be added",
@@ -150,6 +156,7 @@ class WebhookSettings(ApiServerSettings, ServiceSettings):
             allow_env_from=self.allow_env_from,
             host_paths=self.host_paths,
             allow_larger_requests=self.allow_larger_requests,
+            least_share_mib=self.least_share_mib,
         )
 
     @property

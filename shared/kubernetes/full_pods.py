@@ -98,19 +98,23 @@ class PodTemplate(Struct, frozen=True, gc=False):
 
 
 class WorkloadSpec(Struct, frozen=True, gc=False):
-    """The spec of a Deployment or DaemonSet."""
+    """The spec of a Deployment, StatefulSet or DaemonSet."""
 
     template: PodTemplate = PodTemplate()
+    replicas: int = 1
+    """Not of a DaemonSet."""
 
 
 class WorkloadStatus(Struct, frozen=True, rename="camel", gc=False):
-    """The status of a Deployment."""
+    """The status of a Deployment or StatefulSet, or of a DaemonSet."""
 
     ready_replicas: int = 0
+    desired_number_scheduled: int = 0
+    number_ready: int = 0
 
 
 class Workload(Struct, frozen=True, gc=False):
-    """A Deployment or DaemonSet."""
+    """A Deployment, StatefulSet or DaemonSet."""
 
     metadata: ObjectMeta = ObjectMeta()
     spec: WorkloadSpec = WorkloadSpec()

@@ -91,6 +91,11 @@ class NodeOrder(StrEnum):
         return self in ("fragmentation", "power")
 
 
+LEAST_SHARE_MIB = 512
+"""Memory with which a CUDA program can start: its context alone takes 300 to 600 MiB, depending on
+GPU and driver. Smaller shares are leased where they are requested, with a warning."""
+
+
 class GpuRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One container's request: `gpus` different devices of one node, the same share of each."""
 

@@ -10,6 +10,7 @@ from shared.kubernetes.paths import objects_path
 from shared.kubernetes.types import ObjectList, RawObject
 from shared.ledger.redis_server import RedisFacts
 from shared.ledger.server_errors import KEEPS_KEYS, SET_POLICY
+from shared.model.claim import DRIVER
 from shared.model.events.pod_events import Heartbeat
 from shared.model.findings import Finding, SkipError, fail, ok, warn
 from shared.model.ledger import UnreadableRecord
@@ -19,6 +20,17 @@ from shared.runtime.variables import PREFIX
 
 COMBINED = "binder"
 """The Deployment whose pods have watcher and placer, too, with the component combined-scheduler."""
+COMPONENTS = frozenset(
+    {"api", "binder", "node-agent", "placer", "timekeeper", "watcher", "webhook"}
+)
+"""Deployments and DaemonSets of every installation."""
+COMBINED_PARTS = frozenset({"placer", "watcher"})
+"""Those that the component combined-scheduler replaces."""
+UNANSWERED_WEBHOOK = "every new pod with GPUs is denied, and others are not reviewed"
+UNANSWERED_API = (
+    "kubectl get gpuleases reports no such resource type, and namespaces that are deleted stay "
+    "Terminating, see docs/troubleshooting.md"
+)
 BY_IMAGE = frozenset({"LEASEHOLD_HTTP"})
 """What the image sets, so that pods have it without their template."""
 
@@ -221,6 +233,63 @@ def webhook(missing: Sequence[str], days_left: float | None, refusal: str) -> Fi
         text = f"its certificate authority expires in {days_left:.1f} days, and is not renewed"
         return warn(text, logs)
     return ok(f"registered; its certificate authority is valid for {days_left:.0f} days")
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """How many replicas of a workload there should be, and how many are ready."""
+
+    namespace: str
+    kind: str
+    wanted: int
+    ready: int
+
+
+def endpoints(unanswered: Mapping[str, str], count: int) -> Finding:
+    """Judge what is registered and has no ready endpoint, with the name of its Service."""
+    if not unanswered:
+        return ok(f"{count} registrations with the API server have a ready endpoint")
+    if (agent := unanswered.get(f"deviceclasses/{DRIVER}")) is not None:
+        return fail(
+            f"ResourceClaims of {DRIVER} wait: no {agent} publishes ResourceSlices",
+            f"set LEASEHOLD_DRA=conditions for the agents; kubectl -n {AGENTS_NAMESPACE} logs "
+            f"daemonset/{agent} | grep -i slice",
+        )
+    listed = ", ".join(f"{name} (Service {service})" for name, service in unanswered.items())
+    effects = (
+        (UNANSWERED_WEBHOOK, any("webhook" in name for name in unanswered)),
+        (UNANSWERED_API, any(name.startswith("apiservices/") for name in unanswered)),
+    )
+    said = "; ".join(text for text, applies in effects if applies)
+    deployment = next(iter(unanswered.values()))
+    return fail(
+        f"registered, and nothing answers: {listed}: {said}",
+        f"kubectl -n {SYSTEM_NAMESPACE} get deployment/{deployment}; if its replicas are 0: "
+        f"kubectl -n {SYSTEM_NAMESPACE} scale deployment/{deployment} --replicas=2",
+    )
+
+
+def workloads(sizes: Mapping[str, Replicas]) -> Finding:
+    """Judge whether all components are installed, and each has its replicas."""
+    combined = not COMBINED_PARTS & sizes.keys()
+    missing = sorted(COMPONENTS - sizes.keys() - (COMBINED_PARTS if combined else set()))
+    problems = [f"{name} is not installed" for name in missing]
+    for name, size in sorted(sizes.items()):
+        if size.kind != "daemonsets" and size.wanted == 0:
+            problems.append(f"{size.kind[:-1]}/{name} is scaled to 0")
+        elif size.ready < size.wanted:
+            problems.append(
+                f"{size.kind[:-1]}/{name}: {size.ready} of {size.wanted} replicas are ready"
+            )
+    if problems:
+        return fail(
+            "; ".join(problems),
+            f"kubectl -n {SYSTEM_NAMESPACE} get deployments,statefulsets,pods; kubectl -n "
+            f"{AGENTS_NAMESPACE} get pods; kubectl scale, or kubectl apply -k OVERLAY, or helm "
+            "upgrade",
+        )
+    counts = ", ".join(f"{name} {size.ready}" for name, size in sorted(sizes.items()))
+    return ok(f"ready replicas: {counts}")
 
 
 def versions(by_replica: Mapping[str, str]) -> Finding:

@@ -20,12 +20,14 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.full_pods import Workload
 from shared.kubernetes.paths import objects_path
+from shared.kubernetes.registrations import Registration, ServiceEndpoints, ServiceReference
 from shared.kubernetes.resource_claims import DeviceClass
 from shared.kubernetes.types import (
     AccessReview,
     ApiNode,
     ApiResourceQuota,
     ObjectList,
+    RawObject,
     RegisteredWebhook,
     WebhookConfiguration,
 )
@@ -38,13 +40,23 @@ from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.pod_events import Heartbeat
 from shared.model.findings import Finding, SkipError, fail, ok, warn
 from shared.model.ledger import UnreadableRecord
-from shared.model.names import SYSTEM_NAMESPACE, NodeName
+from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE, NodeName
 from shared.nats import servers
 from shared.nats.bus import Bus
 from shared.nats.subjects import most_replicas
 from shared.nats.wire import MAX_PAYLOAD
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+REGISTRATIONS = (
+    f"{ADMISSION}/mutatingwebhookconfigurations/leasehold",
+    f"/apis/apiregistration.k8s.io/v1/apiservices/{APISERVICE}",
+)
+WORKLOADS = (
+    (SYSTEM_NAMESPACE, "deployments"),
+    (SYSTEM_NAMESPACE, "statefulsets"),
+    (AGENTS_NAMESPACE, "daemonsets"),
+)
+SLICES = f"/apis/resource.k8s.io/v1/resourceslices?fieldSelector=spec.driver={DRIVER}&limit=1"
 DEVICE_CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 OBSERVE_S = 6.0
@@ -179,6 +191,61 @@ class ClusterProbes:
                 "kubectl apply -k OVERLAY, or helm upgrade",
             )
         return ok("the API server passes requests on to the API")
+
+    async def endpoints(self) -> Finding:
+        """Find what is registered with the API server and has nothing that answers."""
+        unanswered: dict[str, str] = {}
+        count = 0
+        for path in REGISTRATIONS:
+            try:
+                registered = await self.kubernetes.read(path, Registration)
+            except NotFoundError:
+                continue  # which other checks report
+            for service in registered.services:
+                count += 1
+                if not await self._has_endpoint(service):
+                    unanswered["/".join(path.split("/")[-2:])] = service.name
+        if self.nodes and not await self._has_slices():
+            unanswered[f"deviceclasses/{DRIVER}"] = judge.AGENT
+        return judge.endpoints(unanswered, count)
+
+    async def _has_slices(self) -> bool:
+        """Return whether agents publish ResourceSlices, where claims are served."""
+        try:
+            classes = await self._device_classes()
+        except NotFoundError:
+            return True
+        if DRIVER not in {each.metadata.name for each in classes}:
+            return True
+        listed = await self.kubernetes.read(SLICES, ObjectList[RawObject])
+        return bool(listed.items)
+
+    async def _has_endpoint(self, service: ServiceReference) -> bool:
+        group = "/apis/discovery.k8s.io/v1"
+        slices = objects_path(service.namespace, "endpointslices", group=group)
+        selector = f"?labelSelector=kubernetes.io/service-name={service.name}"
+        listed = await self.kubernetes.read(slices + selector, ObjectList[ServiceEndpoints])
+        if listed.items:
+            return any(each.is_ready for each in listed.items)
+        path = objects_path(service.namespace, "endpoints", service.name)
+        try:
+            return (await self.kubernetes.read(path, ServiceEndpoints)).is_ready
+        except NotFoundError:
+            return False
+
+    async def workloads(self) -> Finding:
+        """Compare the components that should run with the replicas that are ready."""
+        sizes: dict[str, judge.Replicas] = {}
+        for namespace, kind in WORKLOADS:
+            path = objects_path(namespace, kind, group="/apis/apps/v1")
+            for each in (await self.kubernetes.read(path, ObjectList[Workload])).items or ():
+                wanted, ready = each.spec.replicas, each.status.ready_replicas
+                if kind == "daemonsets":
+                    wanted, ready = each.status.desired_number_scheduled, each.status.number_ready
+                sizes[each.metadata.name] = judge.Replicas(namespace, kind, wanted, ready)
+        if not sizes:
+            raise SkipError("the components do not run as workloads of this cluster")
+        return judge.workloads(sizes)
 
     async def versions(self) -> Finding:
         """Observe the replicas' heartbeats for their versions."""

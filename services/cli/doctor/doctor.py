@@ -123,8 +123,11 @@ CLUSTER_CHECKS: Mapping[str, Check[ClusterProbes]] = {
     "webhook": Check(ClusterProbes.webhook, _API),
     "apiservice": Check(
         ClusterProbes.apiservice,
-        f"kubectl get apiservices {APISERVICE}; {_KUBECTL} logs deployment/api",
+        f"kubectl get apiservices {APISERVICE}; {_KUBECTL} logs deployment/api; "
+        'docs/troubleshooting.md, "kubectl reports errors of visibility.leasehold.dev"',
     ),
+    "endpoints": Check(ClusterProbes.endpoints, _API),
+    "workloads": Check(ClusterProbes.workloads, _API),
     "rights": Check(ClusterProbes.rights, _API),
     "runtime-class": Check(ClusterProbes.runtime_class, _API),
     "resource-quotas": Check(ClusterProbes.resource_quotas, _API),

@@ -29,7 +29,12 @@ class ClaimDriver:
     def __init__(self, node: Node, grants: Grants, settings: AgentSettings) -> None:
         self.node = node
         self.preparation = ClaimPreparation(node, grants, settings.cdi_directory)
-        self.slices = SliceWriter(node, grants.mig, taint_effect=settings.dra_taint_effect)
+        self.slices = SliceWriter(
+            node,
+            grants.mig,
+            taint_effect=settings.dra_taint_effect,
+            least_share_mib=settings.least_share_mib,
+        )
         self.plugin = ClaimPlugin(
             node, settings.kubelet_dir, self.preparation, on_registered=self.slices.write_anew
         )

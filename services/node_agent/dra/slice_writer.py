@@ -51,11 +51,19 @@ class UnsupportedError(RequestError):
 class SliceWriter:
     """Writes the slices of one node."""
 
-    def __init__(self, node: Node, mig: LayoutReconciler, *, taint_effect: TaintEffect) -> None:
+    def __init__(
+        self,
+        node: Node,
+        mig: LayoutReconciler,
+        *,
+        taint_effect: TaintEffect,
+        least_share_mib: int,
+    ) -> None:
         self.node = node
         self.client = node.kubernetes
         self.mig = mig
         self.taint_effect = taint_effect
+        self.least_share_mib = least_share_mib
         self.clock = node.clock
         self.selector = f"spec.driver={DRIVER},spec.nodeName={node.name}"
         self.unwritten_reason: str | None = "the ResourceSlices have not been written yet"
@@ -151,6 +159,7 @@ class SliceWriter:
             driver_version=self.node.software.driver_version,
             profiles=self.mig.profiles,
             taint_effect=self.taint_effect,
+            least_share_mib=self.least_share_mib,
         )
 
     async def _list(self) -> dict[str, RawObject]:

@@ -29,7 +29,7 @@ from shared.model.claim import (
 from shared.model.device import LABEL_LENGTH, Device, DeviceMode, Isolation, MigProfile
 from shared.model.lease import Booking, Lease, MigPlacement, bookings
 from shared.model.names import DeviceUuid, NodeName, PodUid
-from shared.model.request import SharingPolicy
+from shared.model.request import LEAST_SHARE_MIB, SharingPolicy
 
 Instance = tuple[MigPlacement, MigProfile]
 
@@ -67,8 +67,6 @@ def _counters(slices: Iterable[int]) -> dict[str, Any]:
 
 API_VERSION = "resource.k8s.io/v1"
 ALL_CORES = 100
-LEAST_MIB = 2
-"""Less cannot be offered: a capacity must exceed its policy's minimum by a step."""
 UNHEALTHY = "leasehold.dev/unhealthy"
 """Key of the taint of an unhealthy device; its value is the fault."""
 PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
@@ -102,6 +100,8 @@ class ClaimableNode:
     """What instances devices in MIG mode can have."""
     taint_effect: TaintEffect = TaintEffect.NO_SCHEDULE
     """Of unhealthy devices."""
+    least_share_mib: int = LEAST_SHARE_MIB
+    """Less memory than this is rounded up to it by the scheduler."""
 
 
 def build_slices(
@@ -113,7 +113,7 @@ def build_slices(
     not subtract them.
     """
     groups = nvlink_groups(node.devices)
-    left = _Left(node.leases, deallocated)
+    left = _Left(node.leases, deallocated, node.least_share_mib)
     devices: list[dict[str, Any]] = []
     for device in node.devices:
         capacity = left.capacity(device)
@@ -170,7 +170,13 @@ def _slice(
 class _Left:
     """What leases leave of devices."""
 
-    def __init__(self, leases: Iterable[Lease], deallocated: Collection[HeldAllocation]) -> None:
+    def __init__(
+        self,
+        leases: Iterable[Lease],
+        deallocated: Collection[HeldAllocation],
+        least_share_mib: int,
+    ) -> None:
+        self.least_share_mib = least_share_mib
         self.cores_given: Counter[DeviceUuid] = Counter()
         self.unknown: dict[DeviceUuid, list[Booking]] = {}
         """What the scheduler does not subtract itself."""
@@ -208,7 +214,9 @@ class _Left:
         memory_mib = device.memory_mib - sum(each.memory_mib for each in unknown)
         slots = device.slots - sum(each.shares for each in unknown)
         cores_percent = ALL_CORES - sum(each.cores_percent for each in unknown)
-        if memory_mib < LEAST_MIB or slots < 1:
+        least_mib = min(self.least_share_mib, device.memory_mib - 1)
+        # A capacity must exceed its policy's minimum by a step.
+        if memory_mib <= least_mib or slots < 1:
             return None
         most = {"min": "0", "max": str(cores_percent), "step": "1"}
         return {
@@ -216,7 +224,7 @@ class _Left:
                 "value": mib_quantity(memory_mib),
                 "requestPolicy": {
                     "default": mib_quantity(device.memory_mib),
-                    "validRange": {"min": "1Mi", "step": "1Mi"},
+                    "validRange": {"min": mib_quantity(least_mib), "step": "1Mi"},
                 },
             },
             CORES: {

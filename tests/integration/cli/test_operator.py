@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,7 +98,50 @@ async def test_no_check_of_the_doctor_lacks_a_right(operator: KubernetesClient) 
 
     assert {name: text for name, text in texts.items() if "403" in text} == {}
     assert texts["settings"].startswith("there is no NATS address")
+    assert texts["workloads"].startswith("api is not installed; binder is not installed")
     assert texts["extender"].startswith("deployment/kube-scheduler does not exist")
+
+
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+SLICES = f"/apis/discovery.k8s.io/v1/namespaces/{SYSTEM_NAMESPACE}/endpointslices"
+
+
+async def test_what_is_registered_and_has_no_ready_endpoint_is_a_fault() -> None:
+    service = {"name": "webhook", "namespace": SYSTEM_NAMESPACE}
+    hook = {
+        "name": "pods.leasehold.dev",
+        "clientConfig": {"service": service},
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+        "rules": [],
+    }
+    address = {"addresses": ["10.0.0.1"], "conditions": {"ready": False}}
+    labels = {"kubernetes.io/service-name": "webhook"}
+    slice_: dict[str, Any] = {
+        "metadata": {"name": "webhook-1", "labels": labels},
+        "addressType": "IPv4",
+        "endpoints": [address],
+    }
+    async with (
+        api_server() as api,
+        api.client() as client,
+        KubernetesClient(load_credentials(api.kubeconfig)) as admin,
+    ):
+        probes = ClusterProbes(ClusterServers(), admin)
+        nothing = await run_check(probes.endpoints())
+        await created(client, WEBHOOKS, {"metadata": {"name": "leasehold"}, "webhooks": [hook]})
+        scaled_to_0 = await run_check(probes.endpoints())
+        await created(client, "/api/v1/namespaces", {"metadata": {"name": SYSTEM_NAMESPACE}})
+        await created(client, SLICES, slice_)
+        starting = await run_check(probes.endpoints())
+        await admin.patch_merge(f"{SLICES}/webhook-1", {"endpoints": [{"addresses": ["10.0.0.1"]}]})
+        ready = await run_check(probes.endpoints())
+
+    assert nothing.outcome is Outcome.OK
+    for finding in (scaled_to_0, starting):
+        assert finding.outcome is Outcome.FAIL
+        assert "leasehold (Service webhook): every new pod with GPUs is denied" in finding.text
+    assert (ready.outcome, ready.text[0]) == (Outcome.OK, "1")
 
 
 async def test_the_audit_reads_pods_nodes_and_claims(operator: KubernetesClient) -> None:

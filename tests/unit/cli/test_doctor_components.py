@@ -3,10 +3,23 @@
 import pytest
 
 from services.cli.doctor import cluster_checks
-from services.cli.doctor.cluster_checks import WorkloadSettings, settings
+from services.cli.doctor.cluster_checks import (
+    COMPONENTS,
+    Replicas,
+    WorkloadSettings,
+    endpoints,
+    settings,
+    workloads,
+)
+from shared.model.claim import DRIVER
 from shared.model.events.pod_events import Heartbeat
 from shared.model.findings import Outcome
-from shared.model.names import REQUIRED_SERVICES, NodeName
+from shared.model.names import (
+    AGENTS_NAMESPACE,
+    REQUIRED_SERVICES,
+    SYSTEM_NAMESPACE,
+    NodeName,
+)
 from shared.runtime.settings import settings_digests
 
 NOW = {"LEASEHOLD_DRA": "conditions", "LEASEHOLD_LOG_LEVEL": "info"}
@@ -144,3 +157,50 @@ def test_an_extended_resource_of_a_class_and_of_a_device_plugin_is_found(
 
     assert found.outcome is outcome
     assert found.text.startswith(text)
+
+
+ALL = {name: Replicas(SYSTEM_NAMESPACE, "deployments", 2, 2) for name in COMPONENTS} | {
+    "node-agent": Replicas(AGENTS_NAMESPACE, "daemonsets", 3, 3)
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome", "shown"),
+    [
+        ({}, Outcome.OK, "webhook 2"),
+        ({"webhook": (0, 0)}, Outcome.FAIL, "deployment/webhook is scaled to 0"),
+        ({"api": (2, 1)}, Outcome.FAIL, "deployment/api: 1 of 2 replicas are ready"),
+        ({"timekeeper": None}, Outcome.FAIL, "timekeeper is not installed"),
+        ({"watcher": None}, Outcome.FAIL, "watcher is not installed"),
+        ({"watcher": None, "placer": None}, Outcome.OK, "binder 2"),
+    ],
+)
+def test_components_are_compared_with_what_should_run(
+    changes: dict[str, tuple[int, int] | None], outcome: Outcome, shown: str
+) -> None:
+    sizes = dict(ALL)
+    for name, counts in changes.items():
+        if counts is None:
+            del sizes[name]
+        else:
+            sizes[name] = Replicas(SYSTEM_NAMESPACE, "deployments", *counts)
+
+    finding = workloads(sizes)
+
+    assert finding.outcome is outcome
+    assert shown in finding.text
+
+
+def test_an_agent_that_is_not_ready_on_a_node_is_reported_and_no_node_is_no_fault() -> None:
+    def agents(wanted: int, ready: int) -> Outcome:
+        size = Replicas(AGENTS_NAMESPACE, "daemonsets", wanted, ready)
+        return workloads({**ALL, "node-agent": size}).outcome
+
+    assert (agents(3, 2), agents(0, 0)) == (Outcome.FAIL, Outcome.OK)
+
+
+def test_claims_without_resource_slices_are_reported() -> None:
+    finding = endpoints({f"deviceclasses/{DRIVER}": "node-agent"}, 2)
+
+    assert finding.outcome is Outcome.FAIL
+    assert "no node-agent publishes ResourceSlices" in finding.text

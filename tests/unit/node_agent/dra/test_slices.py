@@ -66,7 +66,7 @@ def test_a_shared_device_has_policies_and_the_whole_memory_by_default() -> None:
     assert device["allowMultipleAllocations"] is True
     assert device["bindingConditions"] == ["leasehold.dev/Leased"]
     policy = device["capacity"]["memory"]["requestPolicy"]
-    assert policy["default"] == "15Gi"
+    assert policy == {"default": "15Gi", "validRange": {"min": "512Mi", "step": "1Mi"}}
     assert device["attributes"]["driverVersion"] == {"version": "535.104.5"}
     assert device["attributes"]["resource.kubernetes.io/pcieRoot"] == {"string": "pci0000:3a"}
     assert device["attributes"]["resource.kubernetes.io/numaNode"] == {"int": 1}

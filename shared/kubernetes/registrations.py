@@ -1,0 +1,70 @@
+"""What is registered with an API server to be called, and the endpoints that answer."""
+
+from msgspec import Struct
+
+from shared.kubernetes.types import ObjectMeta
+
+
+class ServiceReference(Struct, frozen=True, gc=False):
+    """The Service behind a registration."""
+
+    namespace: str = ""
+    name: str = ""
+
+
+class _ClientConfig(Struct, frozen=True, gc=False):
+    service: ServiceReference | None = None
+
+
+class _Webhook(Struct, frozen=True, rename="camel", gc=False):
+    client_config: _ClientConfig = _ClientConfig()
+
+
+class _ApiServiceSpec(Struct, frozen=True, gc=False):
+    service: ServiceReference | None = None
+
+
+class Registration(Struct, frozen=True, gc=False):
+    """A webhook configuration, or an APIService."""
+
+    metadata: ObjectMeta = ObjectMeta()
+    webhooks: tuple[_Webhook, ...] = ()
+    spec: _ApiServiceSpec = _ApiServiceSpec()
+
+    @property
+    def services(self) -> frozenset[ServiceReference]:
+        """The Services that it names."""
+        named = (each.client_config.service for each in self.webhooks)
+        return frozenset(each for each in (*named, self.spec.service) if each is not None)
+
+
+class _Conditions(Struct, frozen=True, gc=False):
+    ready: bool | None = None
+
+
+class _Endpoint(Struct, frozen=True, gc=False):
+    addresses: tuple[str, ...] = ()
+    conditions: _Conditions = _Conditions()
+
+
+class _Address(Struct, frozen=True, gc=False):
+    ip: str = ""
+
+
+class _Subset(Struct, frozen=True, gc=False):
+    addresses: tuple[_Address, ...] = ()
+
+
+class ServiceEndpoints(Struct, frozen=True, gc=False):
+    """An EndpointSlice, or an Endpoints object."""
+
+    endpoints: tuple[_Endpoint, ...] | None = ()
+    subsets: tuple[_Subset, ...] | None = ()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether some endpoint is ready; one whose readiness is unknown counts as ready."""
+        of_slice = any(
+            each.addresses and each.conditions.ready is not False for each in self.endpoints or ()
+        )
+        return of_slice or any(each.addresses for each in self.subsets or ())
