@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shared.dialects.vocabulary import unknown_gpus
-from shared.kubernetes.types import ApiPod
+from shared.kubernetes.types import ApiPod, ObjectMeta
 from shared.model.names import Namespace, PodUid
 from shared.pods.observed_pod import rejection_of
 
@@ -25,6 +25,10 @@ class PodSummary:
     """What its spec calls its ResourceClaims."""
     unknown: tuple[str, ...] = ()
     """Resources that it requests and no dialect has, for GPUs by their names."""
+    deployment: str = ""
+    """The Deployment of which it is a pod; empty: of none."""
+    revision: str = ""
+    """The label by which that Deployment tells its ReplicaSets apart."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     unschedulable_message: str = ""
     """The message of the condition PodScheduled while it is false."""
@@ -37,9 +41,21 @@ class PodSummary:
         return self.phase not in {"Succeeded", "Failed"}
 
 
+POD_TEMPLATE_HASH = "pod-template-hash"
+
+
+def _deployment_of(meta: ObjectMeta) -> str:
+    """Return a pod's Deployment: the names of its ReplicaSets end with their revision."""
+    suffix = f"-{meta.labels.get(POD_TEMPLATE_HASH, '')}"
+    owners = (each.name for each in meta.owner_references if each.kind == "ReplicaSet")
+    return next((name.removesuffix(suffix) for name in owners if name.endswith(suffix)), "")
+
+
 def summary_of(pod: ApiPod) -> PodSummary:
     """Return the summary of a decoded pod."""
     return PodSummary(
+        deployment=_deployment_of(pod.metadata),
+        revision=pod.metadata.labels.get(POD_TEMPLATE_HASH, ""),
         pod=PodUid(pod.metadata.uid),
         namespace=Namespace(pod.metadata.namespace),
         name=pod.metadata.name,

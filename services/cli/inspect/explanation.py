@@ -1,5 +1,6 @@
 """The explanation why a pod runs on its node, or why it waits; pure."""
 
+import re
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import Any
@@ -229,9 +230,29 @@ def _waiting(pod: PodSummary, found: PodView, waiting: WaitingDetails, program: 
             *_prospects(waiting, found.gang),
             *_queue_lines(waiting.namespace, waiting.queue),
         ),
-        next="; ".join(filter(None, (waiting.hint, f"`{program} gpus` shows every lease"))),
+        next="; ".join(
+            filter(
+                None,
+                (_rollout_hint(pod, waiting), waiting.hint, f"`{program} gpus` shows every lease"),
+            )
+        ),
         waiting=waiting,
         gang=found.gang,
+    )
+
+
+def _rollout_hint(pod: PodSummary, waiting: WaitingDetails) -> str:
+    """Return what to do where a Deployment keeps an older pod until this one is ready."""
+    if not (pod.deployment and pod.revision):
+        return ""
+    name = rf"{re.escape(pod.deployment)}-(?!{re.escape(pod.revision)}-)[a-z0-9]+-[a-z0-9]{{5}}"
+    older = re.search(rf"\b{re.escape(pod.namespace)}/({name})(?![\w.-])", waiting.no_end)
+    if older is None:
+        return ""
+    return (
+        f"its own Deployment {pod.deployment} keeps the older pod {older[1]} until this one is "
+        "ready: set strategy.type to Recreate, or rollingUpdate.maxSurge to 0 with maxUnavailable "
+        "1"
     )
 
 

@@ -3,18 +3,21 @@
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import structs
 
 from services.cli.arguments import own_schedulers
 from services.cli.inspect import render
 from services.cli.inspect.explanation import explanation_of
+from services.cli.pod_summary import summary_of
 from shared.dialects import KUBE_SCHEDULER
+from shared.kubernetes.types import ApiPod
 from shared.model.device import DeviceUse
 from shared.model.events.pod_events import PodQueued
 from shared.model.lease import LeaseState, ShareMeasurement
 from shared.model.ledger import NodeTotals, WaitingPod
-from shared.model.names import BUDGET_GATE, DeviceUuid, PodUid
+from shared.model.names import BUDGET_GATE, DeviceUuid, Namespace, PodUid
 from shared.model.node import CORDON_PREFIX
 from shared.model.placement import Refusal
 from shared.model.request import Gang, PodRequest, Term
@@ -140,6 +143,43 @@ def test_explain_of_a_waiting_pod_names_every_device_and_the_next_thing_to_try()
     assert "next: ask for at most 4 MiB" in text
     assert answer.waiting is not None
     assert answer.waiting.counts == (ReasonCount(reason="InsufficientGpuMemory", nodes=1),)
+
+
+@pytest.mark.parametrize(
+    ("holder", "is_own"),
+    [
+        ("ns/server-5c4f8d-x7k2p", True),
+        ("ns/server-6d9c7b-abcde", False),
+        ("other/server-5c4f8d-x7k2p", False),
+        ("ns/server-next-5c4f8d-x7k2p", False),
+        ("ns/train", False),
+    ],
+)
+def test_explain_says_that_a_deployment_keeps_its_older_pod(holder: str, *, is_own: bool) -> None:
+    found = cluster_of(waiting=[WAITING]).pod(POD.pod, TraceView(trace=""))
+    assert found is not None
+    assert found.waiting is not None
+    pod = replace(POD, namespace=Namespace("ns"), deployment="server", revision="6d9c7b")
+    no_end = f"no end in sight: no maximum run time is set for {holder}, which would have to end"
+    waiting = structs.replace(found.waiting, no_end=no_end)
+
+    answer = explanation_of(pod, structs.replace(found, waiting=waiting), OURS)
+
+    assert ("its own Deployment server keeps the older pod" in answer.next) is is_own
+    assert ("Recreate" in answer.next) is is_own
+
+
+def test_the_deployment_of_a_pod_is_that_of_its_replica_set() -> None:
+    meta = {
+        "name": "server-6d9c7b-abcde",
+        "namespace": "ns",
+        "labels": {"pod-template-hash": "6d9c7b"},
+        "ownerReferences": [{"kind": "ReplicaSet", "name": "server-6d9c7b", "controller": True}],
+    }
+
+    found = summary_of(msgspec.convert({"metadata": meta}, ApiPod))
+
+    assert (found.deployment, found.revision) == ("server", "6d9c7b")
 
 
 @pytest.mark.parametrize(
