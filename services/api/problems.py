@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from services.api.projection import Projection
-from shared.model.device import visible_fault
+from shared.model.device import END_LEFTOVERS, visible_fault
 from shared.model.events.pod_events import Heartbeat
 from shared.model.names import (
     AGENTS_NAMESPACE,
@@ -231,6 +231,9 @@ def _sick_or_closed(
             fault = STATE_AND_CODE.sub("", visible_fault(view.fault, visible))
             cause = f"Unhealthy: {fault or 'the agent reports no reason'}"
             yield Affected(name=where, cause=cause, hint=SICK, severity="warning")
+        elif view.leftovers:
+            cause = "Processes of earlier pods still hold memory"
+            yield Affected(name=where, cause=cause, hint=END_LEFTOVERS, severity="warning")
         elif view.excluded:
             cause = f"Closed to new pods: {view.excluded}"
             yield Affected(name=where, cause=cause, hint=CLOSED, severity="info")

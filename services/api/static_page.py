@@ -158,7 +158,7 @@ def _devices(devices: Sequence[DeviceView], now: float) -> str:
 
 def _health(device: DeviceView) -> str:
     if device.healthy:
-        return "healthy"
+        return "; ".join(["healthy", *(each.text("it") for each in device.leftovers)])
     return f"UNHEALTHY: {device.fault}" if device.fault else "UNHEALTHY"
 
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from msgspec import UNSET, UnsetType, structs
@@ -11,7 +11,7 @@ from services.api.lease_views import hidden_share, idle_holder
 from services.api.problems import Affected, DataAge, Problem, problems_of
 from services.api.projection import ChangeKey, Projection
 from shared.model.budget import IdleHolder, IdleView
-from shared.model.device import visible_fault
+from shared.model.device import Leftover, visible_fault
 from shared.model.fair_share import FairShare, precedence_reason
 from shared.model.lease import Lease, ends_by, expected_end
 from shared.model.ledger import WaitingPod
@@ -180,8 +180,14 @@ class VisibleCluster:
         return structs.replace(
             view,
             fault=visible_fault(view.fault, self.visible),
+            leftovers=tuple(map(self._leftover, view.leftovers)),
             shares=tuple(map(self._share, view.shares)),
         )
+
+    def _leftover(self, leftover: Leftover) -> Leftover:
+        if self.visible(leftover.namespace):
+            return leftover
+        return replace(leftover, namespace=Namespace(""), name="", pids=())
 
     def _share(self, share: HeldShare) -> HeldShare:
         if not self.visible(share.namespace):

@@ -26,6 +26,7 @@ from services.binder.report.explanations import (
     config_event,
     explain,
     health_events,
+    leftovers_event,
     rejected_event,
     share_event,
     violation_event,
@@ -137,6 +138,9 @@ class Binder:
         for event in events:
             if event.config_errors:
                 self.events.record(config_event(event))
+            for device in event.devices:
+                if device.leftovers:
+                    self.events.record(leftovers_event(event.node, device), once=True)
 
     @handles
     async def activate_shares(self, events: Sequence[ShareActivated]) -> None:

@@ -36,6 +36,10 @@ PARTITIONING = Histogram(
     buckets=(0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20),
 )
 LEASES = Gauge("leasehold_agent_leases", "Live leases on this node.")
+LEFTOVERS = Gauge(
+    "leasehold_agent_leftovers",
+    "Pods that are gone or have no lease, and of which processes still hold GPUs of the node.",
+)
 UNREGISTERED = Gauge(
     "leasehold_agent_unregistered", "1 while a resource is not registered with the kubelet."
 )

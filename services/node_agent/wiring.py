@@ -25,7 +25,13 @@ from services.node_agent.kubelet.node_pods import NodePods
 from services.node_agent.kubelet.pod_list import KubeletPods
 from services.node_agent.kubelet.pod_resources import KubeletPodResources
 from services.node_agent.kubelet.registration import DevicePlugins
-from services.node_agent.metrics import LEASES, PODS_UNREADABLE, UNREGISTERED, AgentMetrics
+from services.node_agent.metrics import (
+    LEASES,
+    LEFTOVERS,
+    PODS_UNREADABLE,
+    UNREGISTERED,
+    AgentMetrics,
+)
 from services.node_agent.node import Node
 from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
@@ -101,6 +107,7 @@ async def node_agent(
             timing=timing,
         )
         agent = _build_agent(node, settings, gpus)
+        LEFTOVERS.set_function(agent.leftovers.count)
         LEASES.set_function(lambda: len(node.leases.leases))
         UNREGISTERED.set_function(lambda: bool(agent.plugins.unready_reason()))
         PODS_UNREADABLE.set_function(lambda: bool(agent.pods.unreadable_reason))

@@ -116,7 +116,7 @@ class Held(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """What is left on a device of a pod, or a ResourceClaim, that has ended."""
+    """What is left on a device of a pod, or a ResourceClaim, that is gone or has no lease."""
 
     namespace: Namespace
     name: NameText
@@ -131,12 +131,14 @@ class Leftover:
     """Its lease has not ended: it does when the processes have."""
 
     def text(self, device: str) -> str:
-        """Return what is left, for those who may see the pod."""
+        """Return what is left of which pod; without its name where that is not to be seen."""
         what = "ResourceClaim" if self.claim else "pod"
-        holders = f"processes {', '.join(map(str, self.pids))}" if self.pids else "records"
+        name = f"{what} {self.namespace}/{self.name}" if self.name else f"a {what}"
+        end = "was deleted" if self.leased else "has no lease any more"
+        holders = f"processes {', '.join(map(str, self.pids))}" if self.pids else "containers"
         return (
-            f"{holders} of {what} {self.namespace}/{self.name}, which has ended, hold "
-            f"{self.memory_mib} MiB of {device} since {timestamp(self.since)}"
+            f"{holders} of {name}, which {end}, still hold {self.memory_mib} MiB of {device} since "
+            f"{timestamp(self.since)}"
         )
 
 
@@ -195,18 +197,18 @@ class Device:
 
     @property
     def leftover_text(self) -> str:
-        """What pods that have ended still hold, for users of any namespace; empty: nothing."""
+        """What earlier pods still hold, for users of any namespace; empty: nothing."""
         if not self.leftovers:
             return ""
         mib = sum(each.memory_mib for each in self.leftovers)
-        pods = f"{len(self.leftovers)} pods that have" if self.leftovers[1:] else "a pod that has"
+        pods = f"{len(self.leftovers)} earlier pods" if self.leftovers[1:] else "an earlier pod"
         since = timestamp(min(each.since for each in self.leftovers))
-        return f"processes of {pods} ended hold {mib} MiB of it since {since}"
+        return f"processes of {pods} still hold {mib} MiB of it since {since}"
 
 
-REMEDY = (
-    "end the processes on the node (kill -9); if they stay, reset the GPU (nvidia-smi "
-    "--gpu-reset) or restart the node"
+END_LEFTOVERS = (
+    "end the processes on the node (kill -9 PID); if they stay, reset the GPU (nvidia-smi "
+    "--gpu-reset -i INDEX), or restart the node"
 )
 """What frees a GPU of its leftovers."""
 

@@ -22,7 +22,7 @@ from shared.model.bounds import (
     SignedAmount,
 )
 from shared.model.budget import BudgetHistory, BudgetSummary
-from shared.model.device import Hardware
+from shared.model.device import Hardware, Leftover
 from shared.model.lease import ClaimAllocation, MigPlacement, Share, ShareSize
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.placement import NodeVerdict, Refusal
@@ -130,6 +130,8 @@ class DeviceView(View, frozen=True, kw_only=True):
     layouts: int
     """How many MIG layouts are possible."""
     numa: int | None
+    leftovers: tuple[Leftover, ...] = ()
+    """What earlier pods still hold of it, without the names that the viewer may not see."""
     shares: tuple[HeldShare, ...] = ()
 
 

@@ -62,13 +62,18 @@ class Advice:
     """What an administrator can do, where nothing else helps."""
     unchanged: str = ""
     """What lets the pod run without changes, on a node that fits it but for a passing state."""
+    leftovers: str = ""
+    """What earlier pods still hold of GPUs of the nearest nodes; empty: nothing."""
     reserved_until: int = 0
     """Unix seconds: GPUs that are reserved from then on fit the pod if it ends before; 0: none."""
 
     @property
     def text(self) -> str:
         """One sentence."""
-        return self._text_of_changes() if self.changes else self._text_without_changes()
+        text = self._text_of_changes() if self.changes else self._text_without_changes()
+        if not self.leftovers:
+            return text
+        return f"{text}; {self.leftovers}: ask an administrator to end them"
 
     def _text_without_changes(self) -> str:
         if self.waiting:

@@ -12,6 +12,7 @@ import msgspec
 
 from services.binder.observations import PodSnapshot
 from shared.model.bounds import NAME, cut
+from shared.model.device import END_LEFTOVERS, Device
 from shared.model.events.node_events import (
     DeviceReported,
     HealthChanged,
@@ -182,6 +183,17 @@ def refused_event(node: NodeName, reason: str) -> KubernetesEvent:
         f"Leasehold rejected a message of the node's agent: {reason}. The node gets no new pods "
         "until its agent sends a valid report. If the agent is not broken, its credentials may be "
         "stolen: delete the Node to lock it out",
+    )
+
+
+def leftovers_event(node: NodeName, device: Device) -> KubernetesEvent:
+    """Return the Event of a node on a device of which earlier pods still hold something."""
+    name = f"GPU {device.index} ({device.uuid})"
+    return _node_event(
+        node,
+        "GpuHeldByEndedPod",
+        f"{'; '.join(each.text(name) for each in device.leftovers)}. No other pod gets it until "
+        f"they have ended: {END_LEFTOVERS}",
     )
 
 

@@ -11,6 +11,7 @@ from shared.kubernetes.types import ObjectList, RawObject
 from shared.ledger.redis_server import RedisFacts
 from shared.ledger.server_errors import KEEPS_KEYS, SET_POLICY
 from shared.model.claim import DRIVER
+from shared.model.device import END_LEFTOVERS, Device
 from shared.model.events.pod_events import Heartbeat
 from shared.model.findings import Finding, SkipError, fail, ok, warn
 from shared.model.ledger import UnreadableRecord
@@ -331,6 +332,20 @@ def components(
             f"kubectl -n {SYSTEM_NAMESPACE} logs POD; of agents: -n {AGENTS_NAMESPACE}",
         )
     return ok(f"{len(running)} components are ready")
+
+
+def leftovers(nodes: Mapping[NodeName, Sequence[Device]]) -> Finding:
+    """Judge what pods that have ended still hold, as agents report it with their devices."""
+    found = [
+        leftover.text(f"GPU {device.index} of node {node}")
+        for node, devices in sorted(nodes.items())
+        for device in devices
+        for leftover in device.leftovers
+    ]
+    if not found:
+        return ok("no process of an earlier pod holds a GPU")
+    more = f"; and {len(found) - NAMED_RECORDS} more" if len(found) > NAMED_RECORDS else ""
+    return fail("; ".join(found[:NAMED_RECORDS]) + more, END_LEFTOVERS)
 
 
 def _missing(running: Sequence[Heartbeat], nodes: Iterable[NodeName]) -> list[str]:

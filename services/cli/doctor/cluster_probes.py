@@ -36,6 +36,7 @@ from shared.ledger.leases import RedisLeases
 from shared.ledger.redis_server import redis_facts
 from shared.model.claim import DRIVER
 from shared.model.clock import clock_ahead_s
+from shared.model.device import Device
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.pod_events import Heartbeat
 from shared.model.findings import Finding, SkipError, fail, ok, warn
@@ -93,6 +94,8 @@ class ClusterProbes:
     """The API server, or why there is none."""
     nodes: Mapping[NodeName, str] = field(default_factory=dict)
     """Nodes with devices, and why each is cordoned, which is empty if it is not."""
+    devices: Mapping[NodeName, Sequence[Device]] | None = None
+    """Each node's devices, as the ledger has them; None: it is not readable."""
     _observing: asyncio.Task[tuple[Heartbeat, ...]] | None = None
 
     @property
@@ -256,6 +259,12 @@ class ClusterProbes:
         """Observe heartbeats for components that are missing or not ready."""
         heartbeats = await self._heartbeats()
         return judge.components(heartbeats, self.nodes, observed_s=OBSERVE_S)
+
+    async def leftovers(self) -> Finding:
+        """Judge the devices that agents have reported."""
+        if self.devices is None:
+            raise SkipError("the ledger is not readable")
+        return judge.leftovers(self.devices)
 
     async def settings(self) -> Finding:
         """Compare the settings in heartbeats with those of the cluster's workloads."""

@@ -31,6 +31,7 @@ from shared.credentials.tls import TlsFiles
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import NO_KUBECONFIG, KubeconfigError, load_credentials
 from shared.ledger.leases import RedisLeases
+from shared.model.device import END_LEFTOVERS
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.findings import Finding, Outcome, SkipError
 from shared.model.ledger import NodeTotals
@@ -134,6 +135,7 @@ CLUSTER_CHECKS: Mapping[str, Check[ClusterProbes]] = {
     "device-classes": Check(ClusterProbes.device_classes, _API),
     "extender": Check(ClusterProbes.extender, _API),
     "components": Check(ClusterProbes.components, _NATS),
+    "ended-pods": Check(ClusterProbes.leftovers, END_LEFTOVERS),
     "versions": Check(ClusterProbes.versions, _NATS),
     "settings": Check(ClusterProbes.settings, _API),
 }
@@ -256,7 +258,13 @@ async def run_checks(target: DoctorTarget) -> list[Finding]:
             for name, totals in (node_totals or {}).items()
             if totals.node.devices
         }
-        cluster = ClusterProbes(target, kubernetes, cordons)
+        devices = {
+            name: [device for device, _ in totals.node.devices]
+            for name, totals in (node_totals or {}).items()
+        }
+        cluster = ClusterProbes(
+            target, kubernetes, cordons, devices if node_totals is not None else None
+        )
         running = {
             ("", name): run_check(CLUSTER_CHECKS[name].run(cluster))
             for name in target.cluster_checks

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from services.cli.formats import FittedTable, age, notes, used_texts
-from shared.model.device import DeviceMode, Hardware
+from shared.model.device import END_LEFTOVERS, DeviceMode, Hardware
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quantity import peak, timestamp
 from shared.model.views import (
@@ -148,6 +148,10 @@ def _device_lines(device: DeviceView, width: int, now: float) -> list[Renderable
         lines.append(Text(f"      closed to new pods: {device.excluded}", style="yellow"))
     if device.fault:
         lines.append(Text(f"      {device.fault}", style="red"))
+    left = [each.text("it") for each in device.leftovers]
+    lines += [
+        Text(f"      {text}", style="yellow") for text in (*left, *[END_LEFTOVERS] * bool(left))
+    ]
     return lines
 
 

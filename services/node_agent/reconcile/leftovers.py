@@ -76,6 +76,10 @@ class Leftovers:
             self._shown, self._pids = settled, pids
             self.node.report_due.set()
 
+    def count(self) -> int:
+        """Return how many pods are reported."""
+        return len(self._shown.keys() | self._pids.keys())
+
     def note_vanished(self, running: Iterable[PodUid]) -> None:
         """Note that the API server no longer has these pods, and that they may still run here."""
         ticks, now = self.node.clock.ticks(), self.node.clock.now()

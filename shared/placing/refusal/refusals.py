@@ -124,7 +124,20 @@ def _advice(
     elif advice.changes and not advice.waiting and blocked[0][1].code in _PASSING:
         remedy = _remedy(request, blocked, index.mirror.nodes.values())
         advice = replace(advice, unchanged=remedy.text)
-    return replace(advice, reserved_until=_reserved_until(request, nearest, index))
+    return replace(
+        advice,
+        leftovers=_leftovers(nearest),
+        reserved_until=_reserved_until(request, nearest, index),
+    )
+
+
+def _leftovers(nodes: Iterable[MirroredNode]) -> str:
+    """Return what earlier pods still hold on the first of the nodes on which they do."""
+    for node in nodes:
+        for device in node.devices:
+            if text := device.device.leftover_text:
+                return text.replace(" of it ", f" of GPU {device.index} of node {node.name} ")
+    return ""
 
 
 def _others(
