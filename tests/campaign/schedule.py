@@ -79,6 +79,7 @@ FAULTS: Mapping[str, FaultKind] = {
     "api-429": FaultKind(seconds=WINDOW_S),
     "api-500": FaultKind(seconds=WINDOW_S),
     "api-after-write": FaultKind(seconds=WINDOW_S),
+    "outage": FaultKind(seconds=(2.0, 8.0)),
     "node-gone": FaultKind(targets=NODES, seconds=(0.5, 6.0)),
     "cordon": FaultKind(targets=NODES, seconds=(5.0, 20.0)),
     "device": FaultKind(

@@ -26,6 +26,10 @@ from tests.campaign.stack.cluster import CampaignCluster
 from tests.campaign.stack.impersonation import impersonate
 
 RETRY_S = 0.3
+DENIED_S = 6.0
+RELIST_S = 3.0
+"""After an outage, kubelets deny the lists of their pods, and list them again: a real one takes
+longer than a round lasts."""
 SPIN = "while true do end"
 TINY = "1mb"
 TOUCHED = "campaign.test/touched"
@@ -154,6 +158,11 @@ class FaultInjector:
 
     async def _mend_api(self, fault: Fault) -> None:
         await self._spoil_api(replace(fault, kind="", detail=""))
+
+    async def _begin_outage(self, fault: Fault) -> None:
+        """Have the API server answer nobody, and the kubelets feel it for a while longer."""
+        outage = {"for_s": fault.lasts_s, "denied_s": DENIED_S, "relist_s": RELIST_S}
+        await self._until_done(lambda: self.cluster.kube.create("/debug/outage", outage))
 
     async def _delete_node(self, fault: Fault) -> None:
         await self._until_done(lambda: self.cluster.kube.delete(f"/api/v1/nodes/{fault.target}"))
@@ -294,6 +303,7 @@ class FaultInjector:
         "redis-misconf": (_fail_snapshot, _forget_snapshot),
         "redis-busy": (_keep_busy, _stop_spinning),
         **dict.fromkeys(_API, (_spoil_api, _mend_api)),
+        "outage": (_begin_outage, None),
         "node-gone": (_delete_node, _restart_kubelet),
         "cordon": (_cordoned(value=True), _cordoned(value=None)),
         "device": (_break_device, _mend_device),
