@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
 from shared.model.errors import UnavailableError
@@ -30,11 +31,11 @@ async def statuses(up: Stack) -> list[Mapping[str, Any]]:
         return []
 
 
-async def test_pods_with_leases_outlive_an_outage_in_which_the_devices_are_full(up: Stack) -> None:
-    """The kubelet may not list pods for a while, and admits new ones before it sees old ones end.
-
-    Its list shows those that ended during the outage as running meanwhile.
-    """
+@pytest.mark.parametrize("denied_s", [0.0, 12.0])
+async def test_pods_with_leases_outlive_an_outage_in_which_the_devices_are_full(
+    up: Stack, denied_s: float
+) -> None:
+    """The kubelet admits new pods while its list shows ended ones as running, or is denied."""
     for number in range(PODS):
         await up.create(
             gpu_pod(f"p{number}", vgpu(memory=HALF_MIB), annotations=BRIEF, restartPolicy="Never")
@@ -43,7 +44,7 @@ async def test_pods_with_leases_outlive_an_outage_in_which_the_devices_are_full(
         lambda: statuses(up),
         lambda found: len([s for s in found if s.get("phase") == "Running"]) == 4,
     )
-    outage = {"for_s": 4.0, "denied_s": 12.0, "relist_s": 6.0}
+    outage = {"for_s": 4.0, "denied_s": denied_s, "relist_s": 6.0}
     await up.kube.create("/debug/outage", outage)
 
     ended = await until(
