@@ -38,6 +38,11 @@ class RoleIndex:
                 if scope in {"", namespace}:
                     yield from rules
 
+    def rules_of_reference(self, binding: Json, namespace: str) -> Sequence[Json]:
+        """Return the rules of the role that a binding names; none if there is no such role."""
+        cluster_roles = {name_of(role): role for role in self._store.list("clusterroles")}
+        return self._rules(binding, namespace, cluster_roles)
+
     def _on_change(self, kind: Resource, _change: ObjectChange) -> None:
         if kind.table in _TABLES:
             self._grants = None

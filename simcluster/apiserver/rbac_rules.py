@@ -1,6 +1,6 @@
 """Rules of RBAC roles, and what they allow; pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from simcluster.apimachinery.objects import Json
@@ -48,6 +48,39 @@ def allows_url(rule: Json, verb: str, path: str) -> bool:
     urls = rule.get("nonResourceURLs") or ()
     return _named(rule.get("verbs"), verb) and any(
         each in {"*", path} or (each.endswith("*") and path.startswith(each[:-1])) for each in urls
+    )
+
+
+def not_covered(rules: Iterable[Json], owned: Sequence[Json]) -> list[Json]:
+    """Return the parts of rules, each of one verb and one target, that other rules do not allow."""
+    missing: list[Json] = []
+    for rule in rules:
+        for verb in rule.get("verbs") or ():
+            missing += [
+                {"nonResourceURLs": [url], "verbs": [verb]}
+                for url in rule.get("nonResourceURLs") or ()
+                if not any(allows_url(own, verb, url) for own in owned)
+            ]
+            missing += [
+                part
+                for part in _parts(rule, verb)
+                if not any(allows(own, _attributes(part)) for own in owned)
+            ]
+    return missing
+
+
+def _parts(rule: Json, verb: str) -> Iterator[Json]:
+    for group in rule.get("apiGroups") or ():
+        for resource in rule.get("resources") or ():
+            for name in rule.get("resourceNames") or ("",):
+                names = {"resourceNames": [name]} if name else {}
+                yield {"apiGroups": [group], "resources": [resource], **names, "verbs": [verb]}
+
+
+def _attributes(part: Json) -> ResourceAttributes:
+    (name,) = part.get("resourceNames") or ("",)
+    return ResourceAttributes(
+        part["verbs"][0], part["apiGroups"][0], part["resources"][0], name=name
     )
 
 

@@ -51,6 +51,7 @@ from simcluster.apiserver.requests.authorization import (
     attributes_of,
     authorize,
     authorize_url,
+    check_local_review,
     impersonated,
     review_access,
 )
@@ -141,6 +142,9 @@ _SELF_REVIEWS = frozenset({
     "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
     "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews",
 })  # fmt: skip
+_LOCAL_REVIEWS = re.compile(
+    r"/apis/authorization\.k8s\.io/v1/namespaces/([^/]+)/localsubjectaccessreviews"
+)
 _CREATE_ACCESS_REVIEW = ResourceAttributes("create", "authorization.k8s.io", "subjectaccessreviews")
 _UNAUTHORIZED = ApiError(401, "Unauthorized", "Unauthorized")
 _NOT_SIMULATED = {
@@ -332,12 +336,17 @@ class ApiServer:
         if path == _REVIEWS and request.method == "POST":
             authorize(self._roles, user, _CREATE_REVIEW)
             return json_response(encode(self._tokens.review(await read_body(request) or {})), 201)
-        if path in {_SUBJECT_REVIEWS, *_SELF_REVIEWS} and request.method == "POST":
+        local = _LOCAL_REVIEWS.fullmatch(path)
+        if (local or path in {_SUBJECT_REVIEWS, *_SELF_REVIEWS}) and request.method == "POST":
+            body = await read_body(request) or {}
             if path == _SUBJECT_REVIEWS:
                 authorize(self._roles, user, _CREATE_ACCESS_REVIEW)
-            review = review_access(
-                self._roles, user, await read_body(request) or {}, now=self.store.now()
-            )
+            if local:
+                resource = f"local{_CREATE_ACCESS_REVIEW.resource}"
+                wanted = replace(_CREATE_ACCESS_REVIEW, resource=resource, namespace=local[1])
+                authorize(self._roles, user, wanted)
+                check_local_review(body, local[1])
+            review = review_access(self._roles, user, body, now=self.store.now())
             return json_response(encode(review), 201)
         if proxied := parse_proxied(path):
             authorize(self._roles, user, proxied.attributes(request.method))

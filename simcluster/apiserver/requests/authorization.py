@@ -1,12 +1,17 @@
 """RBAC: whether the stored roles allow a request; administrators may do everything.
 
-Differences from Kubernetes: a role may grant permissions that its author does not have, and the
-rules of an aggregated role are not written into it.
+In contrast to Kubernetes, the rules of an aggregated role are not written into it.
 https://kubernetes.io/docs/reference/access-authn-authz/rbac/
 """
 
-from simcluster.apimachinery.errors import ApiError
-from simcluster.apimachinery.objects import Json, list_at, name_of, namespace_of
+from simcluster.apimachinery.errors import ApiError, Cause
+from simcluster.apimachinery.objects import (
+    Json,
+    json_text,
+    list_at,
+    name_of,
+    namespace_of,
+)
 from simcluster.apimachinery.selectors import selected_name
 from simcluster.apiserver.rbac import ACCOUNT, RoleIndex
 from simcluster.apiserver.rbac_rules import (
@@ -14,9 +19,11 @@ from simcluster.apiserver.rbac_rules import (
     ResourceAttributes,
     allows,
     allows_url,
+    not_covered,
 )
 from simcluster.apiserver.requests.request_target import RequestTarget
 
+_RBAC_GROUP = "rbac.authorization.k8s.io"
 _CLAIMS_GROUP = "resource.k8s.io"
 _NODE = "authentication.kubernetes.io/node-name"
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
@@ -61,6 +68,49 @@ def authorize(roles: RoleIndex, user: Json, request: ResourceAttributes) -> None
 def is_allowed(roles: RoleIndex, user: Json, request: ResourceAttributes) -> bool:
     """Return whether a role of the user allows the request."""
     return any(allows(rule, request) for rule in roles.rules_of(user, request.namespace))
+
+
+def refuse_escalation(roles: RoleIndex, user: Json, target: RequestTarget, obj: Json) -> None:
+    """Raise the 403 of Kubernetes for a role or binding that grants more than its author has.
+
+    The verbs `escalate` and `bind` on the role permit it.
+    """
+    table, namespace = target.kind.table, target.namespace
+    if table in {"roles", "clusterroles"}:
+        verb, role_table, role, rules = "escalate", table, name_of(obj), obj.get("rules") or ()
+    elif table in {"rolebindings", "clusterrolebindings"}:
+        reference = obj.get("roleRef") or {}
+        role = str(reference.get("name"))
+        verb, role_table = "bind", f"{str(reference.get('kind')).lower()}s"
+        rules = roles.rules_of_reference(obj, namespace)
+    else:
+        return
+    permission = ResourceAttributes(verb, _RBAC_GROUP, role_table, namespace, role)
+    missing = not_covered(rules, [*roles.rules_of(user, namespace), *AUTHENTICATED])
+    if missing and not is_allowed(roles, user, permission):
+        groups = " ".join(f'"{group}"' for group in user.get("groups") or ())
+        text = (
+            f'user "{user.get("username")}" (groups=[{groups}]) is attempting to grant RBAC '
+            "permissions not currently held:\n" + "\n".join(map(_go_rule, missing))
+        )
+        raise ApiError.forbidden(target.kind.qualified, name_of(obj), text)
+
+
+def _go_rule(rule: Json) -> str:
+    """Return a rule as messages of Kubernetes show it."""
+    names = {
+        "apiGroups": "APIGroups",
+        "resources": "Resources",
+        "resourceNames": "ResourceNames",
+        "nonResourceURLs": "NonResourceURLs",
+        "verbs": "Verbs",
+    }
+    shown = (
+        f"{name}:[{' '.join(json_text(value) for value in rule[field])}]"
+        for field, name in names.items()
+        if field in rule
+    )
+    return "{" + ", ".join(shown) + "}"
 
 
 def authorize_claim_status(
@@ -154,6 +204,27 @@ def review_access(roles: RoleIndex, user: Json, review: Json, *, now: str) -> Js
         name=wanted.get("name", ""),
     )
     return {**review, "status": {"allowed": is_allowed(roles, chosen, request)}}
+
+
+def check_local_review(review: Json, namespace: str) -> None:
+    """Raise 422 for a LocalSubjectAccessReview of another namespace, or of no resource."""
+    wanted = (review.get("spec") or {}).get("resourceAttributes")
+    if wanted is None:
+        cause = Cause(
+            "FieldValueInvalid",
+            "Invalid value: null: disallowed on this kind of request",
+            "spec.nonResourceAttributes",
+        )
+    elif wanted.get("namespace") != namespace:
+        text = f"Invalid value: {json_text(wanted.get('namespace', ''))}: must match "
+        cause = Cause(
+            "FieldValueInvalid",
+            f"{text}metadata.namespace: {namespace}",
+            "spec.resourceAttributes.namespace",
+        )
+    else:
+        return
+    raise ApiError.invalid("LocalSubjectAccessReview", "authorization.k8s.io", "", [cause])
 
 
 def _rules_status(roles: RoleIndex, user: Json, namespace: str) -> Json:

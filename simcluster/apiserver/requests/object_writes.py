@@ -18,6 +18,7 @@ from simcluster.apiserver.kinds.service_account_tokens import ServiceAccountToke
 from simcluster.apiserver.rbac import RoleIndex
 from simcluster.apiserver.requests import patches
 from simcluster.apiserver.requests.admitted_writes import CLAIM_STATUS, AdmittedWrites
+from simcluster.apiserver.requests.authorization import refuse_escalation
 from simcluster.apiserver.requests.body_checks import drop_unknown_fields, new_event_causes
 from simcluster.apiserver.requests.query_parameters import is_dry_run, non_negative_int
 from simcluster.apiserver.requests.request_target import RequestTarget
@@ -138,6 +139,7 @@ class ObjectWriter:
         if target.kind.group == "events.k8s.io":
             refuse_invalid(target.kind, body, list(new_event_causes(body)))
         body = to_storage(target.kind, body)
+        refuse_escalation(self._roles, request.user, target, body)
         if self._needs_admission(target, "CREATE"):
             obj = await self._admitted_writes(request.user).create(
                 target, body, request.query, warnings
@@ -204,18 +206,24 @@ class ObjectWriter:
         self, request: WriteRequest, make: Callable[[], Json], verb: str, warnings: list[str]
     ) -> WriteResult:
         target, query = request.target, request.query
+
+        def checked() -> Json:
+            obj = make()
+            refuse_escalation(self._roles, request.user, target, obj)
+            return obj
+
         needs_rights = (target.kind.table, target.subresource) == CLAIM_STATUS
         if not (needs_rights or self._needs_admission(target, "UPDATE")):
             obj = self._store.update(
                 target.kind.table,
-                make(),
+                checked(),
                 subresource=target.subresource,
                 dry_run=is_dry_run(query),
                 verb=verb,
             )
         else:
             admitted = self._admitted_writes(request.user)
-            obj = await admitted.update(target, make, query, warnings, verb=verb)
+            obj = await admitted.update(target, checked, query, warnings, verb=verb)
         return WriteResult(200, obj, warnings)
 
     async def _delete(self, request: WriteRequest) -> WriteResult:

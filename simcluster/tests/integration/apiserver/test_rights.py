@@ -78,6 +78,58 @@ async def test_the_roles_of_users_have_what_others_add_to_them(client: Client) -
     await as_alice(client, "/api/v1/namespaces/default/secrets", code=200)
 
 
+async def test_editors_of_a_namespace_review_its_access_only(client: Client) -> None:
+    await create(client, BINDINGS, binding("alice", "admin"))
+    group = "/apis/authorization.k8s.io/v1"
+    of_bob: Json = {"verb": "get", "resource": "pods", "namespace": "default"}
+    review = {"kind": "LocalSubjectAccessReview", "spec": {"user": "alice",
+              "resourceAttributes": of_bob}}  # fmt: skip
+
+    path = f"{group}/namespaces/default/localsubjectaccessreviews"
+    answer = await create(client, path, review, headers=ALICE)
+    elsewhere = path.replace("default", "kube-system")
+    await create(client, elsewhere, review, code=403, headers=ALICE)
+    of_bob["namespace"] = "kube-system"
+    other = await create(client, path, review, code=422, headers=ALICE)
+
+    assert answer["status"] == {"allowed": True}
+    assert "must match metadata.namespace: default" in other["message"]
+
+
+async def test_nobody_grants_more_than_they_have(client: Client) -> None:
+    await create(client, BINDINGS, binding("alice", "admin"))
+    roles = f"{RBAC}/namespaces/default/roles"
+    reads = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}
+    signs = {"apiGroups": ["certificates.k8s.io"], "resources": ["certificatesigningrequests"],
+             "verbs": ["get", "list"]}  # fmt: skip
+
+    async def as_alice_creates(path: str, body: Json, code: int) -> str:
+        return str((await create(client, path, body, code=code, headers=ALICE)).get("message"))
+
+    await as_alice_creates(roles, role("reads", reads), 201)
+    await as_alice_creates(BINDINGS, binding("bob", "view"), 201)
+    refused = await as_alice_creates(roles, role("signs", reads, signs), 403)
+    bound = await as_alice_creates(BINDINGS, binding("carol", "cluster-admin"), 403)
+    patched = await client.patch(
+        f"{roles}/reads", json={"rules": [signs]}, headers={**ALICE, **MERGE}
+    )
+    await body_of(patched, 403)
+    escalate = {"apiGroups": ["rbac.authorization.k8s.io"], "resources": ["roles"],
+                "verbs": ["escalate"]}  # fmt: skip
+    await create(client, roles, role("escalates", escalate))
+    await create(client, BINDINGS, binding("escalates", "escalates", kind="Role"))
+    await as_alice_creates(roles, role("signs", signs), 201)
+
+    assert refused == (
+        'roles.rbac.authorization.k8s.io "signs" is forbidden: user "alice" '
+        '(groups=["system:authenticated"]) is attempting to grant RBAC permissions not currently '
+        'held:\n{APIGroups:["certificates.k8s.io"], Resources:["certificatesigningrequests"], '
+        'Verbs:["get"]}\n{APIGroups:["certificates.k8s.io"], '
+        'Resources:["certificatesigningrequests"], Verbs:["list"]}'
+    )
+    assert '{APIGroups:["*"], Resources:["*"], Verbs:["*"]}' in bound
+
+
 async def test_an_apply_that_creates_needs_the_right_to_create(client: Client) -> None:
     rule = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["patch"]}
     await create(client, f"{RBAC}/clusterroles", role("patches", rule))
