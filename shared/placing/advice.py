@@ -30,6 +30,10 @@ class Place(StrEnum):
     FIELD = "field"
 
 
+RECOVERS = "the pod gets one that has recovered"
+"""Of sick GPUs: time may help."""
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """One change of a pod's manifest."""

@@ -24,6 +24,7 @@ from shared.model.views import (
     View,
     WaitingDetails,
 )
+from shared.placing.advice import RECOVERS
 from shared.pods.observed_pod import advice, causes
 
 NAMED_PODS = 8
@@ -284,7 +285,9 @@ def _prospects(waiting: WaitingDetails, gang: GangView | None) -> Iterator[str]:
     """Yield what the pod waits for, unless the hint alone says what to do."""
     if gang and len(gang.holding) + len(gang.waiting) < (gang.min_member or 0):
         return
-    if waiting.hint.startswith(NO_WAITING) or (waiting.permanent and not waiting.quota):
+    if RECOVERS in waiting.hint:
+        yield "it is placed as soon as a GPU that fits it has recovered"
+    elif waiting.hint.startswith(NO_WAITING) or (waiting.permanent and not waiting.quota):
         yield "waiting does not help: change the pod, or have an administrator change the cluster"
     elif waiting.quota:
         yield f"it is placed as soon as the GPU quota of namespace {waiting.quota} has room"

@@ -15,7 +15,7 @@ from shared.model.lease import will_end_by
 from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
 from shared.model.quantity import timestamp
 from shared.model.request import PodRequest, TopologyScope
-from shared.placing.advice import Advice, changes_between
+from shared.placing.advice import RECOVERS, Advice, changes_between
 from shared.placing.anti_affinity import with_repelled
 from shared.placing.choice.device_choice import choose_devices, fits
 from shared.placing.choice.device_refusals import (
@@ -334,7 +334,7 @@ def _for_health(_request: PodRequest, nearest: BlockedNodes) -> str:
             more = f"; and {len(faults) - NAMED_FAULTS} more" if len(faults) > NAMED_FAULTS else ""
             return (
                 f"check node {node.name}: {'; '.join(faults[:NAMED_FAULTS])}{more}. Its agent "
-                "probes them again, and the pod gets one that has recovered"
+                f"probes them again, and {RECOVERS}"
             )
     return ""
 

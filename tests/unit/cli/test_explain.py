@@ -22,6 +22,7 @@ from shared.model.node import CORDON_PREFIX
 from shared.model.placement import Refusal
 from shared.model.request import Gang, PodRequest, Term
 from shared.model.views import ReasonCount, TraceView
+from shared.placing.advice import RECOVERS
 from tests.support.snapshots import (
     DEVICE,
     EMPTY,
@@ -201,6 +202,16 @@ def test_explain_promises_a_retry_only_where_freed_capacity_helps(hint: str, ret
         "waiting does not help: change the pod, or have an administrator change the cluster"
         in lines
     ) != retried
+
+
+def test_explain_says_that_a_sick_gpu_may_recover() -> None:
+    sick = f"ask an administrator: check node n: device 0: XID 79; {RECOVERS}"
+    waiting = replace(WAITING, refusal=structs.replace(WAITING.refusal, hint=sick))
+
+    lines = explained(POD, cluster_of(waiting=[waiting])).lines
+
+    assert "it is placed as soon as a GPU that fits it has recovered" in lines
+    assert not any("does not help" in line for line in lines)
 
 
 @pytest.mark.parametrize(
