@@ -30,6 +30,8 @@ class ServerParser(Parser):  # type: ignore[misc]
         self.buf.extend(data)
         try:
             await self._pass_on()
+        except ProtocolError:
+            raise
         except Exception as error:
             self.error = error
             raise
@@ -89,12 +91,14 @@ class ServerParser(Parser):  # type: ignore[misc]
 
     async def _pass_on_message(self) -> None:
         end = self.needed + len(LINE_END)
-        message = bytes(self.buf[:end])
-        if not message.endswith(LINE_END):
+        with memoryview(self.buf) as received:  # a message may have some megabytes
+            headers = bytes(received[: self.header_needed])
+            data = bytes(received[self.header_needed : self.needed])
+            is_complete = received[self.needed : end] == LINE_END
+        if not is_complete:
             raise ProtocolError
         del self.buf[:end]
         self.state = AWAITING_CONTROL_LINE
-        headers, data = message[: self.header_needed], message[self.header_needed : self.needed]
         sent = self.msg_arg
         await self.nc._process_msg(sent["sid"], sent["subject"], sent["reply"], data, headers)  # noqa: SLF001
 

@@ -38,9 +38,7 @@ NODE = NodeName("node-a")
 AGENT = subjects.user_of("node-agent", NODE)
 GOOD_S = 4.0
 """A receiver whose reading has ended is deaf for 9 seconds, until its pings have no response."""
-few = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
-)
+any_machine = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 
 
 @dataclass
@@ -199,7 +197,7 @@ NAMES = st.binary(min_size=1, max_size=40).filter(lambda name: not set(name) & s
 HEADERS = st.none() | st.binary(max_size=60) | st.binary(max_size=40).map(b"NATS/1.0".__add__)
 
 
-@few
+@any_machine
 @given(reply=NAMES, headers=HEADERS, data=st.binary(max_size=40), sample=st.sampled_from(SAMPLES))
 def test_random_bytes_in_any_part_leave_every_receiver_reading(
     world: World, reply: bytes, headers: bytes | None, data: bytes, sample: Event

@@ -9,7 +9,6 @@ from shared.model.events.node_events import DeviceReported
 from shared.model.events.request_reply import LeasesReply, LeasesRequest
 from shared.model.names import NodeName
 from shared.nats import subjects, wire
-from shared.nats.wire import EVENTS_PER_MESSAGE
 from tests.integration.nats.world import connected
 from tests.support.fuzz.messages import encoded
 from tests.support.fuzz.nats_bytes import RawClient, message
@@ -18,7 +17,7 @@ from tests.support.waiting import until
 
 NODE = NodeName("node-a")
 AGENT = subjects.user_of("node-agent", NODE)
-MESSAGES = 430
+MESSAGES, EVENTS = 430, 8
 LONG = "\u202e\n\x1b[2J" + "x" * 2_000
 
 
@@ -32,7 +31,7 @@ async def test_many_bad_messages_make_a_short_log(
 ) -> None:
     report = {"node": NODE, "devices": [], "served": [LONG[:400]]}
     forged = {"node": LONG[:200], "devices": [], "served": []}
-    bad = encoded(*[report, forged] * (EVENTS_PER_MESSAGE // 2))
+    bad = encoded(*[report, forged] * (EVENTS // 2))
     subject = subjects.publish_subject(DeviceReported, NODE)
     before, reasons = refused(DeviceReported), list[str]()
     async with connected(server, "binder") as binder, connected(server, AGENT) as agent:
@@ -49,7 +48,7 @@ async def test_many_bad_messages_make_a_short_log(
             [DeviceReported(node=NODE, devices=(), served=())]
         ]
 
-    assert refused(DeviceReported) - before == MESSAGES * (EVENTS_PER_MESSAGE + 1)
+    assert refused(DeviceReported) - before == MESSAGES * (EVENTS + 1)
     assert len(reasons) == 2 * MESSAGES
     assert max(map(len, reasons)) < 1_200
     lines = [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
