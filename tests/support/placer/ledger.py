@@ -180,7 +180,7 @@ async def assert_sound(leases: RedisLeases) -> list[Lease]:
             for known, use in account.node.devices:
                 summed = devices.pop(known.uuid, DeviceUse())
                 assert use.fence >= summed.fence
-                assert structs.replace(use, fence=summed.fence) == summed
+                assert structs.replace(use, fence=summed.fence, held=None) == summed
                 assert use.cores_percent <= 100
             assert not devices
     taken = {

@@ -14,7 +14,7 @@ from services.binder.bind.agent_presence import (
     AgentPresence,
     NodeCordons,
 )
-from services.binder.bind.pod_binder import ADMISSION_WAIT_S, EXPLAIN_S, GIVE_UP_S
+from services.binder.bind.pod_binder import ADMISSION_WAIT_S, EXPLAIN_S, GIVE_UP_S, REFUSED_S
 from services.binder.observations import PodSnapshot
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import BindingFailed, LeaseChanged, PodBound
@@ -67,6 +67,43 @@ async def test_a_pod_waits_for_a_resource_that_is_not_registered_and_another_is_
     assert states == {"p1": LeaseState.RESERVED, "p2": LeaseState.BOUND}
     failed = [event.reason for event in events if isinstance(event, BindingFailed)]
     assert failed == [waits.unserved_reason]
+
+
+async def test_a_pod_that_its_agent_would_refuse_is_not_bound_and_placed_again_soon(
+    new_world: NewWorld,
+) -> None:
+    world = await new_world(lease("p1"), lease("p2"))
+    refused = BindReply(window_open=False, refusals={lease("p1").pod: "GPU-0 would be exceeded"})
+    world.agents.replies = {N1: refused}
+
+    async with running(world.binder.sender.send_bindings):
+        with pytest.raises(UnavailableError, match="GPU-0 would be exceeded"):
+            await world.binder.pods.bind_pods(chosen(lease("p1"), lease("p2")))
+        states = await world.states()
+        world.clock.advance(REFUSED_S)
+        events = await world.binder.pods.bind_pods(chosen(lease("p1")))
+
+    assert states == {"p1": LeaseState.RESERVED, "p2": LeaseState.BOUND}
+    assert [name for name, *_ in world.pods.bindings] == ["p2"]
+    failed = [event.reason for event in events if isinstance(event, BindingFailed)]
+    assert failed == ["GPU-0 would be exceeded"]
+    assert await world.states() == {"p2": LeaseState.BOUND}
+
+
+async def test_a_gang_waits_as_a_whole_while_an_agent_would_refuse_one_of_its_pods(
+    new_world: NewWorld,
+) -> None:
+    members = [lease(name, gang="ns/red-2") for name in ("p1", "p2")]
+    world = await new_world(*members)
+    refusals = {members[0].pod: "GPU-0 would be exceeded"}
+    world.agents.replies = {N1: BindReply(window_open=False, refusals=refusals)}
+
+    async with running(world.binder.sender.send_bindings):
+        with pytest.raises(UnavailableError, match=r"2 of 2 .* GPU-0 would be exceeded"):
+            await world.binder.pods.bind_pods(chosen(*members))
+
+    assert set((await world.states()).values()) == {LeaseState.RESERVED}
+    assert world.pods.bindings == []
 
 
 async def test_pods_that_are_next_in_line_are_retried_in_the_same_batch(

@@ -11,12 +11,14 @@ from services.node_agent.allocate.admission_window import (
     DRAINING,
     IN_FLIGHT_S,
     PERMIT_S,
+    SETTLE_S,
     AdmissionWindow,
 )
 from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.allocate.expected_requests import is_expected
 from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of
 from services.node_agent.kubelet.pods import STILL_PLUGIN, Unserved
+from services.node_agent.records.checkpoint_entry import Fence, slot_key
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.names import PodUid
@@ -127,6 +129,40 @@ def test_two_binds_are_in_flight_bound_or_not() -> None:
     world.allocate(pods[0])
     assert world.deferred(*pods[2:]) == ("four",)
     assert world.deferred(*pods) == ("four",), "an allocated pod is admitted at any time"
+
+
+def test_a_pod_that_allocate_would_refuse_waits_with_the_reason_until_the_records_agree() -> None:
+    world = World()
+    whole = share(memory_mib=15_360, cores_percent=100, slot=0)
+    other, ended = reserved("other", share(1)), reserved("ended", whole)
+    world.allocate(ended)
+    world.release(ended)
+    wanted = reserved("wanted", structs.replace(whole, slot=1))
+
+    assert world.admit(wanted, other).deferred_pods == (wanted.pod,), "the pod may just have ended"
+    assert world.node.compare_due.is_set()
+    world.clock.advance(SETTLE_S)
+    reply = world.admit(wanted)
+
+    assert reply.deferred_pods == ()
+    assert list(reply.refusals) == [wanted.pod]
+    assert "would be over-committed" in reply.refusals[wanted.pod]
+    assert "pod default/pod has 15360 MiB" in reply.refusals[wanted.pod]
+
+    world.node.checkpoint.by_key.clear()
+    reply = world.admit(wanted)
+    assert (reply.deferred_pods, reply.refusals) == ((), {})
+
+
+def test_a_pod_whose_slot_was_given_out_by_a_newer_lease_is_not_admitted() -> None:
+    world, lease = World(), reserved("wanted", share(slot=2, fence=3))
+    fence = Fence(fence=4, pod=PodUid("newer"))
+    world.node.checkpoint.fences = {slot_key(lease.shares[0], lease.pod): fence}
+
+    world.admit(lease)
+    world.clock.advance(SETTLE_S)
+
+    assert "is outdated: pod newer" in world.admit(lease).refusals[lease.pod]
 
 
 def test_a_bound_pod_without_an_allocation_defers_equal_pods(unreadable: World) -> None:

@@ -1,5 +1,6 @@
 """An agent never records more of a device than the device has."""
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -9,10 +10,17 @@ import pytest
 
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
-from services.node_agent.records.device_guard import OvercommitError, check_room, close_unrecorded
-from shared.model.device import Device, DeviceMode
+from services.node_agent.records.device_guard import (
+    Excess,
+    OvercommitError,
+    beyond_leases,
+    check_room,
+    close_unrecorded,
+    with_leftovers,
+)
+from shared.model.device import Device, DeviceMode, Held
 from shared.model.lease import MigPlacement, Share
-from shared.model.names import DeviceUuid
+from shared.model.names import DeviceUuid, PodUid
 from shared.model.request import SharingPolicy
 from tests.support.node_agent.agent import lease_of, share
 from tests.support.node_agent.node import entry_of
@@ -148,3 +156,54 @@ def test_a_device_with_unrecorded_pods_is_reported_as_unhealthy_unless_it_is_alr
     assert not closed.healthy
     assert pods[0] in closed.fault
     assert others == [free, faulty]
+
+
+def test_what_is_given_out_beyond_leases_is_reported_with_its_device() -> None:
+    first = entry_of_pod("a", part(1024, slot=1, cores_percent=10))
+    second = entry_of_pod("b", part(2048, slot=3, cores_percent=20))
+    entries, leased = (first, second), {first.lease.pod: first.lease}
+
+    assert beyond_leases(entries, {**leased, second.lease.pod: second.lease}) == {}
+    beyond = beyond_leases(entries, leased)
+    [device] = described(entries, beyond, since={"b": 5.0}, pids={"b": (7,)})
+
+    assert device.held == Held(memory_mib=2048, cores_percent=20, shares=1, slots="0001")
+    assert [each.text("GPU 0") for each in device.leftovers] == [
+        "processes 7 of pod default/pod-b, which has no lease any more, still hold 2048 MiB of "
+        "GPU 0 since 1970-01-01T00:00:05Z"
+    ]
+
+
+def test_a_lease_of_another_slot_or_of_less_covers_only_what_it_has() -> None:
+    given, pod = entry_of_pod("a", part(4096, slot=1)), PodUid("a")
+    less = lease_of("a", part(1024, slot=1))
+    elsewhere = lease_of("a", part(4096, slot=2))
+
+    [device] = described((given,), beyond_leases((given,), {pod: less}), since={"a": 5.0})
+    assert device.held == Held(memory_mib=3072)
+    [device] = described((given,), beyond_leases((given,), {pod: elsewhere}), since={"a": 5.0})
+    assert device.held == Held(slots="01")
+
+
+def test_a_device_that_an_ended_pod_had_exclusively_is_held_as_a_whole() -> None:
+    entry = entry_of_pod("a", ALONE)
+
+    [device] = described((entry,), beyond_leases((entry,), {}), since={"a": 5.0})
+
+    assert device.held == Held(memory_mib=81_920, cores_percent=100, shares=1)
+
+
+def test_a_deleted_pod_with_its_lease_is_named_and_holds_nothing_more() -> None:
+    entry = entry_of_pod("a", part(4096))
+
+    [device] = described((entry,), {}, vanished={"a": 5.0})
+
+    assert device.held is None
+    assert "pod default/pod-a, which was deleted, still hold" in device.leftovers[0].text("it")
+
+
+def described(
+    entries: tuple[CheckpointEntry, ...], beyond: Mapping[PodUid, Excess], **more: Any
+) -> tuple[Device, ...]:
+    known: dict[str, Any] = {"since": {}, "vanished": {}, "pids": {}}
+    return with_leftovers(DEVICES.values(), entries, beyond, **(known | more))
