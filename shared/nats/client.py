@@ -50,6 +50,15 @@ class _Transport(TcpTransport):  # type: ignore[misc]
         if protocol is not None:  # None: the other end is gone already
             protocol._over_ssl = True  # noqa: SLF001
 
+    async def read(self, buffer_size: int) -> bytes:
+        """Read what has arrived; before it is handled, other tasks have a turn.
+
+        While more arrives than is handled, reading would not wait for anything.
+        """
+        data: bytes = await super().read(buffer_size)
+        await asyncio.sleep(0)
+        return data
+
     def write(self, payload: bytes) -> None:
         """Write, or raise ConnectionResetError; uvloop raises RuntimeError on a closed socket."""
         try:

@@ -2,6 +2,7 @@
 
 import contextlib
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,8 @@ class SharedServer:
 
     process: subprocess.Popen[bytes] | None
     thief: Login
+    receiver: Login
+    """The binder's."""
     binder: Bus
     agent: Bus
 
@@ -82,7 +85,6 @@ async def serving(
         connection_shares(binder),
     ):
         await binder.reply(LeasesRequest, "binder", "", list_leases, concurrency=8)
-        await binder.subscribe([DeviceReported], group="binder-save-devices")
         await flush(binder.client)
         yield binder, agent
 
@@ -92,15 +94,19 @@ async def of_files(written: CredentialFiles) -> AsyncIterator[SharedServer]:
     """As `leasehold credentials` configures own servers, compose, and `leasehold up`."""
     server = NatsServer(more=written.nats_configuration.read_text())
     await server.start()
-    login = load_login(written.nats(f"node-agent.{THIEF}"))
-    thief = Login(port=server.port, user=login.user, secret=login.secret)
+    logins = [load_login(written.nats(user)) for user in (f"node-agent.{THIEF}", "binder")]
+    thief, receiver = (
+        Login(port=server.port, user=login.user, secret=login.secret) for login in logins
+    )
 
     def credentials(user: str) -> ClientCredentials:
         return ClientCredentials(login_file=written.nats(user))
 
     try:
         async with serving(server.url, credentials) as (binder, agent):
-            yield SharedServer(process=server.process, thief=thief, binder=binder, agent=agent)
+            yield SharedServer(
+                process=server.process, thief=thief, receiver=receiver, binder=binder, agent=agent
+            )
     finally:
         server.close()
 
@@ -113,15 +119,19 @@ async def of_callout(folder: Path) -> AsyncIterator[SharedServer]:
             "binder": world.cluster.issue_token("binder"),
             **{f"node-agent.{n}": world.cluster.issue_token("node-agent", node=n) for n in NODES},
         }
-        user = f"node-agent.{THIEF}"
         tls = world.trusting.context()
-        thief = Login(port=world.port, user=user, secret=tokens[user], tls=tls)
+        thief, receiver = (
+            Login(port=world.port, user=user, secret=tokens[user], tls=tls)
+            for user in (f"node-agent.{THIEF}", "binder")
+        )
 
         def credentials(user: str) -> ClientCredentials:
             return world.credentials(tokens[user], user)
 
         async with serving(world.url, credentials) as (binder, agent):
-            yield SharedServer(process=world.process, thief=thief, binder=binder, agent=agent)
+            yield SharedServer(
+                process=world.process, thief=thief, receiver=receiver, binder=binder, agent=agent
+            )
 
 
 @pytest.fixture(params=["files", "callout"])
@@ -179,6 +189,46 @@ async def test_an_agent_that_does_not_read_its_replies_loses_its_connections(
             head = f"PUB {LEASES} {INBOX}.a.{number} {len(data)}\r\n".encode()
             await clients[0].send(head + data + b"\r\n")
         await server.is_unharmed()
+
+
+FLOOD = """
+import json, socket, ssl, sys
+port, user, secret, subject, size, tls = sys.argv[1:]
+message = f"PUB {subject} {size}\\r\\n".encode() + b"x" * int(size) + b"\\r\\n"
+messages = message * max(1, 65536 // len(message))
+options = json.dumps({"user": user, "pass": secret, "verbose": False})
+while True:
+    try:
+        sender = socket.create_connection(("127.0.0.1", int(port)))
+        sender.recv(4096)
+        if tls:
+            sender = ssl._create_unverified_context().wrap_socket(sender)
+        sender.sendall(f"CONNECT {options}\\r\\n".encode())
+        while True:
+            sender.sendall(messages)
+    except OSError:
+        pass
+"""
+"""A program that sends as much as it can, and connects again when its connection is closed."""
+
+
+@pytest.mark.parametrize("size", [3, CONNECTION_LIMITS["max_payload"] // 4])
+async def test_a_flood_takes_little_memory_and_holds_up_only_those_who_receive_it(
+    server: SharedServer, size: int
+) -> None:
+    login = server.thief
+    arguments = (str(login.port), login.user, login.secret, REPORTS, str(size))
+    command = [sys.executable, "-c", FLOOD, *arguments, "tls" if login.tls else ""]
+    flood = subprocess.Popen(command)
+    try:
+        async with raw_clients(server.receiver, 1) as (receiver,):
+            receiver.reader._transport.pause_reading()  # type: ignore[attr-defined]
+            await receiver.send(f"SUB {REPORTS} binder-save-devices 1\r\n".encode())
+            for _ in range(3):
+                await server.is_unharmed()
+    finally:
+        flood.kill()
+        flood.wait()
 
 
 def test_each_user_needs_far_less_than_a_connection_may_have() -> None:

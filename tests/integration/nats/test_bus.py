@@ -13,6 +13,7 @@ from shared.model.events.pod_events import PodQueued, ResyncRequested
 from shared.model.events.request_reply import TerminationReply, TerminationRequest
 from shared.model.names import NodeName, PodUid
 from shared.nats.bus import Bus
+from shared.nats.client import _Transport
 from shared.nats.unconfirmed_work import ResendPolicy
 from shared.runtime.runner import ATTEMPTS, Runner
 from shared.runtime.service import answers, loops, roles_of
@@ -190,3 +191,22 @@ async def test_a_server_that_does_not_reply_is_noticed(server: NatsServer) -> No
         finally:
             server.process.send_signal(signal.SIGCONT)
         await until(lambda: bus.unready_reason() is None)
+
+
+async def test_other_tasks_have_turns_while_more_arrives_than_is_handled() -> None:
+    transport, turns = _Transport(), 0
+    transport._io_reader = asyncio.StreamReader()
+    transport._io_reader.feed_data(b"x" * 1_000)
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(take_turns())
+    for _ in range(10):
+        assert len(await transport.read(100)) == 100
+    other.cancel()
+
+    assert turns >= 10
