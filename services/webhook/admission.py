@@ -265,8 +265,7 @@ def decide(
     webhooks, so a pod with it counts as one without a class. `exempt`: administrators have exempted
     the namespace from `pod_policy`. Raises RequestError for a malformed or too long run time.
     """
-    is_placed = policy.schedulers.serves(pod) and any(each.requests_gpu for each in pod.containers)
-    copied = CopiedState.of(pod, is_placed=is_placed)
+    copied = CopiedState.of(pod, is_placed=_is_placed(pod, policy))
     patches, warnings = copied.patches(pod), copied.warnings()
     pod = copied.removed(pod)
     if policy.resource_names and policy.schedulers.serves(pod):
@@ -308,6 +307,14 @@ def decide(
         patches.append(add_annotation(pod, patches, key, value))
     return AdmissionDecision(
         allowed=True, patches=tuple(patches), warnings=tuple(warnings), requests_gpu=True
+    )
+
+
+def _is_placed(pod: PodView, policy: AdmissionPolicy) -> bool:
+    """Return whether a pod gets GPUs by a lease, or by claims, on the node where it is placed."""
+    is_served = policy.schedulers.serves(pod)
+    return any(
+        (is_served and each.requests_gpu) or _uses_claims(each, policy) for each in pod.containers
     )
 
 

@@ -30,7 +30,7 @@ class CopiedState:
 
     @classmethod
     def of(cls, pod: PodView, *, is_placed: bool) -> Self:
-        """Find it in a new pod, which Leasehold places if `is_placed`.
+        """Find it in a new pod, which gets GPUs on the node where it is placed if `is_placed`.
 
         A backup, or what `kubectl get pod -o yaml` has shown, has all of it.
         """
@@ -39,7 +39,8 @@ class CopiedState:
             for key in pod.annotations
             if key.startswith(STRIPPED_ANNOTATIONS) or is_of_leasehold(key)
         )
-        return cls(tuple(keys), pod.spec.node_name if keys and is_placed else "")
+        is_copy = bool(keys) or pod.has_run
+        return cls(tuple(keys), pod.spec.node_name if is_copy and is_placed else "")
 
     def misspelled(self) -> str:
         """Return why the pod is denied: one was meant to be an author's; empty: none was."""
@@ -72,6 +73,6 @@ class CopiedState:
         if self.node:
             texts.append(
                 f"nodeName {self.node} was removed, as the pod is a copy of one that was placed: "
-                "it gets a lease of its own, possibly on another node"
+                "it gets GPUs of its own, possibly on another node"
             )
         return texts

@@ -103,6 +103,8 @@ class PodView(PodManifest):
     name: str
     runs_on: bool = False
     """A DaemonSet, or its node's kubelet, runs it for ever."""
+    has_run: bool = False
+    """Its status says that it runs or has ended; a new pod is then a copy of one that did."""
     containers: tuple[PodContainer, ...]
     spec: ApiPodSpec
 
@@ -153,6 +155,7 @@ def view_of(pod: ApiPod, namespace: str = "") -> PodView:
         namespace=Namespace(namespace or meta.namespace),
         name=meta.name or f"{meta.generate_name}…",
         runs_on=runs_on(meta),
+        has_run=pod.status.phase not in {"", "Pending"},
         containers=tuple(
             _container(container, f"/spec/{kind}/{number}", kind)
             for kind, containers in kinds.items()

@@ -173,6 +173,21 @@ def test_a_node_is_removed_from_copies_only_of_pods_that_leasehold_places() -> N
     assert applied(others, decided(others))["spec"]["nodeName"] == "node-0"
 
 
+def test_a_pod_with_claims_that_is_created_again_is_scheduled_again() -> None:
+    claims = {"resources": {"claims": [{"name": "gpu"}]}}
+    new = pod(container("main") | claims, schedulerName="default-scheduler")
+    copy = pod(container("main") | claims, schedulerName="default-scheduler", nodeName="node-0")
+    copy["status"] = {"phase": "Running"}
+    by_name = copy | {"status": {"phase": "Pending"}}
+
+    again = decided(copy, claims=True)
+
+    assert applied(copy, again)["spec"] == applied(new, decided(new, claims=True))["spec"]
+    assert any("nodeName node-0 was removed" in text for text in again.warnings)
+    assert "bypasses every scheduler" in decided(by_name, claims=True).message
+    assert applied(copy, decided(copy))["spec"]["nodeName"] == "node-0", "claims are not served"
+
+
 def test_no_annotation_of_leasehold_is_taken_for_a_misspelled_one_of_an_author() -> None:
     own = filter(is_of_leasehold, (ANNOTATION, *BY_SERVICES))
 
