@@ -52,6 +52,12 @@ GPUS: list[tuple[str, dict[str, Any], set[int], bool]] = [
     ),
     ("a host path elsewhere", {"mountinfo": hook_mount("/host/dev/nvidia5")}, set(), False),
     ("a privileged container", {"rules": [ALL_DEVICES]}, set(), True),
+    (
+        "rules of which a later one counts",
+        {"rules": [ALL_DEVICES, {"allow": False, "access": "rwm"}, rule(2)]},
+        {2},
+        False,
+    ),
     ("CRI-O", {"devices": [node(4)], "below": CRIO}, {4}, False),
 ]
 
