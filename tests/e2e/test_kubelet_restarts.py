@@ -22,7 +22,7 @@ from tests.support.stack import Stack, running, stack, vgpu
 
 VGPU = "volcano.sh/vgpu-number"
 UNSERVED = re.compile(
-    "1 node.s. did not serve volcano.sh/vgpu-number"
+    "1 node.s. had a node agent that is restarting"
     "|1 node.s. had a node agent that was not ready"  # it was placed before the node was seen
 )
 
