@@ -86,6 +86,10 @@ FAULTS: Mapping[str, FaultKind] = {
         targets=tuple(f"{node}:{index}" for node in NODES for index in range(GPUS_PER_NODE)),
         seconds=(3.0, 8.0),
     ),
+    "stuck": FaultKind(
+        targets=tuple(f"{node}:{index}" for node in NODES for index in range(GPUS_PER_NODE)),
+        seconds=(4.0, 9.0),
+    ),
     "kubelet-restart": FaultKind(targets=NODES),
     "kubelet-cut": FaultKind(
         targets=tuple(f"{node}:{way}" for node in NODES for way in KUBELET_WAYS), seconds=WINDOW_S

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
+from zlib import crc32
 
 from tests.proof.ledger import INIT
 from tests.proof.observations import Hardware, Want
@@ -35,6 +36,8 @@ PREEMPTIBLE = "leasehold.dev/preemptible"
 GUARDED = "campaign.test/guarded"
 """A label of pods that a PodDisruptionBudget protects from every eviction."""
 RESIZABLE = frozenset({"volcano-vgpu", "hami"})
+WITH_PROCESSES = 4
+"""One in so many pods runs a command as processes of the machine, which can outlive it."""
 GANG_NAME = "gang.scheduling.koordinator.sh/name"
 GANG_MIN = "gang.scheduling.koordinator.sh/min-available"
 _SIZES_MIB = (1024, 2048, 4096, 10_240, 20_480, 40_960, 51_200)
@@ -204,7 +207,9 @@ def manifest(pod: PodPlan) -> dict[str, Any]:
     first = [_container(INIT, 1, pod.limits)] if pod.init else []
     beside = [_container("beside", pod.run_s, {}) | {"restartPolicy": "Always"}]
     spec["initContainers"] = first + (beside if pod.sidecar else [])
-    spec["containers"] = [_container("main", pod.run_s, pod.limits)]
+    main = spec["containers"] = [_container("main", pod.run_s, pod.limits)]
+    if crc32(pod.name.encode()) % WITH_PROCESSES == 0:
+        main[0]["command"] = ["sh", "-c", f"sleep {pod.run_s} & wait"]
     spec["restartPolicy"] = "Never"
     return {
         "apiVersion": "v1",

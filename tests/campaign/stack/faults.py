@@ -206,7 +206,7 @@ class FaultInjector:
 
     async def _break_device(self, fault: Fault) -> None:
         node, _, index = fault.target.partition(":")
-        self._write_device_faults(node, {index: fault.detail})
+        self._write_device_faults(node, {index: fault.detail or fault.kind})
 
     async def _mend_device(self, fault: Fault) -> None:
         self._write_device_faults(fault.target.partition(":")[0], {})
@@ -306,7 +306,7 @@ class FaultInjector:
         "outage": (_begin_outage, None),
         "node-gone": (_delete_node, _restart_kubelet),
         "cordon": (_cordoned(value=True), _cordoned(value=None)),
-        "device": (_break_device, _mend_device),
+        **dict.fromkeys(("device", "stuck"), (_break_device, _mend_device)),
         "kubelet-restart": (_restart_kubelet, None),
         "kubelet-cut": (_cut_kubelet, _heal_kubelet),
         "plugin-link": (_spoil_plugins, _mend_plugins),
