@@ -40,11 +40,13 @@ RESTART_S = 10.0
 """For this time, a kubelet that does not respond may be restarting."""
 PROBE_S = 0.5
 """Within this time, PodResources that did not respond before must do so to count as back."""
+UNAUTHORIZED = 401
 DENIED_S: Mapping[int, float] = {401: 150.0, 403: 60.0}
-"""For this time, a denial may come from an API server that was away, by status code. A kubelet
+"""For this time, a denial may come from an outage of the API server, by status code. A kubelet
 remembers for 30 s that an account lacks a permission, and for 2 minutes that it does not know a
 token; an API server that starts may say either before it has read its roles and accounts, and again
-once the kubelet has forgotten it."""
+once the kubelet has forgotten it. A token that was known before is not while the API server is away,
+however long that is."""
 ACCESS_ADVICE = (
     "grant the agent's account `get` on nodes/pods, or on nodes/proxy before Kubernetes 1.33"
 )
@@ -56,6 +58,16 @@ DENIED_ADVICE = (
     "the kubelet remembers for a while what an API server that starts has said, and is asked "
     f"again every {RETRY_S:g} s; if this does not pass, " + ACCESS_ADVICE
 )
+AUTHENTICATION_ADVICE = "check --kubelet-token-file: the API server must know the token"
+UNCHECKED_ADVICE = (
+    "the kubelet cannot have the agent's token checked while the API server is away, and is asked "
+    f"again every {RETRY_S:g} s; if this does not pass, " + AUTHENTICATION_ADVICE
+)
+ADVICE: Mapping[int, tuple[str, str]] = {
+    401: (UNCHECKED_ADVICE, AUTHENTICATION_ADVICE),
+    403: (DENIED_ADVICE, ACCESS_ADVICE),
+}
+"""What to try about a denial: while it may pass, and later."""
 TLS_ADVICE = (
     "check --kubelet-ca-file (the CA of the kubelet's certificate) and --kubelet-token-file"
 )
@@ -77,6 +89,8 @@ class NodePods:
         """The time of day since when the list cannot be read."""
         self._silent_since: float | None = None
         self._denied_since: float | None = None
+        self._was_read = False
+        """The list was read at least once."""
         self._tried_at = 0.0
         self._finds_processes = False
         """Whether processes of pods are visible: those of another pod than our own were ever found,
@@ -177,6 +191,7 @@ class NodePods:
                 raise
             return None
         self._silent_since = self._denied_since = None
+        self._was_read = True
         if self.unreadable_reason:
             logger.warning("the kubelet's list of pods can be read again")
         self.unreadable_reason, self.is_passing = "", False
@@ -195,8 +210,10 @@ class NodePods:
         now = self.clock.ticks()
         if self._denied_since is None:
             self._denied_since = now
-        passes = now - self._denied_since < DENIED_S[code]
-        advice = DENIED_ADVICE if passes else ACCESS_ADVICE
+        knows_token = code == UNAUTHORIZED and self._was_read
+        passes = knows_token or now - self._denied_since < DENIED_S[code]
+        at_first, later = ADVICE[code]
+        advice = at_first if passes else later
         self._mark_unreadable(str(error.response), advice, passes=passes)
 
     def _note_silence(self, reason: str) -> bool:
