@@ -45,8 +45,8 @@ DENIED_S: Mapping[int, float] = {401: 150.0, 403: 60.0}
 """For this time, a denial may come from an outage of the API server, by status code. A kubelet
 remembers for 30 s that an account lacks a permission, and for 2 minutes that it does not know a
 token; an API server that starts may say either before it has read its roles and accounts, and again
-once the kubelet has forgotten it. A token that was known before is not while the API server is away,
-however long that is."""
+once the kubelet has forgotten it. A token that was known before is unknown while the API server is
+away, however long that is."""
 ACCESS_ADVICE = (
     "grant the agent's account `get` on nodes/pods, or on nodes/proxy before Kubernetes 1.33"
 )
