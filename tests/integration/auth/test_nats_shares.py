@@ -190,6 +190,10 @@ async def test_an_agent_that_does_not_read_its_replies_loses_its_connections(
             await clients[0].send(head + data + b"\r\n")
         await server.is_unharmed()
 
+        assert server.process is not None
+        unread_mib = len(clients) * int(CONNECTION_LIMITS["max_pending"]) // 2**20
+        assert peak_mib(server.process.pid) < 2.2 * unread_mib
+
 
 FLOOD = """
 import json, socket, ssl, sys

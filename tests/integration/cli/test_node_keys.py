@@ -3,6 +3,7 @@
 import asyncio
 import stat
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,12 +14,12 @@ import pytest
 
 from services.auth.__main__ import token_reviewer
 from services.auth.nats_users import all_users
-from services.auth.service import AuthTiming
 from services.cli.__main__ import main
 from services.cli.admin.node_keys import API_TOKEN, KUBECONFIG, NATS_AUTHORITY, NATS_TOKEN
 from services.cli.doctor.cluster_probes import ClusterProbes, ClusterServers
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
+from shared.model.clock import ExpiringMap
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.node_events import DeviceReported
 from shared.model.findings import Outcome, SkipError
@@ -117,7 +118,7 @@ async def test_the_keys_of_a_node_are_valid_for_its_nats_subjects_and_the_api_se
 async def test_keys_of_a_deleted_node_are_rejected_and_renew_nothing(
     hosts: Hosts, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hosts.world.auth.timing = AuthTiming(authorized_s=0.0)
+    hosts.world.auth._authorized = ExpiringMap(time.monotonic, expires_s=0.0, most=1)
     out = await hosts.issue(A)
     token = (out / NATS_TOKEN).read_text()
     assert not await hosts.is_refused(token, "node-agent.node-a")
