@@ -1,4 +1,4 @@
-"""What is registered with an API server to be called, and the endpoints that answer."""
+"""What is registered with an API server to be called, and the endpoints that answer; pure."""
 
 from msgspec import Struct
 
