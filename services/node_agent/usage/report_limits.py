@@ -9,8 +9,9 @@ from shared.model.names import Namespace, PodUid
 WINDOW_S = 300.0
 MOST_OF_POD = 8
 """Reports of one pod within `WINDOW_S`."""
-MOST_AT_ONCE = 16
-"""Reports of one scan; binders look up as many pods without a lease in that time."""
+MOST_AT_ONCE = 10
+"""Reports of one scan. Binders look up 32 pods without a lease of a node within 10 s, in which
+there can be three scans, and ignore the others."""
 
 
 class ReportLimits:
