@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from services.binder.bind.agent_presence import (
+    FORGET_S,
     MAX_RETRY_S,
     NO_AGENT_S,
     RETRY_S,
@@ -20,6 +21,7 @@ from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import BindingFailed, LeaseChanged, PodBound
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import LeaseState
+from shared.model.names import NodeName
 from tests.support.binder.events import HANGING, N1, N2, away, no_agents
 from tests.support.binder.world import NOW, FakeAgents, NewWorld, World, chosen, lease, running
 from tests.support.clock import FakeClock
@@ -285,6 +287,17 @@ async def test_an_agent_that_replaces_another_plugin_gets_requests_again(near: N
     deferrals = await near.presence.deferrals([lease()])
 
     assert "does not respond" in deferrals[lease().pod].reason
+
+
+async def test_what_is_known_of_nodes_is_forgotten_unless_it_is_needed(near: Near) -> None:
+    near.presence.mark_present([N1, *(NodeName(f"deleted-{number}") for number in range(100))])
+    near.clock.advance(FORGET_S / 2)
+    near.presence.mark_present([N1])
+    near.clock.advance(FORGET_S / 2 + 1.0)
+
+    near.presence.apply_cordons({}, {})
+
+    assert set(near.presence._records) == {N1}
 
 
 async def test_pods_wait_for_an_agent_that_reported_before_any_request(near: Near) -> None:
