@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from importlib import resources
+from urllib.parse import parse_qs
 
 import msgspec
 from aiohttp import web
@@ -26,8 +27,11 @@ from shared.credentials.authorization import (
     is_loopback,
 )
 from shared.credentials.shares import FairTurns, OpenResponses, TooManyRequestsError, owner_of
-from shared.model.errors import LeaseholdError, UnavailableError
+from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.names import Namespace
+from shared.runtime.bodies import BODY
+from shared.runtime.connections import Bounds
+from shared.runtime.listener import BOUNDS
 
 MEDIA_TYPES = {".svg": "image/svg+xml", ".css": "text/css", ".js": "text/javascript"}
 HEADERS = {
@@ -41,7 +45,6 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-MAX_BODY = 256 * 1024
 HEARTBEAT_S = 10.0
 """After this time without a change, a comment is sent, and permissions are checked again."""
 MOST_OPEN, MOST_OPEN_OF_ONE, MOST_OPEN_RESERVED = 1_000, 50, 50
@@ -49,6 +52,15 @@ MOST_OPEN, MOST_OPEN_OF_ONE, MOST_OPEN_RESERVED = 1_000, 50, 50
 AT_ONCE, AT_ONCE_OF_ONE, MOST_WAITING = 64, 8, 200
 """Requests that are answered at the same time, and those of one owner; of whose others so many
 wait."""
+PORT_BOUNDS = Bounds(
+    connections=2_000,
+    body_bytes=256 * 1024,
+    free_body_bytes=16 * 1024,
+    larger_bodies=16,
+)
+"""More connections than responses that stay open; a body is read before its sender is known."""
+MOST_FIELDS = 16
+"""Of the form with a token."""
 encode = msgspec.json.Encoder().encode
 
 
@@ -73,7 +85,8 @@ class HttpServer:
 
     def application(self) -> web.Application:
         """Return the application."""
-        pages = web.Application(middlewares=[self.guard], client_max_size=MAX_BODY)
+        pages = web.Application(middlewares=[self.guard])
+        pages[BOUNDS] = PORT_BOUNDS
         add = pages.router.add_get
         add("/", self.page)
         add("/static/{name}", self.static)
@@ -141,8 +154,12 @@ class HttpServer:
 
     async def sign_in(self, request: web.Request) -> web.StreamResponse:
         """Store a valid token in a cookie that scripts and other sites cannot use."""
-        token = str((await request.post()).get("token", "")).strip()
-        if await self.authenticator.authenticate(token) is None:
+        try:
+            form = parse_qs(request[BODY].decode(), max_num_fields=MOST_FIELDS)
+        except ValueError as error:  # UnicodeDecodeError is one
+            raise RequestError("the body is not the form of the login page") from error
+        token = form.get("token", [""])[0].strip()
+        if await self.authenticator.authenticate(token, request.remote or "") is None:
             return _html(static_page.login_page("This token is not valid."), status=401)
         response = web.Response(status=303, headers={"Location": "/"})
         is_https = request.headers.get("X-Forwarded-Proto", request.scheme) == "https"
@@ -162,7 +179,7 @@ class HttpServer:
     async def _call(self, request: web.Request) -> ApiCall | None:
         """Return a request with its sender, or None if its token is not valid."""
         token = token_of(request)
-        viewer = await self.authenticator.authenticate(token)
+        viewer = await self.authenticator.authenticate(token, request.remote or "")
         if viewer is None:
             return None
         anonymous = self.authenticator.is_anonymous and not token
@@ -178,7 +195,7 @@ class HttpServer:
             visible=namespace_filter(visible),
             path=request.match_info,
             query=request.query,
-            body=await request.read(),
+            body=request[BODY],
             anonymous=anonymous,
         )
 
@@ -231,7 +248,7 @@ class HttpServer:
         token = token_of(request)
 
         async def authenticate() -> Viewer | None:
-            return await self.authenticator.authenticate(token)
+            return await self.authenticator.authenticate(token, request.remote or "")
 
         # The page reconnects with its position.
         with suppress(ConnectionResetError, UnavailableError, TimeoutError):

@@ -70,7 +70,7 @@ async def serve_api(settings: ApiSettings) -> None:
         api = _read_api(settings, service, ledger.part(Budgets), bus)
         server = HttpServer(api, authenticator)
         tls = settings.serving_files
-        context = tls.context if tls else None
+        context = tls.current_context if tls else None
         address = await stack.enter_async_context(
             health.served(server.application(), settings.listen, flag="--listen", tls=context)
         )
@@ -144,14 +144,14 @@ async def serve_group(group: AggregatedApi, kube: KubernetesClient, settings: Ap
         try:
             group.proxy = await read_front_proxy(kube)
             certificate = ServingCertificate(store, trust, names, now)
-            group.proxy.require(certificate.context)
+            group.proxy.require(certificate)
             await certificate.refresh()
             async with (
                 health.served(
                     group.application(),
                     settings.aggregated,
                     flag="--aggregated",
-                    tls=certificate.context,
+                    tls=certificate.current_context,
                 ),
                 asyncio.TaskGroup() as tasks,
             ):

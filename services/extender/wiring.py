@@ -56,7 +56,9 @@ async def serve_extender(settings: ExtenderSettings) -> None:
         )
         pages = application(extender, settings.client_name)
         async with (
-            health.served(pages, settings.listen, flag="--listen", tls=tls.context) as address,
+            health.served(
+                pages, settings.listen, flag="--listen", tls=tls.current_context
+            ) as address,
             in_background(tls.reload(clock.sleep)),
         ):
             logger.info("serving kube-scheduler on https://%s", address)

@@ -3,6 +3,7 @@
 Errors are JSON `{"error": ...}`. No request of a tenant's pod changes a balance.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
@@ -24,6 +25,7 @@ from shared.kubernetes.paths import pod_path
 from shared.kubernetes.types import ApiPod
 from shared.model.balance import OUT_OF_BUDGET
 from shared.model.budget import UNITS_PER_GPU_MINUTE, Balance
+from shared.model.clock import ExpiringMap, Rate
 from shared.model.errors import (
     UNDECODABLE,
     ConflictError,
@@ -33,6 +35,9 @@ from shared.model.errors import (
 )
 from shared.model.names import Namespace
 from shared.model.quantity import timestamp
+from shared.runtime.bodies import BODY
+from shared.runtime.connections import Bounds
+from shared.runtime.listener import BOUNDS
 
 Json = dict[str, object]
 
@@ -60,6 +65,10 @@ SIDECAR = "gpu-sidecar"
 AT_ONCE, AT_ONCE_OF_ONE, MOST_WAITING = 32, 4, 50
 """Requests that are answered at the same time, and those of one address; of whose others so many
 wait."""
+PORT_BOUNDS = Bounds(connections=256, free_body_bytes=16 * 1024)
+_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
+READ_S, MOST_READS = 5.0, 20
+"""So long a reply to a sidecar stays the same; and how many pods are read for them in a second."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -81,37 +90,34 @@ class BudgetApi:
         self.client = client
         self.answers_reports = old_reports == "answer" and client is not None
         self._turns = FairTurns(AT_ONCE, AT_ONCE_OF_ONE, most_waiting=MOST_WAITING)
+        ticks = timekeeper.clock.ticks
+        self._terminated = ExpiringMap[tuple[str, str], bool](ticks, expires_s=READ_S, most=1_000)
+        self._reads = Rate(ticks, most=MOST_READS)
 
     def application(self) -> web.Application:
         """Return the application."""
-        routes = web.Application(middlewares=[self._in_turn])
-        routes.router.add_get("/budget/{namespace}", self.old_budget)
-        routes.router.add_post("/budget/{namespace}/report", self.old_report)
-        routes.router.add_post("/budget/{namespace}/increase", self.old_increase)
+        routes = web.Application(middlewares=[_with_json_errors])
+        routes[BOUNDS] = PORT_BOUNDS
+        routes.router.add_get("/budget/{namespace}", self._in_turn(self.old_budget))
+        routes.router.add_post("/budget/{namespace}/report", self._in_turn(self.old_report))
+        routes.router.add_post("/budget/{namespace}/increase", self._in_turn(self.old_increase))
         return routes
 
     def reports(self) -> web.Application:
         """Return the application for GPUSharing's sidecars, which use neither TLS nor tokens."""
-        routes = web.Application(middlewares=[self._in_turn])
-        routes.router.add_post("/budget/{namespace}/report", self.old_report)
+        routes = web.Application(middlewares=[_with_json_errors])
+        routes[BOUNDS] = PORT_BOUNDS
+        routes.router.add_post("/budget/{namespace}/report", self._in_turn(self.old_report))
         return routes
 
-    @web.middleware
-    async def _in_turn(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Have addresses take turns, and convert our errors into responses."""
-        try:
+    def _in_turn(self, handler: Handler) -> Handler:
+        """Have addresses take turns, once their requests have arrived."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
             async with self._turns.turn(request.remote or ""):
                 return await handler(request)
-        except AccessDeniedError as error:
-            return _error(403 if error.known else 401, str(error))
-        except TooManyRequestsError as error:
-            return _error(429, str(error))
-        except RequestError as error:
-            return _error(400, str(error))
-        except (ConflictError, UnavailableError) as error:
-            return _error(503, str(error))
-        except LeaseholdError as error:
-            return _error(500, str(error))
+
+        return handle
 
     async def old_budget(self, request: web.Request) -> web.Response:
         """Show a budget as the proof of concept did, with more fields."""
@@ -127,19 +133,18 @@ class BudgetApi:
         IGNORED_REPORTS.inc()
         if not self.answers_reports:
             return _error(410, GONE)
-        body = await _body(request)
+        body = _body(request)
         name = body.get("pod_name")
         if not isinstance(name, str) or not name:
             raise RequestError("pod_name is required")
-        return web.json_response(
-            {"terminate": await self._is_terminated(_namespace(request), name)}
-        )
+        terminate = await self._may_terminate(_namespace(request), name, request.remote or "")
+        return web.json_response({"terminate": terminate})
 
     async def old_increase(self, request: web.Request) -> web.Response:
         """Add a grant."""
         namespace = _namespace(request)
         actor = await self._granter(request, namespace)
-        body = await _body(request)
+        body = _body(request)
         balance = await self.timekeeper.add_grant(
             namespace,
             self.timekeeper.parse_grant(namespace, body.get("minutes")),
@@ -152,7 +157,7 @@ class BudgetApi:
     async def _viewer(self, request: web.Request) -> Viewer:
         """Return the caller. Raises AccessDeniedError without a known token."""
         token = bearer_token(request.headers.get("Authorization", ""))
-        viewer = await self.authenticator.authenticate(token)
+        viewer = await self.authenticator.authenticate(token, request.remote or "")
         if viewer is None:
             raise AccessDeniedError(
                 "a known token is required: Authorization: Bearer ...", known=False
@@ -173,6 +178,19 @@ class BudgetApi:
             raise AccessDeniedError(text, known=True)
         return viewer.name
 
+    async def _may_terminate(self, namespace: Namespace, name: str, address: str) -> bool:
+        """Return whether a pod's sidecar may terminate, or False if too many ask: it asks again.
+
+        Anyone may ask, so that each pod is read once in `READ_S`, and few in a second.
+        """
+        if not (_NAME.fullmatch(namespace) and _NAME.fullmatch(name)):
+            raise RequestError("namespace and pod_name must be names of Kubernetes")
+        known = self._terminated.get((namespace, name))
+        if known is None and self._reads.allows(address):
+            known = await self._is_terminated(namespace, name)
+            self._terminated.set((namespace, name), known)
+        return bool(known)
+
     async def _is_terminated(self, namespace: Namespace, name: str) -> bool:
         """Return whether all other containers have terminated, or the pod is deleted."""
         if self.client is None:
@@ -187,6 +205,23 @@ class BudgetApi:
         return others <= ended
 
 
+@web.middleware
+async def _with_json_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Convert our errors into responses."""
+    try:
+        return await handler(request)
+    except AccessDeniedError as error:
+        return _error(403 if error.known else 401, str(error))
+    except TooManyRequestsError as error:
+        return _error(429, str(error))
+    except RequestError as error:
+        return _error(400, str(error))
+    except (ConflictError, UnavailableError) as error:
+        return _error(503, str(error))
+    except LeaseholdError as error:
+        return _error(500, str(error))
+
+
 def _error(status: int, reason: str) -> web.Response:
     return web.json_response({"error": reason}, status=status)
 
@@ -195,9 +230,9 @@ def _namespace(request: web.Request) -> Namespace:
     return Namespace(request.match_info["namespace"])
 
 
-async def _body(request: web.Request) -> Mapping[str, object]:
+def _body(request: web.Request) -> Mapping[str, object]:
     try:
-        body = msgspec.json.decode(await request.read())
+        body = msgspec.json.decode(request[BODY])
     except UNDECODABLE as error:
         raise RequestError(f"the body is not valid JSON: {error}") from error
     if not isinstance(body, dict):

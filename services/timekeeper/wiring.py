@@ -135,7 +135,7 @@ async def _serve_api(
     certificate: ServingCertificate | None,
 ) -> None:
     """Serve the REST interface until the stack is closed."""
-    tls = certificate.context if certificate else None
+    tls = certificate.current_context if certificate else None
     address = await stack.enter_async_context(
         health.served(api.application(), settings.api, flag="--api", tls=tls)
     )

@@ -2,9 +2,8 @@
 
 import asyncio
 import re
-import ssl
-from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Collection
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 import msgspec
@@ -19,19 +18,28 @@ from services.webhook.registration import (
 )
 from services.webhook.service import Webhook
 from shared.model.errors import RequestError
+from shared.runtime.bodies import ARRIVED, BODY
 from shared.runtime.client_certificates import certificate_required
+from shared.runtime.connections import Bounds
+from shared.runtime.listener import BOUNDS, Tls, listening
 
-MAX_BODY_BYTES = 24 * 1024 * 1024
-"""A review holds one object, or also its old version. An API server stores objects of 1.5 MiB in
+PORT_BOUNDS = Bounds(
+    connections=512,
+    body_bytes=24 * 1024 * 1024,
+    free_body_bytes=32 * 1024,
+    larger_bodies=8,
+    idle_s=120.0,
+)
+"""An API server has up to 200 writes in progress, and closes idle connections after 90 s.
+
+A review holds one object, or also its old version. An API server stores objects of 1.5 MiB in
 its own encoding, which are up to eight times as long in JSON."""
-SMALL_BODY_BYTES, HEAD_BYTES = 256 * 1024, 4096
-LARGE_AT_ONCE = 4
-"""Larger bodies that are read at once, which bounds memory."""
-USUAL_TIMEOUT_S = 2.0
-"""For clients that do not say how long they wait."""
+USUAL_TIMEOUT_S, LONGEST_TIMEOUT_S = 2.0, 30.0
+"""Of clients that do not say how long they wait; and the longest that API servers do."""
+SHUTDOWN_S = 5.0
 _UID = re.compile(rb'"uid": *"([^"\\\\]+)"')
 """The first one is that of the review, in the order in which API servers write."""
-_TIMEOUT = re.compile(r"(\d+)s")
+_TIMEOUT = re.compile(r"(\d{1,3})s")
 
 
 @dataclass(slots=True)
@@ -57,26 +65,20 @@ def application(
 
     A webhook that knows its callers serves only those with a certificate for `client_name`.
     """
-    large = asyncio.Semaphore(LARGE_AT_ONCE)
 
     async def mutate(request: web.Request) -> web.Response:
         if request.path not in paths():
             raise web.HTTPNotFound
         all_pods = request.path == ALL_PODS_PATH
-        deadline = asyncio.get_running_loop().time() + _timeout_s(request) / 2
+        deadline = request[ARRIVED] + _review_s(request)
         try:
-            async with _body(request, deadline, large) as (complete, read):
-                body = (
-                    await webhook.review(
-                        read,
-                        exempt=request.path == EXEMPT_PATH,
-                        all_pods=all_pods,
-                        claims=request.path == CLAIMS_PATH,
-                        deadline=deadline,
-                    )
-                    if complete
-                    else late_response(_uid(read), all_pods=all_pods)
-                )
+            body = await webhook.review(
+                request[BODY],
+                exempt=request.path == EXEMPT_PATH,
+                all_pods=all_pods,
+                claims=request.path == CLAIMS_PATH,
+                deadline=deadline,
+            )
             response = web.Response(body=body, content_type="application/json")
         except RequestError as error:
             body = msgspec.json.encode({"error": str(error)})
@@ -86,67 +88,46 @@ def application(
         return response
 
     checks = [certificate_required(client_name)] if webhook.knows_callers else []
-    routes = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=checks)
+    routes = web.Application(middlewares=checks)
+    routes[BOUNDS] = PORT_BOUNDS
     for path in sorted(set(webhook_paths().values())):
         routes.router.add_post(path, mutate)
     return routes
 
 
-@asynccontextmanager
-async def _body(
-    request: web.Request, deadline: float, large: asyncio.Semaphore
-) -> AsyncIterator[tuple[bool, bytes]]:
-    """Yield whether the body was read before the deadline, and what was read of it."""
-    head = await request.content.read(HEAD_BYTES)
-    async with AsyncExitStack() as stack:
-        try:
-            async with asyncio.timeout_at(deadline):
-                if (request.content_length or MAX_BODY_BYTES) > SMALL_BODY_BYTES:
-                    await stack.enter_async_context(large)
-                body = head + await request.read()
-        except TimeoutError:
-            yield False, head
-        else:
-            yield True, body
-
-
-def _timeout_s(request: web.Request) -> float:
+def _review_s(request: web.Request) -> float:
+    """Return within how many seconds of its arrival a review is decided: half of its timeout."""
     found = _TIMEOUT.fullmatch(request.query.get("timeout", ""))
-    return float(found[1]) if found else USUAL_TIMEOUT_S
+    return min(float(found[1]), LONGEST_TIMEOUT_S) / 2 if found else USUAL_TIMEOUT_S / 2
 
 
-def _uid(head: bytes) -> str:
+def _late(request: web.Request, head: bytes) -> web.Response:
+    """Deny a pod whose review has not arrived: a webhook that fails open would let it in."""
     found = _UID.search(head)
-    return found[1].decode(errors="replace") if found else ""
+    uid = found[1].decode(errors="replace") if found else ""
+    body = late_response(uid, all_pods=request.path == ALL_PODS_PATH)
+    return web.Response(body=body, content_type="application/json")
 
 
-@asynccontextmanager
-async def serving_reviews(
+def serving_reviews(
     webhook: Webhook,
     address: str,
-    context: ssl.SSLContext,
+    tls: Tls,
     *,
     paths: Callable[[], Collection[str]],
     drain: Drain | None = None,
     client_name: str = "",
-) -> AsyncIterator[tuple[str, int]]:
+) -> AbstractAsyncContextManager[tuple[str, int]]:
     """Listen on `HOST:PORT` (port 0: any free one) and yield the real host and port.
 
     Raises RequestError if the address is not available. It ends after all reviews in progress.
     """
-    host, _, port = address.rpartition(":")
-    if not port.isdecimal():
-        raise RequestError(f"--listen {address!r} is not HOST:PORT")
-    routes = application(webhook, drain or Drain(), paths, client_name)
-    runner = web.AppRunner(routes, access_log=None, shutdown_timeout=5.0)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, host.strip("[]") or None, int(port), ssl_context=context)
-        try:
-            await site.start()
-        except OSError as error:
-            raise RequestError(f"--listen {address}: {error.strerror}; use a free port") from error
-        bound = runner.addresses[0]
-        yield str(bound[0]), int(bound[1])
-    finally:
-        await runner.cleanup()
+    return listening(
+        application(webhook, drain or Drain(), paths, client_name),
+        address,
+        flag="--listen",
+        tls=tls,
+        body_time=_review_s,
+        late=_late,
+        shutdown_s=SHUTDOWN_S,
+    )

@@ -28,7 +28,6 @@ from services.webhook.admission_review import (
     new_allocation,
 )
 from services.webhook.patches import add_annotation, add_gate
-from shared.credentials.shares import FairTurns
 from shared.model.clock import Clock, ExpiringMap
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.event import ADMISSION
@@ -40,6 +39,7 @@ from shared.pods.pod_view import PodView, decode_view
 from shared.runtime import telemetry
 from shared.runtime.service import handles, loops, publishes
 from shared.runtime.telemetry import REVIEW, Tracing
+from shared.runtime.turns import SizedTurns
 
 REVIEWS = Counter("leasehold_admission_reviews", "Admission reviews, by outcome.", ["outcome"])
 REVIEW_DURATION = Histogram(
@@ -91,7 +91,7 @@ class Webhook:
     largest: LargestDevice = field(default_factory=LargestDevice)
     default_class: str = ""
     quotas: Mapping[Namespace, Quota] = field(default_factory=dict)
-    turns: FairTurns = field(default_factory=FairTurns)
+    turns: SizedTurns = field(default_factory=SizedTurns)
 
     def __post_init__(self) -> None:
         self.budgets = ExpiringMap(self.clock.ticks, expires_s=STALE_S, most=MOST_BUDGETS)
@@ -142,8 +142,8 @@ class Webhook:
 
         `exempt`: administrators have exempted the namespace from `pod_policy`; `all_pods`: they
         have Leasehold place its pods without GPUs; `claims`: ResourceClaims may be for GPUs. Pods
-        take turns by their namespaces: one whose turn has not come at the `deadline`, by the loop's
-        clock, is denied.
+        take turns by size and namespace: one whose turn has not come at the `deadline`, by the
+        loop's clock, is denied.
         """
         started = time.perf_counter()
         request = decode_request(body)
@@ -154,7 +154,7 @@ class Webhook:
         review = self._review_of(request, policy, all_pods=all_pods, exempt=exempt)
         try:
             if review is not None:
-                decision = await self._in_turn(namespace, deadline, review)
+                decision = await self._in_turn(namespace, len(body), deadline, review)
             elif request.is_claim_status:
                 decision = await self._review_claim(request)
         except RequestError as error:
@@ -179,13 +179,13 @@ class Webhook:
         return lambda: self._review_pod(request, policy, exempt=exempt)
 
     async def _in_turn(
-        self, namespace: Namespace, deadline: float | None, review: Review
+        self, namespace: Namespace, size: int, deadline: float | None, review: Review
     ) -> AdmissionDecision | None:
         """Review a pod when it is its namespace's turn, or return None if that is too late."""
         async with AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout_at(deadline):
-                    await stack.enter_async_context(self.turns.turn(namespace))
+                    await stack.enter_async_context(self.turns.turn(namespace, size))
             except TimeoutError:
                 return None
             return review()

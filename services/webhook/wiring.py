@@ -152,10 +152,12 @@ async def serve_webhook(settings: WebhookSettings) -> None:
         store = DirectoryStore(tls_dir) if tls_dir else SecretStore(client, *settings.secret_name)
         registration = RegistrationWriter(client)
         certificate = ServingCertificate(
-            store, registration.trust, settings.names, lambda: datetime.now(UTC)
+            store,
+            registration.trust,
+            settings.names,
+            lambda: datetime.now(UTC),
+            client_ca=settings.client_ca_file,
         )
-        if settings.client_ca_file is not None:
-            certificate.require(settings.client_ca_file)
         tracing = open_tracing("webhook", settings)
         CERTIFICATE_EXPIRATION.set_function(lambda: certificate.expires_at)
         webhook = Webhook(
@@ -172,7 +174,7 @@ async def serve_webhook(settings: WebhookSettings) -> None:
         async with serving_reviews(
             webhook,
             settings.listen,
-            certificate.context,
+            certificate.current_context,
             paths=lambda: registration.paths,
             drain=drain,
             client_name=settings.client_name,

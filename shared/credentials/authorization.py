@@ -14,8 +14,8 @@ from shared.credentials.shares import FairTurns, owner_of
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.tokens import TokenUser, review_token
 from shared.kubernetes.types import AccessReview
-from shared.model.clock import Clock, ExpiringMap
-from shared.model.errors import RequestError
+from shared.model.clock import Clock, ExpiringMap, Rate
+from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import Namespace
 
 EVERYTHING = "*"
@@ -26,6 +26,9 @@ AUTH_MODES = ("none", "tokens", "kube")
 CACHE_S = 30.0
 """Seconds for which a review by the API server is cached."""
 MAX_CACHED = 10_000
+ACCEPTED_S, UNKNOWN_TOKENS = 900.0, 40
+"""So long after it was accepted, a token is reviewed again whatever others send; and how many other
+tokens are reviewed in a second."""
 MAX_IN_FLIGHT, MAX_IN_FLIGHT_OF_ONE = 16, 8
 """Reviews in progress, and those of the permissions of one user or namespace."""
 REVIEW_ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
@@ -74,8 +77,11 @@ class Authenticator(Protocol):
         """Whether clients need no token."""
         ...
 
-    async def authenticate(self, token: str) -> Viewer | None:
-        """Return the client with this token, or None if it is unknown."""
+    async def authenticate(self, token: str, address: str = "") -> Viewer | None:
+        """Return the client with this token, or None if it is unknown.
+
+        Raises UnavailableError if too many unknown tokens come, in all or from its address.
+        """
         ...
 
 
@@ -117,10 +123,10 @@ class AnonymousAuthenticator:
     """Authenticates clients that send a token."""
     is_anonymous: bool = True
 
-    async def authenticate(self, token: str) -> Viewer | None:
+    async def authenticate(self, token: str, address: str = "") -> Viewer | None:
         """Return the client with this token, or the anonymous viewer without one."""
         if token and self.of_tokens is not None:
-            return await self.of_tokens.authenticate(token)
+            return await self.of_tokens.authenticate(token, address)
         return ScopedViewer(frozenset({EVERYTHING}))
 
 
@@ -131,7 +137,7 @@ class TokenAuthenticator:
     tokens: tuple[tuple[bytes, str], ...]
     is_anonymous: bool = False
 
-    async def authenticate(self, token: str) -> Viewer | None:
+    async def authenticate(self, token: str, address: str = "") -> Viewer | None:
         """Return a viewer of the namespaces of the token."""
         given = token.strip().encode()
         scopes = frozenset(
@@ -167,30 +173,43 @@ class KubernetesAuthenticator:
         self._users: ExpiringMap[bytes, TokenUser] = ExpiringMap(
             clock.ticks, expires_s=CACHE_S, most=MAX_CACHED
         )
+        self._accepted: ExpiringMap[bytes, None] = ExpiringMap(
+            clock.ticks, expires_s=ACCEPTED_S, most=MAX_CACHED
+        )
+        """Tokens that somebody has, or had lately."""
         self._unknown: ExpiringMap[bytes, None] = ExpiringMap(
             clock.ticks, expires_s=CACHE_S, most=MAX_CACHED
         )
         """Tokens that nobody has; any number of them drops no known user."""
+        self._strange = Rate(clock.ticks, most=UNKNOWN_TOKENS)
         self._permissions: ExpiringMap[Hashable, bool] = ExpiringMap(
             clock.ticks, expires_s=CACHE_S, most=MAX_CACHED
         )
         self._turns = FairTurns(MAX_IN_FLIGHT, MAX_IN_FLIGHT_OF_ONE)
         self._token_reviews = asyncio.Semaphore(MAX_IN_FLIGHT)
 
-    async def authenticate(self, token: str) -> Viewer | None:
-        """Review the token. Raises UnavailableError if the API server does not respond."""
+    async def authenticate(self, token: str, address: str = "") -> Viewer | None:
+        """Review the token. Raises UnavailableError if the API server does not respond.
+
+        A token that was not accepted lately costs its sender a call of the API server: there are
+        few of them in a second.
+        """
         if not token:
             return None
         digest = hashlib.sha256(token.encode()).digest()
         user = self._users.get(digest)
         if user is None and digest not in self._unknown:
+            if digest not in self._accepted and not self._strange.allows(address):
+                raise UnavailableError("many unknown tokens are being tried; retry in a second")
             async with self._token_reviews:
                 review = await review_token(self._kube, token)
             if review.authenticated:
                 user = review.user
                 self._users.set(digest, user)
+                self._accepted.set(digest, None)
             else:
                 self._unknown.set(digest, None)
+                self._accepted.pop(digest)
         return None if user is None else KubernetesViewer(self, user)
 
     async def may(self, user: TokenUser, **attributes: str) -> bool:

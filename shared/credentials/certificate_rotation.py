@@ -20,16 +20,18 @@ from shared.credentials.certificate_stores import (
     make,
 )
 from shared.credentials.certificates import is_due
+from shared.credentials.serving_files import require_clients, server_context
 from shared.model.errors import LeaseholdError, RequestError
 
 logger = logging.getLogger(__name__)
 
 REFRESH_S = 10.0
+"""How soon a changed file or Secret is used."""
 PAUSE_S = 1.0
 
 
 class ServingCertificate:
-    """The serving certificate of this replica; its TLS context serves every new connection."""
+    """The serving certificate of this replica; `context` is that of new connections."""
 
     def __init__(
         self,
@@ -37,28 +39,34 @@ class ServingCertificate:
         trust: Callable[[bytes], Awaitable[None]] | None,
         names: Sequence[str],
         now: Callable[[], datetime],
+        *,
+        client_ca: Path | None = None,
     ) -> None:
         self.store = store
         self.trust = trust
         """Publishes CA certificates (PEM) to clients, unless they know the authority."""
         self.names = tuple(names)
         self.now = now
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.client_ca = client_ca
+        """A PEM file with the authorities of clients' certificates; None: see `require`."""
+        self.context = server_context()
+        self._authorities = ""
         self.bundle: CertificateBundle | None = None
         self._next: CertificateBundle | None = None
         """The CA is published; the certificate is used from the next refresh on."""
 
-    def require(self, authorities: Path) -> None:
-        """Refuse clients without a certificate of these authorities, a PEM file.
+    def require(self, authorities: str) -> None:
+        """Refuse new connections without a certificate of these authorities (PEM), and no others.
 
-        Raises RequestError if it cannot be read.
+        Raises RequestError if they are invalid; the earlier ones stay.
         """
-        self.context.verify_mode = ssl.CERT_REQUIRED
-        try:
-            self.context.load_verify_locations(authorities)
-        except OSError as error:  # ssl.SSLError is one
-            raise RequestError(f"{authorities} has no certificates: {error}") from error
+        if authorities != self._authorities:
+            self.context = self._context_of(self.bundle, authorities)
+            self._authorities = authorities
+
+    def current_context(self) -> ssl.SSLContext:
+        """Return the context of new connections."""
+        return self.context
 
     def unready_reason(self) -> str | None:
         """Return why clients cannot connect, or None."""
@@ -73,6 +81,8 @@ class ServingCertificate:
 
     async def refresh(self) -> None:
         """Create, renew or load the bundle if that is due, and publish its CA."""
+        if self.client_ca is not None:
+            self.require(await asyncio.to_thread(_read, self.client_ca))
         stored = await self.store.load()
         now = self.now()
         if stored is None or is_due(stored.certificate, self.names, now):
@@ -96,12 +106,20 @@ class ServingCertificate:
         return published != stored and stored.authority != current.authority
 
     def _use(self, bundle: CertificateBundle) -> None:
-        with tempfile.TemporaryDirectory() as directory:
-            chain = Path(directory) / "tls.pem"  # ssl reads files only
-            chain.touch(mode=0o600)
-            chain.write_bytes(bundle.key + bundle.certificate)
-            self.context.load_cert_chain(chain)
+        self.context = self._context_of(bundle, self._authorities)
         self.bundle = bundle
+
+    def _context_of(self, bundle: CertificateBundle | None, authorities: str) -> ssl.SSLContext:
+        context = server_context()
+        if authorities:
+            require_clients(context, authorities)
+        if bundle is not None:
+            with tempfile.TemporaryDirectory() as directory:
+                chain = Path(directory) / "tls.pem"  # ssl reads files only
+                chain.touch(mode=0o600)
+                chain.write_bytes(bundle.key + bundle.certificate)
+                context.load_cert_chain(chain)
+        return context
 
     async def run(self, pause: Callable[[float], Awaitable[None]]) -> None:
         """Refresh periodically until cancelled."""
@@ -113,3 +131,10 @@ class ServingCertificate:
                 await pause(PAUSE_S)
                 continue
             await pause(REFRESH_S)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"the CA of client certificates cannot be read: {error}") from error

@@ -13,20 +13,40 @@ logger = logging.getLogger(__name__)
 RELOAD_S = 60.0
 
 
+def server_context() -> ssl.SSLContext:
+    """Return the TLS context of a server, without a certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def require_clients(context: ssl.SSLContext, authorities: str) -> None:
+    """Have clients present a certificate of one of these authorities (PEM).
+
+    Raises RequestError if there is no valid one.
+    """
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_verify_locations(cadata=authorities)
+    except (ssl.SSLError, ValueError) as error:
+        raise RequestError(f"the CA of client certificates is invalid: {error}") from error
+
+
 class ServingFiles:
-    """The TLS context from files, which are read again when they change.
+    """The TLS context from files, which are read again when they change; it is replaced then.
 
     With `client_ca`, clients need a certificate of that authority.
     """
 
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
         self.certificate, self.key, self.client_ca = certificate, key, client_ca
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
-        if client_ca is not None:
-            self.context.verify_mode = ssl.CERT_REQUIRED
+        self.context = server_context()
         self._loaded: bytes = b""
         self.load()
+
+    def current_context(self) -> ssl.SSLContext:
+        """Return the context of new connections."""
+        return self.context
 
     def load(self) -> None:
         """Load the files. Raises RequestError if one cannot be read or is invalid."""
@@ -35,12 +55,14 @@ class ServingFiles:
             content = b"".join(path.read_bytes() for path in files)
             if content == self._loaded:
                 return
-            self.context.load_cert_chain(self.certificate, self.key)
+            context = server_context()
+            context.load_cert_chain(self.certificate, self.key)
             if self.client_ca is not None:
-                self.context.load_verify_locations(self.client_ca)
+                require_clients(context, self.client_ca.read_text())
         except OSError as error:  # ssl.SSLError is one
             names = ", ".join(map(str, files))
             raise RequestError(f"the TLS files {names} cannot be loaded: {error}") from error
+        self.context = context
         self._loaded = content
 
     async def reload(self, pause: Callable[[float], Awaitable[None]]) -> None:

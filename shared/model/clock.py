@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -166,3 +166,25 @@ class ExpiringMap(Generic[K, V]):
             if self._entries[key][0] > until:
                 return
             del self._entries[key]
+
+
+class Rate:
+    """How much strangers may have done in a second: in all, and three quarters for one of them."""
+
+    def __init__(self, ticks: Callable[[], float], *, most: int) -> None:
+        self._ticks = ticks
+        self._most = most
+        self._second = -1.0
+        self._counts: Counter[str] = Counter()
+        """Of those that were allowed something in this second."""
+
+    def allows(self, sender: str) -> bool:
+        """Return whether a sender may have one more thing done, and count it."""
+        second = self._ticks() // 1
+        if second != self._second:
+            self._second = second
+            self._counts.clear()
+        if self._counts.total() >= self._most or self._counts[sender] * 4 >= self._most * 3:
+            return False
+        self._counts[sender] += 1
+        return True

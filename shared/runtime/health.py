@@ -5,10 +5,10 @@ encoding, are logged at debug level, without a traceback: aiohttp has already re
 closed the connection.
 """
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from ssl import SSLContext
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -17,13 +17,15 @@ from prometheus_client import REGISTRY, Gauge, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from shared.model.errors import RequestError
+from shared.runtime.listener import Tls, listening
 from shared.runtime.settings import digest, settings_digests
 
 Probe = Callable[[], str | None]
 """Returns why something is not ready, or None."""
 METRICS_PATH = "/metrics"
 OPENMETRICS = "application/openmetrics-text"
+RENDERED_S = 1.0
+"""So long a rendering of the metrics is served."""
 
 
 _SETTINGS = Gauge(
@@ -61,12 +63,21 @@ def application(probes: Mapping[str, Probe]) -> web.Application:
 
 
 def metrics_application(registry: Collector = REGISTRY) -> web.Application:
-    """Serve /metrics: OpenMetrics, which have exemplars, if accepted, or Prometheus' text."""
+    """Serve /metrics: OpenMetrics, which have exemplars, if accepted, or Prometheus' text.
+
+    Anyone may read it, so that a rendering serves all who ask for it within a second.
+    """
+    rendered: dict[str, tuple[float, bytes]] = {}
 
     async def metrics(request: web.Request) -> web.Response:
-        accepts = OPENMETRICS in request.headers.get("Accept", "")
-        encode, content_type = choose_encoder(OPENMETRICS if accepts else "")
-        return web.Response(body=encode(registry), headers={"Content-Type": content_type})
+        accepted = OPENMETRICS if OPENMETRICS in request.headers.get("Accept", "") else ""
+        encode, content_type = choose_encoder(accepted)
+        now = asyncio.get_running_loop().time()
+        until, body = rendered.get(accepted, (0.0, b""))
+        if now >= until:
+            body = encode(registry)
+            rendered[accepted] = now + RENDERED_S, body
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
     pages = web.Application()
     pages.router.add_get(METRICS_PATH, metrics)
@@ -75,28 +86,15 @@ def metrics_application(registry: Collector = REGISTRY) -> web.Application:
 
 @contextlib.asynccontextmanager
 async def served(
-    pages: web.Application, address: str, *, flag: str = "--http", tls: SSLContext | None = None
+    pages: web.Application, address: str, *, flag: str = "--http", tls: Tls | None = None
 ) -> AsyncIterator[str]:
     """Serve the endpoints on `HOST:PORT` (port 0: any free port) and yield the address.
 
-    With `tls`, over TLS; the certificate of its context may be replaced at any time. Raises
-    RequestError, which names the flag, if the address is invalid or in use.
+    With `tls`, over TLS; each connection gets the context of that moment. Raises RequestError,
+    which names the flag, if the address is invalid or in use.
     """
-    host, _, port = address.rpartition(":")
-    if not port.isdecimal():
-        raise RequestError(f"{flag} {address!r} is not HOST:PORT")
-    runner = web.AppRunner(pages, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, host.strip("[]") or None, int(port), ssl_context=tls)
-        try:
-            await site.start()
-        except OSError as error:
-            raise RequestError(f"{flag} {address}: {error.strerror}; choose a free port") from error
-        bound = runner.addresses[0]
-        yield f"{bound[0]}:{bound[1]}"
-    finally:
-        await runner.cleanup()
+    async with listening(pages, address, flag=flag, tls=tls) as (host, port):
+        yield f"{host}:{port}"
 
 
 LOGGER = "aiohttp.server"

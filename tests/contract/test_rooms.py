@@ -182,6 +182,7 @@ def test_only_one_folder_decodes_kubernetes_objects() -> None:
 WATCHED_ELSEWHERE = {
     "services/binder/claims/claim_leaser.py": "each caller awaits the read that it shares",
     "services/node_agent/diagnosis/node_probes.py": "each probe awaits the one discovery",
+    "shared/runtime/listener.py": "a handshake that fails ends its own connection, and no other",
 }
 """Where a task is made in a function that does not await it."""
 TASKS = {"create_task", "ensure_future", "run_in_executor"}

@@ -5,7 +5,6 @@ https://kubernetes.io/docs/tasks/extend-kubernetes/configure-aggregation-layer/
 
 import base64
 import json
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote
@@ -13,6 +12,7 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from services.api.aggregated.objects import GROUP, VERSION
+from shared.credentials.certificate_rotation import ServingCertificate
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.tokens import TokenUser
@@ -62,12 +62,11 @@ class FrontProxy:
             )
         return cls(authorities=authorities, names=names, user=user, groups=groups, extra=extra)
 
-    def require(self, context: ssl.SSLContext) -> None:
+    def require(self, certificate: ServingCertificate) -> None:
         """Have a server accept connections of the API server only."""
-        context.verify_mode = ssl.CERT_REQUIRED
         try:
-            context.load_verify_locations(cadata=self.authorities)
-        except (ssl.SSLError, ValueError) as error:
+            certificate.require(self.authorities)
+        except RequestError as error:
             raise RequestError(f"{CONFIGURATION} has no valid certificate: {error}") from error
 
     def user_of(self, request: web.Request) -> TokenUser | None:

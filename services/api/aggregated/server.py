@@ -35,12 +35,19 @@ from services.api.aggregated.objects import (
 )
 from services.api.aggregated.versions import REMEMBERED_S, Objects, Versions
 from services.api.api_call import Route
-from services.api.http_server import Handler, HttpServer, error_response, refusal
+from services.api.http_server import (
+    PORT_BOUNDS,
+    Handler,
+    HttpServer,
+    error_response,
+    refusal,
+)
 from services.api.read_api import ROUTES
 from shared.credentials.authorization import KubernetesAuthenticator, KubernetesViewer
 from shared.kubernetes.tokens import TokenUser
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.quantity import parse_decimal
+from shared.runtime.listener import BOUNDS
 
 REASONS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "NotFound",
            405: "MethodNotAllowed", 410: "Expired", 422: "Invalid", 429: "TooManyRequests",
@@ -72,6 +79,7 @@ class AggregatedApi:
     def application(self) -> web.Application:
         """Return the application."""
         pages = web.Application(middlewares=[self.authenticate])
+        pages[BOUNDS] = PORT_BOUNDS
         add = pages.router.add_get
         for path, document in documents().items():
             add(path, partial(self.document, encode(document)))

@@ -18,6 +18,7 @@ from shared.credentials.authorization import KubernetesViewer
 from shared.credentials.shares import OpenResponses
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
+from shared.runtime.bodies import BODY
 from tests.support.api.aggregated import GROUP, RBAC, aggregated
 from tests.support.api.running import RunningApi, reserve_lease, running_api
 from tests.support.clock import FakeClock
@@ -305,7 +306,7 @@ class ScopedReviews(Reviews):
     """An API server whose users may what the scopes of their tokens say, as OpenShift's."""
 
     async def access(self, request: web.Request) -> web.Response:
-        spec = (await request.json())["spec"]
+        spec = json.loads(request[BODY])["spec"]
         allowed = spec["extra"] == {"example.com/scopes": ["full"]}
         return web.json_response({"status": {"allowed": allowed}}, status=201)
 

@@ -11,7 +11,9 @@ import aiohttp
 import pytest
 from prometheus_client import REGISTRY
 
+from shared.credentials import authorization
 from shared.credentials.authorization import VIEWER_COOKIE, load_tokens, make_token
+from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import (
     Heartbeat,
     LeaseChanged,
@@ -340,3 +342,25 @@ async def test_a_revoked_right_ends_the_view() -> None:
 @pytest.mark.parametrize("path", ["/static/..%2f__init__.py", "/static/page.html", "/api/v1/none"])
 async def test_unknown_paths_are_not_found(path: str, shown: RunningApi) -> None:
     assert (await shown.get(path))[0] == 404
+
+
+async def test_unknown_tokens_cost_few_reviews_and_keep_no_known_one_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(authorization, "UNKNOWN_TOKENS", 4)
+    reviews, clock = Reviews(), FakeClock()
+    async with reviewed(reviews, clock) as authenticator:
+        assert await authenticator.authenticate("token-of-member", "10.0.0.1")
+        clock.advance(authorization.CACHE_S + 1)
+        for number in range(3):
+            for _ in range(2):
+                assert await authenticator.authenticate(f"invented-{number}", "10.0.0.2") is None
+
+        with pytest.raises(UnavailableError, match="many unknown tokens"):
+            await authenticator.authenticate("invented-3", "10.0.0.2")
+        assert await authenticator.authenticate("token-of-root", "10.0.0.3")
+        with pytest.raises(UnavailableError, match="many unknown tokens"):
+            await authenticator.authenticate("invented-4", "10.0.0.4")
+        assert await authenticator.authenticate("token-of-member", "10.0.0.1")
+        clock.advance(1)
+        assert await authenticator.authenticate("invented-4", "10.0.0.4") is None

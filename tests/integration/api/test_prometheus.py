@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 from aiohttp import web
@@ -16,6 +17,7 @@ from services.api.prometheus import AMOUNT_METRICS, SENSOR_METRICS, Prometheus
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 from shared.runtime import health
+from shared.runtime.bodies import BODY
 
 HOUR = range_of("1h")
 
@@ -33,7 +35,7 @@ class Server:
         self.asked: dict[str, str] = {}
 
     async def query_range(self, request: web.Request) -> web.Response:
-        self.asked = {name: str(value) for name, value in (await request.post()).items()}
+        self.asked = dict(parse_qsl(request[BODY].decode()))
         if isinstance(self.reply, str):
             return web.Response(text=self.reply, status=self.status)
         return web.json_response(self.reply, status=self.status)

@@ -49,7 +49,9 @@ async def extender_server(tmp_path: Path) -> AsyncIterator[ExtenderServer]:
     started = ExtenderServer(Made(tmp_path))
     tls = ServingFiles(*started.made.issue("extender"), started.made.ca)
     pages = application(started.world.extender, NAME)
-    async with health.served(pages, "127.0.0.1:0", flag="--listen", tls=tls.context) as address:
+    async with health.served(
+        pages, "127.0.0.1:0", flag="--listen", tls=tls.current_context
+    ) as address:
         started.address = address
         yield started
 

@@ -146,7 +146,7 @@ class EveryToken(AnonymousAuthenticator):
 
     is_anonymous = False
 
-    async def authenticate(self, token: str) -> Viewer | None:
+    async def authenticate(self, token: str, address: str = "") -> Viewer | None:
         return EveryViewer()
 
 

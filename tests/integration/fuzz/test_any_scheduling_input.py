@@ -104,7 +104,7 @@ async def extender_port(folder: Path) -> AsyncIterator[Call]:
     connector = aiohttp.TCPConnector(ssl=client)
     loop = asyncio.get_running_loop()
     async with (
-        health.served(pages, "127.0.0.1:0", flag="--listen", tls=tls.context) as address,
+        health.served(pages, "127.0.0.1:0", flag="--listen", tls=tls.current_context) as address,
         aiohttp.ClientSession(f"https://{address}", connector=connector) as session,
     ):
 

@@ -370,7 +370,10 @@ async def waiting(address: str) -> list[float]:
         return selected(await page.text(), TRIGGER["valueLocation"])
 
 
-async def test_the_pods_without_a_decision_are_counted_before_during_and_after_it() -> None:
+async def test_the_pods_without_a_decision_are_counted_before_during_and_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health, "RENDERED_S", 0.0)
     async with (
         nats_server() as server,
         Bus.connect(server.url, name="watcher") as bus,

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from services.timekeeper import rest_api
 from services.timekeeper.rest_api import AT_ONCE_OF_ONE, MOST_WAITING, BudgetApi
 from services.timekeeper.service import Timekeeper
 from services.timekeeper.settings import TimekeeperSettings
@@ -25,6 +26,7 @@ from shared.credentials.authorization import (
 from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import SecretStore
 from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.errors import ErrorResponse, NotFoundError
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import Namespace
@@ -59,7 +61,7 @@ async def served(
     )
     pages = api.reports() if for_sidecars else api.application()
     async with (
-        health.served(pages, "127.0.0.1:0", tls=tls) as address,
+        health.served(pages, "127.0.0.1:0", tls=(lambda: tls) if tls else None) as address,
         aiohttp.ClientSession(f"http{'s' if tls else ''}://{address}") as session,
     ):
         yield session
@@ -332,8 +334,9 @@ class SlowCluster:
 
 
 async def test_reports_of_one_address_wait_for_each_other_and_those_of_others_do_not(
-    opened: AccountLedger,
+    opened: AccountLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(rest_api, "MOST_READS", 1_000)
     cluster = SlowCluster()
 
     async def report(http: aiohttp.ClientSession, pod: str) -> int:
@@ -358,3 +361,38 @@ async def test_reports_of_one_address_wait_for_each_other_and_those_of_others_do
     assert sorted(task.result() for task in busy) == [429] * 3 + [503] * (count - 3)
     assert late.result() == 503
     assert cluster.reads[AT_ONCE_OF_ONE].endswith("/late")
+
+
+async def test_strangers_have_few_pods_read_in_a_second_and_each_once(
+    opened: AccountLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rest_api, "MOST_READS", 4)
+    keeper = opened.timekeeper()
+    kube = ReadPods()
+
+    async with served(keeper, kube=kube) as http:  # type: ignore[arg-type]
+
+        async def ask(name: str) -> Any:
+            body = {"pod_name": name, "usage_factor": 1}
+            return await answer(await http.post("/budget/team-a/report", json=body))
+
+        replies = [await ask(f"job-{number}") for number in range(5)]
+        again = await ask("job-0")
+        strange = await http.post("/budget/team-a/report", json={"pod_name": "..", "usage": 1})
+        assert (await answer(strange, 400))["error"].startswith("namespace and pod_name must be")
+
+    gone, unread = {"terminate": True}, {"terminate": False}
+    assert replies == [gone] * 3 + [unread] * 2, "one address has three quarters of them"
+    assert again == gone
+    assert len(kube.paths) == 3
+
+
+class ReadPods:
+    """An API server that has no pods."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+
+    async def read(self, path: str, _: Any) -> Any:
+        self.paths.append(path)
+        raise NotFoundError(ErrorResponse(method="GET", path=path, code=404, reason="", message=""))

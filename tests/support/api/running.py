@@ -157,7 +157,9 @@ async def running_api(
         task = asyncio.create_task(runner.run(started))
         api = ReadApi(service, budgets, bus, trace_url="http://j/{trace}", spans=traces)
         server = HttpServer(api, authenticator or AnonymousAuthenticator())
-        async with health.served(server.application(), "127.0.0.1:0", tls=tls) as address:
+        async with health.served(
+            server.application(), "127.0.0.1:0", tls=(lambda: tls) if tls else None
+        ) as address:
             await until(lambda: started.is_set() and not service.unready_reason())
             url = f"http{'s' if tls else ''}://{address}"
             yield RunningApi(

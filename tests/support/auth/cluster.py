@@ -1,6 +1,7 @@
 """The part of an API server that the auth service needs: objects by name, and token reviews."""
 
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import ClusterCredentials
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 from shared.runtime import health
+from shared.runtime.bodies import BODY
 from tests.support.simcluster.installed import namespace_of
 
 AUDIENCE = "leasehold-nats"
@@ -82,7 +84,7 @@ class AuthCluster:
 
     async def _patch(self, request: web.Request) -> web.Response:
         key = self._key(request)
-        body = await request.json()
+        body = json.loads(request[BODY])
         if body["metadata"]["resourceVersion"] != str(self.versions[key]):
             conflict = {"kind": "Status", "code": 409, "reason": "Conflict", "message": "changed"}
             return web.json_response(conflict, status=409)
@@ -97,7 +99,7 @@ class AuthCluster:
 
     async def _review(self, request: web.Request) -> web.Response:
         self.reviews += 1
-        spec = (await request.json())["spec"]
+        spec = json.loads(request[BODY])["spec"]
         known = self.tokens.get(spec["token"])
         if known is None or known["audience"] not in spec["audiences"]:
             status: Json = {"authenticated": False, "error": "token is not for this audience"}

@@ -1,6 +1,7 @@
 """Who may what, as an API server would say it in TokenReviews and SubjectAccessReviews."""
 
 import contextlib
+import json
 from collections.abc import AsyncIterator
 
 from aiohttp import web
@@ -9,6 +10,7 @@ from shared.credentials.authorization import KubernetesAuthenticator
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import ClusterCredentials
 from shared.runtime import health
+from shared.runtime.bodies import BODY
 from tests.support.clock import FakeClock
 
 
@@ -22,7 +24,7 @@ class Reviews:
         self.resizers = {"root"}
 
     async def token(self, request: web.Request) -> web.Response:
-        body = await request.json()
+        body = json.loads(request[BODY])
         name = body["spec"]["token"].removeprefix("token-of-")
         known = name in self.rights
         user = {"username": name, "uid": "1", "groups": ["system:authenticated"]}
@@ -30,7 +32,7 @@ class Reviews:
         return web.json_response({**body, "status": status}, status=201)
 
     async def access(self, request: web.Request) -> web.Response:
-        body = await request.json()
+        body = json.loads(request[BODY])
         requests = body["spec"]["resourceAttributes"]
         assert body["spec"]["groups"] == ["system:authenticated"]
         if requests.get("subresource") == "grants":

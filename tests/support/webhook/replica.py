@@ -76,7 +76,11 @@ async def replica(
     """Run a webhook with its own certificate, and register it."""
     registration = RegistrationWriter(kube)
     certificate = ServingCertificate(
-        DirectoryStore(directory), registration.trust, NAMES, time or Time()
+        DirectoryStore(directory),
+        registration.trust,
+        NAMES,
+        time or Time(),
+        client_ca=api.ca.with_name(WEBHOOK_CLIENT) / "ca.crt" if knows_callers else None,
     )
     binders = FakeClaimBinders()
     webhook = Webhook(
@@ -89,12 +93,10 @@ async def replica(
         tracing=tracing or Tracing("webhook", None),
         knows_callers=knows_callers,
     )
-    if knows_callers:
-        certificate.require(api.ca.with_name(WEBHOOK_CLIENT) / "ca.crt")
     async with serving_reviews(
         webhook,
         "127.0.0.1:0",
-        certificate.context,
+        certificate.current_context,
         paths=lambda: registration.paths,
         client_name=client_name,
     ) as (_, port):

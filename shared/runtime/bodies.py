@@ -1,0 +1,48 @@
+"""The bodies of requests: read while they make progress, within a bound for all of them."""
+
+import asyncio
+
+from aiohttp import web
+
+BODY: web.RequestKey[bytes] = web.RequestKey("body", bytes)
+"""Where a handler finds the body of its request."""
+ARRIVED: web.RequestKey[float] = web.RequestKey("arrived", float)
+"""When the request arrived, by the event loop's clock."""
+PROGRESS_S, PROGRESS_BYTES = 1.0, 64 * 1024
+"""A body that has a turn loses it when fewer than this have arrived in this time."""
+
+
+class SlowBodyError(Exception):
+    """A body has not arrived in time, or has not had its turn; `head` is what has arrived."""
+
+    def __init__(self, head: bytes) -> None:
+        super().__init__("the body of the request did not arrive in time")
+        self.head = head
+
+
+async def read_body(request: web.Request, *, most: int, deadline: float, has_turn: bool) -> bytes:
+    """Read a body that has arrived by the deadline, on the loop's clock.
+
+    Raises SlowBodyError, also for a body that has a turn and makes no progress, and
+    HTTPRequestEntityTooLarge.
+    """
+    loop = asyncio.get_running_loop()
+    body = bytearray()
+    checked, arrived = loop.time(), 0
+    while True:
+        until = min(deadline, checked + PROGRESS_S) if has_turn else deadline
+        try:
+            async with asyncio.timeout_at(until):
+                chunk = await request.content.readany()
+        except TimeoutError as error:
+            raise SlowBodyError(bytes(body)) from error
+        if not chunk:
+            return bytes(body)
+        body += chunk
+        if len(body) > most:
+            raise web.HTTPRequestEntityTooLarge(max_size=most, actual_size=len(body))
+        now = loop.time()
+        if now >= checked + PROGRESS_S:
+            if has_turn and len(body) - arrived < PROGRESS_BYTES:
+                raise SlowBodyError(bytes(body))
+            checked, arrived = now, len(body)

@@ -1,0 +1,369 @@
+"""The HTTP listener of all ports: what a peer can use of it is bounded before the peer is known.
+
+A connection, its TLS handshake, its first request, each body and each pause have a time limit, and
+`connections` says which of too many is closed. Bodies with a `Content-Encoding` are refused: what
+they unpack to has no bound. aiohttp limits the lines and headers of a request.
+"""
+
+import asyncio
+import collections
+import contextlib
+import logging
+import resource
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Any, cast
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from prometheus_client import Counter
+
+from shared.model.clock import in_background
+from shared.model.errors import RequestError
+from shared.runtime.bodies import ARRIVED, BODY, SlowBodyError, read_body
+from shared.runtime.connections import Bounds, ConnectionState, Progress, to_close
+from shared.runtime.turns import SizedTurns
+
+logger = logging.getLogger(__name__)
+
+CLOSED = Counter(
+    "leasehold_http_connections_closed",
+    "Connections that were closed because of a bound: full (for another one), refused (no other "
+    "may be closed), late (no request arrived), stalled (a response was not taken).",
+    ["reason"],
+)
+BOUNDS: web.AppKey[Bounds] = web.AppKey("bounds", Bounds)
+"""The bounds of an application's port, if they are not the usual ones."""
+BACKLOG = 1024
+SWEEP_S = 1.0
+MOST_WAITING, PAUSE_S = 64, 0.02
+"""Connections that wait while all are busy, half of them from one address; and how long until the
+next look for room."""
+SPARE_FILES = 256
+"""Open files of a process beside the connections of a port."""
+READ_BUFFER_BYTES = 16 * 1024
+SHUTDOWN_S = 1.0
+Tls = Callable[[], ssl.SSLContext]
+"""Returns the context of a new connection."""
+BodyTime = Callable[[web.Request], float]
+"""Returns how many seconds the body of a request may take, as far as its client waits for it."""
+Late = Callable[[web.Request, bytes], web.StreamResponse]
+"""Returns the response to a request whose body is late, of which the begin has arrived."""
+
+
+class _Connection(asyncio.Protocol):
+    """One connection from its acceptance on, in front of its request handler."""
+
+    def __init__(self, state: ConnectionState, handler: asyncio.Protocol) -> None:
+        self.state = state
+        self.handler = handler
+        self.opening: asyncio.Task[None] | None = None
+        self.transport: asyncio.Transport | None = None
+        self.lost = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # those of uvloop are of no such type
+        self.handler.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self.handler.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self.handler.eof_received()
+
+    def pause_writing(self) -> None:
+        self.handler.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.handler.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.handler.connection_lost(exc)
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def abort(self) -> None:
+        """Close it at once, without what is still to be sent."""
+        if self.opening is not None:
+            self.opening.cancel()
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class Listener:
+    """Accepts the connections of one port, and limits their requests."""
+
+    def __init__(
+        self, bounds: Bounds, *, tls: Tls | None, body_time: BodyTime | None, late: Late | None
+    ) -> None:
+        self.bounds = bounds
+        self.tls = tls
+        self.body_time = body_time or (lambda _: bounds.body_s)
+        self.late = late or _late
+        self._large = SizedTurns(bounds.larger_bodies)
+        self._connections: dict[asyncio.Protocol, _Connection] = {}
+        """By their request handlers."""
+        self._of_address: collections.Counter[str] = collections.Counter()
+        self._waiting: list[tuple[socket.socket, str, web.Server]] = []
+        """Accepted connections, with their addresses, for which there is no room yet."""
+
+    @web.middleware
+    async def limit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Read the body within its bounds, and note how far the connection has come.
+
+        After the application's own middlewares, which know callers and write errors.
+        """
+        connection = self._connections.get(request.protocol)
+        if connection is None:
+            raise web.HTTPServiceUnavailable  # nobody receives it: the connection was closed
+        state, now = connection.state, asyncio.get_running_loop().time
+        request[ARRIVED] = now()
+        state.advance(state.progress, request[ARRIVED])
+        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise web.HTTPUnsupportedMediaType(reason="no Content-Encoding is accepted")
+        most = self.bounds.body_bytes
+        size = most if request.content_length is None else request.content_length
+        if request.body_exists and size > most:
+            raise web.HTTPRequestEntityTooLarge(max_size=most, actual_size=size)
+        async with contextlib.AsyncExitStack() as turn:
+            try:
+                request[BODY] = await self._read(request, size, turn)
+            except SlowBodyError as error:
+                return self.late(request, error.head)
+            progress = state.progress
+            state.advance(Progress.BUSY, now())
+            try:
+                response = await handler(request)
+                if response.status < HTTPStatus.BAD_REQUEST:
+                    progress = Progress.PROVEN
+            finally:
+                state.advance(progress, now())
+        return response
+
+    async def _read(
+        self, request: web.Request, size: int, turn: contextlib.AsyncExitStack
+    ) -> bytes:
+        if not request.body_exists:
+            return b""
+        limit_s = min(self.bounds.body_s, self.body_time(request))
+        deadline = request[ARRIVED] + limit_s
+        is_large = size > self.bounds.free_body_bytes
+        if is_large:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    owner = request.remote or ""
+                    await turn.enter_async_context(self._large.turn(owner, size))
+            except TimeoutError as error:
+                raise SlowBodyError(request.content.read_nowait(READ_BUFFER_BYTES)) from error
+        return await read_body(
+            request, most=self.bounds.body_bytes, deadline=deadline, has_turn=is_large
+        )
+
+    async def accept(self, listening: socket.socket, server: web.Server) -> None:
+        """Accept connections until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, peer = await loop.sock_accept(listening)
+            except OSError as error:  # the client has gone, or no file is left
+                logger.debug("a connection was not accepted: %s", error)
+                self._make_room(self._connections.values())
+                await asyncio.sleep(PAUSE_S)
+                continue
+            address = str(peer[0])
+            if self._has_room(address):
+                self._open(accepted, address, server)
+            elif sum(address == other for _, other, _ in self._waiting) < MOST_WAITING // 2:
+                self._waiting.append((accepted, address, server))
+            else:
+                CLOSED.labels("refused").inc()
+                accepted.close()
+            while len(self._waiting) >= MOST_WAITING:  # noqa: ASYNC110 - `open_waiting` looks
+                await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(0)  # those that are open come first
+
+    async def open_waiting(self) -> None:
+        """Open connections that have waited as soon as there is room, until cancelled."""
+        while True:
+            await asyncio.sleep(PAUSE_S)
+            full: set[str] = set()
+            waiting, self._waiting = self._waiting, []
+            for accepted, address, server in waiting:
+                if address not in full and self._has_room(address):
+                    self._open(accepted, address, server)
+                else:
+                    full.add(address)
+                    self._waiting.append((accepted, address, server))
+
+    def _has_room(self, address: str) -> bool:
+        """Return whether a connection may be opened, if need be in place of another one."""
+        if self._of_address[address] >= self.bounds.of_address:
+            own = [each for each in self._connections.values() if each.state.address == address]
+            return self._make_room(own)
+        if len(self._connections) >= self.bounds.connections:
+            return self._make_room(self._connections.values())
+        return True
+
+    def _make_room(self, connections: Iterable[_Connection]) -> bool:
+        by_state = {each.state: each for each in connections}
+        state = to_close(by_state, asyncio.get_running_loop().time())
+        if state is None:
+            return False
+        self._close(by_state[state], "full")
+        return True
+
+    def _open(self, accepted: socket.socket, address: str, server: web.Server) -> None:
+        progress = Progress.OPEN if self.tls is None else Progress.ACCEPTED
+        state = ConnectionState(address, progress, asyncio.get_running_loop().time())
+        connection = _Connection(state, server())
+        self._connections[connection.handler] = connection
+        self._of_address[address] += 1
+        connection.opening = asyncio.create_task(self._shake_hands(connection, accepted))
+        connection.lost.add_done_callback(lambda _: self._forget(connection))
+
+    async def _shake_hands(self, connection: _Connection, accepted: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        tls: dict[str, Any] = {}
+        if self.tls is not None:
+            tls = {
+                "ssl": self.tls(),
+                "ssl_handshake_timeout": self.bounds.handshake_s,
+                "ssl_shutdown_timeout": SHUTDOWN_S,
+            }
+        try:
+            await loop.connect_accepted_socket(lambda: connection, accepted, **tls)
+            if connection.state.progress is Progress.ACCEPTED:
+                connection.state.advance(Progress.OPEN, loop.time())
+        except OSError as error:  # ssl.SSLError is one
+            logger.debug("no connection from %s: %s", connection.state.address, error)
+        finally:
+            connection.opening = None
+            if connection.transport is None:
+                self._forget(connection)
+                accepted.close()
+
+    def _close(self, connection: _Connection, reason: str) -> None:
+        CLOSED.labels(reason).inc()
+        self._forget(connection)
+        connection.abort()
+
+    def _forget(self, connection: _Connection) -> None:
+        if self._connections.pop(connection.handler, None) is not None:
+            address = connection.state.address
+            self._of_address[address] -= 1
+            if not self._of_address[address]:
+                del self._of_address[address]
+
+    async def sweep(self) -> None:
+        """Close connections that are late or have stalled, until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now = asyncio.get_running_loop().time()
+            for connection in [*self._connections.values()]:
+                transport, state = connection.transport, connection.state
+                if transport is not None:
+                    # One that ends TLS has a time limit of its own, and asyncio's no size any more.
+                    is_ending = self.tls is not None and transport.is_closing()
+                    unsent = 0 if is_ending else transport.get_write_buffer_size()
+                    state.note_unsent(unsent, now)
+                if state.has_stalled(now):
+                    self._close(connection, "stalled")
+                elif state.is_late(self.bounds, now):
+                    self._close(connection, "late")
+
+    def close(self) -> None:
+        """Close the connections that no request needs."""
+        for accepted, _, _ in self._waiting:
+            accepted.close()
+        for connection in [*self._connections.values()]:
+            self._forget(connection)
+            connection.abort()
+
+
+def _late(_: web.Request, __: bytes) -> web.StreamResponse:
+    raise web.HTTPRequestTimeout(reason="the body did not arrive in time")
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    pages: web.Application,
+    address: str,
+    *,
+    flag: str,
+    tls: Tls | None = None,
+    body_time: BodyTime | None = None,
+    late: Late | None = None,
+    shutdown_s: float = SHUTDOWN_S,
+) -> AsyncIterator[tuple[str, int]]:
+    """Serve an application on `HOST:PORT` (port 0: any free port) within its `BOUNDS`.
+
+    Yields the host and the port. At the end, requests have so many seconds to be answered. Raises
+    RequestError, which names the flag, if the address is invalid or in use.
+    """
+    sockets = await _bind(address, flag)
+    bounds = _within_files(pages.get(BOUNDS, Bounds()))
+    listener = Listener(bounds, tls=tls, body_time=body_time, late=late)
+    pages.middlewares.append(listener.limit)
+    runner = web.AppRunner(
+        pages,
+        access_log=None,
+        shutdown_timeout=shutdown_s,
+        keepalive_timeout=bounds.idle_s,
+        lingering_time=SHUTDOWN_S,
+        read_bufsize=READ_BUFFER_BYTES,
+        auto_decompress=False,
+    )
+    try:
+        async with contextlib.AsyncExitStack() as stack:
+            await runner.setup()
+            assert runner.server is not None  # noqa: S101 - it is set up
+            work = [listener.accept(each, runner.server) for each in sockets]
+            for each in (*work, listener.sweep(), listener.open_waiting()):
+                await stack.enter_async_context(in_background(each))
+            host, port = sockets[0].getsockname()[:2]
+            yield str(host), int(port)
+    finally:
+        for listening_socket in sockets:
+            listening_socket.close()
+        await runner.cleanup()
+        listener.close()
+
+
+async def _bind(address: str, flag: str) -> list[socket.socket]:
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal():
+        raise RequestError(f"{flag} {address!r} is not HOST:PORT")
+    loop = asyncio.get_running_loop()
+    sockets: list[socket.socket] = []
+    try:
+        found = await loop.getaddrinfo(
+            host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, target in dict.fromkeys((each[0], each[4]) for each in found):
+            made = socket.create_server(
+                target[:2], family=family, backlog=BACKLOG, reuse_port=False
+            )
+            made.setblocking(False)
+            sockets.append(made)
+    except OSError as error:
+        for made in sockets:
+            made.close()
+        raise RequestError(f"{flag} {address}: {error.strerror}; choose a free port") from error
+    return sockets
+
+
+def _within_files(bounds: Bounds) -> Bounds:
+    """Let the process open as many files as the connections need, or return lower bounds."""
+    needed = bounds.connections + SPARE_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return bounds
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed == needed:
+        return bounds
+    logger.warning("%d open files are allowed, and %d are needed: see ulimit -n", allowed, needed)
+    return replace(bounds, connections=max(allowed // 2, 1))
