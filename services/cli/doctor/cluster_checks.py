@@ -215,7 +215,22 @@ def clock(server: str, ahead_s: float) -> Finding:
     return warn(text, fix) if abs(ahead_s) > CLOCK_WARN_S else ok(text)
 
 
-def webhook(missing: Sequence[str], days_left: float | None, refusal: str) -> Finding:
+CALLERS = {
+    True: "; only API servers with a client certificate are served",
+    False: "; it does not know its callers: pods with claims are bound about 5 s later, and floods "
+    "may delay reviews (docs/install.md, client certificates of the API server)",
+    None: "",
+}
+"""What it means that the webhook knows its callers, or does not; None: that is not known."""
+
+
+def webhook(
+    missing: Sequence[str],
+    days_left: float | None,
+    refusal: str,
+    *,
+    knows_callers: bool | None = None,
+) -> Finding:
     """Judge registration and certificate; `refusal` is why the server is not trusted."""
     command = f"kubectl -n {SYSTEM_NAMESPACE} %s deployment/webhook"
     restart, logs = command % "rollout restart", command % "logs"
@@ -233,7 +248,8 @@ def webhook(missing: Sequence[str], days_left: float | None, refusal: str) -> Fi
     if days_left < WEEK_DAYS:
         text = f"its certificate authority expires in {days_left:.1f} days, and is not renewed"
         return warn(text, logs)
-    return ok(f"registered; its certificate authority is valid for {days_left:.0f} days")
+    text = f"registered; its certificate authority is valid for {days_left:.0f} days"
+    return ok(text + CALLERS[knows_callers])
 
 
 @dataclass(frozen=True, slots=True)

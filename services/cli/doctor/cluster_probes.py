@@ -156,7 +156,23 @@ class ClusterProbes:
         trusted = next((each.ca_bundle for each in configs if each.ca_bundle), b"")
         url = next((each.url for each in configs if each.url), "")
         refusal = await self._refusal(url, trusted) if url and trusted else ""
-        return judge.webhook(missing, _days_left(trusted), refusal)
+        knows_callers = await self._knows_callers(url, trusted)
+        return judge.webhook(missing, _days_left(trusted), refusal, knows_callers=knows_callers)
+
+    async def _knows_callers(self, url: str, trusted: bytes) -> bool | None:
+        """Return whether the webhook requires client certificates, or None if that is not known.
+
+        At a URL it is tried; in a cluster it is a setting of the Deployment.
+        """
+        if url and trusted:
+            # With TLS 1.3 a client learns of the refusal only when it reads.
+            return bool(await self._refusal(url, trusted, most=ssl.TLSVersion.TLSv1_2))
+        path = objects_path(SYSTEM_NAMESPACE, "deployments", "webhook", group="/apis/apps/v1")
+        try:
+            deployment = await self.kubernetes.read(path)
+        except LeaseholdError:
+            return None
+        return b"LEASEHOLD_CLIENT_CA_FILE" in deployment or b"--client-ca-file" in deployment
 
     async def _unreviewed_claims(self, webhooks: Iterable[RegisteredWebhook]) -> list[str]:
         """Return the webhook that the component `dra` has beside its DeviceClass, if it lacks."""
@@ -171,9 +187,12 @@ class ClusterProbes:
     async def _device_classes(self) -> Sequence[DeviceClass]:
         return (await self.kubernetes.read(DEVICE_CLASSES, ObjectList[DeviceClass])).items or ()
 
-    async def _refusal(self, url: str, trusted: bytes) -> str:
+    async def _refusal(
+        self, url: str, trusted: bytes, *, most: ssl.TLSVersion = ssl.TLSVersion.MAXIMUM_SUPPORTED
+    ) -> str:
         address = urlsplit(url)
         context = ssl.create_default_context(cadata=trusted.decode())
+        context.maximum_version = most
         try:
             _, writer = await asyncio.open_connection(
                 address.hostname, address.port or 443, ssl=context

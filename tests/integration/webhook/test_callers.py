@@ -11,11 +11,13 @@ import aiohttp
 import msgspec
 import pytest
 
+from services.cli.doctor.cluster_probes import ClusterProbes, ClusterServers
 from services.webhook.registration import ALLOCATIONS_PATH, CLAIMS_PATH, CLAIMS_WEBHOOK, PATH
 from shared.credentials import certificates
 from shared.kubernetes.client import KubernetesClient
 from shared.model.claim import DRIVER, LEASED, REFUSED
 from shared.model.events.request_reply import ClaimLeaseReply
+from shared.model.findings import Outcome
 from simcluster.apiserver.http.server import WEBHOOK_CLIENT
 from tests.support.simcluster.apiserver import ApiUnderTest
 from tests.support.webhook.replica import Replica, cluster, pod, replica
@@ -166,3 +168,34 @@ async def test_paths_of_webhooks_that_are_not_registered_do_not_exist(tmp_path: 
 
     assert statuses == {PATH: 200, CLAIMS_PATH: 404, ALLOCATIONS_PATH: 404}
     assert webhook.binders.requests == []
+
+
+@pytest.mark.parametrize("knows", [True, False])
+async def test_doctor_says_whether_the_webhook_knows_its_callers(
+    tmp_path: Path, *, knows: bool
+) -> None:
+    async with cluster() as (api, kube, _), replica(api, kube, tmp_path, knows_callers=knows):
+        found = await ClusterProbes(ClusterServers(), kube).webhook()
+
+    assert found.outcome is Outcome.OK
+    assert ("only API servers with a client certificate" in found.text) is knows
+    assert ("it does not know its callers" in found.text) is not knows
+
+
+async def test_an_authority_that_leaves_the_file_is_no_longer_accepted(tmp_path: Path) -> None:
+    """And one that joins it is, without a restart."""
+    async with open_webhook(tmp_path / "tls") as (api, webhook):
+        client = of_api_server(api)
+        file = tmp_path / "ca.crt"
+        file.write_bytes(api.ca.with_name(WEBHOOK_CLIENT).joinpath("ca.crt").read_bytes())
+        webhook.certificate.client_ca = file
+        await webhook.certificate.refresh()
+        before, _ = await post(webhook, PATH, pod_review(), client)
+        other = certificates.authority("another", datetime.now(UTC), days=1)
+        file.write_bytes(other.certificate)
+        await webhook.certificate.refresh()
+
+        with pytest.raises(aiohttp.ClientError):
+            await post(webhook, PATH, pod_review(), client)
+
+    assert before == 200
