@@ -46,9 +46,7 @@ def lists() -> dict[str, str]:
             "k", "startsWith", (*DENIED_ANNOTATIONS, *STRIPPED_ANNOTATIONS)
         ),
         "annotations that no runtime reads": str(list(TEXT_ANNOTATIONS)),
-        "names of GPUs for a runtime": " || ".join(
-            f"v.matches(r'{pattern}')" for pattern in RUNTIME_PATTERNS
-        ),
+        **{name: f"r'{pattern}'" for name, pattern in RUNTIME_PATTERNS.items()},
         "images of CUDA": " || ".join(images),
         "schedulers": str(list(SCHEDULERS)),
         "annotations of authors": str(list(AUTHOR_ANNOTATIONS)),

@@ -1,5 +1,6 @@
 """Which annotations name GPUs, as the webhook and as the API server's policy decide."""
 
+import math
 import posixpath
 import time
 from typing import Any
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.webhook.registration import admission_policies
-from shared.dialects.gpu_names import annotations_with_gpus
+from shared.dialects.gpu_names import RUNTIME_PATTERNS, annotations_with_gpus
 from simcluster.apiserver.cel import compile_expression
 from tests.support.webhook.gpu_annotations import HARMLESS, NAMING
 
@@ -21,6 +22,17 @@ VARIABLES = {
     if policy["metadata"]["name"] == "leasehold-annotations" and "variables" in policy["spec"]
     for each in policy["spec"]["variables"]
 }
+PATTERN_VARIABLES = (
+    "deviceNodes",
+    "otherPaths",
+    "cdiVendors",
+    "cdiClasses",
+    "majorNumbers",
+    "hiddenLetters",
+)
+MOST_COST = 1_000_000
+"""At this cost, an API server ends the evaluation of a variable and denies the request:
+https://kubernetes.io/docs/reference/using-api/cel/#resource-constraints"""
 
 
 def denied_by_policy(notes: dict[str, str], old: dict[str, str] | None = None) -> Any:
@@ -31,8 +43,9 @@ def denied_by_policy(notes: dict[str, str], old: dict[str, str] | None = None) -
         "oldObject": None if old is None else {"metadata": {"annotations": old}},
         "variables": known,
     }
-    known["changed"] = VARIABLES["changed"].evaluate(names)
-    return VARIABLES["namingGpus"].evaluate(names)
+    for name in ("changed", *PATTERN_VARIABLES, "namingGpus"):
+        known[name] = VARIABLES[name].evaluate(names)
+    return known["namingGpus"]
 
 
 @pytest.mark.parametrize(("key", "value"), NAMING)
@@ -52,6 +65,11 @@ def test_what_a_pod_has_already_is_no_change() -> None:
     names = dict([NAMING[0]])
 
     assert denied_by_policy({**names, "mine": "new"}, {**names, "mine": "old"}) == []
+
+
+@pytest.mark.parametrize("pattern", RUNTIME_PATTERNS.values(), ids=RUNTIME_PATTERNS)
+def test_the_api_server_can_match_as_much_as_an_object_may_have(pattern: str) -> None:
+    assert math.ceil(LONGEST * 0.1) * math.ceil(len(pattern) * 0.25) < MOST_COST
 
 
 PARTS = st.sampled_from(
