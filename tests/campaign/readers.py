@@ -46,7 +46,8 @@ def seen_pod(pod: Mapping[str, Any]) -> SeenPod | None:
         node=pod["spec"].get("nodeName", ""),
         phase=status.get("phase", "Pending"),
         deleted="deletionTimestamp" in metadata,
-        forged=FORGED_ANNOTATION in annotations,
+        # Admission makes an ordinary pod of one with a copied grant; only a binder adds a lease.
+        forged=FORGED_ANNOTATION in annotations and LEASE_ANNOTATION not in annotations,
         gang=annotations.get(GANG_NAME, ""),
         gang_min=int(annotations.get(GANG_MIN, 0)),
         reason=unscheduled.get("reason", ""),

@@ -68,7 +68,7 @@ class PodPlan:
     gang: str = ""
     gang_min: int = 0
     forged_node: str = ""
-    """It names this node itself and carries a forged grant; it must never get a device."""
+    """It names this node itself, and may carry a forged grant; neither gets it a device."""
 
 
 Choice = tuple[Want, Mapping[str, str]]
@@ -195,11 +195,12 @@ def manifest(pod: PodPlan) -> dict[str, Any]:
         annotations |= {GANG_NAME: pod.gang, GANG_MIN: str(pod.gang_min)}
     if pod.forged_node:
         spec["nodeName"] = pod.forged_node
-        annotations |= {
-            FORGED_ANNOTATION: "1",
-            "volcano.sh/vgpu-ids-new": f"GPU-0,NVIDIA,{pod.want.mib},{pod.want.cores}:",
-            "volcano.sh/bind-phase": "allocating",
-        }
+        annotations[FORGED_ANNOTATION] = "1"
+        if crc32(pod.name.encode()) % 2:
+            annotations |= {
+                "volcano.sh/vgpu-ids-new": f"GPU-0,NVIDIA,{pod.want.mib},{pod.want.cores}:",
+                "volcano.sh/bind-phase": "allocating",
+            }
     if pod.deadline_s:
         spec["activeDeadlineSeconds"] = pod.deadline_s
     if pod.urgent:
