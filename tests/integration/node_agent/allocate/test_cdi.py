@@ -20,17 +20,24 @@ def allocate_response(cluster: OneNodeCluster, lease: Lease) -> api_pb2.Containe
 
 
 def specification_devices(cluster: OneNodeCluster) -> dict[str, dict[str, Any]]:
-    return cdi_devices(cluster.root / "agent/cdi" / FILE)
+    return cdi_devices(cluster.node.kubelet.files.cdi / FILE)
 
 
 async def test_a_share_gets_its_cdi_name_and_its_limits() -> None:
     strategies = ("cdi-cri", "volume-mounts")
-    async with one_node_cluster(device_list_strategy=strategies) as cluster, cluster.running():
+    async with one_node_cluster(device_list_strategy=strategies) as cluster:
+        cluster.changes["cdi_dir"] = cluster.node.kubelet.files.cdi
+        await check_a_share(cluster)
+
+
+async def check_a_share(cluster: OneNodeCluster) -> None:
+    specification = cluster.node.kubelet.files.cdi / FILE
+    async with cluster.running():
         lease = await cluster.run_pod("one", share(1, 1000))
         response, device = allocate_response(cluster, lease), lease.shares[0].device
         named = specification_devices(cluster)
-        (cluster.root / "agent/cdi" / FILE).unlink()
-        await until((cluster.root / "agent/cdi" / FILE).exists)
+        specification.unlink()
+        await until(specification.exists)
 
         name = f"leasehold.dev/gpu={device}"
         assert [each.name for each in response.cdi_devices] == [name]
