@@ -23,7 +23,7 @@ from shared.model.clock import Clock, SystemClock, until_tick
 from shared.model.device import Device
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import ShareActivated, ShareRefused
-from shared.model.names import NodeName, PodUid
+from shared.model.names import DeviceUuid, NodeName, PodUid
 
 MAX_EVENTS = 4096
 
@@ -82,6 +82,10 @@ class Node:
     outbox: Outbox = field(default_factory=Outbox)
     refused: set[PodUid] = field(default_factory=set)
     """Pods that Allocate refused and that got nothing since; the kubelet fails them."""
+    laid_out: dict[DeviceUuid, str] = field(default_factory=dict)
+    """The MIG layouts that devices have; whether others can be made is seen by trying."""
+    closed: dict[DeviceUuid, str] = field(default_factory=dict)
+    """Devices whose MIG layout could not be made, each with its fault: they get no new share."""
 
     @property
     def leases(self) -> KnownLeases:

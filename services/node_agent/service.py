@@ -14,7 +14,11 @@ from services.node_agent.kubelet.registration import DevicePlugins
 from services.node_agent.node import Node
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
 from services.node_agent.reconcile.leftovers import Leftovers
-from services.node_agent.records.device_guard import close_exceeded, close_unrecorded
+from services.node_agent.records.device_guard import (
+    close_devices,
+    close_exceeded,
+    close_unrecorded,
+)
 from services.node_agent.resize.limit_updates import LimitUpdater
 from services.node_agent.usage.monitor import UsageMonitor
 from services.node_agent.views.node_views import ViewWriter
@@ -256,6 +260,7 @@ class NodeAgent:
     def _reported_devices(self) -> tuple[Device, ...]:
         """Return the devices; those that must not get new shares as unhealthy."""
         closed = close_unrecorded(self.node.devices, self.checkpoint.unrecorded)
+        closed = close_devices(closed, self.node.closed)
         reported, self._exceeded = close_exceeded(closed, self.leases.leases.values())
         return self.numa.described(self.leftovers.described(reported))
 

@@ -18,7 +18,7 @@ from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconc
 from services.node_agent.reconcile.leftovers import Leftovers
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
-from services.node_agent.records.device_guard import close_unrecorded
+from services.node_agent.records.device_guard import close_devices, close_unrecorded
 from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.records.lease_sync import LeaseSync
 from services.node_agent.resize.limit_updates import LimitUpdater
@@ -247,6 +247,7 @@ class Node:
 
     def reported_devices(self) -> tuple[Device, ...]:
         closed = close_unrecorded(self.devices, self.agent.checkpoint.unrecorded)
+        closed = close_devices(closed, self.agent.known.closed)
         return self.agent.leftovers.described(closed)
 
     def report(self) -> None:

@@ -2,8 +2,8 @@
 
 A kubelet requests devices for one pod after the other. If its agent is killed, it permanently fails
 every pod that still waits for devices. So only `MAX_IN_FLIGHT` pods are admitted before they have
-devices. A pod that Allocate would refuse by the agent's records is not admitted: it would fail, and
-its controller's next one, too.
+devices. A pod that Allocate would refuse by the agent's records, or whose device could not be given
+its MIG layout, is not admitted: it would fail, and its controller's next one, too.
 
 If the kubelet's pod list cannot be read, a container is identified only by its request: then pods
 with the same request are bound one after the other.
@@ -21,7 +21,7 @@ from services.node_agent.allocate.expected_requests import (
 )
 from services.node_agent.kubelet.pods import Unserved, explain_unserved
 from services.node_agent.node import Node
-from services.node_agent.records.device_guard import check_room
+from services.node_agent.records.device_guard import check_open, check_room
 from shared.model.bounds import cut
 from shared.model.device import Device
 from shared.model.errors import RequestError
@@ -160,6 +160,7 @@ class AdmissionWindow:
         """Return why Allocate would refuse the pod by the records as they are now, or nothing."""
         checkpoint = self.node.checkpoint
         try:
+            check_open(lease.shares, self.node.closed)
             check_shares(lease.shares, lease.pod, replace(node, fences=checkpoint.fences))
             check_room(
                 lease, lease.containers, checkpoint.entries, node.devices, checkpoint.unrecorded
@@ -200,7 +201,22 @@ class AdmissionWindow:
         return allocated
 
     def _may_be_next(self, lease: Lease) -> bool:
-        """Return whether the pods in flight have the same NUMA nodes, where that counts."""
+        """Return whether the pod may be in flight together with those that are.
+
+        They have the same NUMA nodes, where that counts, and no other one needs a MIG layout of the
+        same device of which it is not known yet whether it can be made: both would fail.
+        """
+        laid_out = self.node.laid_out
+        unproven = {
+            share.device
+            for share in lease.shares
+            if share.mig is not None and laid_out.get(share.device) != share.mig.layout
+        }
+        if unproven and any(
+            pod != lease.pod and any(share.device in unproven for share in other.shares)
+            for pod, other in self.in_flight().items()
+        ):
+            return False
         snapshot = self.node.snapshot
         if not self.aligns_numa or snapshot is None:
             return True

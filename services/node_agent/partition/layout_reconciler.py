@@ -3,11 +3,15 @@
 A device gets the layout of its newest lease as soon as that lease is known; the ledger allows only
 one layout per device. An instance is destroyed only after the kubelet has released its pod and the
 driver shows no process on it.
+
+A device that cannot be given a layout gets no new share: each pod for it would fail. The layout is
+tried again until it, or that of a newer lease, succeeds.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Mapping, Sequence, Set
 
 from services.node_agent.allocate.allocation import HONOURED_STATES
 from services.node_agent.mig.instances import (
@@ -22,10 +26,12 @@ from services.node_agent.mig.instances import (
 from services.node_agent.mig.partitioner import Partitioner
 from services.node_agent.node import Node
 from services.node_agent.partition.partition_client import RemotePartitioner
+from shared.model.bounds import cut
 from shared.model.device import MigLayout
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.lease import Lease, Share
 from shared.model.names import DeviceUuid, PodUid
+from shared.model.quantity import timestamp
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +40,12 @@ RELEASE_S = 5.0
 RETRY_S = 0.25
 LIST_TIMEOUT_S = 5.0
 DRIVER_SLOW = "the driver takes longer"
+AGAIN_S = 1.0
+"""Pause before a layout that failed is tried again; it doubles."""
+MAX_AGAIN_S = 60.0
+"""The longest such pause."""
+NOT_LAID_OUT = "LayoutFailed"
+"""Code of the fault of a device that could not be given a MIG layout."""
 
 
 Partitioners = Partitioner | RemotePartitioner
@@ -58,13 +70,16 @@ class LayoutReconciler:
         """Fence of the newest lease that each device was laid out for."""
         self._blocked_by: dict[DeviceUuid, str] = {}
         """Why a device's layout cannot be changed now, by device."""
+        self._failed: dict[DeviceUuid, tuple[str, float]] = {}
+        """The layout that each closed device could not be given, and since when in Unix seconds."""
 
     def leases_changed(self) -> None:
         """Partition devices for new leases before their containers request instances."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Partition devices for their newest leases until cancelled."""
+        """Partition devices for their newest leases, and closed ones again, until cancelled."""
+        again: dict[DeviceUuid, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
                 await self._wake.wait()
@@ -73,6 +88,9 @@ class LayoutReconciler:
                     if self._handled_fences.get(share.device, -1) < share.fence:
                         self._handled_fences[share.device] = share.fence
                         group.create_task(self._lay_out_early(lease, share))
+                again = {device: task for device, task in again.items() if not task.done()}
+                for device in self._failed.keys() - again.keys():
+                    again[device] = group.create_task(self._lay_out_again(device))
 
     async def instance_uuids(
         self, lease: Lease, container: str
@@ -181,39 +199,109 @@ class LayoutReconciler:
                 *(share.device, lease.namespace, lease.name, error),
             )
 
+    async def _lay_out_again(self, device: DeviceUuid) -> None:
+        """Try to lay out a closed device, with growing pauses, until it is open."""
+        pause_s = AGAIN_S
+        while device in self._failed:
+            await self.node.clock.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_AGAIN_S)
+            async with self._lock(device):
+                layout = self._needed_layout(device)
+                if layout is None:
+                    self._open(device)
+                    return
+                with contextlib.suppress(LeaseholdError):  # the device's fault has it
+                    async with self._in_time(device, layout):
+                        await self._lay_out(device, layout)
+
+    def _needed_layout(self, device: DeviceUuid) -> MigLayout | None:
+        """Return the layout of a closed device's newest lease, or else the one that failed.
+
+        Returns None if the device is open, or does not have that layout any more.
+        """
+        if device not in self._failed or self.node.snapshot is None:
+            return None
+        name, _ = self._failed[device]
+        for _, share in self._newest_shares():
+            if share.device == device and share.mig is not None:
+                name = share.mig.layout
+        known = self.node.snapshot.devices.get(device)
+        layouts = () if known is None else known.layouts
+        return next((layout for layout in layouts if layout.name == name), None)
+
     async def _lay_out_in_time(
         self, device: DeviceUuid, layout: MigLayout
     ) -> tuple[MigInstance, ...]:
+        async with self._in_time(device, layout), self._lock(device):
+            return await self._lay_out(device, layout)
+
+    @contextlib.asynccontextmanager
+    async def _in_time(self, device: DeviceUuid, layout: MigLayout) -> AsyncIterator[None]:
+        """Limit how long a device is laid out; close it if that fails, or else open it."""
+        limit_s = self.node.timing.instances_ready_s
         try:
-            async with asyncio.timeout(self.node.timing.instances_ready_s):
-                return await self._lay_out(device, layout)
+            async with asyncio.timeout(limit_s):
+                yield
         except TimeoutError as error:
-            raise UnavailableError(
-                f"device {device} was not laid out as {layout.name} within "
-                f"{self.node.timing.instances_ready_s:g} s: "
+            reason = (
+                f"device {device} was not laid out as {layout.name} within {limit_s:g} s: "
                 f"{self._blocked_by.get(device, DRIVER_SLOW)}"
-            ) from error
+            )
+            self._close(device, layout, reason)
+            raise UnavailableError(reason) from error
+        except LeaseholdError as error:
+            self._close(device, layout, str(error))
+            raise
+        self._open(device)
+        self.node.laid_out[device] = layout.name
+
+    def _lock(self, device: DeviceUuid) -> asyncio.Lock:
+        return self._locks.setdefault(device, asyncio.Lock())
+
+    def _close(self, device: DeviceUuid, layout: MigLayout, reason: str) -> None:
+        name, since = self._failed.get(device, ("", 0.0))
+        if name != layout.name:
+            since = self.node.clock.now()
+        self._failed[device] = layout.name, since
+        self.node.laid_out.pop(device, None)
+        fault = cut(
+            f"{NOT_LAID_OUT}: it could not be given MIG layout {layout.name} since "
+            f"{timestamp(since)}: {reason}; it is tried again at least every {MAX_AGAIN_S:g} s: "
+            "check `nvidia-smi`, and the kernel log for Xids"
+        )
+        if fault != self.node.closed.get(device):
+            logger.error("device %s gets no new share: %s", device, fault)
+            self.node.closed[device] = fault
+            self.node.report_due.set()
+        self._wake.set()
+
+    def _open(self, device: DeviceUuid) -> None:
+        if self._failed.pop(device, None) is not None:
+            logger.info("device %s gets shares again", device)
+            del self.node.closed[device]
+            self.node.report_due.set()
 
     async def _lay_out(self, device: DeviceUuid, layout: MigLayout) -> tuple[MigInstance, ...]:
-        async with self._locks.setdefault(device, asyncio.Lock()):
-            instances = await self.list_device(device)
-            if is_laid_out(layout, instances):
-                self._blocked_by.pop(device, None)
-                return instances
-            if self.partitioner is None:
-                raise RequestError(
-                    f"device {device} is not laid out as {layout.name}, and this agent may not "
-                    "change that: it runs with --no-partition, or without --partition-socket"
-                )
-            began = self.node.clock.ticks()
-            outcome = "failed"
-            try:
-                instances = await self._partition(self.partitioner, device, layout)
-                outcome = "done"
-                self._blocked_by.pop(device, None)
-            finally:
-                self.node.metrics.partitioned(outcome, self.node.clock.ticks() - began)
+        """Lay out a device whose lock is held."""
+        instances = await self.list_device(device)
+        if is_laid_out(layout, instances):
+            self._blocked_by.pop(device, None)
             return instances
+        self.node.laid_out.pop(device, None)
+        if self.partitioner is None:
+            raise RequestError(
+                f"device {device} is not laid out as {layout.name}, and this agent may not "
+                "change that: it runs with --no-partition, or without --partition-socket"
+            )
+        began = self.node.clock.ticks()
+        outcome = "failed"
+        try:
+            instances = await self._partition(self.partitioner, device, layout)
+            outcome = "done"
+            self._blocked_by.pop(device, None)
+        finally:
+            self.node.metrics.partitioned(outcome, self.node.clock.ticks() - began)
+        return instances
 
     async def _partition(
         self, partitioner: Partitioners, device: DeviceUuid, layout: MigLayout

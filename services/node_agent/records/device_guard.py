@@ -273,6 +273,13 @@ def _amounts(shares: Sequence[Share], device: Device) -> str:
     return f"{booking.memory_mib} MiB and {booking.cores_percent} % of the cores"
 
 
+def check_open(shares: Iterable[Share], closed: Mapping[DeviceUuid, str]) -> None:
+    """Raise RequestError if a device of the shares is closed; `closed` has the faults."""
+    for share in shares:
+        if share.device in closed:
+            raise RequestError(f"device {share.device} gets no new share: {closed[share.device]}")
+
+
 def close_unrecorded(
     devices: Iterable[Device], unrecorded: Mapping[DeviceUuid, Collection[str]]
 ) -> tuple[Device, ...]:
@@ -280,7 +287,7 @@ def close_unrecorded(
 
     The agent refuses every further pod on such a device, so none should be placed on it.
     """
-    return _closed(
+    return close_devices(
         devices,
         {
             uuid: f"pods {', '.join(sorted(pods))} use parts of it that neither the node agent nor "
@@ -309,10 +316,13 @@ def close_exceeded(
         for each in devices
         if each.mode is DeviceMode.HAMI_CORE and leased[each.uuid] > each.memory_mib
     }
-    return _closed(devices, faults), frozenset(faults)
+    return close_devices(devices, faults), frozenset(faults)
 
 
-def _closed(devices: Iterable[Device], faults: Mapping[DeviceUuid, str]) -> tuple[Device, ...]:
+def close_devices(
+    devices: Iterable[Device], faults: Mapping[DeviceUuid, str]
+) -> tuple[Device, ...]:
+    """Return devices as they are to be reported: those with `faults` as unhealthy."""
     return tuple(
         replace(each, healthy=False, fault=faults[each.uuid])
         if each.healthy and each.uuid in faults

@@ -4,7 +4,17 @@ import pytest
 from prometheus_client import REGISTRY
 
 from services.node_agent.agent_timing import AgentTiming
-from tests.support.node_agent.agent import NUMBER, one_node_cluster, share
+from services.node_agent.partition.layout_reconciler import NOT_LAID_OUT
+from shared.model.device import Device
+from shared.model.lease import LeaseState
+from shared.model.names import PodUid
+from tests.support.node_agent.agent import (
+    NUMBER,
+    OneNodeCluster,
+    lease_of,
+    one_node_cluster,
+    share,
+)
 from tests.support.node_agent.mig import (
     GPU,
     PHASE,
@@ -21,6 +31,10 @@ from tests.support.waiting import until
 def partitions(outcome: str) -> float:
     found = REGISTRY.get_sample_value("leasehold_mig_partitions_total", {"outcome": outcome})
     return found or 0.0
+
+
+def reported(cluster: OneNodeCluster) -> tuple[Device, ...]:
+    return cluster.reported[-1].devices
 
 
 async def test_item_46_instances_in_use_stay_although_a_newer_lease_needs_another_layout() -> None:
@@ -91,6 +105,44 @@ async def test_item_47_a_failed_partition_fails_only_its_pod_with_the_reason(
         assert [one.profile for one in instances.values()] == ["3g.20gb", "3g.20gb"]
         assert cluster.env("two")["NVIDIA_VISIBLE_DEVICES"] == instances[4].uuid
         assert agent.watcher.unready_reason() is None
+
+
+async def test_a_device_whose_layout_fails_gets_no_pod_until_it_succeeds_by_itself() -> None:
+    async with one_node_cluster("2xA100-40GB:mig") as cluster, cluster.running() as agent:
+        cluster.inject(gpu0="create-fails")
+        await cluster.fail_pod("one", mig_share("group3"))
+        closed = await until(lambda: [each for each in reported(cluster) if not each.healthy])
+        waiting = [
+            lease_of("two", mig_share("group3", 1, fence=2), state=LeaseState.RESERVED),
+            lease_of("other", mig_share("group3", index=1), state=LeaseState.RESERVED),
+        ]
+        reply = await until(
+            lambda: agent.window.admit_binds(waiting, None, unreadable_reason=""),
+            lambda reply: reply.refusals,
+        )
+        cluster.inject()
+        await until(lambda: all(each.healthy for each in reported(cluster)))
+        opened = agent.window.admit_binds(waiting, None, unreadable_reason="")
+
+    assert [each.uuid for each in closed] == [GPU]
+    assert closed[0].fault.startswith(NOT_LAID_OUT)
+    assert "MIG layout group3 since 2" in closed[0].fault
+    assert "the driver did not create 3g.20gb at slice 0" in closed[0].fault
+    assert list(reply.refusals) == ["two"]
+    assert "the driver did not create 3g.20gb at slice 0" in reply.refusals[PodUid("two")]
+    assert (reply.deferred_pods, opened.deferred_pods, opened.refusals) == ((), (), {})
+
+
+async def test_a_closed_device_opens_when_a_newer_lease_needs_another_layout() -> None:
+    async with one_node_cluster("1xA100-40GB:mig") as cluster, cluster.running() as agent:
+        agent.node.timing = AgentTiming(instances_ready_s=0.5)
+        first = await cluster.run_pod("one", mig_share("group1", 4))
+        await cluster.fail_pod("two", mig_share("group4", fence=2))
+        await until(lambda: not reported(cluster)[0].healthy)
+        await cluster.run_pod("three", mig_share("group1", 5, fence=3))
+        await until(lambda: reported(cluster)[0].healthy)
+
+        assert cluster.node.pod(first.name)["status"]["phase"] == "Running"
 
 
 async def test_item_47_a_hanging_driver_call_times_out() -> None:

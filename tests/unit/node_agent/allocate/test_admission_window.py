@@ -1,6 +1,7 @@
 """Admission of binds: few pods in flight, and without the pod list one of equal pods."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -19,11 +20,13 @@ from services.node_agent.allocate.expected_requests import is_expected
 from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of
 from services.node_agent.kubelet.pods import STILL_PLUGIN, Unserved
 from services.node_agent.records.checkpoint_entry import Fence, slot_key
+from shared.model.device import DeviceMode
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.names import PodUid
 from tests.support.clock import FakeClock
 from tests.support.node_agent.agent import NUMBER, lease_of, share
+from tests.support.node_agent.mig import mig_share
 from tests.support.node_agent.node import entry_of, node_of, snapshot_of
 
 UNREADABLE = "the list cannot be read"
@@ -163,6 +166,39 @@ def test_a_pod_whose_slot_was_given_out_by_a_newer_lease_is_not_admitted() -> No
     world.clock.advance(SETTLE_S)
 
     assert "is outdated: pod newer" in world.admit(lease).refusals[lease.pod]
+
+
+def test_a_pod_is_refused_while_its_device_is_closed() -> None:
+    world, lease, other = World(), reserved("wanted"), reserved("other", share(1))
+    world.node.closed[lease.shares[0].device] = "its MIG layout failed"
+
+    assert world.admit(lease, other).deferred_pods == (lease.pod,)
+    world.clock.advance(SETTLE_S)
+    assert "its MIG layout failed" in world.admit(lease, other).refusals[lease.pod]
+
+    world.node.closed.clear()
+    reply = world.admit(lease, other)
+    assert (reply.deferred_pods, reply.refusals) == ((), {})
+
+
+def test_one_pod_tries_a_mig_layout_before_others_follow(world: World) -> None:
+    devices = snapshot().devices.values()
+    world.node.snapshot = snapshot_of(*(replace(each, mode=DeviceMode.MIG) for each in devices))
+    one, two, other = (
+        reserved("one", mig_share("group1")),
+        reserved("two", *(mig_share("group1", position) for position in (1, 2))),
+        reserved("other", *(mig_share("group1", position, index=1) for position in (0, 1, 2))),
+    )
+    device = one.shares[0].device
+
+    assert world.deferred(one, two, other) == (two.pod,)
+    world.bind(one)
+    world.clock.advance(10 * IN_FLIGHT_S)
+    assert world.deferred(two) == (two.pod,), "it is still being laid out"
+    world.node.laid_out[device] = "group4"
+    assert world.deferred(two) == (two.pod,)
+    world.node.laid_out[device] = "group1"
+    assert world.deferred(two) == ()
 
 
 def test_a_bound_pod_without_an_allocation_defers_equal_pods(unreadable: World) -> None:
