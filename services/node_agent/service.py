@@ -164,6 +164,7 @@ class NodeAgent:
         unready = (
             self.node.files.unwritable_reason
             or self.node.files.disk_pressure()
+            or self.node.cdi.unwritable_reason
             or (RECORDS_LOST if self.checkpoint.lost else None)
             or await self.pods.blind_reason()
         )
@@ -381,7 +382,7 @@ class NodeAgent:
     async def clean_up(self) -> None:
         """Forget pods that have ended, and remove their files.
 
-        Check also whether the kubelet's pod list can be read, and the disk be written to.
+        Check also whether the kubelet's pod list can be read, and containers be prepared.
         """
         await self.node.files.probe_disk()
         try:

@@ -117,6 +117,8 @@ class CdiFiles:
         self._writing = asyncio.Lock()
         self._runtime = ""
         self._why_no_cdi: str | None = None
+        self.unwritable_reason = ""
+        """Why no new container could get devices by the file when it was last written, if so."""
 
     async def update(self, gpus: Sequence[Gpu]) -> None:
         """Write these GPUs to the file, or remove it if no container uses it.
@@ -128,11 +130,26 @@ class CdiFiles:
         async with self._writing:
             if not self.configured and self.strategies != BY_CDI:
                 await self._choose()
-            wanted = self.used_by_claims or DeviceListStrategy.CDI_CRI in self.strategies
-            if wanted or any(entry.setup.cdi_devices for entry in self.checkpoint.entries):
-                await asyncio.to_thread(self._write)
-            elif not self._is_removed:
+            used = any(entry.setup.cdi_devices for entry in self.checkpoint.entries)
+            if used or self._gives_devices:
+                await self._update_file()
+                return
+            self.unwritable_reason = ""
+            if not self._is_removed:
                 await asyncio.to_thread(self._remove)
+
+    @property
+    def _gives_devices(self) -> bool:
+        """Whether new containers get devices by the file."""
+        return self.used_by_claims or DeviceListStrategy.CDI_CRI in self.strategies
+
+    async def _update_file(self) -> None:
+        try:
+            await asyncio.to_thread(self._write)
+        except UnavailableError as error:
+            self.unwritable_reason = str(error) if self._gives_devices else ""
+            raise
+        self.unwritable_reason = ""
 
     async def _choose(self) -> None:
         """Use CDI from now on if it works; without the API server, if the agent used it before."""
@@ -163,7 +180,7 @@ class CdiFiles:
             return
         async with self._writing:
             self._gpus = tuple(await asyncio.gather(*map(self._with_instances, self._gpus)))
-            await asyncio.to_thread(self._write)
+            await self._update_file()
         if not names <= self._names:
             missing = ", ".join(sorted(names - self._names))
             raise UnavailableError(

@@ -88,7 +88,7 @@ class Grants:
                 now=node.clock.now(),
             )
             entry = decide(snapshot)
-            await self._prepare(entry)
+            await self._prepare(entry, new=lease.claim is None)
             await self._record(entry, snapshot, min(until, ticks() + room_s), blind_until)
         node.outbox.add(ShareActivated(node=node.name, allocation=entry.allocation, trace=context))
         return entry
@@ -109,8 +109,11 @@ class Grants:
                 self.node.checkpoint.by_key.get(entry.key, entry), starting=starting
             )
 
-    async def _prepare(self, entry: CheckpointEntry, *, starting: bool = False) -> None:
-        await self.node.files.prepare(entry.limits, starting=starting)
+    async def _prepare(
+        self, entry: CheckpointEntry, *, starting: bool = False, new: bool = False
+    ) -> None:
+        """Prepare a container; it is `new` if the kubelet fails its pod otherwise."""
+        await self.node.files.prepare(entry.limits, starting=starting, new=new)
         await self.node.cdi.ensure_named(entry.setup)
 
     async def _wait_for_records(self, until: float) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from services.node_agent.agent_timing import DEFAULT_TIMING, AgentTiming
@@ -45,6 +46,8 @@ class ContainerFiles:
         self.timing = timing
         self.unwritable_reason = ""
         """Why no container could be prepared at the last probe, if none could."""
+        self._unprepared: tuple[ContainerSetup, Path] | None = None
+        """The new container that could not be prepared last, and the library at that time."""
 
     @property
     def paths(self) -> Paths:
@@ -55,15 +58,25 @@ class ContainerFiles:
         """Create the files that all containers share; raises UnavailableError naming the path."""
         await asyncio.to_thread(self._create_shared_files)
 
-    async def prepare(self, setup: ContainerSetup, *, starting: bool = False) -> None:
+    async def prepare(
+        self, setup: ContainerSetup, *, starting: bool = False, new: bool = False
+    ) -> None:
         """Create a container's missing files, and set its limits.
 
         Existing files stay, except the region of an earlier run if the container is `starting`.
+        If that fails for a `new` one, which cannot have changed its files, it would for the next,
+        too: `unwritable_reason` is set until a probe has prepared it.
         Raises UnavailableError naming a missing file that the agent does not create (a runtime
         would create a directory instead), or a region that cannot be written; RequestError if the
         limits are invalid.
         """
-        await asyncio.to_thread(self._prepare, setup, starting=starting)
+        try:
+            await asyncio.to_thread(self._prepare, setup, starting=starting)
+        except UnavailableError as error:
+            if new and not self.library.unusable_reason:  # else shares are not served
+                self._unprepared = setup, self.library.current.path
+                self._set_unwritable(str(error))
+            raise
 
     async def remove_unused(self, live: set[PodUid], mounted: set[str] | None) -> None:
         """Remove the files of pods other than `live`, and unmounted versions of the library.
@@ -75,9 +88,33 @@ class ContainerFiles:
     async def probe_disk(self) -> None:
         """Check whether a container could be prepared now."""
         reason = await asyncio.to_thread(self._probe_disk)
+        unprepared = self._unprepared
+        if unprepared is not None and not reason:
+            reason = await asyncio.to_thread(self._why_unprepared, *unprepared)
+        if not reason and self._unprepared is unprepared:
+            self._unprepared = None
+        if reason or self._unprepared is None:
+            self._set_unwritable(reason)
+
+    def _set_unwritable(self, reason: str) -> None:
         if reason and reason != self.unwritable_reason:
             logger.error("no pod may be bound to this node: %s", reason)
         self.unwritable_reason = reason
+
+    def _why_unprepared(self, setup: ContainerSetup, library: Path) -> str:
+        """Try a container again, with the library that new ones mount; return why that fails."""
+        if self.library.unusable_reason:
+            return ""
+        current = str(self.library.current.path)
+        mounts = tuple(
+            replace(mount, host_path=current) if mount.host_path == str(library) else mount
+            for mount in setup.mounts
+        )
+        try:
+            self._prepare(replace(setup, mounts=mounts), starting=False)
+        except UnavailableError as error:
+            return str(error)
+        return ""
 
     def _probe_disk(self) -> str:
         state, probe = self.state_dir, Path(self.state_dir) / ".probe"

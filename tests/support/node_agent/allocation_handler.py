@@ -37,7 +37,9 @@ class Effects(AgentMetrics):
         super().__init__(Tracing("node-agent", None))
         self.calls: list[str] = []
 
-    async def prepare(self, setup: ContainerSetup, *, starting: bool = False) -> None:
+    async def prepare(
+        self, setup: ContainerSetup, *, starting: bool = False, new: bool = False
+    ) -> None:
         self.calls.append("prepared for a start" if starting else "prepared")
 
     async def ensure_named(self, setup: ContainerSetup) -> None:

@@ -95,6 +95,47 @@ async def test_allocate_fails_if_the_checkpoint_or_the_region_cannot_be_written(
     assert kept == ()
 
 
+async def test_a_container_that_cannot_be_prepared_closes_the_node_until_it_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with one_node_cluster() as cluster, cluster.running() as agent:
+        with monkeypatch.context() as short:
+            short.setattr("services.node_agent.isolation.region_writer._write", full)
+            await cluster.fail_pod("one", share(0, 1000))
+            closed = await agent.admit_binds(bind_request())
+            await agent.node.files.probe_disk()
+            still_closed = await agent.admit_binds(bind_request())
+        await agent.node.files.probe_disk()
+        opened = await agent.admit_binds(bind_request())
+
+    assert (closed.node_closed, still_closed.node_closed, opened.node_closed) == (True, True, False)
+    assert "the limits of the container cannot be set" in closed.reason
+    assert closed.reason == still_closed.reason
+    assert opened.deferred_pods == ()
+
+
+async def test_a_specification_that_cannot_be_written_closes_the_node_until_it_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with one_node_cluster(device_list_strategy=("cdi-cri",)) as cluster:
+        cluster.changes["cdi_dir"] = cluster.node.kubelet.files.cdi
+        async with cluster.running() as agent:
+            with monkeypatch.context() as short:
+                short.setattr("services.node_agent.allocate.cdi_files.replace_file", full)
+                agent.node.cdi.path.unlink()
+                await cluster.fail_pod("one", share(0, 1000))
+                closed = await agent.admit_binds(bind_request())
+                with pytest.raises(UnavailableError):
+                    await agent.watcher.probe()
+                still_closed = await agent.admit_binds(bind_request())
+            await agent.watcher.probe()
+            opened = await agent.admit_binds(bind_request())
+
+    assert (closed.node_closed, still_closed.node_closed, opened.node_closed) == (True, True, False)
+    assert "--cdi-dir must be a directory of the host" in closed.reason
+    assert opened.deferred_pods == ()
+
+
 def full(*_: Any) -> None:
     raise OSError(28, "No space left on device")
 

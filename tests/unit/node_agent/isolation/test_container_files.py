@@ -69,6 +69,52 @@ async def test_41_a_mounted_file_keeps_its_inode(tmp_path: Path) -> None:
     assert (tmp_path / "state/containers/u1_main/region").read_text() == "used"
 
 
+async def test_the_node_is_closed_until_a_new_container_that_failed_is_prepared(
+    tmp_path: Path,
+) -> None:
+    files = host(tmp_path)
+    files.min_free_bytes = 0
+    await files.create_shared_files()
+    directory = tmp_path / "state/containers/u1_main"
+    directory.write_text("in the way")
+
+    with pytest.raises(UnavailableError):
+        await files.prepare(setup_for(files), starting=True)
+    assert not files.unwritable_reason, "a container may have changed its own files"
+
+    with pytest.raises(UnavailableError):
+        await files.prepare(setup_for(files), new=True)
+    assert "u1_main" in files.unwritable_reason
+    await files.probe_disk()
+    assert "u1_main" in files.unwritable_reason
+    directory.unlink()
+    await files.probe_disk()
+    assert (files.unwritable_reason, directory.is_dir()) == ("", True)
+
+
+@pytest.mark.parametrize("then", ["another", "unusable"])
+async def test_a_container_is_tried_again_with_the_library_that_new_ones_mount(
+    tmp_path: Path, then: str
+) -> None:
+    files = host(tmp_path, source=tmp_path / "none")
+    files.min_free_bytes = 0
+    with pytest.raises(UnavailableError):
+        await files.prepare(setup_for(files), new=True)
+    await files.probe_disk()
+    assert "libvgpu.so does not exist" in files.unwritable_reason
+
+    if then == "another":
+        path = tmp_path / "library/newer/libvgpu.so"
+        path.parent.mkdir(parents=True)
+        path.touch()
+        files.library.current = replace(files.library.current, path=path)
+    else:  # no shares are served then, and whole GPUs are
+        files.library.unusable_reason = "it does not load"
+    await files.probe_disk()
+
+    assert not files.unwritable_reason
+
+
 async def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     files = host(tmp_path)
     await files.create_shared_files()
