@@ -27,7 +27,6 @@ PORT_BOUNDS = Bounds(
     connections=512,
     body_bytes=24 * 1024 * 1024,
     free_body_bytes=32 * 1024,
-    larger_bodies=8,
     idle_s=120.0,
 )
 """An API server has up to 200 writes in progress, and closes idle connections after 90 s.
