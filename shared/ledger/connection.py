@@ -160,19 +160,19 @@ class LedgerConnection:
             self.clock.set(seconds + micros / 1e6, began_s)
 
     async def read_feed(
-        self, after: int, *, count: int, block_s: float
-    ) -> list[tuple[int, Mapping[bytes, bytes]]]:
-        """Return the entries after number `after`; wait up to `block_s` for the first."""
+        self, after: str, *, count: int, block_s: float
+    ) -> list[tuple[str, Mapping[bytes, bytes]]]:
+        """Return the entries after the one with ID `after`; wait up to `block_s` for the first."""
         block_ms = max(1, int(min(block_s, self.timeout_s / 2) * 1000))
         key = f"{self.prefix}feed"
         try:
             async with asyncio.timeout(self.timeout_s):
-                found = await self._redis.xread({key: f"{after}-0"}, count=count, block=block_ms)
+                found = await self._redis.xread({key: after}, count=count, block=block_ms)
         except (RedisError, OSError, TimeoutError) as error:
             raise await self._translated(error) from error
         await self._note_served()
         entries = found[0][1] if found else []
-        return [(int(number.partition(b"-")[0]), fields) for number, fields in entries]
+        return [(entry.decode(), fields) for entry, fields in entries]
 
     def _script(self, name: str) -> tuple[str, str]:
         if name not in self._scripts:

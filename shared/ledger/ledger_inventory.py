@@ -96,7 +96,7 @@ class LedgerInventory(LedgerPart):
             known = filter(is_known, page.rows)
             nodes += [totals.node for totals in decode_node_rows(known, page.leases)]
         return LedgerSnapshot(
-            position=f"{start.generation}:{start.feed_entry}:{start.feed_digest}",
+            position=f"{start.generation}:{start.feed_entry}",
             capacity=start.capacity,
             version=start.version,
             nodes=tuple(nodes),
@@ -108,29 +108,28 @@ class LedgerInventory(LedgerPart):
         Raises FeedTruncatedError if the feed no longer goes back that far, or the ledger was
         rebuilt, or has lost changes.
         """
-        generation, number, digest = position.split(":")
-        at, missed = int(number), -1
+        generation, at = position.split(":")
+        missed = ""
         while True:
             entries = await self._connection.read_feed(at, count=FEED_BATCH, block_s=FEED_WAIT_S)
             if not entries:
                 page = await read_nodes(self._connection, [])
-                if page.generation != generation or page.feed_entry < at:
+                if page.generation != generation:
                     raise FeedTruncatedError(position, "the ledger was rebuilt")
-                if page.feed_entry == at:
-                    check_unchanged(position, digest, page.feed_digest)
-                elif missed == page.feed_entry:
+                if _order(page.feed_entry) < _order(at):
+                    raise FeedTruncatedError(position, f"it ends at {page.feed_entry}")
+                if page.feed_entry not in {at, missed}:
+                    missed = page.feed_entry
+                elif page.feed_entry != at:
                     raise FeedTruncatedError(position, f"it has no entry up to {missed}")
-                missed = page.feed_entry
                 continue
             changes = []
             for entry, fields in entries:
                 if fields.get(b"e", b"").decode("latin1") != generation:
                     raise FeedTruncatedError(position, "the ledger was rebuilt")
-                if entry != at + 1:
-                    raise FeedTruncatedError(position, f"it begins at {entry}")
-                check_unchanged(position, digest, fields.get(b"p", b"").decode("latin1"))
-                at, digest = entry, fields.get(b"t", b"").decode("latin1")
-                changes.append(_decoded(f"{generation}:{at}:{digest}", fields))
+                check_follows(position, at, fields.get(b"p", b"").decode("latin1"))
+                at = entry
+                changes.append(_decoded(f"{generation}:{at}", fields))
             self._connection.observe_version(max(change.version for change in changes))
             yield changes
 
@@ -209,10 +208,15 @@ def _decoded(position: str, fields: Mapping[bytes, bytes]) -> LedgerChange:
         raise FeedTruncatedError(position, f"its entry cannot be read: {error}") from error
 
 
-def check_unchanged(position: str, digest: str, stored: str) -> None:
-    """Raise FeedTruncatedError if the server has another entry in place of the one that was read.
+def check_follows(position: str, at: str, before: str) -> None:
+    """Raise FeedTruncatedError unless the next entry follows the one that was read.
 
-    An earlier version of the ledger writes no digests.
+    Others were trimmed, or the server has lost the one that was read.
     """
-    if digest and stored and digest != stored:
-        raise FeedTruncatedError(position, "the server has lost changes that were read")
+    if before != at:
+        raise FeedTruncatedError(position, f"its next entry follows {before or 'none'}")
+
+
+def _order(entry: str) -> tuple[int, ...]:
+    """Return what IDs of entries, such as `1764364623456-0`, are ordered by."""
+    return tuple(map(int, entry.split("-")))

@@ -20,8 +20,8 @@ class NodePage(NamedTuple):
     """A reply of `read_nodes.lua`, and where the ledger was at that moment."""
 
     generation: str
-    feed_entry: int
-    feed_digest: str
+    feed_entry: str
+    """ID of the last one."""
     capacity: int
     version: int
     names: list[str]
@@ -34,12 +34,10 @@ async def read_nodes(
 ) -> NodePage:
     """Read nodes, or, without names, only which nodes there are."""
     packed, *values = await connection.run_raw("read_nodes", names, with_leases)
-    generation, (feed_entry, digest), capacity, version, known, rows = unpack(packed)
+    generation, feed_entry, capacity, version, known, rows = unpack(packed)
     connection.observe_version(version)
     names = [name for name in known if _is_text(name)]
-    return NodePage(
-        generation, int(feed_entry), digest, capacity, int(version), names, rows, iter(values)
-    )
+    return NodePage(generation, feed_entry, capacity, int(version), names, rows, iter(values))
 
 
 def _is_text(name: object) -> bool:

@@ -80,18 +80,6 @@ class Damaged:
         await self.up.kube.delete(f"{PODS}/{name}")
         return healed_s
 
-    async def add_to_feed(self, content: bytes) -> None:
-        """Write an entry with the number of the ledger's next one, before the ledger does."""
-
-        async def written() -> bool:
-            entry = int(await self.redis.hget("lh:ledger", "feed_entry")) + 1
-            with contextlib.suppress(redis.ResponseError):  # the ledger was faster
-                await self.redis.xadd("lh:feed", {"n": content}, id=f"{entry}-0")
-                return True
-            return False
-
-        await until(written)
-
     async def doctor_names(self, record: str) -> None:
         """Wait until the diagnosis names a record that could not be read."""
         await until(lambda: self.up.leasehold("doctor"), lambda done: record in done.out)
@@ -182,7 +170,7 @@ async def test_pods_keep_what_they_have_although_records_are_overwritten(
         # A pod that waits may have been decided again before anything read its record.
         if kind != "waiting":
             await damaged.doctor_names(f"{kind} {name.decode()}")
-    await damaged.add_to_feed(secrets.token_bytes(9))
+    await client.xadd("lh:feed", {"n": secrets.token_bytes(9)})
     took["feed"] = round(await damaged.heal(), 1)
     await client.hset("lh-budget:states", "default", secrets.token_bytes(60))
     took["budget"] = round(await damaged.heal(), 1)

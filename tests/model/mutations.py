@@ -94,7 +94,7 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         lambda *_: "",
     ),
     "leases shrink before limits": ("services.binder.resize.rules.SizeChange.shrinks", False),
-    "replaced changes unseen": ("shared.ledger.ledger_inventory.check_unchanged", _ignore),
+    "replaced changes unseen": ("shared.ledger.ledger_inventory.check_follows", _ignore),
     "lost leases stay lost": (
         "services.binder.ledger_sync.agent_reports.LostLeases.restore",
         _nothing_lost,

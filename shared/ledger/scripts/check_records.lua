@@ -8,10 +8,10 @@ local MOST_KEPT, KEPT_S, MOST_SHOWN, MOST_COUNTED, COUNT_AGAIN_S = 256, 86400, 2
 local has_info, info = pcall(call, 'INFO', 'memory')
 local policy = has_info and string.match(info, 'maxmemory_policy:(%S+)') or KEEPS_KEYS
 if policy ~= KEEPS_KEYS then
-  if state[12] ~= policy then call('HSET', PREFIX .. 'ledger', 'evicts', policy) end
+  if state[11] ~= policy then call('HSET', PREFIX .. 'ledger', 'evicts', policy) end
   return redis.error_reply('EVICTS ' .. policy)
 end
-if state[12] then call('HDEL', PREFIX .. 'ledger', 'evicts') end
+if state[11] then call('HDEL', PREFIX .. 'ledger', 'evicts') end
 local missing, broken, must_list = {}, {}, false
 
 local function expect(is_there, text)
@@ -44,7 +44,7 @@ for expected, keys in pairs(KEYS_OF_TYPE) do
 end
 for key, expected in pairs(KEYS_BESIDE) do check_type(BESIDE .. key, expected) end
 
-if has_lost_keys and state[11] then return redis.error_reply('LOSTKEYS ' .. vital_keys .. ' ' .. state[11]) end
+if has_lost_keys and state[10] then return redis.error_reply('LOSTKEYS ' .. vital_keys .. ' ' .. state[10]) end
 if not is_ready then return redis.error_reply('NOTREADY') end
 
 local function add_broken(kind, key, node, value)
@@ -62,15 +62,7 @@ local function each_in_page(kind, at)
   return each_pair(found[2])
 end
 
--- Mirrors cannot follow a feed that something else has written to: they begin again with a snapshot.
-local function check_feed()
-  local newest = redis.pcall('XREVRANGE', PREFIX .. 'feed', '+', '-', 'COUNT', 1)
-  local number = not newest.err and newest[1] and tonumber(string.match(newest[1][1], '^%d+')) or last_entry
-  if newest.err or number > last_entry then call('DEL', PREFIX .. 'feed') end
-end
-
 local function check_keys()
-  check_feed()
   expect(call('HLEN', PREFIX .. 'leases') == call('ZCARD', PREFIX .. 'lease-nodes'), 'leases or lease-nodes')
   for _, key in ipairs({'claims', 'cordons', 'unsynced'}) do
     expect(call('HLEN', PREFIX .. key) == number_at('ledger', key), key)

@@ -1,10 +1,9 @@
 -- Read nodes. Arguments: names (none: return only the names of all nodes); whether to return leases.
--- Returns {generation, {last feed entry, its digest}, capacity number, highest version, names, rows of {name, node, facts,
+-- Returns {generation, ID of the last feed entry, capacity number, highest version, names, rows of {name, node, facts,
 -- devices, served resources, uuids, device states, number of leases, mismatches, terms of `repelling` pods}}, and the leases.
 local names, with_leases = ARGS[1], ARGS[2]
-local last_feed_entry = {string.format('%.0f', last_entry), state[10] or ''}
 if #names == 0 then
-  return {encode({generation, last_feed_entry, capacity, last_version, call('HKEYS', PREFIX .. 'nodes'), {}})}
+  return {encode({generation, last_entry, capacity, last_version, call('HKEYS', PREFIX .. 'nodes'), {}})}
 end
 
 local answer = {''}
@@ -40,5 +39,5 @@ for _, name in ipairs(names) do
       served_of(name, stored[3]), uuids, states, count, mismatches, repelling.terms_on(name)}
   end
 end
-answer[1] = encode({generation, last_feed_entry, capacity, last_version, names, rows})
+answer[1] = encode({generation, last_entry, capacity, last_version, names, rows})
 return answer

@@ -36,8 +36,7 @@ delete_all()
 local start = math.max(math.floor(now * 1000), tonumber(ARGV[6]))
 call('HSET', PREFIX .. 'ledger', 'format', state.format, 'generation', token,
   'rebuild_lock_until', now + lock_s, 'version', math.max(last_version, start),
-  'capacity', math.max(capacity, start), 'feed_entry', math.max(last_entry, start),
-  'fence_floor', math.max(fence_floor, start))
+  'capacity', math.max(capacity, start), 'fence_floor', math.max(fence_floor, start))
 -- Without all quotas, the rebuild waits for the watcher's; see `staging`.
 if has_quotas then
   call('HSET', PREFIX .. 'ledger', 'quotas', quota_count)

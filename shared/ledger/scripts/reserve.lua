@@ -17,7 +17,7 @@
 local LEASE_OF_ONE_FORMAT = LEASE_FORMAT .. GRANT_FORMAT
 local now, expires_at, pods, counts, bounds, joined = ARGS[1], ARGS[2], ARGS[3], ARGS[4], ARGS[5], ARGV[5]
 local gang_needs, ranks, known, repels, ends = ARGS[6], ARGS[7], ARGS[8], ARGS[9], ARGS[10]
-local is_behind = known and state[13] and known < tonumber(state[13])
+local is_behind = known and state[12] and known < tonumber(state[12])
 local first_nodes, first_devices, lowest_ranks = {}, {}, {}
 local piece = 1
 for i = 1, #pods do

@@ -431,7 +431,7 @@ async def test_reads_that_are_served_do_not_hide_that_writes_are_refused(refusal
         with pytest.raises(UnavailableError):
             await ledger.run("gated_pods", "save", [("ns", "pod", "text")], state="any")
 
-        await ledger.read_feed(0, count=1, block_s=0.01)
+        await ledger.read_feed("0", count=1, block_s=0.01)
         await ledger.run("gated_pods", "list", "ns", state="any")
 
         assert ledger.unready_reason is not None
@@ -459,7 +459,7 @@ async def test_a_seldom_used_subject_is_ready_again_as_soon_as_others_are_served
 
 
 async def _is_ready_after_read(ledger: LedgerConnection) -> bool:
-    await ledger.read_feed(0, count=1, block_s=0.01)
+    await ledger.read_feed("0", count=1, block_s=0.01)
     return ledger.unready_reason is None
 
 

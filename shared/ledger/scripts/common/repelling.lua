@@ -10,7 +10,7 @@ local pods
 local function all()
   if not pods then
     pods = {}
-    if state[13] then
+    if state[12] then
       for pod, read in each_packed(PREFIX .. 'repelling') do pods[pod] = read[4] and read or nil end
     end
   end
@@ -39,8 +39,8 @@ end
 function repelling.add(pod, version, name, is_wide, terms)
   all()[pod] = {version, name, is_wide, terms}
   call('HSET', PREFIX .. 'repelling', pod, encode(pods[pod]))
-  state[13] = string.format('%.0f', version)
-  call('HSET', PREFIX .. 'ledger', 'repels_version', state[13])
+  state[12] = string.format('%.0f', version)
+  call('HSET', PREFIX .. 'ledger', 'repels_version', state[12])
   mark_inventory_changed(name)
 end
 
@@ -48,7 +48,7 @@ end
 -- were any. Those that are reported stay unknown to callers that had not read of them before.
 function repelling.remove(some, on_nodes, are_reported)
   local has_removed = false
-  for _, uid in ipairs(state[13] and some or {}) do
+  for _, uid in ipairs(state[12] and some or {}) do
     local pod = all()[uid]
     if pod and (not on_nodes or on_nodes[pod[2]]) then
       has_removed, pods[uid] = true, nil

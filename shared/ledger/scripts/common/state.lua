@@ -8,8 +8,8 @@
 -- are, joined; and the highest version that the caller has read: if this server's is lower, it has lost confirmed
 -- writes, and the ledger rejects calls until it is rebuilt.
 --
---   ledger  hash  format, generation, ready, version (the last one), capacity, feed_entry (the last one) and its
---     feed_digest, fence_floor, node_number (the last one), rebuild_lock_until, total_cores, total_mib,
+--   ledger  hash  format, generation, ready, version (the last one), capacity, feed_entry (ID of the last one),
+--     fence_floor, node_number (the last one), rebuild_lock_until, total_cores, total_mib,
 --     claims, cordons, unsynced and quotas (their number; quotas: absent while they are not known),
 --     keys (how many of VITAL_KEYS exist), evicts (the server's policy, if it may evict keys: nothing is served then),
 --     inventory_grew (capacity number at which the inventory last became better),
@@ -38,8 +38,8 @@
 --   offers  zset  order|pod -> instant of an offer that was not decided yet
 --   unreadable  hash  (not changed by a rebuild) kind and key of a record that could not be read -> {instant, its
 --     first bytes}
---   feed  stream  absolute totals, one entry per script, numbered without gaps: e generation, v version, c capacity
---     number, w cause, n and d changed nodes and devices, fNODE gNODE sNODE rNODE facts, devices, served resources
+--   feed  stream  absolute totals, one entry per script, with the IDs that Redis gives: p ID of the entry before,
+--     e generation, v version, c capacity number, w cause, n and d changed nodes and devices, fNODE gNODE sNODE rNODE facts, devices, served resources
 --     and `repelling` terms of a node, xNODE a node that was removed
 --   others: see fair_share.lua, quota.lua, claims.lua, gone_pods.lua, repelling.lua,
 --     tenures.lua and resize.lua
@@ -95,7 +95,7 @@ local L_STATE, L_VERSION, L_RESERVED_VERSION, L_CREATED, L_EXPIRES, L_SHARE_COUN
 local FIRST_DEVICE, DEVICE_FIELDS, MAX_ARGS = 3, 8, 4000
 
 local state = redis.pcall('HMGET', PREFIX .. 'ledger', 'ready', 'generation', 'version', 'capacity', 'feed_entry',
-  'fence_floor', 'node_number', 'claims', 'format', 'feed_digest', 'keys', 'evicts', 'repels_version')
+  'fence_floor', 'node_number', 'claims', 'format', 'keys', 'evicts', 'repels_version')
 if state.err then
   -- If the key is of another type, something else has written to it: from the next call on the ledger is empty.
   if string.find(state.err, '^WRONGTYPE') then call('DEL', PREFIX .. 'ledger') end
@@ -103,7 +103,7 @@ if state.err then
 end
 -- The number of the format of all that is stored under the prefix, but for `ledger`, which every version
 -- must be able to read. A ledger of an older format counts as empty; a newer one is not touched.
-state.format = 4
+state.format = 5
 if state[2] and tonumber(state[9]) ~= state.format then
   local formats = state[9] .. ' ' .. state.format
   if tonumber(state[9]) > state.format then return redis.error_reply('FORMAT ' .. formats) end
@@ -111,7 +111,7 @@ if state[2] and tonumber(state[9]) ~= state.format then
   state[1], state[2] = false, false
 end
 local is_strict = ARGV[3] == 'ready' or ARGV[3] == 'open'
-if state[12] and ARGV[3] ~= 'check' then return redis.error_reply('EVICTS ' .. state[12]) end
+if state[11] and ARGV[3] ~= 'check' then return redis.error_reply('EVICTS ' .. state[11]) end
 if is_strict and (not state[2] or (ARGV[3] == 'ready' and state[1] ~= '1')) then
   return redis.error_reply('NOTREADY')
 end
@@ -120,10 +120,10 @@ end
 -- are compared with them by `check_records`.
 local VITAL_KEYS = {PREFIX .. 'leases', PREFIX .. 'devices', PREFIX .. 'nodes', PREFIX .. 'lease-nodes', BESIDE .. '-quotas'}
 local vital_keys = call('EXISTS', unpack(VITAL_KEYS))
-local has_lost_keys = state[1] == '1' and vital_keys ~= tonumber(state[11] or 0)
+local has_lost_keys = state[1] == '1' and vital_keys ~= tonumber(state[10] or 0)
 if has_lost_keys and is_strict then
   -- Without their number, an earlier build has written the ledger.
-  return redis.error_reply(state[11] and 'LOSTKEYS ' .. vital_keys .. ' ' .. state[11] or 'NOTREADY')
+  return redis.error_reply(state[10] and 'LOSTKEYS ' .. vital_keys .. ' ' .. state[10] or 'NOTREADY')
 end
 local is_ready, generation = state[1] == '1' and not has_lost_keys, state[2] or ''
 local last_version, capacity = tonumber(state[3] or 0), tonumber(state[4] or 0)
@@ -131,7 +131,7 @@ if is_ready and tonumber(ARGV[6]) > last_version then
   call('HSET', PREFIX .. 'ledger', 'ready', 0, 'version', ARGV[6])
   return redis.error_reply('LOSTWRITES')
 end
-local last_entry, fence_floor = tonumber(state[5] or 0), tonumber(state[6] or 0)
+local last_entry, fence_floor = state[5] or '0-0', tonumber(state[6] or 0)
 local last_node_number, claim_count = tonumber(state[7] or 0), tonumber(state[8] or 0)
 local first_version, first_capacity = last_version, capacity
 

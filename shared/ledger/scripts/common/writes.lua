@@ -24,28 +24,15 @@ local function delete_removed_nodes()
   end
 end
 
--- Each entry has a version of its own, by which readers recognise that the server has lost it; and the
--- digest of its content and of all entries before, and that of the one before: an entry that others have
--- replaced is recognised, too.
+-- An entry names the one before it. IDs are times of the server, so that an entry that the server has lost
+-- is never followed by another: readers of it begin with a snapshot.
 -- Where entries are larger than usual, the feed is shorter.
 local FEED_ENTRY_BYTES = 4096
-local function add_feed_entry(version, content, ...)
-  last_entry = last_entry + 1
-  local before = state[10] or ''
-  state[10] = string.sub(redis.sha1hex(before .. content), 1, 12)
-  local most, number = ARGV[4], string.format('%.0f-0', last_entry)
-  if #content > FEED_ENTRY_BYTES then most = math.ceil(most * FEED_ENTRY_BYTES / #content) end
-  local function add(run, ...)
-    return run('XADD', PREFIX .. 'feed', 'MAXLEN', '~', most, number, 'v',
-      string.format('%.0f', version), 'p', before, 't', state[10], ...)
-  end
-  local added = add(redis.pcall, ...)
-  if type(added) == 'string' then return end
-  -- Something else has written to the key: readers of a new one begin with a snapshot.
-  if string.find(added.err, '^WRONGTYPE') or string.find(added.err, 'equal or smaller', 1, true) then
-    call('DEL', PREFIX .. 'feed')
-  end
-  add(call, ...)
+local function add_feed_entry(version, bytes, ...)
+  local most = ARGV[4]
+  if bytes > FEED_ENTRY_BYTES then most = math.ceil(most * FEED_ENTRY_BYTES / bytes) end
+  last_entry = call('XADD', PREFIX .. 'feed', 'MAXLEN', '~', most, '*', 'v', string.format('%.0f', version),
+    'p', last_entry, ...)
 end
 
 -- Names with the packed values to be written; and all values joined, after the size of a packed array of
@@ -74,13 +61,13 @@ local function add_changes_to_feed(cause, version, node_values, device_values)
       local stored = call('HMGET', PREFIX .. 'facts:' .. name, 'facts', 'devices', 'served')
       append(entry, 'f' .. name, stored[1] or '', 'g' .. name, stored[2] or '[]', 's' .. name,
         served_of(name, stored[3]))
-      if state[13] then append(entry, 'r' .. name, repelling.terms_on(name)) end
+      if state[12] then append(entry, 'r' .. name, repelling.terms_on(name)) end
     else
       append(entry, 'x' .. name, '')
     end
   end
   if node_values ~= '' or device_values ~= '' or #entry > 10 then
-    add_feed_entry(version, node_values .. device_values, unpack(entry))
+    add_feed_entry(version, #node_values + #device_values, unpack(entry))
   end
 end
 
@@ -112,7 +99,7 @@ local function write_changes(cause)
   if inventory_changes.reasons then call('HSET', PREFIX .. 'ledger', 'reasons_changed', capacity) end
   if last_version ~= first_version or capacity ~= first_capacity then
     call('HSET', PREFIX .. 'ledger', 'version', last_version, 'capacity', capacity, 'feed_entry',
-      last_entry, 'fence_floor', fence_floor, 'node_number', last_node_number, 'feed_digest', state[10] or '')
+      last_entry, 'fence_floor', fence_floor, 'node_number', last_node_number)
   end
   fair.write(changed_inventories)
   if quota.on then quota.write() end
@@ -122,7 +109,6 @@ end
 -- verdict counts as a later one.
 local function raise_capacity(cause)
   capacity = capacity + 1
-  add_feed_entry(next_version(), string.format('%.0f', capacity), 'e', generation, 'c', capacity, 'w', cause, 'n', '', 'd', '')
-  call('HSET', PREFIX .. 'ledger', 'version', last_version, 'capacity', capacity, 'feed_entry', last_entry,
-    'feed_digest', state[10])
+  add_feed_entry(next_version(), 0, 'e', generation, 'c', capacity, 'w', cause, 'n', '', 'd', '')
+  call('HSET', PREFIX .. 'ledger', 'version', last_version, 'capacity', capacity, 'feed_entry', last_entry)
 end
