@@ -1,6 +1,8 @@
 """Callers that are known by their client certificates."""
 
 import logging
+import ssl
+import time
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
@@ -11,14 +13,20 @@ logger = logging.getLogger(__name__)
 def certificate_required(name: str) -> Middleware:
     """Serve only callers with a certificate for this DNS name; empty: for any name.
 
-    The TLS context has verified the certificate. A request that came without one is refused here,
-    too.
+    The TLS context has verified the certificate when the connection was opened. A request that came
+    without one is refused here, too, and one whose certificate has expired since.
     """
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         certificate = request.get_extra_info("peercert") or {}
         names = {text for kind, text in certificate.get("subjectAltName", ()) if kind == "DNS"}
+        if certificate and ssl.cert_time_to_seconds(certificate["notAfter"]) < time.time():
+            expired = f"the certificate has expired at {certificate['notAfter']}"
+            logger.warning("a caller at %s is refused: %s", request.remote, expired)
+            refused = web.Response(status=403, text=f"{expired}\n")
+            refused.force_close()
+            return refused
         if certificate and (not name or name in names):
             return await handler(request)
         logger.warning(

@@ -23,17 +23,23 @@ from prometheus_client import Counter
 
 from shared.model.clock import in_background
 from shared.model.errors import RequestError
+from shared.nats.limited_log import LimitedLog
 from shared.runtime.bodies import ARRIVED, BODY, SlowBodyError, read_body
 from shared.runtime.connections import Bounds, ConnectionState, Progress, to_close
 from shared.runtime.turns import SizedTurns
 
 logger = logging.getLogger(__name__)
+_limited = LimitedLog(logger)
 
 CLOSED = Counter(
     "leasehold_http_connections_closed",
     "Connections that were closed because of a bound: full (for another one), refused (no other "
     "may be closed), late (no request arrived), stalled (a response was not taken).",
     ["reason"],
+)
+CERTIFICATES_REFUSED = Counter(
+    "leasehold_http_certificates_refused",
+    "TLS handshakes that ended because the client's certificate is missing or not accepted.",
 )
 BOUNDS: web.AppKey[Bounds] = web.AppKey("bounds", Bounds)
 """The bounds of an application's port, if they are not the usual ones."""
@@ -60,6 +66,8 @@ class _Connection(asyncio.Protocol):
     def __init__(self, state: ConnectionState, handler: asyncio.Protocol) -> None:
         self.state = state
         self.handler = handler
+        self.context: ssl.SSLContext | None = None
+        """By which its peer's certificate was verified."""
         self.opening: asyncio.Task[None] | None = None
         self.transport: asyncio.Transport | None = None
         self.lost = asyncio.get_running_loop().create_future()
@@ -141,6 +149,8 @@ class Listener:
                     progress = Progress.PROVEN
             finally:
                 state.advance(progress, now())
+        if self.tls is not None and connection.context is not self.tls():
+            response.force_close()  # certificates or authorities have changed since it was opened
         return response
 
     async def _read(
@@ -228,8 +238,9 @@ class Listener:
         loop = asyncio.get_running_loop()
         tls: dict[str, Any] = {}
         if self.tls is not None:
+            connection.context = self.tls()
             tls = {
-                "ssl": self.tls(),
+                "ssl": connection.context,
                 "ssl_handshake_timeout": self.bounds.handshake_s,
                 "ssl_shutdown_timeout": SHUTDOWN_S,
             }
@@ -238,7 +249,12 @@ class Listener:
             if connection.state.progress is Progress.ACCEPTED:
                 connection.state.advance(Progress.OPEN, loop.time())
         except OSError as error:  # ssl.SSLError is one
-            logger.debug("no connection from %s: %s", connection.state.address, error)
+            address, refusal = connection.state.address, _refusal(error)
+            if refusal:
+                CERTIFICATES_REFUSED.inc()
+                text = f"a caller at {address} was refused in the TLS handshake: {refusal}"
+                _limited.write(logging.WARNING, f"{refusal} {address}", text)
+            logger.debug("no connection from %s: %s", address, error)
         finally:
             connection.opening = None
             if connection.transport is None:
@@ -281,6 +297,15 @@ class Listener:
         for connection in [*self._connections.values()]:
             self._forget(connection)
             connection.abort()
+
+
+def _refusal(error: OSError) -> str:
+    """Return what is wrong with a client's certificate, or nothing if that is not the error."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not accepted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return "it has presented no certificate"
+    return ""
 
 
 def _late(_: web.Request, __: bytes) -> web.StreamResponse:

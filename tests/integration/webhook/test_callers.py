@@ -1,10 +1,12 @@
 """Who may call the webhook, and what it does for a caller whom it does not know."""
 
 import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -18,8 +20,10 @@ from shared.kubernetes.client import KubernetesClient
 from shared.model.claim import DRIVER, LEASED, REFUSED
 from shared.model.events.request_reply import ClaimLeaseReply
 from shared.model.findings import Outcome
+from shared.runtime import client_certificates
 from simcluster.apiserver.http.server import WEBHOOK_CLIENT
 from tests.support.simcluster.apiserver import ApiUnderTest
+from tests.support.waiting import until
 from tests.support.webhook.replica import Replica, cluster, pod, replica
 
 LEASED_REPLY = ClaimLeaseReply(devices=('{"driver":"gpu.leasehold.dev"}',))
@@ -77,15 +81,26 @@ def of_api_server(api: ApiUnderTest) -> tuple[Path, Path]:
     return directory / "server.crt", directory / "server.key"
 
 
+def opened(webhook: Replica, client: tuple[Path, Path] | None = None) -> aiohttp.ClientSession:
+    """A caller that keeps its connection."""
+    connector = aiohttp.TCPConnector(ssl=trusting(webhook, client))
+    return aiohttp.ClientSession(webhook.url, connector=connector)
+
+
+async def status_of(session: aiohttp.ClientSession) -> int:
+    async with session.post(PATH, json=pod_review()) as response:
+        await response.read()
+        return response.status
+
+
 async def post(
     webhook: Replica,
     path: str,
     review: dict[str, Any],
     client: tuple[Path, Path] | None = None,
 ) -> tuple[int, Any]:
-    connector = aiohttp.TCPConnector(ssl=trusting(webhook, client))
     async with (
-        aiohttp.ClientSession(webhook.url, connector=connector) as session,
+        opened(webhook, client) as session,
         session.post(path, json=review) as response,
     ):
         answer = await response.read()
@@ -119,18 +134,65 @@ async def test_an_allocation_of_the_api_server_is_answered(tmp_path: Path) -> No
     assert reply["response"]["patch"]
 
 
-@pytest.mark.parametrize("presents", ["nothing", "another authority's certificate"])
-async def test_where_callers_are_known_others_get_no_connection(
-    tmp_path: Path, presents: str
-) -> None:
-    authority = certificates.authority("somebody", datetime.now(UTC), days=1)
-    made = certificates.issue(authority, (WEBHOOK_CLIENT,), datetime.now(UTC), days=1, client=True)
-    files = tmp_path / "cert", tmp_path / "key"
+def issued(
+    directory: Path, authority: certificates.Issued, *, valid_s: float = 3600.0
+) -> tuple[Path, Path]:
+    """A client's certificate of an authority, and its key."""
+    began = datetime.now(UTC) + timedelta(seconds=valid_s) - timedelta(days=1)
+    made = certificates.issue(authority, (WEBHOOK_CLIENT,), began, days=1, client=True)
+    files = directory / "cert", directory / "key"
     files[0].write_bytes(made.certificate)
     files[1].write_bytes(made.key)
+    return files
+
+
+def authority_in(file: Path) -> certificates.Issued:
+    """A new authority of clients, in a PEM file."""
+    made = certificates.authority("clients", datetime.now(UTC), days=2)
+    file.write_bytes(made.certificate)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("presents", "reason"),
+    [
+        ("nothing", "it has presented no certificate"),
+        ("another", "its certificate is not accepted: unable to get local issuer certificate"),
+        ("expired", "its certificate is not accepted: certificate has expired"),
+    ],
+)
+async def test_where_callers_are_known_others_get_no_connection_and_the_log_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, presents: str, reason: str
+) -> None:
+    authority = authority_in(tmp_path / "ca.crt")
+    other = certificates.authority("somebody", datetime.now(UTC), days=1)
+    files = issued(
+        tmp_path,
+        other if presents == "another" else authority,
+        valid_s=-60.0 if presents == "expired" else 3600.0,
+    )
     async with open_webhook(tmp_path / "tls") as (_, webhook):
+        webhook.certificate.client_ca = tmp_path / "ca.crt"
+        await webhook.certificate.refresh()
         with pytest.raises(aiohttp.ClientError):
             await post(webhook, PATH, pod_review(), None if presents == "nothing" else files)
+        await until(lambda: reason in caplog.text)
+
+
+async def test_a_certificate_that_expires_while_its_connection_is_open_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = issued(tmp_path, authority_in(tmp_path / "ca.crt"))
+    async with open_webhook(tmp_path / "tls") as (_, webhook):
+        webhook.certificate.client_ca = tmp_path / "ca.crt"
+        await webhook.certificate.refresh()
+        async with opened(webhook, files) as session:
+            before = await status_of(session)
+            tomorrow = SimpleNamespace(time=lambda: time.time() + 86_400)
+            monkeypatch.setattr(client_certificates, "time", tomorrow)
+            after = await status_of(session)
+
+    assert (before, after) == (200, 403)
 
 
 async def test_only_certificates_for_the_configured_name_are_accepted(tmp_path: Path) -> None:
@@ -190,12 +252,15 @@ async def test_an_authority_that_leaves_the_file_is_no_longer_accepted(tmp_path:
         file.write_bytes(api.ca.with_name(WEBHOOK_CLIENT).joinpath("ca.crt").read_bytes())
         webhook.certificate.client_ca = file
         await webhook.certificate.refresh()
-        before, _ = await post(webhook, PATH, pod_review(), client)
-        other = certificates.authority("another", datetime.now(UTC), days=1)
-        file.write_bytes(other.certificate)
-        await webhook.certificate.refresh()
+        async with opened(webhook, client) as session:
+            before = await status_of(session)
+            authority_in(file)
+            await webhook.certificate.refresh()
 
-        with pytest.raises(aiohttp.ClientError):
-            await post(webhook, PATH, pod_review(), client)
+            with pytest.raises(aiohttp.ClientError):
+                await post(webhook, PATH, pod_review(), client)
+            last = await status_of(session)  # of the open connection, which ends with it
+            with pytest.raises(aiohttp.ClientError):
+                await status_of(session)
 
-    assert before == 200
+    assert (before, last) == (200, 200)
