@@ -26,11 +26,12 @@ from shared.credentials.authorization import (
     bearer_token,
     is_loopback,
 )
-from shared.credentials.shares import FairTurns, OpenResponses, TooManyRequestsError, owner_of
+from shared.credentials.shares import OpenResponses, owner_of
+from shared.credentials.turns import TooManyRequestsError, Turns
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.names import Namespace
 from shared.runtime.bodies import BODY
-from shared.runtime.connections import Bounds
+from shared.runtime.connections import PortBounds
 from shared.runtime.listener import BOUNDS
 
 MEDIA_TYPES = {".svg": "image/svg+xml", ".css": "text/css", ".js": "text/javascript"}
@@ -52,7 +53,7 @@ MOST_OPEN, MOST_OPEN_OF_ONE, MOST_OPEN_RESERVED = 1_000, 50, 50
 AT_ONCE, AT_ONCE_OF_ONE, MOST_WAITING = 64, 8, 200
 """Requests that are answered at the same time, and those of one owner; of whose others so many
 wait."""
-PORT_BOUNDS = Bounds(
+PORT_BOUNDS = PortBounds(
     connections=2_000,
     body_bytes=256 * 1024,
     free_body_bytes=16 * 1024,
@@ -81,7 +82,7 @@ class HttpServer:
         self.files = {path.name: _load_file(path.read_bytes()) for path in folder.iterdir()}
         self.modules = sorted(name for name in self.files if _is_module(name))
         self._open = OpenResponses(MOST_OPEN, MOST_OPEN_OF_ONE, MOST_OPEN_RESERVED)
-        self._turns = FairTurns(AT_ONCE, AT_ONCE_OF_ONE, most_waiting=MOST_WAITING)
+        self._turns = Turns(AT_ONCE, of_one=AT_ONCE_OF_ONE, most_waiting=MOST_WAITING)
 
     def application(self) -> web.Application:
         """Return the application."""

@@ -41,7 +41,8 @@ from services.api.visible_cluster import (
     preemptions_view,
 )
 from shared.credentials.authorization import AccessDeniedError
-from shared.credentials.shares import FairTurns, owner_of
+from shared.credentials.shares import owner_of
+from shared.credentials.turns import Turns
 from shared.dialects.dialect import Rules
 from shared.kubernetes.gpu_prices import PriceFile
 from shared.kubernetes.manifests import ManifestPod, pods_in
@@ -148,7 +149,7 @@ class ReadApi:
         self.bus = bus
         self.rules = rules or Rules()
         self.histories = histories or service.history
-        self._trials = FairTurns()
+        self._trials = Turns()
         self.trace_url = trace_url
         self.spans = spans
         self.prices = prices or PriceFile()

@@ -14,9 +14,6 @@ from shared.model.clock import SystemClock
 from shared.nats.bus import Bus
 from shared.runtime.run import Nats, run_service, serve
 
-CONCURRENT_REQUESTS = 16
-"""Authorization requests of NATS that are handled at the same time."""
-
 
 def token_reviewer(client: KubernetesClient, audience: str) -> TokenReviewer:
     """Return a function that reviews a token with the API server, for one audience."""
@@ -54,8 +51,7 @@ async def serve_auth(settings: AuthSettings) -> None:
         ) as bus:
 
             async def begin() -> None:
-                for _ in range(CONCURRENT_REQUESTS):
-                    await bus.reply_raw(AUTH_CALLOUT_SUBJECT, AUTH, auth.authorize)
+                await bus.reply_raw(AUTH_CALLOUT_SUBJECT, AUTH, auth.authorize)
 
             await serve(
                 AUTH,

@@ -43,6 +43,8 @@ class AuthorizationRequest:
     user_key: str
     """The key that the server generated for this connection."""
     token: str
+    host: str = ""
+    """The client's address, as the server sees it."""
     user: str = ""
     """The user that the client names."""
     name: str = ""
@@ -81,6 +83,7 @@ def parse_request(request: str) -> AuthorizationRequest:
         server=str(request_claims.get("server_id", {}).get("id", "")),
         user_key=str(request_claims["user_nkey"]),
         token=str(options.get("pass") or options.get("auth_token") or ""),
+        host=str(request_claims.get("client_info", {}).get("host", "")),
         user=str(options.get("user", "")),
         name=str(options.get("name", "")),
     )

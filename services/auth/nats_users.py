@@ -46,6 +46,8 @@ SYSTEM_ACCOUNT = "SYS"
 SERVER_REQUESTS = tuple(subjects.server_request("*", name) for name in ("CONNZ", "KICK"))
 KEEPER_OF_SHARES = "binder"
 """The service that closes connections: `shared.nats.connection_shares`."""
+AUTHORIZATION_S = 5
+"""A server closes a connection that is not authorized in this time."""
 AUTH_CALLOUT_SUBJECT = "$SYS.REQ.USER.AUTH"
 """The subject of NATS servers' authorization requests."""
 
@@ -209,7 +211,7 @@ def auth_callout_configuration(
         tls=tls,
         **_accounts([answering], [{"user": system, "password": secrets[system]}]),
         authorization={
-            "timeout": 5,
+            "timeout": AUTHORIZATION_S,
             "auth_callout": {
                 "issuer": issuer,
                 "account": subjects.ACCOUNT,

@@ -14,11 +14,12 @@ from services.auth import auth_callout, ca_rotation, root_secret
 from services.auth.auth_callout import AuthorizationRefusedError, TokenReviewer
 from services.auth.ca_rotation import NOTHING_OBSERVED, TRUSTED, Observed, Rotation
 from services.auth.managed_servers import ManagedServers
-from services.auth.nats_users import NatsUser, service_users
+from services.auth.nats_users import AUTHORIZATION_S, NatsUser, service_users
 from services.auth.nkeys import TokenIssuer
 from services.auth.object_store import RootSecretStore
 from services.auth.root_secret import AUTH, files_of_servers
 from services.topology import SERVICES
+from shared.credentials.turns import TooManyRequestsError, Turns
 from shared.model.clock import Clock, ExpiringMap
 from shared.model.errors import ConflictError, UnavailableError
 from shared.runtime.service import loops
@@ -34,6 +35,13 @@ logger = logging.getLogger(__name__)
 
 MOST_REVIEWS = 10_000
 """Reviews of tokens that are reused."""
+AT_ONCE = 16
+"""Reviews in progress at the API server."""
+AT_ONCE_OF_HOST = 4
+"""Of tokens that were not accepted lately, which cost their sender nothing."""
+MOST_WAITING_OF_HOST = 256
+"""Requests with such tokens that wait for these; a server that masquerades its clients sends those
+of many agents."""
 UNREAD_S = 1.0
 """Pause of the update of Redis' users until the secrets have been read."""
 
@@ -51,6 +59,8 @@ class AuthTiming:
     """After this, NATS ends a connection, and the client must be authorized again."""
     authorized_s: float = 30.0
     """How long a review of a token that the API server knows is reused."""
+    accepted_s: float = 3600.0
+    """So long after it was accepted, the life of a token, it waits for no others of its host."""
     refused_s: float = 5.0
     """How long a refusal is reused: a refused client retries continually."""
 
@@ -88,6 +98,10 @@ class AuthService:
             clock.ticks, expires_s=self.timing.refused_s, most=MOST_REVIEWS
         )
         """Any number of refused tokens drops no review of a good one."""
+        self._accepted: ExpiringMap[bytes, None] = ExpiringMap(
+            clock.ticks, expires_s=self.timing.accepted_s, most=MOST_REVIEWS
+        )
+        self._turns = Turns(AT_ONCE, of_one=AT_ONCE_OF_HOST, most_waiting=MOST_WAITING_OF_HOST)
 
     def unready_reason(self) -> str | None:
         """Return why no client can be authorized, or None."""
@@ -179,19 +193,22 @@ class AuthService:
         """Reply to an authorization request of a NATS server.
 
         Raises RequestError if it is not from a NATS server, UnavailableError if the API server does
-        not respond.
+        not respond, or not before the NATS server has given up.
         """
         parsed = auth_callout.parse_request(request.decode(errors="replace"))
         issuer, now_s = self._issuer, round(self.clock.now())
         if issuer is None:
             raise ConflictError("the secrets were not read yet")
         try:
-            user = auth_callout.user_of_client(
-                await self._user_of_token(parsed.token),
-                parsed.user,
-                combined_scheduler=self.settings.combined_scheduler,
-            )
-        except AuthorizationRefusedError as error:
+            async with asyncio.timeout(AUTHORIZATION_S):
+                user = auth_callout.user_of_client(
+                    await self._user_of_token(parsed.token, parsed.host),
+                    parsed.user,
+                    combined_scheduler=self.settings.combined_scheduler,
+                )
+        except TimeoutError as error:
+            raise UnavailableError(f"no review within {AUTHORIZATION_S} s") from error
+        except (AuthorizationRefusedError, TooManyRequestsError) as error:
             REQUESTS.labels("refused").inc()
             logger.debug("NATS refuses %s: %s", parsed.name or "an unnamed client", error)
             return auth_callout.encode_refusal(issuer, parsed, str(error), now_s=now_s).encode()
@@ -200,28 +217,38 @@ class AuthService:
             issuer, parsed, user, now_s=now_s, life_s=self.timing.connection_s
         ).encode()
 
-    async def _user_of_token(self, token: str) -> NatsUser:
-        """Review a token, or reuse its last review if that is recent."""
+    async def _user_of_token(self, token: str, host: str) -> NatsUser:
+        """Review a token, or reuse its last review if that is recent.
+
+        Reviews wait for their turn: tokens that were accepted lately for their own, others for that
+        of their host. Raises TooManyRequestsError if many of the host wait.
+        """
         if not token:
             raise AuthorizationRefusedError("the connection has no token")
         digest = hashlib.sha256(token.encode()).digest()
-        review = self._authorized.get(digest) or self._refused.get(digest)
+        review = self._last_review(digest)
         if review is None:
-            review = await self._review(token)
-            if isinstance(review, NatsUser):
-                self._authorized.set(digest, review)
-            else:
-                self._refused.set(digest, review)
+            owner = f"token {digest.hex()}" if digest in self._accepted else f"host {host}"
+            async with self._turns.turn(owner):
+                review = self._last_review(digest) or await self._review(token, digest)
         if isinstance(review, AuthorizationRefusedError):
             raise AuthorizationRefusedError(str(review))
         return review
 
-    async def _review(self, token: str) -> NatsUser | AuthorizationRefusedError:
+    def _last_review(self, digest: bytes) -> NatsUser | AuthorizationRefusedError | None:
+        return self._authorized.get(digest) or self._refused.get(digest)
+
+    async def _review(self, token: str, digest: bytes) -> NatsUser | AuthorizationRefusedError:
         try:
-            return auth_callout.user_of_token(await self.review(token), self.namespaces)
+            user = auth_callout.user_of_token(await self.review(token), self.namespaces)
         except AuthorizationRefusedError as error:
             logger.warning("NATS refuses a token: %s", error)
+            self._refused.set(digest, error)
+            self._accepted.pop(digest)
             return error
+        self._authorized.set(digest, user)
+        self._accepted.set(digest, None)
+        return user
 
     def _nats_user(self) -> NatsUser:
         return next(user for user in service_users(SERVICES, []) if user.name == AUTH)

@@ -22,7 +22,7 @@ from services.extender.service import Extender
 from shared.model.errors import UNDECODABLE, RequestError
 from shared.runtime.bodies import BODY
 from shared.runtime.client_certificates import certificate_required
-from shared.runtime.connections import Bounds
+from shared.runtime.connections import PortBounds
 from shared.runtime.listener import BOUNDS
 
 REQUESTS = Counter(
@@ -41,7 +41,7 @@ SECONDS = Histogram(
 
 logger = logging.getLogger(__name__)
 
-PORT_BOUNDS = Bounds(body_bytes=16 * 1024 * 1024)
+PORT_BOUNDS = PortBounds(body_bytes=16 * 1024 * 1024)
 """A pod is at most 3 MiB; 15,000 names of 253 characters are less than 4 MiB."""
 T = TypeVar("T")
 Reply = ExtenderFilterResult | ExtenderBindingResult | list[HostPriority]

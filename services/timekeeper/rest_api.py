@@ -18,7 +18,7 @@ from shared.credentials.authorization import (
     Viewer,
     bearer_token,
 )
-from shared.credentials.shares import FairTurns, TooManyRequestsError
+from shared.credentials.turns import TooManyRequestsError, Turns
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.paths import pod_path
@@ -36,7 +36,7 @@ from shared.model.errors import (
 from shared.model.names import Namespace
 from shared.model.quantity import timestamp
 from shared.runtime.bodies import BODY
-from shared.runtime.connections import Bounds
+from shared.runtime.connections import PortBounds
 from shared.runtime.listener import BOUNDS
 
 Json = dict[str, object]
@@ -65,7 +65,7 @@ SIDECAR = "gpu-sidecar"
 AT_ONCE, AT_ONCE_OF_ONE, MOST_WAITING = 32, 4, 50
 """Requests that are answered at the same time, and those of one address; of whose others so many
 wait."""
-PORT_BOUNDS = Bounds(connections=256, free_body_bytes=16 * 1024)
+PORT_BOUNDS = PortBounds(connections=256, free_body_bytes=16 * 1024)
 _NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 READ_S, MOST_READS = 5.0, 20
 """So long a reply to a sidecar stays the same; and how many pods are read for them in a second."""
@@ -89,7 +89,7 @@ class BudgetApi:
         self.authenticator = authenticator
         self.client = client
         self.answers_reports = old_reports == "answer" and client is not None
-        self._turns = FairTurns(AT_ONCE, AT_ONCE_OF_ONE, most_waiting=MOST_WAITING)
+        self._turns = Turns(AT_ONCE, of_one=AT_ONCE_OF_ONE, most_waiting=MOST_WAITING)
         ticks = timekeeper.clock.ticks
         self._terminated = ExpiringMap[tuple[str, str], bool](ticks, expires_s=READ_S, most=1_000)
         self._reads = Rate(ticks, most=MOST_READS)

@@ -20,10 +20,10 @@ from services.webhook.service import Webhook
 from shared.model.errors import RequestError
 from shared.runtime.bodies import ARRIVED, BODY
 from shared.runtime.client_certificates import certificate_required
-from shared.runtime.connections import Bounds
+from shared.runtime.connections import PortBounds
 from shared.runtime.listener import BOUNDS, Tls, listening
 
-PORT_BOUNDS = Bounds(
+PORT_BOUNDS = PortBounds(
     connections=512,
     body_bytes=24 * 1024 * 1024,
     free_body_bytes=32 * 1024,

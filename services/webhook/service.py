@@ -28,6 +28,7 @@ from services.webhook.admission_review import (
     new_allocation,
 )
 from services.webhook.patches import add_annotation, add_gate
+from shared.credentials.turns import Turns
 from shared.model.clock import Clock, ExpiringMap
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.event import ADMISSION
@@ -39,7 +40,6 @@ from shared.pods.pod_view import PodView, decode_view
 from shared.runtime import telemetry
 from shared.runtime.service import handles, loops, publishes
 from shared.runtime.telemetry import REVIEW, Tracing
-from shared.runtime.turns import SizedTurns
 
 REVIEWS = Counter("leasehold_admission_reviews", "Admission reviews, by outcome.", ["outcome"])
 REVIEW_DURATION = Histogram(
@@ -91,7 +91,7 @@ class Webhook:
     largest: LargestDevice = field(default_factory=LargestDevice)
     default_class: str = ""
     quotas: Mapping[Namespace, Quota] = field(default_factory=dict)
-    turns: SizedTurns = field(default_factory=SizedTurns)
+    turns: Turns = field(default_factory=Turns)
 
     def __post_init__(self) -> None:
         self.budgets = ExpiringMap(self.clock.ticks, expires_s=STALE_S, most=MOST_BUDGETS)

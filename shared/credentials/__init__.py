@@ -1,1 +1,1 @@
-"""Credentials and certificates: logins, TLS, authorization, serving certificates."""
+"""Callers and credentials: logins, TLS, authorization, serving certificates, turns and shares."""

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from shared.credentials.shares import FairTurns, owner_of
+from shared.credentials.shares import owner_of
+from shared.credentials.turns import Turns
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.tokens import TokenUser, review_token
 from shared.kubernetes.types import AccessReview
@@ -185,7 +186,7 @@ class KubernetesAuthenticator:
         self._permissions: ExpiringMap[Hashable, bool] = ExpiringMap(
             clock.ticks, expires_s=CACHE_S, most=MAX_CACHED
         )
-        self._turns = FairTurns(MAX_IN_FLIGHT, MAX_IN_FLIGHT_OF_ONE)
+        self._turns = Turns(MAX_IN_FLIGHT, of_one=MAX_IN_FLIGHT_OF_ONE)
         self._token_reviews = asyncio.Semaphore(MAX_IN_FLIGHT)
 
     async def authenticate(self, token: str, address: str = "") -> Viewer | None:

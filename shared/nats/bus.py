@@ -331,9 +331,9 @@ class Bus:
     async def reply_raw(
         self, subject: str, group: str, reply: Callable[[bytes], Awaitable[bytes]]
     ) -> Subscription:
-        """Reply to raw requests on a subject as one replica of `group`, one after the other.
+        """Reply to raw requests on a subject as one replica of `group`, all that wait at once.
 
-        A known error is logged, and no reply is sent.
+        `reply` has them take turns. An error is logged, and no reply is sent.
         """
         return await self._replies.subscribe_raw(subject, group, reply)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import nats.errors
@@ -21,6 +21,8 @@ _limited = LimitedLog(logger)
 
 MOST_OF_SERVICES = 4096
 """Requests of services that wait: they give up after a few seconds."""
+MOST_RAW = 8192
+"""Raw requests on a subject that wait, each of at most some kilobytes; more are dropped."""
 Reply = Callable[[Any], Awaitable[Event | None]]
 
 
@@ -62,10 +64,7 @@ class Replies:
                 return
             leave = shares.take(kind, message.subject)
             if leave is not None:
-                task = self._group.create_task(handle(message))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-                task.add_done_callback(lambda _: leave())
+                self._start(handle(message)).add_done_callback(lambda _: leave())
 
         count_refused(kind, 0)
         subject = subjects.reply_subject(kind, route)
@@ -74,18 +73,35 @@ class Replies:
     async def subscribe_raw(
         self, subject: str, group: str, reply: Callable[[bytes], Awaitable[bytes]]
     ) -> Subscription:
-        """Reply to raw requests on a subject as one replica of `group`, one after the other.
+        """Reply to raw requests on a subject as one replica of `group`, all that wait at once.
 
-        A known error is logged, and no reply is sent.
+        An error is logged, and no reply is sent.
         """
+        waiting = set[asyncio.Task[None]]()
 
-        async def receive(message: Msg) -> None:
+        async def handle(message: Msg) -> None:
             try:
                 await self._client.publish(message.reply, await reply(message.data))
             except (LeaseholdError, nats.errors.Error) as error:
                 _limited.write(logging.WARNING, subject, f"no reply on {subject}: {error}")
+            except Exception as error:  # noqa: BLE001 - it must not end the task group
+                _limited.write(logging.ERROR, subject, f"no reply on {subject}: a bug", error)
+
+        async def receive(message: Msg) -> None:
+            if len(waiting) >= MOST_RAW:
+                _limited.write(logging.WARNING, subject, f"{MOST_RAW} requests on {subject} wait")
+                return
+            task = self._start(handle(message))
+            waiting.add(task)
+            task.add_done_callback(waiting.discard)
 
         return await self._client.subscribe(subject, queue=group, cb=receive)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = self._group.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _handle(self, kind: type[Event], message: Msg, reply: Reply) -> None:
         """Reply to a request; whatever it contains, the next one is handled."""

@@ -33,7 +33,7 @@ class Progress(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class PortBounds:
     """The bounds of one port."""
 
     connections: int = 64
@@ -85,7 +85,7 @@ class ConnectionState:
         """Return whether its client takes nothing of a response any more."""
         return self.unsent_bytes > 0 and now - self.unsent_since >= STALLED_S
 
-    def is_late(self, bounds: Bounds, now: float) -> bool:
+    def is_late(self, bounds: PortBounds, now: float) -> bool:
         """Return whether no request has arrived in time."""
         return self.progress is Progress.OPEN and now - self.since >= bounds.first_request_s
 

@@ -21,12 +21,12 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from prometheus_client import Counter
 
+from shared.credentials.turns import Turns
 from shared.model.clock import in_background
 from shared.model.errors import RequestError
 from shared.nats.limited_log import LimitedLog
 from shared.runtime.bodies import ARRIVED, BODY, SlowBodyError, read_body
-from shared.runtime.connections import Bounds, ConnectionState, Progress, to_close
-from shared.runtime.turns import SizedTurns
+from shared.runtime.connections import ConnectionState, PortBounds, Progress, to_close
 
 logger = logging.getLogger(__name__)
 _limited = LimitedLog(logger)
@@ -41,7 +41,7 @@ CERTIFICATES_REFUSED = Counter(
     "leasehold_http_certificates_refused",
     "TLS handshakes that ended because the client's certificate is missing or not accepted.",
 )
-BOUNDS: web.AppKey[Bounds] = web.AppKey("bounds", Bounds)
+BOUNDS: web.AppKey[PortBounds] = web.AppKey("bounds", PortBounds)
 """The bounds of an application's port, if they are not the usual ones."""
 BACKLOG = 1024
 SWEEP_S = 1.0
@@ -105,13 +105,13 @@ class Listener:
     """Accepts the connections of one port, and limits their requests."""
 
     def __init__(
-        self, bounds: Bounds, *, tls: Tls | None, body_time: BodyTime | None, late: Late | None
+        self, bounds: PortBounds, *, tls: Tls | None, body_time: BodyTime | None, late: Late | None
     ) -> None:
         self.bounds = bounds
         self.tls = tls
         self.body_time = body_time or (lambda _: bounds.body_s)
         self.late = late or _late
-        self._large = SizedTurns(bounds.larger_bodies)
+        self._large = Turns(bounds.larger_bodies)
         self._connections: dict[asyncio.Protocol, _Connection] = {}
         """By their request handlers."""
         self._of_address: collections.Counter[str] = collections.Counter()
@@ -329,7 +329,7 @@ async def listening(
     RequestError, which names the flag, if the address is invalid or in use.
     """
     sockets = await _bind(address, flag)
-    bounds = _within_files(pages.get(BOUNDS, Bounds()))
+    bounds = _within_files(pages.get(BOUNDS, PortBounds()))
     listener = Listener(bounds, tls=tls, body_time=body_time, late=late)
     pages.middlewares.append(listener.limit)
     runner = web.AppRunner(
@@ -380,7 +380,7 @@ async def _bind(address: str, flag: str) -> list[socket.socket]:
     return sockets
 
 
-def _within_files(bounds: Bounds) -> Bounds:
+def _within_files(bounds: PortBounds) -> PortBounds:
     """Let the process open as many files as the connections need, or return lower bounds."""
     needed = bounds.connections + SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -24,7 +24,7 @@ from shared.runtime.variable_names import NAMES
 from shared.runtime.variables import (
     MAX_NUMBER,
     UNBOUNDED,
-    Bounds,
+    ValueBounds,
     VariableText,
     argument_reader,
     check_variables,
@@ -38,9 +38,9 @@ S = TypeVar("S")
 def setting(default: Any, text: str, **bounds: Any) -> Any:
     """Declare a setting with its default, its help text and what restricts its values.
 
-    Numbers are finite and 0 or more unless other bounds are declared; see `Bounds`.
+    Numbers are finite and 0 or more unless other bounds are declared; see `ValueBounds`.
     """
-    return field(default=default, metadata={"help": text, "bounds": Bounds(**bounds)})
+    return field(default=default, metadata={"help": text, "bounds": ValueBounds(**bounds)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ def argument(
     **form: Any,
 ) -> Any:
     """Declare an argument of a command; `...` as default requires it. `form`: see ArgumentForm."""
-    bounds = Bounds(
+    bounds = ValueBounds(
         one_of=tuple(one_of),
         at_least=at_least,
         at_most=at_most,

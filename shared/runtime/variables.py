@@ -26,7 +26,7 @@ MAX_NUMBER = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class ValueBounds:
     """What restricts the values of a setting, besides its type."""
 
     one_of: tuple[str, ...] = ()
@@ -39,10 +39,10 @@ class Bounds:
     """The text is one or several URLs with these schemes, or empty, if there are any schemes."""
 
 
-UNBOUNDED = Bounds()
+UNBOUNDED = ValueBounds()
 
 
-def reader_of(hint: Any, bounds: Bounds = UNBOUNDED) -> Callable[[str], Any]:
+def reader_of(hint: Any, bounds: ValueBounds = UNBOUNDED) -> Callable[[str], Any]:
     """Return the function that parses text as a value of type `hint` within the bounds.
 
     It raises ValueError with a text that continues `--flag 'value' `.
@@ -57,7 +57,7 @@ def reader_of(hint: Any, bounds: Bounds = UNBOUNDED) -> Callable[[str], Any]:
     return _or_none(read) if optional else read
 
 
-def _reader_of_text(hint: Any, bounds: Bounds) -> Callable[[str], Any]:
+def _reader_of_text(hint: Any, bounds: ValueBounds) -> Callable[[str], Any]:
     if typing.get_origin(hint) is tuple:
         return lambda text: _words(text, bounds)
     if hint in {int, float}:
@@ -80,7 +80,7 @@ def _path(text: str) -> Path:
     return Path(text)
 
 
-def _words(text: str, bounds: Bounds) -> tuple[str, ...]:
+def _words(text: str, bounds: ValueBounds) -> tuple[str, ...]:
     parts = parse_list(text)
     for part in parts:
         if bounds.one_of and part not in bounds.one_of:
@@ -90,7 +90,7 @@ def _words(text: str, bounds: Bounds) -> tuple[str, ...]:
     return parts
 
 
-def _word(text: str, bounds: Bounds) -> str:
+def _word(text: str, bounds: ValueBounds) -> str:
     if bounds.one_of and text not in bounds.one_of:
         raise ValueError(f"must be {_alternatives(bounds.one_of)}")
     if bounds.address and text:
@@ -120,7 +120,9 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def parse_number(text: str, kind: type[int] | type[float], bounds: Bounds = UNBOUNDED) -> float:
+def parse_number(
+    text: str, kind: type[int] | type[float], bounds: ValueBounds = UNBOUNDED
+) -> float:
     """Parse a finite number within the bounds, for `int` a whole one. Raises ValueError."""
     noun = "a whole number" if kind is int else "a number"
     allowed = f"must be {noun} from {bounds.at_least:g} to {bounds.at_most:g}"
@@ -200,7 +202,7 @@ def number_argument(
     kind: type[int] | type[float], at_least: float = 0, at_most: float = MAX_NUMBER
 ) -> Callable[[str], Any]:
     """Return the `type` of an argument that is a finite number, for `int` a whole one."""
-    bounds = Bounds(at_least=at_least, at_most=at_most)
+    bounds = ValueBounds(at_least=at_least, at_most=at_most)
     return argument_reader(lambda text: parse_number(text, kind, bounds))
 
 

@@ -24,7 +24,7 @@ from services.webhook import server as webhook_server
 from services.webhook.registration import webhook_paths
 from shared.credentials.authorization import TokenAuthenticator
 from shared.runtime import health
-from shared.runtime.connections import Bounds
+from shared.runtime.connections import PortBounds
 from shared.runtime.listener import BOUNDS
 
 ROOT = Path(__file__).parents[2]
@@ -150,12 +150,13 @@ def is_server(node: Any) -> bool:
 
 def test_bounds_that_are_read_before_a_caller_is_known_are_low() -> None:
     """Memory for bodies of all connections of a port, and of those with a turn."""
-    most_mib = {port: memory_mib(pages.get(BOUNDS, Bounds())) for port, pages in services().items()}
+    bounds = {port: pages.get(BOUNDS, PortBounds()) for port, pages in services().items()}
+    most_mib = {port: memory_mib(of_port) for port, of_port in bounds.items()}
 
     assert most_mib["webhook, callers unknown"] <= 256
     assert max(most_mib[port] for port in most_mib if port.partition(",")[0] != "webhook") <= 128
 
 
-def memory_mib(bounds: Bounds) -> float:
+def memory_mib(bounds: PortBounds) -> float:
     of_all = bounds.connections * bounds.free_body_bytes
     return (of_all + bounds.larger_bodies * bounds.body_bytes) / 1024**2

@@ -12,12 +12,12 @@ from aiohttp import web
 
 from shared.runtime import bodies, connections, health, listener
 from shared.runtime.bodies import BODY
-from shared.runtime.connections import Bounds
+from shared.runtime.connections import PortBounds
 from shared.runtime.listener import BOUNDS
 from tests.support.waiting import until
 
 SMALL, LARGE = 100, 4_000
-BOUNDED = Bounds(
+BOUNDED = PortBounds(
     connections=4,
     body_bytes=LARGE,
     free_body_bytes=SMALL,

@@ -124,18 +124,19 @@ class AuthWorld:
         """Let the auth service reply to NATS."""
         keys = self.servers.nats_credentials
         async with Bus.connect(self.url, name="auth", credentials=keys) as bus:
-            for _ in range(4):
-                await bus.reply_raw(AUTH_CALLOUT_SUBJECT, AUTH, self.auth.authorize)
+            await bus.reply_raw(AUTH_CALLOUT_SUBJECT, AUTH, self.auth.authorize)
             await flush(bus.client)
             yield bus
 
 
 @contextlib.asynccontextmanager
-async def auth_world(folder: Path, redis_url: str = "unix:///nowhere") -> AsyncIterator[AuthWorld]:
+async def auth_world(
+    folder: Path, redis_url: str = "unix:///nowhere", timing: AuthTiming | None = None
+) -> AsyncIterator[AuthWorld]:
     """Make the secrets, start NATS with them, and let the auth service reply to it."""
     cluster = AuthCluster()
     async with cluster.served() as kube:
-        world = AuthWorld(folder, cluster, kube, redis_url)
+        world = AuthWorld(folder, cluster, kube, redis_url, timing)
         await world.auth.reconcile()
         world.start_nats()
         try:

@@ -1,66 +1,12 @@
-"""Turns that go round among owners, and responses that stay open in shares of their owners."""
+"""Responses that stay open in shares of their owners."""
 
 import asyncio
 import contextlib
 from collections import Counter
 
-import pytest
-
-from shared.credentials.shares import FairTurns, OpenResponses, TooManyRequestsError, owner_of
+from shared.credentials.shares import OpenResponses, owner_of
+from shared.credentials.turns import TooManyRequestsError
 from tests.support.waiting import until
-
-
-async def test_an_owner_with_one_piece_of_work_waits_for_one_of_another() -> None:
-    turns, done = FairTurns(), list[str]()
-
-    async def work(owner: str) -> None:
-        async with turns.turn(owner):
-            await asyncio.sleep(0)
-            done.append(owner)
-
-    async with asyncio.TaskGroup() as group:
-        for owner in ("busy", "busy", "busy", "busy", "other", "third"):
-            group.create_task(work(owner))
-
-    assert done == ["busy", "busy", "other", "third", "busy", "busy"]
-
-
-async def test_work_that_gives_up_passes_its_turn_on() -> None:
-    turns = FairTurns()
-
-    async def wait() -> None:
-        async with turns.turn("b"):
-            pass
-
-    async with turns.turn("a"):
-        waiting = [asyncio.create_task(wait()) for _ in range(2)]
-        await asyncio.sleep(0)
-        waiting[0].cancel()
-
-    async with asyncio.timeout(5), turns.turn("c"):
-        await waiting[1]
-
-
-async def test_an_owner_holds_its_share_of_turns_and_no_more_of_its_work_waits_than_may() -> None:
-    turns, release = FairTurns(3, 2, most_waiting=1), asyncio.Event()
-    begun = list[str]()
-
-    async def work(owner: str) -> None:
-        async with turns.turn(owner):
-            begun.append(owner)
-            await release.wait()
-
-    async with asyncio.TaskGroup() as group:
-        for owner in ("busy", "busy", "busy", "other", "other"):
-            group.create_task(work(owner))
-        await asyncio.sleep(0)
-        assert begun == ["busy", "busy", "other"]
-        with pytest.raises(TooManyRequestsError, match="1 requests of busy wait"):
-            async with turns.turn("busy"):
-                pass
-        release.set()
-
-    assert sorted(begun) == ["busy", "busy", "busy", "other", "other"]
 
 
 def test_what_service_accounts_use_is_their_namespaces() -> None:

@@ -5,8 +5,8 @@ import pytest
 from shared.runtime.connections import (
     GRACE_S,
     STALLED_S,
-    Bounds,
     ConnectionState,
+    PortBounds,
     Progress,
     to_close,
 )
@@ -70,7 +70,7 @@ def test_a_client_that_takes_nothing_of_a_response_is_gone() -> None:
 
 
 def test_only_a_connection_without_a_request_is_late() -> None:
-    bounds = Bounds(first_request_s=5)
+    bounds = PortBounds(first_request_s=5)
 
     late = {progress for progress in Progress if connection(progress, 6).is_late(bounds, NOW)}
 
