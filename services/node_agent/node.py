@@ -84,8 +84,19 @@ class Node:
     """Pods that Allocate refused and that got nothing since; the kubelet fails them."""
     laid_out: dict[DeviceUuid, str] = field(default_factory=dict)
     """The MIG layouts that devices have; whether others can be made is seen by trying."""
-    closed: dict[DeviceUuid, str] = field(default_factory=dict)
+    layout_faults: dict[DeviceUuid, str] = field(default_factory=dict)
     """Devices whose MIG layout could not be made, each with its fault: they get no new share."""
+    grant_faults: dict[DeviceUuid, str] = field(default_factory=dict)
+    """Devices of which a share could not be given, each with its fault: they get no new share."""
+    unproven: bool = False
+    """The kubelet has registered the resources anew, and nothing was given since."""
+    unresolved_reason: str = ""
+    """Why it cannot be said for which container the kubelet requests devices, if it could not."""
+
+    @property
+    def closed(self) -> dict[DeviceUuid, str]:
+        """The devices that get no new share until the agent has succeeded, each with its fault."""
+        return {**self.grant_faults, **self.layout_faults}
 
     @property
     def leases(self) -> KnownLeases:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from services.node_agent.allocate.admission_window import AdmissionWindow
+from services.node_agent.allocate.failed_grants import FailedGrants
 from services.node_agent.allocate.numa_alignment import CPUS_TAKEN, LIST_NOT_TAKEN, NumaAlignment
 from services.node_agent.container_runtime.runtime_watch import RuntimeWatch
 from services.node_agent.device_watcher import DeviceWatcher
@@ -91,6 +92,7 @@ class NodeAgent:
         usage: UsageMonitor,
         views: ViewWriter,
         runtime: RuntimeWatch,
+        failed: FailedGrants,
     ) -> None:
         self.route = node.name
         self.node = node
@@ -109,6 +111,7 @@ class NodeAgent:
         self.usage = usage
         self.views = views
         self.runtime = runtime
+        self.failed = failed
         self.clock = node.clock
         self._sync_due = asyncio.Event()
         self._reported_at = 0.0
@@ -165,6 +168,7 @@ class NodeAgent:
             self.node.files.unwritable_reason
             or self.node.files.disk_pressure()
             or self.node.cdi.unwritable_reason
+            or self.node.unresolved_reason
             or (RECORDS_LOST if self.checkpoint.lost else None)
             or await self.pods.blind_reason()
         )
@@ -335,6 +339,11 @@ class NodeAgent:
     async def partition_devices(self) -> None:
         """Partition devices in MIG mode for their leases."""
         await self.mig.run()
+
+    @loops
+    async def try_again(self) -> None:
+        """Try again what could not be given, until its device is open."""
+        await self.failed.run()
 
     @loops
     async def serve_kubelet(self) -> None:

@@ -178,4 +178,5 @@ def _build_agent(node: Node, settings: AgentSettings, gpus: NodeGpus) -> NodeAge
         usage=usage,
         views=views,
         runtime=RuntimeWatch(settings.runtime_root),
+        failed=grants.failed,
     )

@@ -57,6 +57,8 @@ class _Host:
         """Nothing is traced."""
         yield ""
 
+    unwritable_reason = ""
+
     prepare = ensure_named = remove_unused = _do_nothing
     show_allocated = show_failed = _ignore
     count_allocation = count_overcommit = partitioned = _ignore
@@ -117,12 +119,14 @@ class Agent:
         self.reconciler = CheckpointReconciler(self.known, kubelet, self.mig)
         self.leftovers = Leftovers(self.known, self.reconciler)
         grants = Grants(self.known, self.mig, self.reconciler)
+        self.failed = grants.failed
         self.handler = AllocationHandler(self.known, kubelet, grants, host)
         self.preparation = ClaimPreparation(self.known, grants, node.folder / f"{node.name}-cdi")
         self.limits = ModelLimits(node, self)
 
     def admit_binds(self, leases: Sequence[Lease]) -> BindReply:
-        unready = "its records are lost" if self.checkpoint.lost else None
+        lost = "its records are lost" if self.checkpoint.lost else None
+        unready = self.known.unresolved_reason or lost
         return self.window.admit_binds(leases, unready, unreadable_reason="")
 
     def observe(self, event: LeaseChanged) -> None:
@@ -229,6 +233,7 @@ class Node:
         self.tasks.append(asyncio.create_task(self.agent.leftovers.run()))
         self.tasks.append(asyncio.create_task(self.agent.limits.run()))
         self.tasks.append(asyncio.create_task(self.agent.mig.run()))
+        self.tasks.append(asyncio.create_task(self.agent.failed.run()))
 
     def stop_agent(self) -> None:
         for task in self.tasks:

@@ -175,14 +175,17 @@ class AdmissionWindow:
     def _admit_ahead(self, leases: Sequence[Lease], node: NodeSnapshot) -> dict[PodUid, str]:
         """Admit pods until `MAX_IN_FLIGHT` are in flight; return the others.
 
-        Each has the reason why Allocate would refuse it, or nothing if it comes next.
+        Only one is in flight while nothing was given since the kubelet registered the resources: it
+        may choose other devices than those of leases, for all of them. Each of the others has the
+        reason why Allocate would refuse it, or nothing if it comes next.
         """
         allocated = self._forget_arrived()
         deferred = dict[PodUid, str]()
+        most = 1 if self.node.unproven else MAX_IN_FLIGHT
         for lease in leases:
             if lease.pod in self._admitted or self._is_done(lease, allocated):
                 continue
-            has_room = len(self._admitted) < MAX_IN_FLIGHT and self._may_be_next(lease)
+            has_room = len(self._admitted) < most and self._may_be_next(lease)
             reason = self._refusal(lease, node) if has_room else ""
             if has_room and not reason:
                 self._admitted[lease.pod] = lease, self.ticks() + IN_FLIGHT_S

@@ -28,7 +28,7 @@ from shared.dialects.hami_core import limited_setup, shares_by_index, whole_setu
 from shared.dialects.reserved import VISIBLE, is_reserved, may_set_reserved
 from shared.model.claim import DRIVER, device_name
 from shared.model.device import Device, DeviceMode, Isolation
-from shared.model.errors import RequestError
+from shared.model.errors import RequestError, UnavailableError
 from shared.model.lease import Lease, LeaseState, Share, end_text
 from shared.model.names import ENDS_AT, DeviceUuid, NodeName, PodUid
 from shared.model.request import SharingPolicy
@@ -39,6 +39,18 @@ HONOURED_STATES = frozenset({LeaseState.BOUND, LeaseState.ACTIVE})
 
 class DeviceMismatchError(RequestError):
     """A device or slot, as it is now, cannot be given to the lease; the message says why."""
+
+
+class DeviceMissingError(RequestError):
+    """The driver does not list a device any more."""
+
+
+class OtherDevicesError(RequestError):
+    """The kubelet chose other devices than those of the lease."""
+
+
+NOT_ITS_OWN = (UnavailableError, DeviceMissingError)
+"""Errors of a pod that the next one would get as well, and that may pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +83,10 @@ def check_shares(shares: Sequence[Share], pod: PodUid, node: NodeSnapshot) -> No
 
 
 def check_present(shares: Iterable[Share], node: NodeSnapshot) -> None:
-    """Raise RequestError if a device of the shares is missing on the node."""
+    """Raise DeviceMissingError if a device of the shares is missing on the node."""
     for share in shares:
         if share.device in node.absent:
-            raise RequestError(
+            raise DeviceMissingError(
                 f"GPU {share.index} ({share.device}, {share.device_model}) is missing on the node: "
                 f"{node.devices[share.device].fault}; delete the pod, so that its controller makes "
                 "another one, which gets another GPU"
@@ -209,7 +221,7 @@ def grant(
     chosen = devices_named(device_ids, node.served.get(resource, {}))
     is_reused = None in chosen or not set(reusable).isdisjoint(device_ids)
     if chosen != wanted and not is_reused:
-        raise RequestError(
+        raise OtherDevicesError(
             f"the kubelet chose {_counted(chosen)}, and the lease is for {_counted(wanted)}"
         )
     check_shares(shares, lease.pod, node)

@@ -2,11 +2,12 @@
 
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Set
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 
-from services.node_agent.allocate.allocation import NodeSnapshot
+from services.node_agent.allocate.allocation import NOT_ITS_OWN, NodeSnapshot, check_present
+from services.node_agent.allocate.failed_grants import FailedGrants
 from services.node_agent.mig.instances import InstanceUuids
 from services.node_agent.node import Node
 from services.node_agent.partition.layout_reconciler import LayoutReconciler
@@ -15,7 +16,8 @@ from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.device_guard import OvercommitError
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.events.node_events import ShareActivated
-from shared.model.lease import Lease
+from shared.model.lease import Lease, Share
+from shared.model.names import DeviceUuid
 
 LOOK_S = 0.1
 LOOK_LATER_S = 0.5
@@ -25,6 +27,16 @@ SYNC_S = 0.5
 
 Decide = Callable[[NodeSnapshot], CheckpointEntry]
 """Returns the record of what is given. Raises RequestError with the reason for a refusal."""
+
+
+@contextlib.contextmanager
+def os_errors() -> Iterator[None]:
+    """Raise an error of the operating system as UnavailableError: it is not the pod's."""
+    try:
+        yield
+    except OSError as error:
+        named = f"{error.filename}: " if error.filename else "the node agent: "
+        raise UnavailableError(f"{named}{error.strerror or error}") from error
 
 
 class LeaseEndedError(ConflictError):
@@ -38,6 +50,9 @@ class Grants:
         self.node = node
         self.mig = mig
         self.reconciler = reconciler
+        self.failed = FailedGrants(node)
+        self._failed_pods: Set[DeviceUuid | None] = frozenset()
+        """What is closed and has failed a pod since: devices, and None for the node."""
 
     @asynccontextmanager
     async def counted(self, resource: str) -> AsyncIterator[None]:
@@ -66,32 +81,87 @@ class Grants:
         room_s: float,
         until: float = math.inf,
         blind_until: float = -math.inf,
-        waiting: AbstractAsyncContextManager[None] | None = None,
+        waiting: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext,
     ) -> CheckpointEntry:
         """Give a container, or a claim's request, its shares; they are recorded on return.
 
         Waits for MIG instances within `waiting`, then for a rebuild of lost records, and for room
         on a device that is full by the records; for none of these two beyond `until`. While it
         cannot be seen whether there is room, it waits until `blind_until`.
+
+        What fails for a reason that is not the pod's own closes its devices. If another pod has
+        failed since they were closed, this one was bound before: it is tried again until
+        `blind_until`, since the kubelet fails it otherwise.
         """
         node, ticks = self.node, self.node.clock.ticks
-        with node.metrics.traced(lease, container, resource) as context:
-            instances: InstanceUuids = {}
-            if any(share.mig for share in lease.shares_of(container)):
-                async with waiting or contextlib.nullcontext():
-                    instances = await self.mig.instance_uuids(lease, container)
-            await self._wait_for_records(max(blind_until, min(until, ticks() + records_s)))
-            snapshot = replace(
-                node.require_snapshot(),
-                fences=node.checkpoint.fences,
-                instances=instances,
-                now=node.clock.now(),
-            )
-            entry = decide(snapshot)
-            await self._prepare(entry, new=lease.claim is None)
-            await self._record(entry, snapshot, min(until, ticks() + room_s), blind_until)
+        shares = lease.shares_of(container)
+        while True:
+            closed = self._closed(shares)
+            try:
+                with node.metrics.traced(lease, container, resource) as context, os_errors():
+                    check_present(shares, node.require_snapshot())
+                    instances = await self._instances(lease, container, waiting)
+                    await self._wait_for_records(max(blind_until, min(until, ticks() + records_s)))
+                    snapshot = self._snapshot(instances)
+                    entry = decide(snapshot)
+                    await self._prepare(entry, new=lease.claim is None)
+                    room_until = min(until, ticks() + room_s)
+                    await self._record(entry, snapshot, room_until, blind_until)
+                break
+            except NOT_ITS_OWN as error:
+                if lease.claim is not None:
+                    raise
+                self._close(lease, container, str(error), decide)
+                if ticks() > blind_until or closed.isdisjoint(self._failed_pods):
+                    self._failed_pods |= self._closed(shares)
+                    raise
+            await node.clock.sleep(LOOK_LATER_S)
+        self.failed.open_devices(shares)
         node.outbox.add(ShareActivated(node=node.name, allocation=entry.allocation, trace=context))
         return entry
+
+    async def _instances(
+        self,
+        lease: Lease,
+        container: str,
+        waiting: Callable[[], AbstractAsyncContextManager[None]] = contextlib.nullcontext,
+    ) -> InstanceUuids:
+        if not any(share.mig for share in lease.shares_of(container)):
+            return {}
+        async with waiting():
+            return await self.mig.instance_uuids(lease, container)
+
+    def _snapshot(self, instances: InstanceUuids) -> NodeSnapshot:
+        return replace(
+            self.node.require_snapshot(),
+            fences=self.node.checkpoint.fences,
+            instances=instances,
+            now=self.node.clock.now(),
+        )
+
+    def _closed(self, shares: Iterable[Share]) -> Set[DeviceUuid | None]:
+        """Return what is closed: of the devices of shares, and None for the node."""
+        node = self.node
+        closed: set[DeviceUuid | None] = set(node.closed)
+        if node.files.unwritable_reason or node.cdi.unwritable_reason:
+            closed.add(None)
+        self._failed_pods &= closed
+        return closed & {None, *(share.device for share in shares)}
+
+    def _close(self, lease: Lease, container: str, reason: str, decide: Decide) -> None:
+        """Close the devices of a container, unless what failed has closed them or the node."""
+        shares = lease.shares_of(container)
+        if self._closed(shares):
+            return
+
+        async def try_again() -> None:
+            with os_errors():
+                check_present(shares, self.node.require_snapshot())
+                entry = decide(self._snapshot(await self._instances(lease, container)))
+                await self._prepare(entry)
+                await self.node.checkpoint.write_again()
+
+        self.failed.close_devices(shares, reason, try_again)
 
     async def prepare_again(self, entry: CheckpointEntry, *, starting: bool = False) -> None:
         """Create missing files again; a reset of the device removes its MIG instances."""

@@ -10,10 +10,12 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from services.node_agent.allocate.allocation import (
     HONOURED_STATES,
     NodeSnapshot,
+    OtherDevicesError,
     check_present,
     grant,
     preferred_device_ids,
@@ -67,6 +69,9 @@ class AllocationHandler:
         """By resource."""
         self._partitioning: dict[tuple[str, PodUid, str], tuple[str, ...]] = {}
         """Device IDs of calls that wait for MIG instances, by resource, pod and container."""
+        self._preferred: dict[str, tuple[PodUid, str]] = {}
+        """By resource, the container for which the kubelet was last told what to choose."""
+        self._registrations = 0
 
     async def get_preferred_allocation(
         self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
@@ -78,7 +83,7 @@ class AllocationHandler:
             if isinstance(candidate, Ambiguous):
                 return []
             lease = await self._lease_of(candidate)
-        return preferred_device_ids(
+        preferred = preferred_device_ids(
             lease,
             candidate,
             snapshot,
@@ -87,6 +92,15 @@ class AllocationHandler:
             must_include=must_include,
             size=size,
         )
+        self._preferred.pop(resource, None)
+        if preferred:
+            self._preferred[resource] = candidate.pod.uid, candidate.container.name
+        return preferred
+
+    def note_registered(self) -> None:
+        """Note that the kubelet has registered a resource: it may have another configuration."""
+        self._registrations += 1
+        self.node.unproven = True
 
     async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerSetup:
         """Return the container's setup, which is on disk before.
@@ -143,12 +157,20 @@ class AllocationHandler:
             node.outbox.add(ShareRefused(node=node.name, reason=f"{resource}: {candidate}"))
             unreadable = self.pods.unreadable_reason
             because = f", and {unreadable}" if unreadable else ""
-            raise RequestError(f"its container is ambiguous: {candidate}{because}")
+            reason = f"its container is ambiguous: {candidate}{because}"
+            self.grants.failed.close_node(
+                f"the kubelet requested {resource}, and {reason}",
+                partial(self._check_resolved, resource, candidate.candidates),
+            )
+            raise RequestError(reason)
         try:
             entry = await self._give(candidate, resource, device_ids)
         except LeaseholdError as error:
+            if isinstance(error, OtherDevicesError):
+                self._close_as_chosen(candidate, resource, len(device_ids), str(error))
             self._report_refused(candidate, str(error))
             raise
+        node.unproven = False
         node.checkpoint.note_call(entry, node.clock.now(), starts=False)
         return entry.setup
 
@@ -158,9 +180,9 @@ class AllocationHandler:
         """Give the container what its lease says; a repeated call gets the same setup."""
         node, container, ids = self.node, candidate.container, compact(device_ids)
         lease = valid_lease(await self._lease_of(candidate), candidate, node.name)
-        check_present(lease.shares_of(container.name), node.require_snapshot())
         previous = node.checkpoint.find(candidate.pod.uid, container.name, resource)
         if previous is not None and previous.allocation.device_ids == ids:
+            check_present(lease.shares_of(container.name), node.require_snapshot())
             await self.grants.prepare_again(previous)
             return previous
 
@@ -183,11 +205,52 @@ class AllocationHandler:
             records_s=LEASE_WAIT_S,
             room_s=ROOM_S,
             blind_until=self.patience.until,
-            waiting=self._unlocked((resource, lease.pod, container.name), ids),
+            waiting=lambda: self._unlocked((resource, lease.pod, container.name), ids),
         )
         node.refused.discard(lease.pod)
         self.views.show_allocated(lease, self._activated(lease))
         return entry
+
+    def _close_as_chosen(
+        self, candidate: ContainerCandidate, resource: str, count: int, reason: str
+    ) -> None:
+        """Close the devices of a lease, since the kubelet chose others.
+
+        They open once the kubelet has those of the lease free; if it was told which to choose, and
+        did not, once it has restarted.
+        """
+        node, name = self.node, candidate.container.name
+        lease = node.leases.find(candidate.pod.uid)
+        if lease is None:
+            return
+        is_ignored = self._preferred.get(resource) == (candidate.pod.uid, name)
+        registrations = self._registrations
+
+        async def try_again() -> None:
+            if is_ignored and self._registrations == registrations:
+                raise UnavailableError("the kubelet has not restarted")
+            holdings = (await node.pod_resources.list_holdings()).holdings
+            held = {
+                text
+                for holding in holdings
+                if holding.resource == resource
+                for text in holding.device_ids
+            }
+            snapshot = node.require_snapshot()
+            available = [text for text in snapshot.served.get(resource, {}) if text not in held]
+            chosen = preferred_device_ids(
+                lease,
+                candidate,
+                snapshot,
+                resource=resource,
+                available=available,
+                must_include=(),
+                size=count,
+            )
+            if not chosen:
+                raise UnavailableError("the kubelet does not have the devices of the lease free")
+
+        self.grants.failed.close_devices(lease.shares_of(name), reason, try_again)
 
     @asynccontextmanager
     async def _unlocked(
@@ -260,10 +323,14 @@ class AllocationHandler:
         `device_ids` are those chosen already. With them, the kubelet's lists are read again for
         `RESOLVE_S` while the container is ambiguous; without them, it stays so. While it is
         ambiguous because something cannot be seen, they are read again until the deadline of
-        `patience`. Raises UnavailableError then.
+        `patience`. Raises UnavailableError then. It is also read until then if the container of
+        another call was ambiguous shortly before: one pod fails for that, not each of those bound.
         """
         ticks = self.node.clock.ticks
         until = ticks() + RESOLVE_S
+        is_held = device_ids is not None and bool(self.node.unresolved_reason)
+        if is_held:
+            until = max(until, self.patience.until)
         while True:
             found, blind = await self._look(resource, count, device_ids)
             if not isinstance(found, Ambiguous):
@@ -274,9 +341,24 @@ class AllocationHandler:
                     raise UnavailableError(
                         f"the container that the kubelet asks for cannot be seen: {blind}"
                     )
-            elif is_late or device_ids is None or not found.candidates:
+            elif is_late or device_ids is None or not (found.candidates or is_held):
                 return found
             await self.node.clock.sleep(LOOK_LATER_S if is_late else LOOK_AGAIN_S)
+
+    async def _check_resolved(
+        self, resource: str, candidates: Iterable[ContainerCandidate]
+    ) -> None:
+        """Raise UnavailableError while one of these containers waits for devices."""
+        pods = {pod.uid for pod in await self.pods.list_pods() if not pod.terminal}
+        served = self._history(resource).allocated
+        left = tuple(
+            candidate
+            for candidate in candidates
+            if candidate.pod.uid in pods - self.node.refused
+            and (candidate.pod.uid, candidate.container.name) not in served
+        )
+        if left:
+            raise UnavailableError(str(Ambiguous(left)))
 
     async def _look(
         self, resource: str, count: int, device_ids: tuple[str, ...] | None

@@ -16,7 +16,6 @@ from services.node_agent.allocate.allocation import (
     HONOURED_STATES,
     DeviceMismatchError,
     NodeSnapshot,
-    check_present,
     claim_entry,
 )
 from services.node_agent.allocate.cdi import build_claim_specification, cdi_names, qualified_name
@@ -185,7 +184,6 @@ class ClaimPreparation:
         """Give the containers with one request what the lease has for it."""
 
         def decide(snapshot: NodeSnapshot) -> CheckpointEntry:
-            check_present(lease.shares_of(request), snapshot)
             return claim_entry(lease, request, snapshot)
 
         await self.grants.give(

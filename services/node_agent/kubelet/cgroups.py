@@ -5,12 +5,14 @@ the runtime names a container's cgroup after its ID, in one of a few forms. Noth
 writes is trusted.
 """
 
+import errno
 import os
 import re
 from collections.abc import Container, Iterator
 from pathlib import Path
 
 from services.node_agent.kubelet.pods import ProcessOrigin
+from shared.model.errors import UnavailableError
 from shared.model.names import PodUid
 
 _POD = re.compile(
@@ -26,6 +28,8 @@ _NODE_NAMESPACE = "pid:[4026531836]"
 """The kernel's first PID namespace has always this number, PROC_PID_INIT_INO."""
 _START_TIME_FIELD = 19
 """Field 22 of `/proc/<pid>/stat` is the 20th after the name."""
+_OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
+"""Errors that say nothing about whether a process has ended."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -76,7 +80,8 @@ def parse_start_time_s(stat: str) -> float:
 def pods_of_processes(proc: Path) -> dict[int, PodUid]:
     """Return the pods of the node's processes that run in one, by PID on the node.
 
-    Reads the cgroup of every process of the node, some 20 µs each.
+    Reads the cgroup of every process of the node, some 20 µs each. Raises UnavailableError if
+    processes cannot be seen.
     """
     return {pid: pod for pid, pod, _ in _pod_processes(proc)}
 
@@ -93,7 +98,11 @@ def containers_of_processes(proc: Path) -> dict[PodUid, set[str]]:
 
 
 def _pod_processes(proc: Path) -> Iterator[tuple[int, PodUid, str]]:
-    for entry in os.scandir(proc):
+    try:
+        entries = list(os.scandir(proc))
+    except OSError as error:
+        raise UnavailableError(f"processes cannot be listed: {proc}: {error.strerror}") from error
+    for entry in entries:
         if entry.name.isdecimal():
             pod, container = _origin(proc / entry.name)
             if pod is not None:
@@ -116,8 +125,10 @@ def in_node_namespace(process: Path) -> bool:
 def _origin(process: Path) -> tuple[PodUid | None, str]:
     try:
         return parse_cgroup(_read(process / "cgroup"))
-    except OSError:  # it has ended
-        return None, ""
+    except OSError as error:
+        if error.errno in _OUT_OF_RESOURCES:
+            raise UnavailableError(f"processes cannot be seen: {error.strerror}") from error
+        return None, ""  # it has ended
 
 
 def _read(path: Path) -> str:

@@ -68,7 +68,10 @@ def _encode_topology(nodes: NumaNodes) -> bytes:
 
 
 def encode_setup(setup: ContainerSetup) -> bytes:
-    """Encode a response to Allocate; equal setups give equal bytes."""
+    """Encode a response to Allocate for one container; equal setups give equal bytes.
+
+    Responses for several containers follow one another.
+    """
     answer = api_pb2.ContainerAllocateResponse(
         envs=dict(setup.environment),
         mounts=[
@@ -206,16 +209,12 @@ class PluginServer:
     async def _allocate(
         self, request: api_pb2.AllocateRequest, context: grpc.aio.ServicerContext
     ) -> bytes:
-        if len(request.container_requests) != 1:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"Allocate for {len(request.container_requests)} containers at once; the kubelet "
-                "allocates for one at a time",
-            )
         async with _errors_reported(context):
-            ids = list(request.container_requests[0].devices_ids)
-            setup = await self._handler.allocate(self.resource, ids)
-        return encode_setup(setup)
+            setups = [
+                await self._handler.allocate(self.resource, list(container.devices_ids))
+                for container in request.container_requests  # the kubelet sends one
+            ]
+        return b"".join(map(encode_setup, setups))
 
     async def _pre_start(
         self, request: api_pb2.PreStartContainerRequest, context: grpc.aio.ServicerContext

@@ -309,6 +309,7 @@ class PluginEndpoint:
             self.registered = True
             self._plugins.served_changed.set()
             self.registrations += 1
+            self._plugins.handler.note_registered()
             self._plugins.registered.set()
             logger.info("%s is registered on %s", self.resource, server.socket.name)
             return await self._watch(server), True

@@ -14,6 +14,7 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence, Set
 
 from services.node_agent.allocate.allocation import HONOURED_STATES
+from services.node_agent.allocate.failed_grants import AGAIN_S, MAX_AGAIN_S
 from services.node_agent.mig.instances import (
     InstanceProfile,
     InUseError,
@@ -40,10 +41,6 @@ RELEASE_S = 5.0
 RETRY_S = 0.25
 LIST_TIMEOUT_S = 5.0
 DRIVER_SLOW = "the driver takes longer"
-AGAIN_S = 1.0
-"""Pause before a layout that failed is tried again; it doubles."""
-MAX_AGAIN_S = 60.0
-"""The longest such pause."""
 NOT_LAID_OUT = "LayoutFailed"
 """Code of the fault of a device that could not be given a MIG layout."""
 
@@ -134,7 +131,7 @@ class LayoutReconciler:
     async def _wait_until_released(self, instance: str, pod: PodUid) -> None:
         """Wait until the kubelet has released the pods that were given the instance before.
 
-        Raises RequestError if it still lists one after `RELEASE_S`.
+        Raises InUseError if it still lists one after `RELEASE_S`.
         """
         holders = [
             entry
@@ -146,7 +143,7 @@ class LayoutReconciler:
             running = await self._running_pods()
             holders = [entry for entry in holders if entry.allocation.pod in running]
             if holders and self.node.clock.ticks() >= until:
-                raise RequestError(f"instance {instance} is in use by {holders[0].holder}")
+                raise InUseError(f"instance {instance} is in use by {holders[0].holder}")
             if holders:
                 await self.node.clock.sleep(RETRY_S)
 
@@ -269,16 +266,16 @@ class LayoutReconciler:
             f"{timestamp(since)}: {reason}; it is tried again at least every {MAX_AGAIN_S:g} s: "
             "check `nvidia-smi`, and the kernel log for Xids"
         )
-        if fault != self.node.closed.get(device):
+        if fault != self.node.layout_faults.get(device):
             logger.error("device %s gets no new share: %s", device, fault)
-            self.node.closed[device] = fault
+            self.node.layout_faults[device] = fault
             self.node.report_due.set()
         self._wake.set()
 
     def _open(self, device: DeviceUuid) -> None:
         if self._failed.pop(device, None) is not None:
             logger.info("device %s gets shares again", device)
-            del self.node.closed[device]
+            del self.node.layout_faults[device]
             self.node.report_due.set()
 
     async def _lay_out(self, device: DeviceUuid, layout: MigLayout) -> tuple[MigInstance, ...]:

@@ -121,6 +121,12 @@ class Checkpoint:
         async with self._writing:
             await self._write(self.by_key, self.fences, facts)
 
+    async def write_again(self) -> None:
+        """Write the file as it is. Raises UnavailableError if it cannot be written."""
+        async with self._writing:
+            if not self.lost:
+                await self._write(self.by_key, self.fences, self.devices)
+
     async def forget(self, pods: Iterable[PodUid]) -> None:
         """Drop the entries of pods that have ended; the fences of slots stay.
 

@@ -33,23 +33,38 @@ OTHER = f"{uuid_of(NodeName(NODE), 1)}::0"
 class Effects(AgentMetrics):
     """Records calls to the disk, the views, the traces and the metrics; there is no MIG."""
 
+    unwritable_reason = ""
+
     def __init__(self) -> None:
         super().__init__(Tracing("node-agent", None))
         self.calls: list[str] = []
+        self.failures: dict[str, Exception] = {}
+        """By the name of a method, what it raises."""
+
+    def _fail(self, method: str) -> None:
+        if method in self.failures:
+            raise self.failures[method]
 
     async def prepare(
         self, setup: ContainerSetup, *, starting: bool = False, new: bool = False
     ) -> None:
+        self._fail("prepare")
         self.calls.append("prepared for a start" if starting else "prepared")
 
     async def ensure_named(self, setup: ContainerSetup) -> None:
+        self._fail("ensure_named")
         if setup.cdi_devices:
             self.calls.append(f"specified {list(setup.cdi_devices)}")
 
     async def instance_uuids(
         self, lease: Lease, container: str
     ) -> dict[tuple[DeviceUuid, int], str]:
-        return {}
+        self._fail("instance_uuids")
+        return {
+            (share.device, share.mig.position): f"MIG-{share.mig.position}"
+            for share in lease.shares_of(container)
+            if share.mig is not None
+        }
 
     async def list_instances(self) -> dict[DeviceUuid, list[MigInstance]]:
         return {}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.allocate.admission_window import LEASES_NOT_SYNCED
 from services.node_agent.instance_lock import instance_lock
 from shared.model.errors import UnavailableError
@@ -119,6 +120,7 @@ async def test_a_specification_that_cannot_be_written_closes_the_node_until_it_c
 ) -> None:
     async with one_node_cluster(device_list_strategy=("cdi-cri",)) as cluster:
         cluster.changes["cdi_dir"] = cluster.node.kubelet.files.cdi
+        cluster.timing = AgentTiming(sight_s=1.0)  # if a probe of the GPUs sees it first
         async with cluster.running() as agent:
             with monkeypatch.context() as short:
                 short.setattr("services.node_agent.allocate.cdi_files.replace_file", full)

@@ -97,6 +97,9 @@ class FakeHandler:
     def __init__(self) -> None:
         self.preferences: list[tuple[str, int]] = []
 
+    def note_registered(self) -> None:
+        pass
+
     async def get_preferred_allocation(
         self, resource: str, available: Sequence[str], must_include: Sequence[str], size: int
     ) -> Sequence[str]:
@@ -315,16 +318,23 @@ async def test_a_refusal_reaches_the_kubelet_with_its_message(directory: Path) -
         await until(lambda: kubelet.lists)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await kubelet.plugin.Allocate(api_pb2.AllocateRequest(container_requests=[bad]))
-        with pytest.raises(grpc.aio.AioRpcError) as doubled:
-            await kubelet.plugin.Allocate(api_pb2.AllocateRequest(container_requests=[bad, bad]))
         with pytest.raises(grpc.aio.AioRpcError) as stopped:
             await kubelet.plugin.PreStartContainer(
                 api_pb2.PreStartContainerRequest(devices_ids=["bad"])
             )
 
     assert refused.value.details() == "Leasehold refuses: a reason"
-    assert "2 containers at once" in str(doubled.value.details())
     assert stopped.value.details() == "not allocated"
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+async def test_each_container_of_a_request_gets_its_response(directory: Path, count: int) -> None:
+    asked = [api_pb2.ContainerAllocateRequest(devices_ids=["a"])] * count
+    async with ScriptedKubelet(directory) as kubelet, plugins_in(directory):
+        await until(lambda: kubelet.lists)
+        answer = await kubelet.plugin.Allocate(api_pb2.AllocateRequest(container_requests=asked))
+
+    assert [len(each.envs) for each in answer.container_responses] == [20] * count
 
 
 def allocate(*ids: str) -> api_pb2.AllocateRequest:

@@ -1,13 +1,20 @@
 """An agent changes the MIG layout of its devices, and its driver fails."""
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import pytest
 from prometheus_client import REGISTRY
 
 from services.node_agent.agent_timing import AgentTiming
+from services.node_agent.allocate import cdi_files
+from services.node_agent.allocate.cdi import build_specification
+from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.partition.layout_reconciler import NOT_LAID_OUT
 from shared.model.device import Device
 from shared.model.lease import LeaseState
 from shared.model.names import PodUid
+from simcluster.node_agent.agent import MIG_FILE
 from tests.support.node_agent.agent import (
     NUMBER,
     OneNodeCluster,
@@ -112,6 +119,7 @@ async def test_a_device_whose_layout_fails_gets_no_pod_until_it_succeeds_by_itse
         cluster.inject(gpu0="create-fails")
         await cluster.fail_pod("one", mig_share("group3"))
         closed = await until(lambda: [each for each in reported(cluster) if not each.healthy])
+        agent.node.unproven = False  # two pods may be in flight
         waiting = [
             lease_of("two", mig_share("group3", 1, fence=2), state=LeaseState.RESERVED),
             lease_of("other", mig_share("group3", index=1), state=LeaseState.RESERVED),
@@ -201,3 +209,55 @@ async def test_instances_lost_in_a_reset_are_created_again_before_a_container_st
         await agent.plugins.handler.pre_start_container(NUMBER, [f"{GPU}::1"])
 
         assert await instances_by_start(cluster) == before
+
+
+async def one_fails_and_the_other_runs_after(
+    cluster: OneNodeCluster, heal: Callable[[], None]
+) -> str:
+    """Bind two pods at once, of which one fails; return why."""
+    names = ("one", "two")
+    for position, name in enumerate(names):
+        bound = mig_share("group3", position, fence=2 + position)
+        cluster.bind(pod(name, limits={NUMBER: 1}), bound)
+
+    def in_phase(phase: str) -> list[str]:
+        return [name for name in names if cluster.node.pod(name)["status"].get("phase") == phase]
+
+    [failed] = await until(lambda: in_phase("Failed"))
+    assert cluster.agent is not None
+    assert GPU in await until(lambda: cluster.agent and cluster.agent.node.closed)
+    await until(lambda: not reported(cluster)[0].healthy)
+    heal()
+    await until(lambda: in_phase("Running"))
+    await until(lambda: reported(cluster)[0].healthy)
+    assert in_phase("Failed") == [failed]
+    return cluster.message(failed)
+
+
+async def test_of_two_pods_in_flight_one_fails_for_instances_that_somebody_else_removed() -> None:
+    async with one_node_cluster("1xA100-40GB:mig") as cluster, cluster.running():
+        await end_pod(cluster, await cluster.run_pod("before", mig_share("group3")))
+        cluster.inject(gpu0="create-fails")
+        (cluster.settings.state_dir / MIG_FILE).write_text("{}")
+        message = await one_fails_and_the_other_runs_after(cluster, cluster.inject)
+
+    assert "the driver did not create 3g.20gb" in message
+
+
+async def test_of_two_pods_in_flight_one_fails_for_an_instance_without_device_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with one_node_cluster("1xA100-40GB:mig", device_list_strategy=("cdi-cri",)) as cluster:
+        cluster.changes["cdi_dir"] = cluster.node.kubelet.files.cdi
+        with monkeypatch.context() as driver:
+            driver.setattr(cdi_files, "build_specification", without_minors)
+            async with cluster.running():
+                message = await one_fails_and_the_other_runs_after(cluster, driver.undo)
+
+    assert "has no leasehold.dev/gpu=MIG-" in message
+    assert "/proc/driver/nvidia-caps/mig-minors" in message
+
+
+def without_minors(gpus: Iterable[Gpu], *_: object) -> dict[str, Any]:
+    """A specification by a driver that does not say which device nodes instances have."""
+    return build_specification(gpus, {}, {})

@@ -168,17 +168,29 @@ def test_a_pod_whose_slot_was_given_out_by_a_newer_lease_is_not_admitted() -> No
     assert "is outdated: pod newer" in world.admit(lease).refusals[lease.pod]
 
 
-def test_a_pod_is_refused_while_its_device_is_closed() -> None:
+@pytest.mark.parametrize("faults", ["layout_faults", "grant_faults"])
+def test_a_pod_is_refused_while_its_device_is_closed(faults: str) -> None:
     world, lease, other = World(), reserved("wanted"), reserved("other", share(1))
-    world.node.closed[lease.shares[0].device] = "its MIG layout failed"
+    closed: dict[str, str] = getattr(world.node, faults)
+    closed[lease.shares[0].device] = "it cannot be given"
 
     assert world.admit(lease, other).deferred_pods == (lease.pod,)
     world.clock.advance(SETTLE_S)
-    assert "its MIG layout failed" in world.admit(lease, other).refusals[lease.pod]
+    assert "it cannot be given" in world.admit(lease, other).refusals[lease.pod]
 
-    world.node.closed.clear()
+    closed.clear()
     reply = world.admit(lease, other)
     assert (reply.deferred_pods, reply.refusals) == ((), {})
+
+
+def test_one_pod_tries_a_kubelet_that_has_registered_anew_before_others_follow() -> None:
+    world, first, *others = World(), *(reserved(uid) for uid in ("one", "two", "three"))
+    world.node.unproven = True
+    assert world.deferred(first, *others) == tuple(each.pod for each in others)
+
+    world.node.unproven = False
+
+    assert world.deferred(first, *others) == (others[1].pod,)
 
 
 def test_one_pod_tries_a_mig_layout_before_others_follow(world: World) -> None:

@@ -1,5 +1,6 @@
 """Origins of processes, from cgroups of all kinds of nodes."""
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -8,12 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.node_agent.kubelet import cgroups
 from services.node_agent.kubelet.cgroups import (
+    containers_of_processes,
     parse_cgroup,
     parse_inner_pid,
     parse_start_time_s,
     read_origin,
 )
+from shared.model.errors import UnavailableError
 from tests.support.node_agent.monitor_world import stat_of
 
 UID = "0b7a4d0e-7f0c-4d55-9f5b-2f2f0f9d7a11"
@@ -79,6 +83,21 @@ def test_the_innermost_pid_is_the_one_in_the_container() -> None:
     assert parse_inner_pid("Name:\tx\nNSpid:\t4711\t20\t7\n") == 7
     assert parse_inner_pid("NSpid:\t4711\n") == 4711
     assert parse_inner_pid("NSpid:\n") == 0
+
+
+@pytest.mark.parametrize("method", ["scandir", "_read"])
+def test_processes_count_as_unseen_and_not_as_ended_without_file_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    (tmp_path / "7").mkdir()
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os if method == "scandir" else cgroups, method, fail)
+
+    with pytest.raises(UnavailableError, match="Too many open files"):
+        containers_of_processes(tmp_path)
 
 
 def test_an_ended_process_has_no_origin(tmp_path: Path) -> None:
