@@ -57,7 +57,7 @@ RANGES = (
     HistoryRange("1d", 86_400.0, 600.0),
     HistoryRange("7d", 604_800.0, 3600.0),
 )
-"""From the shortest. A point of a longer one is the mean of those of the one before it."""
+"""From the shortest."""
 
 
 def range_of(name: str) -> HistoryRange:

@@ -116,19 +116,13 @@ class HttpServer:
     # The page
 
     async def page(self, request: web.Request) -> web.StreamResponse:
-        """Return the page as tables; its scripts replace them with the live view."""
-        call = await self._call(request)
-        if call is None:
+        """Return the page, whose scripts read the state."""
+        if await self._call(request) is None:
             return web.Response(status=303, headers={"Location": "/login"})
         if reason := self.service.unready_reason():
             return _html(static_page.unready_page(reason), status=503)
-        text = static_page.page(
-            await self.api.state(call),
-            number=_page_number(request.query.get("page", "")),
-            only_table=request.query.get("view") == "table",
-            signed_in=not self.authenticator.is_anonymous,
-            modules=self.modules,
-        )
+        is_signed_in = not self.authenticator.is_anonymous
+        text = static_page.page(signed_in=is_signed_in, modules=self.modules)
         return _html(text, compress=True)
 
     async def static(self, request: web.Request) -> web.StreamResponse:
@@ -266,10 +260,6 @@ def _is_module(name: str) -> bool:
 
 def _load_file(body: bytes) -> tuple[bytes, str]:
     return body, f'"{hashlib.sha256(body).hexdigest()[:16]}"'
-
-
-def _page_number(text: str) -> int:
-    return max(int(text), 1) if text.isdecimal() and len(text) < 6 else 1
 
 
 def _html(text: str, *, status: int = 200, compress: bool = False) -> web.Response:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import aiohttp
 import msgspec
 
-from services.api.history import CLUSTER, DEVICE, HistoryRange, Recorded, Subject
+from services.api.history import CLUSTER, DEVICE, RANGES, HistoryRange, Recorded, Subject
 from shared.model.errors import UNDECODABLE, UnavailableError
 from shared.model.lease import MIB
 
@@ -60,6 +60,7 @@ class Prometheus:
     """Reads the history of a subject by one query."""
 
     name = "prometheus"
+    longest = RANGES[-1]
 
     def __init__(self, url: str, *, idle_after_s: float) -> None:
         self.url = url.rstrip("/")

@@ -113,7 +113,7 @@ MOST_FINISHED = 500
 MOST_TRIED = 500
 ENTRIES_PER_PAGE = 1000
 IDLE = {"idle_after_s": "shares that have not been used for this long are marked as idle"}
-RANGE = {"range": "1h, 1d (the default) or 7d"}
+RANGE = {"range": "1h, 1d (the default) or 7d; without Prometheus, the last hour at most"}
 PERIOD = {"from": "RFC 3339", "to": "RFC 3339, exclusive"}
 ROUTES = RouteTable()
 MOST_CHARGES = 5000
@@ -124,6 +124,7 @@ class HistorySource(Protocol):
     """What has recorded the amounts."""
 
     name: str
+    longest: HistoryRange
 
     async def read(self, subject: Subject, within: HistoryRange, now: float) -> Recorded:
         """Return the values of a subject. Raises UnavailableError if they cannot be read."""
@@ -198,16 +199,16 @@ class ReadApi:
         if found is not None and (found.lease or found.waiting):
             return found
         now = self.service.clock.now()
-        for each in await self.service.history.finished(now, pod):
-            if call.visible(each.namespace):
-                return PodView(
-                    read_at=now,
-                    pod=pod,
-                    namespace=each.namespace,
-                    name=each.name,
-                    finished=each,
-                    trace=trace,
-                )
+        finished = self.service.history.finished_pod(pod, now)
+        if finished is not None and call.visible(finished.namespace):
+            return PodView(
+                read_at=now,
+                pod=pod,
+                namespace=finished.namespace,
+                name=finished.name,
+                finished=finished,
+                trace=trace,
+            )
         if found is None:
             reason = "no lease, waiting, recent or finished pod that you may see has this UID"
             raise web.HTTPNotFound(reason=reason)
@@ -286,18 +287,19 @@ class ReadApi:
         """Return the amounts over time of a pod that has a lease, or finished within a day."""
         pod = PodUid(call.path["pod"])
         lease = self.service.projection.lease_of(pod)
-        finished = await self.service.history.finished(self.service.clock.now(), pod)
-        known = next((each for each in (lease, *finished) if each is not None), None)
-        if known is None or not call.visible(known.namespace):
+        holder = lease or self.service.history.finished_pod(pod, self.service.clock.now())
+        if holder is None or not call.visible(holder.namespace):
             raise web.HTTPNotFound(reason="no lease or finished pod that you may see has this UID")
-        subject = Subject(kind=POD, name=known.pod, namespace=known.namespace, pod=known.name)
+        subject = Subject(kind=POD, name=pod, namespace=holder.namespace, pod=holder.name)
         return await self._history(call, subject)
 
     async def _history(
         self, call: ApiCall, subject: Subject, devices: Sequence[DeviceView] = ()
     ) -> HistoryView:
         """Return the history of a subject; measured amounts of devices to viewers of everything."""
-        within, now = range_of(call.query.get("range", "")), self.service.clock.now()
+        requested = range_of(call.query.get("range", ""))
+        within = min(requested, self.histories.longest, key=lambda within: within.span_s)
+        now = self.service.clock.now()
         of = replace(subject, devices=tuple(view.uuid for view in devices))
         recorded = await self.histories.read(of, within, now)
         at, columns, waiting = history_columns(recorded, within)
@@ -354,7 +356,7 @@ class ReadApi:
         asked = {name: value for name in OF_FINISHED if (value := call.query.get(name))}
         found = [
             each
-            for each in await self.service.history.finished(now)
+            for each in self.service.history.finished(now)
             if call.visible(each.namespace)
             and each.pod not in live
             and all(getattr(each, name) == value for name, value in asked.items())

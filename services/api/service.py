@@ -16,11 +16,11 @@ from msgspec import structs
 
 from services.api.cluster_metrics import export_cluster, observe_bound
 from services.api.history import RANGES, sample_of
-from services.api.history_file import HistoryFile
 from services.api.lease_views import finished_pod
 from services.api.problems import Affected, ComponentMonitor, DataAge, Problem
 from services.api.projection import DATA, PROBLEMS, ChangeKey, Projection
 from services.api.recent_events import PodEvent, pod_of
+from services.api.recent_history import RecentHistory
 from services.api.visible_cluster import NamespaceFilter, VisibleCluster, all_namespaces
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
@@ -126,7 +126,6 @@ class ApiService:
         *,
         read_usage: ReadUsage,
         preemptions: Preemptions,
-        history: HistoryFile,
         timing: ApiTiming | None = None,
     ) -> None:
         self.ledger = ledger
@@ -135,7 +134,7 @@ class ApiService:
         self.preemptions = preemptions
         self.timing = timing or ApiTiming()
         self.projection = Projection()
-        self.history = history
+        self.history = RecentHistory()
         self.components = ComponentMonitor(clock.now())
         self.feed = ChangeFeed()
         self.missing: list[Affected] = []
@@ -317,7 +316,7 @@ class ApiService:
             devices = list(self.projection.devices.values())
             reasons = [waiting.reason_code for waiting in self.projection.waiting_pods()]
             make = partial(sample_of, devices, reasons, dict(self.projection.hardware))
-            await self.history.add(make, self.clock.now())
+            self.history.add(await asyncio.to_thread(make), self.clock.now())
 
     @property
     def until_sample_s(self) -> float:
@@ -333,7 +332,7 @@ class ApiService:
             pods = [
                 finished_pod(lease, at, events.end_of(pod)) for pod, (lease, at) in ended.items()
             ]
-            await self.history.add_finished(pods, self.clock.now())
+            self.history.add_finished(pods, self.clock.now())
 
     def _record_ended(self, before: Mapping[PodUid, Lease], after: Mapping[PodUid, Lease]) -> None:
         now = self.clock.now()

@@ -57,8 +57,8 @@ class ApiSettings(RequestSettings, LedgerSettings):
     )
     state_dir: Path = setting(
         Path("/var/lib/api"),
-        "directory of `history.sqlite`, 7 days in at most 256 MiB; with --auth tokens and "
-        "without --tokens, a token for all namespaces is made in `tokens` here",
+        "directory of what this replica makes itself: with --auth tokens and without --tokens, a "
+        "token for all namespaces in `tokens`; without --aggregated-secret, a certificate",
     )
     trace_url: str = setting(
         "",
@@ -77,8 +77,8 @@ class ApiSettings(RequestSettings, LedgerSettings):
     )
     prometheus_url: str = setting(
         "",
-        "URL of a Prometheus that scrapes Leasehold's services and agents: histories are read from "
-        "it instead of --state-dir",
+        "URL of a Prometheus that scrapes Leasehold's services and agents: charts show up to 7 "
+        "days from it, instead of the hour that each replica has in memory",
         schemes=("http", "https"),
     )
     idle_after_minutes: float = setting(

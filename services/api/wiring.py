@@ -2,14 +2,13 @@
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack, aclosing, suppress
+from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
 from functools import partial
 
 from services.api.aggregated.front_proxy import FrontProxy, Registration, read_front_proxy
 from services.api.aggregated.objects import GROUP
 from services.api.aggregated.server import AggregatedApi
-from services.api.history_file import HistoryFile
 from services.api.http_server import HttpServer
 from services.api.legacy_metrics import SchedulerMetrics
 from services.api.prometheus import Prometheus
@@ -57,14 +56,11 @@ async def serve_api(settings: ApiSettings) -> None:
         ledger = await stack.enter_async_context(
             RedisLeases.connect(settings.redis_url, credentials=settings.redis_client_credentials)
         )
-        history = HistoryFile(settings.state_dir / "history.sqlite")
-        await stack.enter_async_context(aclosing(history))
         service = ApiService(
             ledger,
             SystemClock(),
             read_usage=partial(request_usage, bus),
             preemptions=ledger.part(Preemptions),
-            history=history,
             timing=ApiTiming(idle_after_s=settings.idle_after_minutes * MINUTE_S),
         )
         api = _read_api(settings, service, ledger.part(Budgets), bus)

@@ -9,18 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, dataclass_transform
 
-from services.cli.terminal import JSON_PATH
-from shared.model.request import NodeOrder
 from shared.runtime.settings import RedisLogin, argument
 
-FORMS = ("json", "yaml", JSON_PATH)
+FORMS = ("json", "yaml")
 MINUTE_S = 60.0
 MAX_NODES = 1000
 MAX_PLACERS = 64
 MAX_PORT = 65535
-ORDERS = tuple(order.value for order in NodeOrder)
 SORTS = ("memory", "cores", "idle", "pod", "node")
-TERMS = ("none", "exact", "double", "learned")
 FREE = "(default: free)"
 
 
@@ -136,9 +132,8 @@ def connection(default: Any, text: str, **form: Any) -> Any:
 
 def output(*more: str) -> Any:
     """Declare the form of the output: a document with stable keys, or one of `more`."""
-    text = "format; jsonpath='{.TEMPLATE}' as in kubectl (default: text)"
     short = {f"--{form}": form for form in ("json", *more) if form in {"json", "csv"}}
-    return argument("", text, "-o", one_of=(*FORMS, *more), constants=short)
+    return argument("", "format (default: text)", "-o", one_of=(*FORMS, *more), constants=short)
 
 
 def namespace(default: str | None = None, *, all_: bool = False) -> Any:

@@ -8,10 +8,8 @@ from services.cli.arguments import (
     MAX_NODES,
     MAX_PLACERS,
     MAX_PORT,
-    ORDERS,
     SCOPES,
     SORTS,
-    TERMS,
     ClusterArguments,
     LedgerArguments,
     StateArguments,
@@ -152,7 +150,7 @@ class Gpus(UsageArguments):
     "inspect.views:ps",
     "-A",
     "-n team-a -l app=train -o wide",
-    "my-pod -n team-a -o jsonpath='{.leases[*].node}'",
+    "my-pod -n team-a -o json | jq -r '.leases[].node'",
 )
 class Ps(UsageArguments):
     """Show pods with leases, and waiting pods with the reason."""
@@ -229,7 +227,7 @@ class Trace(ClusterArguments):
     )
 
 
-@command("version", "inspect.views:version", "", "--client", "-o jsonpath='{.server.version}'")
+@command("version", "inspect.views:version", "", "--client", "-o json | jq -r .server.version")
 class Version(ClusterArguments):
     """Show the versions of this command and of the cluster's Leasehold."""
 
@@ -250,48 +248,6 @@ class WhatIf(ClusterArguments):
 
     file: str = argument(..., "manifest; - for standard input", positional=True, metavar="FILE")
     when: bool = argument(False, "also when pods that would wait would start")
-
-
-@command(
-    "replay",
-    "plan.commands:replay_trace",
-    "pods.csv",
-    "pods.csv --nodes nodes.csv --policies binpack fragmentation --load 1.2 --json",
-    "pods.csv --nodes nodes.csv --policies binpack --gangs --terms none exact learned",
-)
-class ReplayArguments(ClusterArguments):
-    """Show, by policy, how long a trace's pods would wait and how many GPUs would be idle.
-
-    The nodes are idle at first. Quotas, budgets and other pods of the cluster do not count.
-
-    FILE is CSV with the columns of Alibaba's trace of 2023 or 2025; others are ignored:
-      creation_time, deletion_time   seconds; empty: there from second 0, or without an end
-      scheduled_time                 optional; a pod runs from then, or its creation, until its end
-      2023: cpu_milli, memory_mib    thousandths of a cpu, MiB
-            num_gpu, gpu_milli       number of GPUs, thousandths of each
-            gpu_spec                 optional; models as in the labels of nodes, separated by |
-      2025: cpu_request, memory_request, gpu_request   cpus, GiB, whole GPUs
-            app_name, max_instance_per_node   pods of the app with that limit per node; -1: any
-    --nodes is CSV with the columns sn (the name), cpu_milli, memory_mib, gpu (how many) and model.
-    """
-
-    file: str = argument(..., "the pods with their times", positional=True, metavar="FILE")
-    nodes: str = argument("", "default: the nodes of the cluster", metavar="FILE")
-    policies: tuple[str, ...] = argument(
-        ORDERS, f"default: {' '.join(ORDERS)}", one_of=ORDERS, nargs="+", read=str
-    )
-    load: float = argument(
-        1.0, "multiply the rate at which pods arrive (default: 1)", metavar="FACTOR", at_least=0.001
-    )
-    terms: tuple[str, ...] = argument(
-        ("none",),
-        "known of how long pods run: a maximum, exact or double; or learned (default: none)",
-        one_of=TERMS,
-        nargs="+",
-        read=str,
-    )
-    planned_starts: int = argument(1, "as of the binder (default: 1)", at_least=1)
-    gangs: bool = argument(False, "every fifth pod with several GPUs is a gang of 2 to 16 of them")
 
 
 @command("defrag", "plan.commands:defrag", "my-pod -n team-a --dry-run", "my-pod -n team-a --evict")

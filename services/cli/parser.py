@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 
 import services.cli.commands  # noqa: F401 - it declares the commands
 from services.cli.arguments import COMMANDS, CommandEntry
-from services.cli.terminal import JSON_PATH
 from shared.runtime.settings import add_arguments, from_arguments
 
 EXIT_CODES = """\
@@ -39,7 +38,7 @@ examples:
 """
 GROUPS = {
     "See what runs and what waits": ("gpus", "ps", "top", "explain", "trace", "preemptions"),
-    "GPU time and plans": ("budget", "report", "what-if", "defrag", "replay"),
+    "GPU time and plans": ("budget", "report", "what-if", "defrag"),
     "Operate": (
         *("resize", "cordon", "uncordon", "doctor", "audit", "credentials", "node-keys"),
         "topology",
@@ -226,8 +225,6 @@ class CommandParser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
-            return
-        if JSON_PATH in action.choices and str(value).startswith(JSON_PATH):
             return
         choices = [str(choice) for choice in action.choices]
         raise argparse.ArgumentError(

@@ -47,7 +47,6 @@ UNBROKEN_WIDTH = 4_000
 INTERVAL_S = 2.0
 CHANGING = frozenset({"measured", "read_at", "dominant_share", "weighted_share", "text", "trace"})
 """Keys of documents that change all the time: usage, and texts with ages."""
-JSON_PATH = "jsonpath="
 
 
 def present(
@@ -91,7 +90,7 @@ def show(
     names: Callable[[T], Iterable[str]] = lambda _: (),
 ) -> None:
     """Show a document in a form."""
-    if output in {"json", "yaml"} or output.startswith(JSON_PATH):
+    if output in {"json", "yaml"}:
         print_document(found, output)
     elif output == "name":
         print(printable_lines("".join(f"{name}\n" for name in dict.fromkeys(names(found)))), end="")
@@ -100,24 +99,20 @@ def show(
 
 
 def print_document(document: Any, output: str) -> None:
-    """Print a document as `json` or `yaml`, or what a `jsonpath=` template takes from it.
+    """Print a document as `json` or `yaml`.
 
     Texts in which anything could change how a terminal shows the rest are escaped, as the form
     allows: readers of JSON and YAML get what the document has.
     """
     text = msgspec.json.format(msgspec.json.encode(document), indent=1).decode()
-    found, is_printable = msgspec.json.decode(text), printable_lines(text) == text
-    if output.startswith(JSON_PATH):
-        from services.cli.json_path import expand
-
-        print(expand(output.removeprefix(JSON_PATH), found), end="")
-        return
+    plain = msgspec.json.decode(text)
+    is_printable = printable_lines(text) == text
     if output == "yaml":
         import yaml
 
-        text = yaml.safe_dump(found, sort_keys=False, allow_unicode=is_printable).rstrip()
+        text = yaml.safe_dump(plain, sort_keys=False, allow_unicode=is_printable).rstrip()
     elif not is_printable:
-        text = json.dumps(found, indent=1)
+        text = json.dumps(plain, indent=1)
     print(text)
 
 

@@ -419,7 +419,7 @@ class HistoryView(View, frozen=True, kw_only=True):
 
     range: str
     source: str
-    """`file`, or `prometheus`."""
+    """`memory`, or `prometheus`."""
     memory_capacity: int | None = None
     """Of the devices now; null of a pod and a namespace."""
     cores_capacity: int | None = None

@@ -8,7 +8,7 @@ arrive in random order until they request 130 % of the cluster's GPUs; none ends
 nowhere is dropped. The figure is the percentage of the GPUs that is allocated at the end. The
 placer's own code decides. Pods without GPUs are placed by the policy as all others, or as
 kube-scheduler's default scores would (LeastAllocated and BalancedAllocation). The nodes' columns:
-sn, cpu_milli, memory_mib, gpu, model; those of the pods are described by `leasehold replay --help`.
+sn, cpu_milli, memory_mib, gpu, model; those of the pods are described in `tests.benchmarks.replay`.
 A trace without nodes, as that of 2025, needs some: of at least as many cpus and MiB as a pod can
 request, some of them without GPUs (gpu 0) for pods without GPUs, and of a model of `GPU_WATTS`.
 
@@ -24,14 +24,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from services.cli.plan.trace import (
-    PARTS,
-    parts_of,
-    read_nodes,
-    read_pods,
-    with_density,
-    with_order,
-)
 from services.placer.rounds.decisions import DecisionContext
 from shared.model.events.pod_events import PodQueued
 from shared.model.names import Namespace, PodUid
@@ -40,6 +32,14 @@ from shared.model.request import NodeOrder
 from shared.placing.fragmentation import free_part
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
+from tests.benchmarks.trace import (
+    PARTS,
+    parts_of,
+    read_nodes,
+    read_pods,
+    with_density,
+    with_order,
+)
 
 ARRIVED = 1.3
 LOADS = range(50, 81, 5)

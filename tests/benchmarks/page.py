@@ -14,11 +14,9 @@ import itertools
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 from playwright.async_api import CDPSession
 
-from services.api.history_file import HistoryFile
 from services.api.http_server import HttpServer
 from services.api.read_api import ReadApi
 from services.api.service import ApiService, ApiTiming
@@ -86,8 +84,7 @@ async def measure(devices: int = 5000, changes: int = 500) -> None:
     """Print what the page saw."""
     nodes = -(-devices // PER_NODE)
     usage = NodesUsage()
-    history = HistoryFile(Path("/dev/null/history"))
-    board = ApiService(None, SystemClock(), read_usage=usage, preemptions=None, history=history)  # type: ignore[arg-type]
+    board = ApiService(None, SystemClock(), read_usage=usage, preemptions=None)  # type: ignore[arg-type]
     board.projection.update_nodes([], [account(number, 0) for number in range(nodes)])
     board.synced = True
     api = ReadApi(board, None, None)  # type: ignore[arg-type]

@@ -39,11 +39,11 @@ export class Histories {
       const history = await fetchJson(`${this.path}?range=${range}`);
       if (range !== this.range) return;
       this.history = history;
-      this.problem.textContent = "";
+      this.problem.textContent = history.range === range ? "" : "The last hour: for more, the API needs the setting --prometheus-url.";
       const given = this.chartsOf(history);
       for (const [at, chart] of this.charts.entries()) {
         chart.root.parentNode.hidden = !given[at];
-        if (given[at]) await chart.draw({ at: history.at, start: history.at.at(-1) - RANGE_S[range], ...given[at] });
+        if (given[at]) await chart.draw({ at: history.at, start: history.at.at(-1) - RANGE_S[history.range], ...given[at] });
       }
       this.onload?.(history);
     } catch (error) {

@@ -116,9 +116,8 @@ export class Overview {
   drawIdle() {
     const { store } = this.app, idle = [...store.pods().values()].filter((pod) => pod.state === "idle");
     const hours = this.histories.history && idleHours(this.histories.history);
-    const range = rangeOf(this.app.params());
     const now = `${count(idle.length, "pod")} now`, [amount, unit] = hours === null || hours === undefined ? [] : gpuHours(hours).split(" ");
-    this.tiles.idle.draw("Leased, but idle", amount ?? `${idle.length}`, amount ? `${unit} in ${RANGES[range]}, ${now}` : now, { href: url("pods", null, { state: "idle" }) });
+    this.tiles.idle.draw("Leased, but idle", amount ?? `${idle.length}`, amount ? `${unit} in ${RANGES[this.histories.history.range]}, ${now}` : now, { href: url("pods", null, { state: "idle" }) });
     const rows = this.idleReport?.pods.length ? this.idleReport.pods.slice(0, ROWS).map((pod) => ({ pod, amount: pod.gpu_hours, text: `${gpuHours(pod.gpu_hours)}, ${mib(pod.memory_mib)}` }))
       : idle.sort((one, two) => one.idleSince - two.idleSince).slice(0, ROWS).map((pod) => ({ pod, amount: store.now() - pod.idleSince, text: `${age(store.now() - pod.idleSince)}, ${mib(pod.memory)}` }));
     const most = Math.max(...rows.map((row) => row.amount), 0);

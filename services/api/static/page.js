@@ -37,7 +37,6 @@ class App {
     this.banner = new Banner(this.store);
     this.makeHeader();
     await this.store.load();
-    document.getElementById("plain").remove();
     history.scrollRestoration = "manual";
     window.navigation?.addEventListener("navigate", (event) => { this.traverses = event.navigationType === "traverse"; });
     addEventListener("hashchange", () => this.follow());

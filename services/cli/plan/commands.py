@@ -1,10 +1,9 @@
-"""The commands what-if, defrag and replay."""
+"""The commands what-if and defrag."""
 
 import asyncio
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping
 
 from services.binder.clients import PodClient
 from services.binder.observations import PodSnapshot
@@ -12,61 +11,22 @@ from services.binder.preempt.plan import ClusterSnapshot
 from services.binder.preempt.rules import Exclusions, PreemptionRules
 from services.cli import terminal
 from services.cli.api_client import ApiClient, NothingFoundError
-from services.cli.commands import Defrag, ReplayArguments, WhatIf
+from services.cli.commands import Defrag, WhatIf
 from services.cli.plan import render
 from services.cli.plan.moves import DefragView, MovePlan, nodes_for, plan_moves
-from services.cli.plan.replay import Terms, replay
-from services.cli.plan.trace import idle_in_parts, read_nodes, read_pods, with_density, with_gangs
 from services.cli.request.command import load, load_watcher_rules
 from services.cli.terminal import program
 from shared.dialects.dialect import Rules
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.types import ApiPod
-from shared.model.errors import ConflictError, RequestError
+from shared.model.errors import ConflictError
 from shared.model.lease import Lease
-from shared.model.ledger import LedgerNode
 from shared.model.names import PodUid
 from shared.model.preemption import EvictionOutcome, PlacingView
-from shared.model.request import NodeOrder, PodRequest
+from shared.model.request import PodRequest
 from shared.model.views import ProtectedPod
 from shared.placing.what_if import Forecast, WhatIfOrder
 from shared.pods.pod_parser import PodParser
-
-
-def replay_trace(flags: ReplayArguments) -> int:
-    """Replay a trace by each of the policies and show what came of it."""
-    source, text = load(flags.file, sys.stdin)
-    pods = read_pods(text.splitlines(), source, timed=True)
-    if not pods or pods[0].created_s == pods[-1].created_s:
-        raise RequestError(f"{source} has no pods that arrive at different times")
-    nodes = with_density(_nodes(flags), pods)
-    if not any(node.devices for node in nodes):
-        raise RequestError(f"{flags.nodes or 'the cluster'} has no node with GPUs")
-    pods = [replace(pod, created_s=pod.created_s / flags.load) for pod in pods]
-    if flags.gangs:
-        pods = with_gangs(pods)
-    results = [
-        replay(
-            pods,
-            nodes,
-            NodeOrder(policy),
-            Terms(terms),
-            planned_starts=flags.planned_starts,
-        )
-        for policy in flags.policies
-        for terms in flags.terms
-    ]
-    shape = render.replay_shape(results)
-    terminal.show(flags.output, shape, lambda _: render.replay_text(results))
-    return 0
-
-
-def _nodes(flags: ReplayArguments) -> Sequence[LedgerNode]:
-    if flags.nodes:
-        source, text = load(flags.nodes, sys.stdin)
-        return read_nodes(text.splitlines(), source)
-    placing = ApiClient(flags).get("/api/v1/placing", PlacingView)
-    return [idle_in_parts(totals.node) for totals in placing.nodes]
 
 
 async def read_requests(

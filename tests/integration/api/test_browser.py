@@ -1,4 +1,4 @@
-"""The page in Chromium: live, by keyboard, without scripts, and safe with any names."""
+"""The page in Chromium: live, by keyboard, and safe with any names."""
 
 import asyncio
 import re
@@ -110,30 +110,6 @@ async def test_the_keyboard_reaches_a_lease_through_its_device_and_returns(
     await page.go_back()
     await expect(page.locator(".share")).to_have_count(1)
     assert await page.evaluate(focused) == "GPU-a-1"
-
-
-async def test_without_scripts_the_page_is_a_table(browser: Browser, shown: RunningApi) -> None:
-    await reserve_lease(shown, "train", name="train")
-    await shown.until_shares(1)
-
-    page = await opened(browser, shown, scripts=False)
-
-    row = page.get_by_role("row", name="GPU").or_(page.get_by_role("row", name="Tesla T4"))
-    await expect(row.filter(has_text="default/train main: 4000 MiB")).to_have_count(1)
-
-
-async def test_with_scripts_the_table_is_not_laid_out_unless_requested(
-    browser: Browser, shown: RunningApi
-) -> None:
-    await shown.until_shares(0)
-    context = await browser.new_context()
-    page = await context.new_page()
-    await page.route("**/api/v1/state", lambda route: route.abort())
-
-    await page.goto(shown.url)
-    await expect(page.locator("table").first).to_be_hidden()
-    await page.get_by_role("link", name="Table").click()
-    await expect(page.locator("table").first).to_be_visible()
 
 
 async def test_devices_that_differ_in_memory_only_look_different(

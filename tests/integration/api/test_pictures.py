@@ -29,7 +29,6 @@ WIDTHS = {390: 844, 1440: 900}
 """Heights by width: a phone, a laptop."""
 PATHS = {
     "": "canvas",
-    "?view=table": "table",
     "#/gpus": ".share",
     "#/gpus?colour=use": ".share",
     "#/pods": ".rows .tr",

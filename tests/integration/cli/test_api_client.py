@@ -188,9 +188,8 @@ async def test_namespaces_labels_and_templates_are_those_of_kubectl(at: Cluster)
     content["contexts"][0]["context"]["namespace"] = "team"
     in_team.write_text(yaml.safe_dump(content))
 
-    names = "jsonpath={.leases[*].name}{'/'}{.waiting[*].name}"
     here, selected, gpus, there, everywhere, version = await asyncio.gather(
-        at.leasehold("ps", "-o", names),
+        documents(at, "ps"),
         at.leasehold("ps", "-l", "app=train", "-o", "name"),
         at.leasehold("gpus", "-o", "name"),
         at.leasehold("ps", KUBECONFIG=str(in_team)),
@@ -198,7 +197,8 @@ async def test_namespaces_labels_and_templates_are_those_of_kubectl(at: Cluster)
         documents(at, "version"),
     )
 
-    assert here.out == f"{lease.name}/mine"
+    shown = [pod["name"] for pod in (*here["leases"], *here["waiting"])]
+    assert shown == [lease.name, "mine"]
     assert selected.out == "pod/mine\n"
     assert gpus.out.splitlines()[0] == f"{lease.node}/0"
     assert "in namespace team; -A shows all namespaces" in there.out

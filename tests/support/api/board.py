@@ -16,8 +16,6 @@ from shared.model.placement import Refusal
 from shared.model.preemption import EvictionOutcome, EvictionRecord, PreemptionCause
 from tests.support import build
 
-EVIL = '<img src=x onerror="alert(1)">'
-
 
 def node_totals(
     *leases: Lease, name: str = "n1", devices: int | Sequence[Device] = 2, **fields: Any

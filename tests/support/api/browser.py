@@ -38,13 +38,9 @@ async def chromium() -> AsyncIterator[Browser]:
             await browser.close()
 
 
-async def opened(
-    browser: Browser, shown: RunningApi, path: str = "", *, scripts: bool = True, token: str = ""
-) -> Page:
+async def opened(browser: Browser, shown: RunningApi, path: str = "", *, token: str = "") -> Page:
     """Open the page in a context of its own, and sign in with a token, if any."""
-    context = await browser.new_context(
-        java_script_enabled=scripts, permissions=["clipboard-read", "clipboard-write"]
-    )
+    context = await browser.new_context(permissions=["clipboard-read", "clipboard-write"])
     page = await context.new_page()
     await page.goto(f"{shown.url}/{path}")
     if token:

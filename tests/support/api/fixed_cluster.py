@@ -3,11 +3,8 @@
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 
 from services.api.history import sample_of
-from services.api.history_file import HistoryFile
 from services.api.http_server import HttpServer
 from services.api.read_api import ReadApi
 from services.api.service import ApiService
@@ -225,14 +222,13 @@ class FixedBudgets:
         ]
 
 
-async def filled(history: HistoryFile) -> ApiService:
+def filled() -> ApiService:
     """The page's state at that moment."""
     board = ApiService(
         None,  # type: ignore[arg-type]
         FixedClock(),
         read_usage=no_agents,
         preemptions=NoPreemptions(),  # type: ignore[arg-type]
-        history=history,
     )
     projection = board.projection
     projection.update_nodes(
@@ -274,13 +270,10 @@ async def filled(history: HistoryFile) -> ApiService:
     )
     projection.add_events([resized], NOW)
     projection.update_preemptions(PreemptionState(evictions=(EVICTION,)))
-    day, hour = range(86_400, 3600, -600), range(3600, 0, -30)
-    for number, before_s in enumerate((*day, *hour)):
+    for number, before_s in enumerate(range(3600, 0, -30)):
         measure("gpu-b", 100 - number % 60)
-        await history.add(
-            partial(sample_of, list(projection.devices.values()), ["NoMemory"] * 2, {}),
-            NOW - before_s,
-        )
+        sample = sample_of(list(projection.devices.values()), ["NoMemory"] * 2, {})
+        board.history.add(sample, NOW - before_s)
     board.synced = True
     return board
 
@@ -288,8 +281,7 @@ async def filled(history: HistoryFile) -> ApiService:
 @asynccontextmanager
 async def fixed_page() -> AsyncIterator[str]:
     """Serve the page of the cluster; yields its URL."""
-    history = HistoryFile(Path("/dev/null/history"))
-    api = ReadApi(await filled(history), FixedBudgets(), None)  # type: ignore[arg-type]
+    api = ReadApi(filled(), FixedBudgets(), None)  # type: ignore[arg-type]
     pages = HttpServer(api, AnonymousAuthenticator())
     async with health.served(pages.application(), "127.0.0.1:0") as address:
         yield f"http://{address}"

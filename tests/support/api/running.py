@@ -12,7 +12,6 @@ from typing import Any
 
 import aiohttp
 
-from services.api.history_file import HistoryFile
 from services.api.http_server import HttpServer
 from services.api.read_api import ReadApi
 from services.api.service import ApiService, ApiTiming
@@ -141,15 +140,12 @@ async def running_api(
         bus = await enter(Bus.connect(nats_url, name="test"))
         budgets = leases.part(Budgets)
         client = await enter(aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)))
-        history = HistoryFile(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "history")
-        stack.push_async_callback(history.aclose)
         usage, preemptions = NodesUsage(), leases.part(Preemptions)
         service = ApiService(
             leases,
             SystemClock(),
             read_usage=usage,
             preemptions=preemptions,
-            history=history,
             timing=ApiTiming(round_s=0.02, usage_s=0.05, preemptions_s=0.05, finished_s=0.05),
         )
         started = asyncio.Event()

@@ -12,7 +12,6 @@ from services.api import legacy_metrics
 from services.api.first_pod import EXAMPLES, first_pod
 from services.api.legacy_metrics import metric_families
 from services.api.projection import NAMESPACES, WAITING, Projection
-from services.api.static_page import page
 from services.webhook.admission import AdmissionPolicy, decide
 from shared.model.device import Hardware, XidEvent
 from shared.model.events.pod_events import PodBound
@@ -20,7 +19,6 @@ from shared.model.lease import Lease, LeaseState, MigPlacement, ShareMeasurement
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from tests.support import build
 from tests.support.api.board import (
-    EVIL,
     budget,
     lease,
     node_totals,
@@ -155,28 +153,6 @@ def test_only_the_use_of_other_namespaces_is_shown() -> None:
     assert [one.namespace for one in state.namespaces] == ["mine"]
 
 
-def test_names_are_escaped_in_the_page_without_scripts() -> None:
-    board = projected(node_totals(lease(namespace=EVIL, name=EVIL), name="n1"))
-    board.update_waiting([waiting("w", namespace=EVIL)])
-
-    text = page(seen(board).state("x"), number=1, only_table=True, signed_in=False)
-
-    assert "<img src=x" not in text
-    assert "<script" not in text
-    assert "&lt;img src=x onerror=&quot;alert(1)&quot;&gt;" in text
-
-
-def test_many_devices_are_on_pages_with_links() -> None:
-    board = projected(node_totals(devices=250))
-
-    text = page(seen(board).state("x"), number=2, only_table=False, signed_in=False)
-
-    assert "page 2 of 3" in text
-    assert text.count("Tesla V100") == 100
-    assert 'href="/?page=1"' in text
-    assert 'href="/?page=3"' in text
-
-
 NODE = NodeName("n1")
 GPU = DeviceUuid("GPU-n1-0")
 HELD = lease(namespace="team", name="train")
@@ -214,10 +190,6 @@ def measured_of(board: Projection) -> object:
     return share.measured and msgspec.to_builtins(share.measured)
 
 
-def table_of(board: Projection) -> str:
-    return page(seen(board).state("x"), number=1, only_table=True, signed_in=False)
-
-
 def test_a_share_has_its_measured_usage_and_is_marked_once_it_is_idle() -> None:
     used, changed = board_of(USED)
     young, _ = board_of(IDLE, now=1_500.0)
@@ -230,8 +202,6 @@ def test_a_share_has_its_measured_usage_and_is_marked_once_it_is_idle() -> None:
     assert measured_of(idle) == measured_of(young)
     assert seen(young, now=1_500.0).lease(HELD).idle_since is None
     assert seen(idle).lease(HELD).idle_since == 1_000.0
-    assert "uses 600 MiB, 20 % of the cores<" in table_of(used)
-    assert "uses 600 MiB, 0 % of the cores, idle for 16 min<" in table_of(idle)
 
 
 def test_the_same_usage_changes_nothing_and_a_silent_agent_removes_it() -> None:

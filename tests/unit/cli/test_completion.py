@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
         (["help", "do"], ["doctor", "down"]),
         (["ps", "--out"], ["--output"]),
         (["ps", "-o", "w"], ["wide"]),
-        (["ps", "-n", "team", "--output", ""], ["json", "jsonpath=", "name", "wide", "yaml"]),
+        (["ps", "-n", "team", "--output", ""], ["json", "name", "wide", "yaml"]),
         (["top", "--sort", "m"], ["memory"]),
         (["completion", "b"], ["bash"]),
         (["ps", "my-pod", "--all"], ["--all-namespaces"]),
@@ -76,4 +76,4 @@ def test_the_script_of_a_shell_offers_the_values_of_a_flag(shell: str, tmp_path:
         [program, "-c", commands], capture_output=True, text=True, check=True, env=in_path(tmp_path)
     )
 
-    assert done.stdout.split() == ["json", "jsonpath=", "name", "wide", "yaml"]
+    assert done.stdout.split() == ["json", "name", "wide", "yaml"]

@@ -1,18 +1,15 @@
 """Replays of traces: who waits how long, and what is idle meanwhile."""
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from services.cli.__main__ import main
-from services.cli.plan.replay import Means, Terms, replay
-from services.cli.plan.trace import TracePod, read_nodes, read_pods, with_density, with_gangs
 from shared.model.errors import RequestError
 from shared.model.request import NodeOrder
 from shared.placing.starts import SOON_S
+from tests.benchmarks.replay import Means, Terms, main, replay
+from tests.benchmarks.trace import TracePod, read_nodes, read_pods, with_density, with_gangs
 
 NODES = """\
 sn,cpu_milli,memory_mib,gpu,model
@@ -127,46 +124,19 @@ def test_what_is_wrong_with_a_trace_is_said(text: str, reason: str) -> None:
         pods(text)
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Callable[..., int | str | None]:
-    """Return a function that replays a trace by the command and returns its exit code."""
+def test_the_command_prints_a_line_for_each_policy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trace, nodes = tmp_path / "pods.csv", tmp_path / "nodes.csv"
     nodes.write_text(NODES)
+    trace.write_text(PODS)
 
-    def run_replay(text: str, *arguments: str) -> int | str | None:
-        trace.write_text(text)
-        with pytest.raises(SystemExit) as exit_code:
-            main(["replay", str(trace), "--nodes", str(nodes), *arguments])
-        return exit_code.value.code
+    main([str(trace), "--nodes", str(nodes), "--load", "2"])
 
-    return run_replay
-
-
-def test_the_command_compares_policies(
-    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(PODS, "--load", "2", "--json") == 0
-
-    found = json.loads(capsys.readouterr().out)["policies"]
-    assert [each["policy"] for each in found] == list(NodeOrder)
-    assert found[0]["wait_s"]["max"] == 95
-    assert [each["idle_gpus"] for each in found[0]["intervals"]][-1] == 0.1
-
-
-def test_the_text_names_pods_that_fit_nowhere(
-    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(PODS, "--policies", "binpack") == 0
-    assert "no node fits them even when idle: 1" in capsys.readouterr().out
-
-
-def test_wrong_arguments_are_refused(
-    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(PODS, "--load", "much") == 2
-    assert "'much' must be a number of 0.001 or more" in capsys.readouterr().err
-    assert run(PODS.splitlines()[0]) == 2
-    assert "has no pods that arrive at different times" in capsys.readouterr().err
+    headings, *lines = (line.split("\t") for line in capsys.readouterr().out.splitlines())
+    found = [dict(zip(headings, line, strict=True)) for line in lines]
+    assert [line["policy"] for line in found] == list(NodeOrder)
+    assert (found[0]["max s"], found[0]["impossible"]) == ("95.0", "1")
 
 
 WAITING = """\

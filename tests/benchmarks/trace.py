@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from shared.model.device import Device, DeviceMode, DeviceUse
+from shared.model.device import Device, DeviceUse
 from shared.model.errors import RequestError
 from shared.model.ledger import LedgerNode
 from shared.model.names import DeviceUuid, NodeName
@@ -95,16 +95,6 @@ def with_gangs(pods: Sequence[TracePod]) -> list[TracePod]:
                 size = GANG_SIZES[several // 5 % len(GANG_SIZES)]
                 found[number] = replace(pod, members=size)
     return found
-
-
-def idle_in_parts(node: LedgerNode) -> LedgerNode:
-    """Return an idle copy of a node, its devices divided into thousandths, MIG or not."""
-    whole = DeviceMode.HAMI_CORE
-    devices = tuple(
-        (replace(device, memory_mib=PARTS, unit_mib=1, slots=PARTS, mode=whole), DeviceUse())
-        for device, _ in node.devices
-    )
-    return LedgerNode(facts=replace(node.facts, used_by_others={}), devices=devices)
 
 
 def with_order(request: PodRequest, order: NodeOrder) -> PodRequest:

@@ -1,13 +1,28 @@
-"""A trace of pods placed on idle nodes by one policy: what is idle, and who waits how long; pure.
+"""How long a trace's pods wait, by policy, and how many GPUs are idle meanwhile.
 
-A pod that does not fit waits until another ends; those that came first are tried first, and later
-ones that fit pass them. A gang starts as one. Pods run as long as in the trace, whenever they
-start.
+    python -m tests.benchmarks.replay PODS.csv --nodes NODES.csv [--policies binpack] [--gangs]
+        [--terms none exact double learned] [--planned-starts 8] [--load 1.2]
+
+Method: the pods arrive as in the trace, on nodes that are idle at first; the placer's own code
+decides. Quotas and budgets do not count. A pod that does not fit waits until another ends; those
+that came first are tried first, and later ones that fit pass them. A gang starts as one. Pods run
+as long as in the trace, whenever they start.
 
 With terms, the first that wait get planned starts: their devices are claimed, and only what ends
 before the start is let onto these. None is planned that is neither a promise nor soon.
+
+PODS.csv has the columns of Alibaba's trace of 2023 or 2025; others are ignored:
+  creation_time, deletion_time   seconds; empty: there from second 0, or without an end
+  scheduled_time                 optional; a pod runs from then, or its creation, until its end
+  2023: cpu_milli, memory_mib    thousandths of a cpu, MiB
+        num_gpu, gpu_milli       number of GPUs, thousandths of each
+        gpu_spec                 optional; models as in the labels of nodes, separated by |
+  2025: cpu_request, memory_request, gpu_request   cpus, GiB, whole GPUs
+        app_name, max_instance_per_node   pods of the app with that limit per node; -1: any
+NODES.csv has the columns sn (the name), cpu_milli, memory_mib, gpu (how many) and model.
 """
 
+import argparse
 from collections import Counter, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +30,10 @@ from enum import StrEnum
 from heapq import heappop, heappush
 from itertools import islice, pairwise
 from math import inf
+from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
-from services.cli.plan.trace import TracePod, parts_of, with_order
 from shared.model.device import with_claim
 from shared.model.lease import Lease
 from shared.model.ledger import LedgerNode, NodeTotals, counted_use
@@ -38,6 +54,15 @@ from shared.placing.starts import (
     plan_start,
 )
 from shared.placing.trial_cluster import TrialCluster
+from tests.benchmarks.trace import (
+    TracePod,
+    parts_of,
+    read_nodes,
+    read_pods,
+    with_density,
+    with_gangs,
+    with_order,
+)
 
 
 class Terms(StrEnum):
@@ -457,3 +482,68 @@ class _Run:
 
 def _key(pod: TracePod) -> Hashable:
     return placement_key(pod.request), pod.members
+
+
+HEADINGS = (
+    "policy", "terms", "idle", "while waiting", "started", "waited", "mean s", "p50 s", "p99 s",
+    "max s", "gangs", "gang p95 s", "kept", "error p50 s", "never", "impossible",
+)  # fmt: skip
+
+
+def figures(result):
+    """Return the figures of a replay, as many as there are headings."""
+    means = result.means(*result.arrivals_s)
+    waits = sorted(result.waits_s)
+    gang_waits = sorted(result.gang_waits_s)
+    promises = [promise for promise in result.promises if promise.enforced]
+    errors = sorted(abs(promise.late_s) for promise in result.promises)
+    return (
+        result.policy.value,
+        result.terms.value,
+        f"{means.idle_gpus:.2f}",
+        f"{means.idle_while_waiting:.2f}",
+        len(waits),
+        sum(wait > 0 for wait in waits) + result.never,
+        round(fmean(waits or [0.0]), 1),
+        *(quantile(waits, part) for part in (0.5, 0.99, 1)),
+        len(gang_waits),
+        quantile(gang_waits, 0.95),
+        f"{sum(promise.late_s <= 0 for promise in promises)}/{len(promises)}",
+        quantile(errors, 0.5),
+        result.never,
+        result.impossible,
+    )
+
+
+def quantile(ordered, part):
+    """Return a quantile of ordered seconds, or 0 if there are none."""
+    return round(ordered[int(part * (len(ordered) - 1))], 1) if ordered else 0.0
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Replay a trace and print the figures."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pods", type=Path)
+    parser.add_argument("--nodes", type=Path, required=True)
+    parser.add_argument("--policies", nargs="+", type=NodeOrder, default=list(NodeOrder))
+    parser.add_argument("--terms", nargs="+", type=Terms, default=[Terms.NONE])
+    parser.add_argument("--planned-starts", type=int, default=1)
+    parser.add_argument("--load", type=float, default=1.0, help="multiplies the rate of arrival")
+    parser.add_argument("--gangs", action="store_true", help="every fifth pod with several GPUs")
+    flags = parser.parse_args(argv)
+    pods = read_pods(flags.pods.read_text().splitlines(), str(flags.pods), timed=True)
+    pods = [replace(pod, created_s=pod.created_s / flags.load) for pod in pods]
+    if flags.gangs:
+        pods = with_gangs(pods)
+    nodes = with_density(read_nodes(flags.nodes.read_text().splitlines(), str(flags.nodes)), pods)
+    print("\t".join(HEADINGS))
+    for policy in flags.policies:
+        for terms in flags.terms:
+            result = replay(pods, nodes, policy, terms, planned_starts=flags.planned_starts)
+            print("\t".join(map(str, figures(result))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
