@@ -9,7 +9,6 @@ Examples:
 
 import argparse
 import logging
-import os
 from pathlib import Path
 
 import uvloop
@@ -17,7 +16,7 @@ import uvloop
 from shared.model.errors import RequestError
 from shared.model.quantity import parse_count
 from shared.runtime.health import suppress_bad_request_tracebacks
-from shared.runtime.variables import check_variables, number_argument
+from shared.runtime.variables import number_argument
 from simcluster.apiserver.storage.store import DEFAULT_WINDOW
 from simcluster.wiring import serve
 
@@ -89,7 +88,6 @@ def main() -> None:
     made = parser()
     try:
         options = made.parse_args()
-        check_variables(os.environ)
     except RequestError as error:
         made.exit(2, f"{made.prog}: {error}\n")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")

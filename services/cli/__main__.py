@@ -11,6 +11,7 @@ from services.cli.parser import NO_FILES, build_parser, candidates, parse
 from services.cli.terminal import program_name
 from shared.model.bounds import printable_lines
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
+from shared.runtime.settings import argument_variables
 from shared.runtime.variables import check_variables
 
 DEBUG_VARIABLE = "LEASEHOLD_DEBUG"
@@ -28,8 +29,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     name = program
     try:
-        check_variables(os.environ)
         entry, arguments = parse(words, program)
+        check_variables(os.environ, argument_variables(entry.arguments))
         name = f"{program} {entry.name}"
         if argv is None and not os.environ.get(DEBUG_VARIABLE):
             sys.excepthook = _report_bug

@@ -72,7 +72,7 @@ class WebhookSettings(ApiServerSettings, ServiceSettings):
     drain_s: float = setting(
         0.0, "seconds to respond after SIGTERM, until API servers no longer call this replica"
     )
-    scheduler: str = setting("leasehold", "scheduler of GPU pods that do not choose one")
+    default_scheduler: str = setting("leasehold", "scheduler of GPU pods that do not choose one")
     schedulers: tuple[str, ...] = setting(
         SCHEDULERS,
         "schedulerName values of the pods that Leasehold schedules",
@@ -168,8 +168,8 @@ class WebhookSettings(ApiServerSettings, ServiceSettings):
             )
         handover = KUBE_SCHEDULER if self.kube_scheduler else ""
         return SchedulerChoice(
-            placer=self.scheduler,
-            served=frozenset(filter(None, {self.scheduler, *self.schedulers, handover})),
+            placer=self.default_scheduler,
+            served=frozenset(filter(None, {self.default_scheduler, *self.schedulers, handover})),
             handover=handover,
             all_pods=all_pods,
         )

@@ -20,7 +20,6 @@ from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
 from shared.model.errors import RequestError
 from shared.nats.subjects import user_of
-from shared.runtime.variable_names import NAMES
 from shared.runtime.variables import (
     MAX_NUMBER,
     UNBOUNDED,
@@ -28,6 +27,7 @@ from shared.runtime.variables import (
     VariableText,
     argument_reader,
     check_variables,
+    own_variables,
     reader_of,
     variable_of,
 )
@@ -128,6 +128,12 @@ def _options_of(item: "dataclasses.Field[Any]", hint: Any) -> dict[str, Any]:
         "choices": bounds.one_of or None,
         "nargs": form.nargs,
     }
+
+
+def argument_variables(kind: type[Any]) -> set[str]:
+    """Return the variables that the arguments of a command have."""
+    forms = ((item.name, item.metadata["form"]) for item in dataclasses.fields(kind))
+    return {form.variable or variable_of(name) for name, form in forms if form.env is not None}
 
 
 def from_arguments(kind: type[S], parsed: argparse.Namespace) -> S:
@@ -262,7 +268,7 @@ def digest(value: str) -> str:
 
 def settings_digests(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return a digest of each variable of ours."""
-    return {key: digest(text) for key, text in environ.items() if key in NAMES}
+    return {name: digest(environ[name]) for name in own_variables(environ)}
 
 
 def load(kind: type[S], program: str, **options: Any) -> S:
@@ -270,7 +276,7 @@ def load(kind: type[S], program: str, **options: Any) -> S:
 
     Raises RequestError, a line with the flag or variable, its value and what is allowed, for an
     invalid value, for settings that contradict each other (their method `check`), for a flag and
-    for a variable `LEASEHOLD_...` that do not exist. `options`: see `load_each`.
+    for a variable whose name is nearly that of a setting. `options`: see `load_each`.
     """
     loaded: S = load_each((kind,), program, **options)[0]
     return loaded

@@ -1,4 +1,4 @@
-"""The environment variables `LEASEHOLD_...`: defaults of arguments, and which there are."""
+"""The environment variables `LEASEHOLD_...`: the values and defaults of arguments."""
 
 import argparse
 import dataclasses
@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from shared.model.errors import RequestError
-from shared.model.names import ENDS_AT
-from shared.runtime.variable_names import NAMES
 
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 _LOGIN = re.compile(r"//[^/]*@")
@@ -206,20 +204,32 @@ def number_argument(
     return argument_reader(lambda text: parse_number(text, kind, bounds))
 
 
-def check_variables(environ: Mapping[str, str], own: AbstractSet[str] = frozenset()) -> None:
-    """Raise RequestError for a variable `LEASEHOLD_...` that nothing reads, with the nearest one.
+def own_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return the names of the variables `LEASEHOLD_...` that may be settings, sorted.
 
-    All settings may be in one ConfigMap, so those of every component count as known. Kubernetes
-    sets variables for each Service of the namespace; those of a Service `leasehold...` are skipped.
-    `ENDS_AT` is in containers with GPUs.
+    Kubernetes sets variables for each Service of the namespace; those of a Service `leasehold...`
+    are left out.
     """
-    known = own | NAMES | {ENDS_AT}
-    for name in sorted(environ):
-        if name.startswith(PREFIX) and name not in known and not _is_of_service(name, environ):
-            words = [each.removeprefix(PREFIX) for each in sorted(known)]
-            near = difflib.get_close_matches(name.removeprefix(PREFIX), words, n=1, cutoff=0.7)
-            hint = f"; did you mean {PREFIX}{near[0]}?" if near else ": remove it"
-            raise RequestError(f"{name} is not a setting{hint}")
+    names = (name for name in environ if name.startswith(PREFIX))
+    return sorted(name for name in names if not _is_of_service(name, environ))
+
+
+NEAR = 0.87
+"""How similar a misspelt name is: two letters exchanged in eight. No setting of others is."""
+
+
+def check_variables(environ: Mapping[str, str], own: AbstractSet[str]) -> None:
+    """Raise RequestError for a variable whose name is nearly that of a setting in `own`.
+
+    Other names may be settings of other components: all may be in one ConfigMap.
+    """
+    words = [name.removeprefix(PREFIX) for name in sorted(own)]
+    for name in own_variables(environ):
+        if name in own:
+            continue
+        near = difflib.get_close_matches(name.removeprefix(PREFIX), words, n=1, cutoff=NEAR)
+        if near:
+            raise RequestError(f"{name} is not a setting; did you mean {PREFIX}{near[0]}?")
 
 
 _OF_SERVICE = re.compile(r"(\w+?)_(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT(?:_\d+_[A-Z]+\w*)?)")

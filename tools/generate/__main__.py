@@ -13,7 +13,6 @@ from tools.generate import (
     pages,
     reference,
     rights,
-    variables,
 )
 
 
@@ -32,7 +31,6 @@ def generated() -> dict[Path, str]:
         openapi.PAGE: openapi.generated(),
         reference.PAGE: reference.generated(),
         rights.FILE: rights.rights(),
-        variables.MODULE: variables.generated(),
     }
 
 

@@ -14,9 +14,9 @@ import pytest
 from shared.model.errors import RequestError
 from shared.model.names import ENDS_AT
 from shared.runtime import health, probe
-from shared.runtime.settings import load
-from shared.runtime.variable_names import NAMES
-from shared.runtime.variables import check_variables
+from shared.runtime.settings import load, settings_digests
+from shared.runtime.variables import PREFIX, check_variables
+from tests.support.variables import names_of_components, names_of_development
 from tools.generate.reference import settings_kinds
 
 
@@ -71,7 +71,7 @@ SERVICE_VARIABLES = {
 
 
 def started(module: str, *argv: str, **environ: str) -> tuple[int, str]:
-    outside = {name: text for name, text in os.environ.items() if name not in NAMES}
+    outside = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
     done = subprocess.run(
         [sys.executable, "-m", module, *argv],
         env={**outside, **environ},
@@ -138,24 +138,43 @@ def test_a_process_ends_with_one_line_and_code_2(module: str, variable: str) -> 
     assert variable in text or variable.removeprefix("LEASEHOLD_").lower() in text or "abc" in text
 
 
-@pytest.mark.parametrize("module", ["services.placer", "services.cli", "simcluster"])
-def test_a_variable_that_does_not_exist_is_refused_with_the_nearest_one(
-    module: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("module", "misspelt", "meant"),
+    [
+        ("services.node_agent", "LEASEHOLD_DEVICE_SPLTI_COUNT", "LEASEHOLD_DEVICE_SPLIT_COUNT"),
+        ("services.placer", "LEASEHOLD_REDIS_ULR", "LEASEHOLD_REDIS_URL"),
+        ("services.cli", "LEASEHOLD_KUBECONFG", "LEASEHOLD_KUBECONFIG"),
+    ],
+)
+def test_a_misspelt_variable_is_refused_with_the_one_that_was_meant(
+    module: str, misspelt: str, meant: str
 ) -> None:
-    argv = {"services.cli": ["help"], "simcluster": ["--state", str(tmp_path)]}.get(module, [])
+    argv = ["gpus"] if module == "services.cli" else []
 
-    code, text = started(module, *argv, LEASEHOLD_DEVICE_SPLTI_COUNT="5")
+    code, text = started(module, *argv, **{misspelt: "5"})
 
     assert code == 2
-    assert "LEASEHOLD_DEVICE_SPLTI_COUNT is not a setting; did you mean" in text
-    assert "did you mean LEASEHOLD_DEVICE_SPLIT_COUNT?" in text
+    assert f"{misspelt} is not a setting; did you mean {meant}?" in text
     assert text.count("\n") == 1
 
 
+def test_no_setting_of_a_component_is_taken_for_a_misspelt_one_of_another() -> None:
+    of_all = names_of_components()
+    environ = dict.fromkeys(set().union(*of_all.values(), names_of_development()), "1")
+    assert len(environ) > 100
+
+    for own in of_all.values():
+        check_variables(environ, own)
+
+
 def test_variables_of_services_and_of_containers_with_gpus_are_no_settings() -> None:
-    check_variables({**SERVICE_VARIABLES, ENDS_AT: "2026-11-27T16:40:00+00:00"})
-    with pytest.raises(RequestError, match="LEASEHOLD_OTHER_PORT is not a setting"):
-        check_variables({**SERVICE_VARIABLES, "LEASEHOLD_OTHER_PORT": "1"})
+    own = {"LEASEHOLD_WEB_HOOK_PORT"}
+    environ = {**SERVICE_VARIABLES, ENDS_AT: "2026-11-27T16:40:00+00:00"}
+    check_variables(environ, own)
+
+    assert settings_digests(environ).keys() == {ENDS_AT}
+    with pytest.raises(RequestError, match="did you mean LEASEHOLD_WEB_HOOK_PORT"):
+        check_variables({"LEASEHOLD_WEBHOOK_PORT": "1"}, own)
 
 
 @pytest.mark.parametrize(
@@ -206,4 +225,5 @@ def test_every_variable_in_manifests_images_and_pages_is_known() -> None:
     named = {name for path in texts for name in VARIABLE.findall(path.read_text())}
 
     assert "LEASEHOLD_NATS_URL" in named
-    assert named - {ENDS_AT} <= NAMES
+    read = set().union(*names_of_components().values(), names_of_development())
+    assert named - {ENDS_AT} <= read
