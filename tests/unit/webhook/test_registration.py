@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from services.webhook.registration import configuration, registered_url
+from services.webhook.registration import admission_policies, configuration, registered_url
 from shared.model.errors import RequestError
 
 
@@ -43,3 +43,25 @@ def test_every_list_is_measured_before_a_condition_looks_at_its_items() -> None:
     for items, before in looks:
         measured = rf"{re.escape(items)}\.size\(\) (> \d+ \|\||<= \d+ &&) $"
         assert re.search(measured, before), f"{items} may be as long as the author likes"
+
+
+def test_no_policy_searches_a_list_that_authors_of_pods_make_long() -> None:
+    """The API server ends an expensive evaluation, which denies each later write of such a pod."""
+    searched: list[tuple[str, str]] = []
+    for policy in admission_policies():
+        spec = policy["spec"]
+        variables = {each["name"]: each["expression"] for each in spec.get("variables", ())}
+        filtered = [name for name, text in variables.items() if ".filter(" in text]
+        evaluated = [
+            *variables.values(),
+            *(each["expression"] for each in spec.get("validations", ())),
+        ]
+        searched += [
+            (policy["metadata"]["name"], name)
+            for name in filtered
+            for text in evaluated
+            if re.search(rf" in variables\.{name}\b", text)
+        ]
+
+    assert searched == []
+    assert any(".filter(" in str(policy["spec"]) for policy in admission_policies())
