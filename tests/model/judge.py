@@ -478,4 +478,5 @@ def _seen_claim(claim: Claim, running: Running) -> SeenPod:
         message="no pod",
         runs=not claim.consumers or any(record.pod is claim for _, record in running),
         resized=True,
+        of_claim=True,
     )

@@ -69,6 +69,8 @@ class SeenPod:
     """It may not be on a device with some others."""
     failure: str = ""
     """Why it failed, as its status says."""
+    of_claim: bool = False
+    """It stands for a ResourceClaim, which kube-scheduler allocates in an order of its own."""
 
     @property
     def ended(self) -> bool:

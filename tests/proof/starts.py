@@ -1,13 +1,13 @@
 """Checks of planned starts: what pods are promised, and what is let in before; pure."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import datetime
 
 from tests.proof.history import Finding, History
 from tests.proof.liveness import RESUMED_S, fits_on, free_devices, resumed_s, waits
-from tests.proof.observations import RawClaim, RawLease, RawLedger, Sample
+from tests.proof.observations import RawClaim, RawLease, RawLedger, Sample, SeenPod
 
 LATE_S = 30.0
 """After the promised time, a start that is late is withdrawn."""
@@ -78,13 +78,14 @@ def s11_what_is_let_in_before_a_start_ends_in_time(
 def p9_what_fits_starts_if_all_before_it_end(sample: Sample, history: History) -> Iterator[Finding]:
     """A pod that fits if no other runs starts once those before it must have ended.
 
-    Each of them has a maximum run time, and in the worst case they run one after the other.
+    Each of them has a maximum run time, and in the worst case they run one after the other. What
+    ResourceClaims get meanwhile does not end: a pod that no longer fits beside it is owed nothing.
     """
     pods = sample.pods or {}
     for uid, by in _owed(sample):
         history.owed.setdefault(uid, by)
     for uid, by in sorted(history.owed.items()):
-        if uid not in pods or not waits(pods[uid]):
+        if uid not in pods or not waits(pods[uid]) or _is_taken_by_claims(pods[uid], sample):
             del history.owed[uid]
         elif by < sample.at:
             text = (
@@ -98,13 +99,30 @@ def _owed(sample: Sample) -> Iterator[tuple[str, float]]:
     ledger, pods = sample.ledger, [pod for pod in (sample.pods or {}).values() if not pod.ended]
     if ledger is None or not ledger.ready or sum(pod.max_run_s is None for pod in pods) > 1:
         return
-    devices = {uuid: replace(raw, is_claimed=False) for uuid, raw in ledger.devices.items()}
-    empty = replace(ledger, leases={}, devices=devices)
-    free = free_devices(replace(sample, pods={}), empty)
     for pod in pods:
         simple = waits(pod) and not (pod.gang or pod.spread or pod.want.mig or pod.want.either)
         others = [other.max_run_s for other in pods if other is not pod]
-        if simple and any(fits_on(pod.want, free[node], sample) for node in free):
+        if simple and _fits_beside(pod, (), sample, ledger):
             longest_s = sum(each + GRACE_S + MARGINS_S for each in others if each is not None)
             if None not in others:
                 yield pod.uid, sample.at + longest_s + LATE_S
+
+
+def _is_taken_by_claims(pod: SeenPod, sample: Sample) -> bool:
+    """Whether a pod fits if no other runs, and does not beside the leases of ResourceClaims."""
+    ledger, pods = sample.ledger, sample.pods or {}
+    if ledger is None or not ledger.ready:
+        return False
+    of_claims = [uid for uid in ledger.leases if uid in pods and pods[uid].of_claim]
+    return _fits_beside(pod, (), sample, ledger) and not _fits_beside(
+        pod, of_claims, sample, ledger
+    )
+
+
+def _fits_beside(pod: SeenPod, others: Iterable[str], sample: Sample, ledger: RawLedger) -> bool:
+    """Whether a pod fits on a node if only some other leases last, and no device is claimed."""
+    devices = {uuid: replace(raw, is_claimed=False) for uuid, raw in ledger.devices.items()}
+    leases = {uid: ledger.leases[uid] for uid in others}
+    left = replace(ledger, leases=leases, devices=devices)
+    free = free_devices(replace(sample, pods={}), left)
+    return any(fits_on(pod.want, free[node], sample) for node in free)

@@ -373,6 +373,23 @@ def preemptible(**changes: Any) -> set[str]:
     return found(*lasting(50, pods=pods, **ledger(LEASE, of("b", LEASE, device="gpu-1"))))
 
 
+def waited(for_s: int, *claimed: str, since_s: int = 5, until_s: int = 1000) -> set[str]:
+    """A pod needs a whole device, another one ends in time; ResourceClaims get some meanwhile."""
+    pods = (of("w", WAITING, DEVICE_MIB), of("b", POD, max_run_s=5))
+    claims = [of(uuid, POD, HALF, devices=(uuid,), of_claim=True) for uuid in claimed]
+    leases = [of(uuid, LEASE, HALF, device=uuid) for uuid in claimed]
+    with_claims: dict[str, Any] = {"pods": (*pods, *claims), **ledger(*leases)}
+    without: dict[str, Any] = {"pods": pods}
+    return found(
+        *(
+            sample(AT + second, **with_claims if since_s <= second < until_s else without)
+            for second in range(for_s + 1)
+        )
+    )
+
+
+LATE_S = 110 + 30 + 12
+"""When it is noticed that the pod has not started."""
 URGENT = of("u", WAITING, priority=1000)
 STALE = replace(AGENT, pod="b", fence=4, activated_at=AT + 1)
 STORIES: tuple[tuple[str, str, Callable[[], set[str]], Callable[[], set[str]]], ...] = (
@@ -397,6 +414,24 @@ STORIES: tuple[tuple[str, str, Callable[[], set[str]], Callable[[], set[str]]], 
     ("S11", "later", promised_later, lambda: promised_later(a=AT)),
     ("S11", "let in", lambda: let_in(max_run_s=100), lambda: let_in(max_run_s=100, grace_s=5)),
     ("S11", "let in for good", let_in, lambda: let_in(max_run_s=90)),
+    (
+        "P9",
+        "late beside a claim",
+        lambda: waited(LATE_S + 1, "gpu-0"),
+        lambda: waited(LATE_S + 1, "gpu-0", "gpu-1"),
+    ),
+    (
+        "P9",
+        "late after claims",
+        lambda: waited(50 + LATE_S + 1, "gpu-0", "gpu-1", until_s=50),
+        lambda: waited(50 + LATE_S - 1, "gpu-0", "gpu-1", until_s=50),
+    ),
+    (
+        "P9",
+        "late before claims",
+        lambda: waited(LATE_S + 10, "gpu-0", "gpu-1", since_s=LATE_S + 3),
+        lambda: waited(LATE_S + 10, "gpu-0", "gpu-1", since_s=LATE_S - 12),
+    ),
     ("M1", "memory", lambda: resources(120, 15), lambda: resources(30, 15)),
     ("M1", "keys", lambda: resources(20, 90), lambda: resources(20, 16)),
     ("M2", "for no pod", evicted, lambda: evicted(URGENT)),
