@@ -131,7 +131,7 @@ def _build_agent(node: Node, settings: AgentSettings, gpus: NodeGpus) -> NodeAge
     views = ViewWriter(node, handshake=settings.volcano_handshake)
     pods = NodePods(node, settings.proc_dir)
     partitioner = gpus.partitioner(settings, node.timing.partition_step_s)
-    mig = LayoutReconciler(node, gpus.driver.instances, partitioner)
+    mig = LayoutReconciler(node, pods, gpus.driver.instances, partitioner)
     serves_claims = settings.dra is not DraMode.OFF
     reconciler = CheckpointReconciler(node, pods, mig, serves_claims=serves_claims)
     grants = Grants(node, mig, reconciler)

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 from shared.model.device import DeviceMode
 from shared.model.errors import UnavailableError
-from shared.model.names import NodeName
+from shared.model.names import DeviceUuid, NodeName
 from tests.model.hostile import HostileAgent
 from tests.model.machine import chosen
 from tests.model.mig import instance_mode
+from tests.model.node import Node
 from tests.model.rules import any_of, rule
 from tests.model.services import BinderReplica, Service
 from tests.model.users import nodes, numbers, positions
@@ -186,6 +187,7 @@ class LeaseProtocol(HostileAgent):
             first, second = second, first
         *others, device = first.devices
         self.world.moved.add(device.uuid)
+        first.respond(device.uuid)
         first.kubelet.fail_users(device.uuid)
         first.change_devices(others)
         second.change_devices([*second.devices, replace(device, index=len(second.devices))])
@@ -202,6 +204,39 @@ class LeaseProtocol(HostileAgent):
         """End the processes that are left of ended pods, as their driver returns."""
         self.world.nodes[node].kubelet.end_processes()
 
+    @rule(node=nodes, position=positions)
+    def device_hangs(self, node: NodeName, position: int) -> None:
+        """Let no call of the driver about a device return; its processes cannot be killed."""
+        machine = self.world.nodes[node]
+        device = chosen(machine.devices, position)
+        if device.uuid not in machine.driver.hanging:
+            self.tell(f"{device.uuid} hangs")
+            machine.driver.hang(device.uuid)
+
+    @rule(lambda self: self.hanging(), position=positions)
+    def device_responds(self, position: int) -> None:
+        machine, device = chosen(self.hanging(), position)
+        self.tell(f"{device} responds again")
+        machine.respond(device)
+        self.world.loop.settle()
+
+    def hanging(self) -> list[tuple[Node, DeviceUuid]]:
+        return [(node, each) for node in self.world.nodes.values() for each in node.driver.hanging]
+
+    @rule(node=nodes, what=any_of("500", "403", "old", "late"))
+    def kubelet_loses_api(self, node: NodeName, what: str) -> None:
+        """Cut a kubelet off from the API server; what it answers its agent is old, or an error."""
+        self.world.nodes[node].kubelet.lose_api(what)
+
+    @rule(
+        lambda self: any(kubelet.is_cut_off for kubelet in self.kubelets()),
+        position=positions,
+        what=any_of("", "500", "403", "old", "late", "late"),
+    )
+    def kubelet_finds_api(self, position: int, what: str) -> None:
+        """End that; its answers stay so for a while, and what has ended is reported at once."""
+        chosen((each for each in self.kubelets() if each.is_cut_off), position).find_api(what)
+
     @rule(node=nodes, fault=any_of("fails", "slow", "stuck"))
     def disturb_driver(self, node: NodeName, fault: str) -> None:
         """Let the next change of MIG instances fail, or take long."""
@@ -212,6 +247,7 @@ class LeaseProtocol(HostileAgent):
         """Reset the device with MIG instances: they are gone, and its containers start again."""
         machine = self.world.nodes[node]
         device = machine.devices[0].uuid
+        machine.respond(device)
         machine.kubelet.stop_users(device)
         machine.driver.reset(device)
 
@@ -220,6 +256,7 @@ class LeaseProtocol(HostileAgent):
         """Turn MIG mode of a device off or on, which resets it: containers that use it fail."""
         machine = self.world.nodes[node]
         device, *others = machine.devices
+        machine.respond(device.uuid)
         machine.kubelet.fail_users(device.uuid)
         machine.driver.reset(device.uuid)
         if device.mode is DeviceMode.MIG:

@@ -4,17 +4,19 @@ Each check is named by the invariant of docs/architecture.md that it watches.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from services.binder.report.explanations import KubernetesEvent
+from services.node_agent.agent_timing import DEFAULT_TIMING
 from shared.model.device import DeviceMode
 from shared.model.events.event import Event
 from shared.model.events.pod_events import NodeChanged, PodTerminated
-from shared.model.lease import END_MARGIN_S
-from shared.model.names import DeviceUuid, NodeName
+from shared.model.lease import END_MARGIN_S, Lease, LeaseState
+from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.request import PodRequest
 from tests.model.api_server import NAMESPACE, Pod
 from tests.model.claims import Claim
@@ -45,6 +47,10 @@ HARDWARE = Hardware(
     slots=SLOTS,
     layouts={name: tuple(n * SLICE_MIB for n in sizes) for name, sizes in LAYOUTS.items()},
 )
+UNSEEN = re.compile("cannot be seen|no reply within|has lost its records")
+"""In a refusal: the agent lacks sight, and knows of no contradiction."""
+SIGHT_S = DEFAULT_TIMING.sight_s - 5.0
+"""An agent waits so long for what it cannot see."""
 HIGHEST = 2.0**43
 """Above all fences and versions that clocks and lies that are accepted can lead to."""
 
@@ -72,6 +78,8 @@ class Judge(Watches):
         """The newest that a binder has handled."""
         self.refused: Counter[tuple[NodeName, str]] = Counter()
         """Pods that agents refused for what their records contradict, by node and cause."""
+        self.closed: dict[PodUid, set[DeviceUuid]] = {}
+        """Devices that were closed when a pod was last admitted to them."""
         self.ledger = decode(world.server.raw())
 
     def read_ledger(self) -> RawLedger:
@@ -185,12 +193,38 @@ class Judge(Watches):
         if starts[number : number + 1] != [grant.slices.start] or len(grant.slices) != size:
             self.world.fail(f"S7: {grant} is not position {share.slot} of {share.layout}")
 
-    def check_refused(self, node: NodeName, pod: Pod, reason: str) -> None:
-        """P8: for one contradiction between an agent and the ledger, at most one pod fails."""
-        cause = safety.cause_of(reason)
+    def note_admitted(self, node: NodeName, lease: Lease) -> None:
+        """Note which devices of a pod that an agent admits are closed.
+
+        A binder requests it again of a pod whose Binding it may have sent.
+        """
+        if lease.state is not LeaseState.RESERVED:
+            return
+        open_ = {each.uuid for each in self.world.nodes[node].reported_devices() if each.healthy}
+        self.closed[lease.pod] = {share.device for share in lease.shares} - open_
+
+    def check_refused(self, node: NodeName, pod: Pod, reason: str, waited_s: float) -> None:
+        """P8: an agent refuses one pod at most for one cause, and none for what it cannot see."""
+        cause = self._cause_of(reason)
         self.refused[node, cause] += 1
         if cause and self.refused[node, cause] > 1:
             self.world.fail(f"P8: {pod.uid} fails on {node} as another pod before it: {reason}")
+        if closed := self.closed.get(pod.uid):
+            self.world.fail(
+                f"P8: {pod.uid} was admitted to {sorted(closed)}, closed then: {reason}"
+            )
+        if UNSEEN.search(reason) and waited_s < SIGHT_S:
+            self.world.fail(f"P8: {pod.uid} fails on {node} after {waited_s:.0f} s: {reason}")
+
+    def _cause_of(self, reason: str) -> str:
+        """Return the cause of a refusal; a device that hangs again is another one."""
+        hangs = [
+            f"{device} hangs for the {number}. time"
+            for machine in self.world.nodes.values()
+            for device, number in machine.driver.hangs.items()
+            if f"device {device} was not laid out" in reason
+        ]
+        return safety.cause_of(reason) or "".join(hangs)
 
     def check_destroyed(self, node: NodeName, uuid: str) -> None:
         """Check a MIG instance that is about to be destroyed."""

@@ -1,7 +1,12 @@
-"""A small kubelet: it admits pods one after the other, runs their containers and ends them."""
+"""A small kubelet: it admits pods one after the other, runs their containers and ends them.
+
+It may lose the API server, and what it answers its agent is old or an error then, and for a while
+longer.
+"""
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,11 +16,11 @@ from services.node_agent.kubelet.pods import (
     KubeletContainer,
     KubeletPod,
     PodResources,
-    RunningPods,
 )
 from shared.dialects.hami_core import MEMORY_LIMIT
+from shared.kubernetes.errors import parse_error
 from shared.model.claim import DRIVER, LEASED, device_name
-from shared.model.errors import LeaseholdError
+from shared.model.errors import LeaseholdError, RequestError
 from shared.model.events.node_events import LeaseHolder
 from shared.model.lease_copy import lease_outline
 from shared.model.names import DeviceUuid, PodUid
@@ -28,6 +33,15 @@ if TYPE_CHECKING:
     from tests.model.node import Node
 
 CONTAINER = "main"
+TURN_S = 2.0
+"""After a pause of this length, calls of the agent belong to another turn of the main loop."""
+DENIED_S, RELISTED_S = 30.0, 45.0
+ANSWERS_S = {"": 0.0, "403": DENIED_S, "500": DENIED_S, "old": RELISTED_S, "late": RELISTED_S}
+"""How long the kubelet answers like this once it has found the API server again.
+
+`old`: its list of pods is that of before; `late`: it contains new pods, and those that have ended
+meanwhile as they were before.
+"""
 
 
 @dataclass(slots=True)
@@ -67,8 +81,8 @@ def limit_mib(record: KubeletRecord) -> int:
 class Kubelet:
     """Admits bound pods one after the other, runs their containers and ends them."""
 
-    unreadable_reason = ""
-    is_passing = False
+    silent_reason = ""
+    """PodResources always respond."""
 
     def __init__(self, node: "Node") -> None:
         self.node = node
@@ -82,12 +96,38 @@ class Kubelet:
         """Those of them that have ended: the process still uses the device."""
         self.admission: asyncio.Task[None] | None = None
         self._claims_changing = asyncio.Lock()
+        self.is_cut_off = False
+        """It cannot reach the API server."""
+        self.unreported: list[tuple[Pod, str]] = []
+        """Pods that have ended since then, with their phases."""
+        self.answer = ""
+        """A key of `ANSWERS_S`."""
+        self.answers_until = 0.0
+        self.listed_before: dict[PodUid, KubeletPod] = {}
+        """Its list of pods when it lost the API server."""
+        self.turn_began_s = self.called_s = -math.inf
+        """When it began to call the agent in this turn of its main loop, and when it last did."""
+
+    def lose_api(self, answer: str) -> None:
+        """Let it see nothing of the API server, and answer the agent like this meanwhile."""
+        if not self.is_cut_off:
+            self.listed_before = self._listed()
+        self.is_cut_off, self.answer, self.answers_until = True, answer, math.inf
+
+    def find_api(self, answer: str) -> None:
+        """End that; it answers like this for a while longer."""
+        self.is_cut_off, self.answer = False, answer
+        self.answers_until = self.node.clock.ticks() + ANSWERS_S[answer]
+        for pod, phase in self.unreported:
+            self.node.api.finish(pod, phase)
+        self.unreported.clear()
 
     def sync(self) -> None:
         """End what the API server has no more, and begin to admit what it has bound."""
-        self.end_deleted()
+        if not self.is_cut_off:
+            self.end_deleted()
+            self.node.spawn(self._sync_claims())
         self.end_late()
-        self.node.spawn(self._sync_claims())
         if self.admission is not None and self.admission.done() and not self.admission.cancelled():
             self.admission.result()  # a bug of the product ends the run
         if self.admission is None or self.admission.done():
@@ -115,10 +155,17 @@ class Kubelet:
         """End the pod's container; with a `phase`, report it."""
         record = self.records.pop(uid)
         self.ended.add(uid)
-        if uid in self.stuck and record.given is not None:
+        is_stuck = uid in self.stuck or DeviceUuid(record.device) in self.node.driver.hanging
+        if is_stuck and record.given is not None:
             self.left[uid] = record
         if phase and isinstance(record.pod, Pod):
-            self.node.api.finish(record.pod, phase)
+            self._report(record.pod, phase)
+
+    def _report(self, pod: Pod, phase: str) -> None:
+        if self.is_cut_off:
+            self.unreported.append((pod, phase))
+        else:
+            self.node.api.finish(pod, phase)
 
     def abort_admission(self) -> None:
         """Fail the pod that is being admitted: its Allocate got no reply."""
@@ -143,6 +190,8 @@ class Kubelet:
     def stop(self, uid: PodUid) -> None:
         """Stop the pod's container, which starts again by the pod's restart policy."""
         record = self.records[uid]
+        if DeviceUuid(record.device) in self.node.driver.hanging:
+            return  # its process cannot be killed
         record.stopped, record.given, record.used_mib = True, None, 0
 
     def stop_users(self, device: DeviceUuid) -> None:
@@ -192,9 +241,31 @@ class Kubelet:
         self.node.on_given(self.node.name, record)
 
     async def list_pods(self) -> tuple[KubeletPod, ...]:
+        answer = self._answer("/pods")
+        before = self.listed_before if answer else {}
+        now = self._listed() if answer != "old" else {}
+        return tuple((before | now).values())
+
+    async def list_running(self) -> Set[PodUid]:
+        self._answer("/runningpods/")
+        return self.processes()
+
+    def processes(self) -> Set[PodUid]:
+        """Return the pods with processes."""
+        given = {uid for uid, record in self.records.items() if record.given is not None}
+        return given | self.left.keys()
+
+    def _answer(self, path: str) -> str:
+        if self.node.clock.ticks() >= self.answers_until:
+            self.answer = ""
+        if self.answer.isdecimal():
+            raise parse_error("GET", path, int(self.answer), b"")
+        return self.answer
+
+    def _listed(self) -> dict[PodUid, KubeletPod]:
         container = KubeletContainer(name=CONTAINER, limits={TRIGGER: 1})
-        return tuple(
-            KubeletPod(
+        return {
+            uid: KubeletPod(
                 uid=uid,
                 namespace=NAMESPACE,
                 name=record.pod.name,
@@ -204,17 +275,7 @@ class Kubelet:
             )
             for uid, record in self.records.items()
             if isinstance(record.pod, Pod)
-        )
-
-    async def find_running(self) -> RunningPods:
-        given = {uid for uid, record in self.records.items() if record.given is not None}
-        return RunningPods(processes={uid: {CONTAINER} for uid in given | self.left.keys()})
-
-    async def list_running(self) -> Set[PodUid]:
-        return (await self.find_running()).uids
-
-    async def list_processes(self) -> Mapping[int, PodUid]:
-        return dict(enumerate(sorted((await self.find_running()).uids)))
+        }
 
     def end_processes(self, device: DeviceUuid | None = None) -> None:
         """End what is left of ended pods: all, or what uses a device."""
@@ -237,13 +298,19 @@ class Kubelet:
         await self._start_again()
         for pod in list(self.node.api.pods.values()):
             waits = pod.node == self.node.name and not (pod.is_terminal or pod.deleting)
-            if waits and pod.uid not in self.records and pod.uid not in self.ended:
+            if (
+                waits
+                and not self.is_cut_off
+                and pod.uid not in self.records
+                and pod.uid not in self.ended
+            ):
                 record = self.records[pod.uid] = KubeletRecord(pod)
                 try:
                     await self._allocate(record)
                 except LeaseholdError as error:
                     self.node.note(f"kubelet {self.node.name} fails pod {pod.uid}: {error}")
-                    self.node.on_refused(self.node.name, pod, str(error))
+                    waited_s = self.node.clock.ticks() - self.turn_began_s
+                    self.node.on_refused(self.node.name, pod, str(error), waited_s)
                     if pod.uid in self.records:
                         self.end(pod.uid, "Failed")
 
@@ -265,10 +332,18 @@ class Kubelet:
     async def _allocate(self, record: KubeletRecord) -> None:
         handler = self.node.agent.handler
         used = {each for other in self.records.values() for each in other.device_ids}
-        free = [each for each in self.node.snapshot().served[TRIGGER] if each not in used]
-        preferred = await handler.get_preferred_allocation(TRIGGER, free, [], 1)
-        ids = tuple(preferred or free[:1])
-        setup = await handler.allocate(TRIGGER, ids)
+        served = self.node.agent.known.require_snapshot().served[TRIGGER].values()
+        free = [each.id for each in served if each.healthy and each.id not in used]
+        if not free:
+            raise RequestError("no healthy devices present; cannot allocate unhealthy devices")
+        if self.node.clock.ticks() > self.called_s + TURN_S:
+            self.turn_began_s = self.node.clock.ticks()
+        try:
+            preferred = await handler.get_preferred_allocation(TRIGGER, free, [], 1)
+            ids = tuple(preferred or free[:1])
+            setup = await handler.allocate(TRIGGER, ids)
+        finally:
+            self.called_s = self.node.clock.ticks()
         record.device_ids, record.started_s = ids, self.node.clock.ticks()
         if record.pod.uid in self.records:
             record.given = dict(setup.environment)

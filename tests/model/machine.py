@@ -71,6 +71,10 @@ class Machine:
             node.silent = node.loses_reply = False
             node.driver.fault = ""
             node.kubelet.end_processes()
+            for device in list(node.driver.hanging):
+                node.respond(device)
+            if node.kubelet.is_cut_off:
+                node.kubelet.find_api("late")
             if node.name not in world.api.nodes:
                 world.api.add_node(node.name)
         while self.server.late_calls:

@@ -4,12 +4,14 @@ Every device has four memory slices. An instance's UUID says what it is: `MIG-DE
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from services.node_agent.gpus.device_faults import no_response
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.mig.instances import InstanceProfile, MigInstance, MigState
 from services.node_agent.partition.partition_client import RemotePartitioner
@@ -30,6 +32,9 @@ SLICES = 4
 SLICE_MIB = 25
 SLOW_S = {"slow": 8.0, "stuck": 40.0}
 """How long a change takes; the agent waits 20 s for a layout, and the partitioner 15 s for it."""
+PROBE_LIMIT_S = 10.0
+"""How long the agent waits for what the driver says of a device."""
+HANGS = no_response("the driver did not respond")
 LIFE = ContextVar("LIFE", default=0)
 """The life of the partitioner in which a call is made."""
 T = TypeVar("T")
@@ -91,8 +96,16 @@ def _layout(name: str) -> MigLayout:
     return MigLayout(name=name, profiles=tuple(profiles))
 
 
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """A device about which no call of the driver returns."""
+
+    since_s: float
+    end: asyncio.Event
+
+
 class ModelDriver:
-    """The instances of a machine. Changes of a device are made one by one, also slow ones.
+    """The devices of a machine. Changes of a device are made one by one, also slow ones.
 
     Like NVML's, a call that was begun is carried out, whether or not its caller still waits.
     """
@@ -114,24 +127,45 @@ class ModelDriver:
         """By the ID of the GPU instance."""
         self.fault = ""
         """Of the next change: it `fails`, or takes a time of `SLOW_S`."""
+        self.hanging: dict[DeviceUuid, Hang] = {}
+        self.hangs: Counter[DeviceUuid] = Counter()
+        """How often each device has begun to hang."""
         self.calls: dict[DeviceUuid, asyncio.Task[Any]] = {}
         """The latest of each device."""
         self.life = 0
         """Calls of a killed partitioner's earlier lives are not made."""
 
     def gpus(self) -> tuple[Gpu, ...]:
+        """Return the devices in MIG mode."""
         return tuple(
-            Gpu(
-                uuid=device.uuid,
-                index=device.index,
-                model=device.model,
-                memory_mib=device.memory_mib,
-                mig=MigState(enabled=True, pending=True, profiles=PROFILES),
-                instances=self._list(device.uuid),
-            )
+            replace(_gpu(device), instances=self._list(device.uuid))
             for device in self.get_devices()
             if device.mode is DeviceMode.MIG
         )
+
+    def probe(self, since_s: float) -> tuple[Gpu, ...]:
+        """Return what an agent finds that has probed the devices since then.
+
+        A device that hangs has a fault; one that has hung for all that time is not found.
+        """
+        found = []
+        for device in self.get_devices():
+            hang = self.hanging.get(device.uuid)
+            if hang is None or hang.since_s > since_s:
+                is_silent = hang and self.clock.ticks() >= hang.since_s + PROBE_LIMIT_S
+                found.append(replace(_gpu(device), fault=HANGS if is_silent else None))
+        return tuple(found)
+
+    def hang(self, device: DeviceUuid) -> None:
+        """Let no call about a device return that is made from now on."""
+        self.hangs[device] += 1
+        self.hanging[device] = Hang(self.clock.ticks(), asyncio.Event())
+
+    def respond(self, device: DeviceUuid) -> None:
+        """End that: what was requested meanwhile is carried out."""
+        hang = self.hanging.pop(device, None)
+        if hang is not None:
+            hang.end.set()
 
     def profiles(self) -> dict[DeviceUuid, tuple[InstanceProfile, ...]]:
         return dict.fromkeys((gpu.uuid for gpu in self.gpus()), PROFILES)
@@ -214,7 +248,8 @@ class ModelDriver:
         fault = ""
         if changes:
             fault, self.fault = self.fault, ""
-        call = self.clock.loop.create_task(self._carry_out(self.calls.get(device), fault, work))
+        before = self.calls.get(device)
+        call = self.clock.loop.create_task(self._carry_out(device, before, fault, work))
         call.add_done_callback(_retrieve)
         self.calls[device] = call
         await asyncio.wait([call])
@@ -223,10 +258,16 @@ class ModelDriver:
         return call.result()
 
     async def _carry_out(
-        self, before: asyncio.Task[Any] | None, fault: str, work: Callable[[], T]
+        self,
+        device: DeviceUuid,
+        before: asyncio.Task[Any] | None,
+        fault: str,
+        work: Callable[[], T],
     ) -> T:
         if before is not None:
             await asyncio.wait([before])
+        while device in self.hanging:
+            await self.hanging[device].end.wait()
         if fault == "fails":
             raise UnavailableError("NVML: Unknown Error")
         if fault:
@@ -260,6 +301,17 @@ class PartitionerProcess(RemotePartitioner):
         if not reply.done() or reply.cancelled():
             raise UnavailableError("no reply of the partitioner")
         return decode_reply(encode_line(reply.result()))
+
+
+def _gpu(device: Device) -> Gpu:
+    is_mig = device.mode is DeviceMode.MIG
+    return Gpu(
+        uuid=device.uuid,
+        index=device.index,
+        model=device.model,
+        memory_mib=device.memory_mib,
+        mig=MigState(enabled=True, pending=True, profiles=PROFILES) if is_mig else None,
+    )
 
 
 def _slices(instance: MigInstance) -> range:

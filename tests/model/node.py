@@ -2,8 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,11 @@ from services.node_agent.allocate.admission_window import AdmissionWindow
 from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.allocate.grants import Grants
 from services.node_agent.allocate.handler import AllocationHandler
+from services.node_agent.device_watcher import PROBE_S
 from services.node_agent.dra.preparation import ClaimPreparation
+from services.node_agent.gpus.device_health import HealthPolicy
+from services.node_agent.gpus.health_monitor import HealthMonitor
+from services.node_agent.kubelet.node_pods import NodePods
 from services.node_agent.node import Node as AgentNode
 from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
@@ -32,14 +36,15 @@ from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import LeaseChanged
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease
-from shared.model.names import NodeName
+from shared.model.names import DeviceUuid, NodeName, PodUid
 from tests.model.api_server import ApiServer, Pod
 from tests.model.claims import Claims
-from tests.model.kubelet import Kubelet, KubeletRecord
+from tests.model.kubelet import CONTAINER, Kubelet, KubeletRecord
 from tests.model.mig import ModelDriver, PartitionerProcess
 from tests.model.virtual_time import ActorClock
 from tests.support.build import TRIGGER
 
+HEALTH = HealthPolicy(first_backoff_s=5.0, max_backoff_s=10.0)
 PATHS = Paths(library="/lib", preload="/preload", containers="/containers")
 
 
@@ -62,6 +67,21 @@ class _Host:
     prepare = ensure_named = remove_unused = _do_nothing
     show_allocated = show_failed = _ignore
     count_allocation = count_overcommit = partitioned = _ignore
+
+
+class ModelPods(NodePods):
+    """The agent's sight of the pods; it is on the node's PID namespace."""
+
+    def __init__(self, node: AgentNode, kubelet: Kubelet) -> None:
+        super().__init__(node, Path("unused"))
+        self._kubelet = kubelet
+        self._finds_processes = True
+
+    async def list_processes(self) -> dict[int, PodUid]:
+        return dict(enumerate(sorted(self._kubelet.processes())))
+
+    async def _find_processes(self) -> Mapping[PodUid, Set[str]]:
+        return {uid: {CONTAINER} for uid in self._kubelet.processes()}
 
 
 class ModelLimits(LimitUpdater):
@@ -111,23 +131,63 @@ class Agent:
             cdi=host,
             metrics=host,
             clock=node.clock,
-            snapshot=node.snapshot(),
         )
+        self.pods = ModelPods(self.known, node.kubelet)
+        self.health = HealthMonitor(
+            node.name,
+            xids=node.driver.xids,
+            environ={},
+            policy=HEALTH,
+            leases=self.leases,
+            checkpoint=self.checkpoint,
+            clock=node.clock,
+        )
+        self.health.remember(each for each in node.devices if each.uuid in node.driver.hanging)
+        self.began_s = node.clock.ticks()
+        self.probe()
         self.window = AdmissionWindow(self.known)
-        self.mig = LayoutReconciler(self.known, node.partitioner.instances, node.partitioner)
+        self.mig = LayoutReconciler(
+            self.known, self.pods, node.partitioner.instances, node.partitioner
+        )
         self.mig.profiles = node.driver.profiles()
-        self.reconciler = CheckpointReconciler(self.known, kubelet, self.mig)
+        self.reconciler = CheckpointReconciler(self.known, self.pods, self.mig)
         self.leftovers = Leftovers(self.known, self.reconciler)
         grants = Grants(self.known, self.mig, self.reconciler)
         self.failed = grants.failed
-        self.handler = AllocationHandler(self.known, kubelet, grants, host)
+        self.handler = AllocationHandler(self.known, self.pods, grants, host)
         self.preparation = ClaimPreparation(self.known, grants, node.folder / f"{node.name}-cdi")
         self.limits = ModelLimits(node, self)
 
-    def admit_binds(self, leases: Sequence[Lease]) -> BindReply:
+    def probe(self) -> None:
+        """Look at the devices; the kubelet sees those that are only suspect as healthy."""
+        node = self.node
+        found = node.driver.probe(self.began_s)
+        self.health.update(found)
+        devices = tuple(
+            replace(each, healthy=not fault, fault=fault)
+            for each in node.devices
+            for fault in [self.health.faults.get(each.uuid, "")]
+        )
+        known = self.known.snapshot
+        if known is None or devices != self.known.devices:
+            present = {gpu.uuid for gpu in found}
+            served = self.health.as_served(devices)
+            self.known.snapshot = _snapshot(node.name, devices, served, present)
+            self.known.report_due.set()
+            for notify in self.known.on_devices:
+                notify()
+
+    async def probe_again(self) -> None:
+        while True:
+            await self.node.clock.sleep(PROBE_S)
+            self.probe()
+
+    async def admit_binds(self, leases: Sequence[Lease]) -> BindReply:
         lost = "its records are lost" if self.checkpoint.lost else None
-        unready = self.known.unresolved_reason or lost
-        return self.window.admit_binds(leases, unready, unreadable_reason="")
+        unready = self.known.unresolved_reason or lost or await self.pods.blind_reason()
+        return self.window.admit_binds(
+            leases, unready, unreadable_reason=self.pods.unreadable_reason
+        )
 
     def observe(self, event: LeaseChanged) -> None:
         self.leases.observe([event.lease])
@@ -172,7 +232,7 @@ class Node:
     publish: Callable[[Sequence[Event]], None]
     on_given: Callable[[NodeName, KubeletRecord], None]
     on_destroy: Callable[[NodeName, str], None]
-    on_refused: Callable[[NodeName, Pod, str], None]
+    on_refused: Callable[[NodeName, Pod, str, float], None]
     kubelet: Kubelet = field(init=False)
     driver: ModelDriver = field(init=False)
     partitioner: PartitionerProcess = field(init=False)
@@ -200,21 +260,6 @@ class Node:
         )
         self.partitioner = PartitionerProcess(self.driver)
 
-    def snapshot(self) -> NodeSnapshot:
-        ids = {
-            f"{device.uuid}::{slot}": PluginDeviceId(
-                id=f"{device.uuid}::{slot}", healthy=True, device=device.uuid
-            )
-            for device in self.devices
-            for slot in range(device.slots)
-        }
-        return NodeSnapshot(
-            name=self.name,
-            devices={device.uuid: device for device in self.devices},
-            served={TRIGGER: ids},
-            paths=PATHS,
-        )
-
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do work that a restart of the agent interrupts."""
         self.tasks = [*(each for each in self.tasks if not each.done())]
@@ -234,6 +279,7 @@ class Node:
         self.tasks.append(asyncio.create_task(self.agent.limits.run()))
         self.tasks.append(asyncio.create_task(self.agent.mig.run()))
         self.tasks.append(asyncio.create_task(self.agent.failed.run()))
+        self.tasks.append(asyncio.create_task(self.agent.probe_again()))
 
     def stop_agent(self) -> None:
         for task in self.tasks:
@@ -243,15 +289,21 @@ class Node:
 
     def change_devices(self, devices: list[Device]) -> None:
         """Replace the devices, as the agent finds them when it looks again."""
+        changed = [each.uuid for each in self.devices if each not in devices]
         self.devices = devices
         self.agent.mig.profiles = self.driver.profiles()
-        self.agent.known.snapshot = self.snapshot()
-        for notify in self.agent.known.on_devices:
-            notify()
+        self.agent.health.forget(changed)
+        self.agent.probe()
         self.report()
 
+    def respond(self, device: DeviceUuid) -> None:
+        """End that a device hangs, and its processes that could not be killed."""
+        if device in self.driver.hanging:
+            self.driver.respond(device)
+            self.kubelet.end_processes(device)
+
     def reported_devices(self) -> tuple[Device, ...]:
-        closed = close_unrecorded(self.devices, self.agent.checkpoint.unrecorded)
+        closed = close_unrecorded(self.agent.known.devices, self.agent.checkpoint.unrecorded)
         closed = close_devices(closed, self.agent.known.closed)
         return self.agent.leftovers.described(closed)
 
@@ -270,3 +322,22 @@ class Node:
                 )
             ]
         )
+
+
+def _snapshot(
+    name: NodeName, devices: Sequence[Device], served: Sequence[Device], present: Set[DeviceUuid]
+) -> NodeSnapshot:
+    ids = [
+        PluginDeviceId(id=f"{each.uuid}::{slot}", healthy=each.healthy, device=each.uuid)
+        for each in served
+        for slot in range(each.slots)
+    ]
+    return NodeSnapshot(
+        name=name,
+        devices={each.uuid: each for each in devices},
+        served={TRIGGER: {each.id: each for each in ids}},
+        paths=PATHS,
+        absent=frozenset(
+            each.uuid for each in served if not (each.healthy or each.uuid in present)
+        ),
+    )

@@ -76,7 +76,8 @@ class Watches:
 
     def check_given(self, node: NodeName, record: KubeletRecord) -> None: ...
     def check_destroyed(self, node: NodeName, uuid: str) -> None: ...
-    def check_refused(self, node: NodeName, pod: Pod, reason: str) -> None: ...
+    def note_admitted(self, node: NodeName, lease: Lease) -> None: ...
+    def check_refused(self, node: NodeName, pod: Pod, reason: str, waited_s: float) -> None: ...
     def check_gangs(self) -> None: ...
     def note_handled(self, event: Event) -> None: ...
     def note_starts_advanced(self, began_at: float) -> None: ...
@@ -320,8 +321,8 @@ class World:
         self.given.add((record.pod.uid, node))
         self.watches.check_given(node, record)
 
-    def on_refused(self, node: NodeName, pod: Pod, reason: str) -> None:
-        self.watches.check_refused(node, pod, reason)
+    def on_refused(self, node: NodeName, pod: Pod, reason: str, waited_s: float) -> None:
+        self.watches.check_refused(node, pod, reason, waited_s)
 
     def on_destroy(self, node: NodeName, uuid: str) -> None:
         self.note(f"partitioner {node} destroys {uuid}")
@@ -343,7 +344,12 @@ class World:
         machine = self.nodes[node]
         if machine.silent:
             return NoReply(reason="no reply", has_responder=True)
-        return machine.agent.admit_binds(leases)
+        reply = await machine.agent.admit_binds(leases)
+        waiting = {*reply.deferred_pods, *reply.unserved_pods, *reply.refusals}
+        for lease in leases:
+            if lease.pod not in waiting:
+                self.watches.note_admitted(node, lease)
+        return reply
 
     async def set_limits(self, request: LimitsRequest) -> LimitsReply:
         machine = self.nodes[request.node]

@@ -2,8 +2,9 @@
 
 A kubelet requests devices for one pod after the other. If its agent is killed, it permanently fails
 every pod that still waits for devices. So only `MAX_IN_FLIGHT` pods are admitted before they have
-devices. A pod that Allocate would refuse by the agent's records, or whose device could not be given
-its MIG layout, is not admitted: it would fail, and its controller's next one, too.
+devices. A pod that Allocate would refuse by the agent's records, whose device is not healthy, or
+could not be given its MIG layout, is not admitted: it would fail, and its controller's next one,
+too.
 
 If the kubelet's pod list cannot be read, a container is identified only by its request: then pods
 with the same request are bound one after the other.
@@ -26,7 +27,7 @@ from shared.model.bounds import cut
 from shared.model.device import Device
 from shared.model.errors import RequestError
 from shared.model.events.request_reply import BindReply
-from shared.model.lease import Lease
+from shared.model.lease import Lease, LeaseState
 from shared.model.names import DeviceUuid, PodUid
 
 PERMIT_S = 10.0
@@ -160,7 +161,7 @@ class AdmissionWindow:
         """Return why Allocate would refuse the pod by the records as they are now, or nothing."""
         checkpoint = self.node.checkpoint
         try:
-            check_open(lease.shares, self.node.closed)
+            check_open(lease.shares, node.devices, self.node.closed)
             check_shares(lease.shares, lease.pod, replace(node, fences=checkpoint.fences))
             check_room(
                 lease, lease.containers, checkpoint.entries, node.devices, checkpoint.unrecorded
@@ -183,14 +184,17 @@ class AdmissionWindow:
         deferred = dict[PodUid, str]()
         most = 1 if self.node.unproven else MAX_IN_FLIGHT
         for lease in leases:
-            if lease.pod in self._admitted or self._is_done(lease, allocated):
+            is_admitted = lease.pod in self._admitted
+            may_be_bound = is_admitted and lease.state is not LeaseState.RESERVED
+            if may_be_bound or self._is_done(lease, allocated):
                 continue
-            has_room = len(self._admitted) < most and self._may_be_next(lease)
+            has_room = is_admitted or (len(self._admitted) < most and self._may_be_next(lease))
             reason = self._refusal(lease, node) if has_room else ""
-            if has_room and not reason:
-                self._admitted[lease.pod] = lease, self.ticks() + IN_FLIGHT_S
-            else:
+            if reason or not has_room:
+                self._admitted.pop(lease.pod, None)
                 deferred[lease.pod] = reason
+            elif not is_admitted:
+                self._admitted[lease.pod] = lease, self.ticks() + IN_FLIGHT_S
         return deferred
 
     def _forget_arrived(self) -> frozenset[tuple[PodUid, str]]:
@@ -242,15 +246,19 @@ class AdmissionWindow:
         deferred = dict[PodUid, str]()
         for lease in leases:
             signatures = signatures_of(lease, node)
-            if lease.pod in on_their_way:
+            is_admitted = lease.pod in self._admitted and lease.state is LeaseState.RESERVED
+            if lease.pod in on_their_way and not is_admitted:
                 continue
-            has_room = pending.keys().isdisjoint(signatures) and self._may_be_next(lease)
+            has_room = is_admitted or (
+                pending.keys().isdisjoint(signatures) and self._may_be_next(lease)
+            )
             reason = self._refusal(lease, node) if has_room else ""
-            if not has_room or reason:
+            if reason or not has_room:
+                self._admitted.pop(lease.pod, None)
                 deferred[lease.pod] = reason
-                continue
-            self._admitted[lease.pod] = lease, self.ticks() + PERMIT_S
-            pending.update(dict.fromkeys(signatures, lease.pod))
+            elif not is_admitted:
+                self._admitted[lease.pod] = lease, self.ticks() + PERMIT_S
+                pending.update(dict.fromkeys(signatures, lease.pod))
         return deferred
 
 

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence, Set
 
 from services.node_agent.allocate.allocation import HONOURED_STATES
 from services.node_agent.allocate.failed_grants import AGAIN_S, MAX_AGAIN_S
+from services.node_agent.kubelet.node_pods import NodePods
 from services.node_agent.mig.instances import (
     InstanceProfile,
     InUseError,
@@ -27,6 +28,7 @@ from services.node_agent.mig.instances import (
 from services.node_agent.mig.partitioner import Partitioner
 from services.node_agent.node import Node
 from services.node_agent.partition.partition_client import RemotePartitioner
+from services.node_agent.reconcile.pod_end import NodeSight, PodEnd, ends_of_pods
 from shared.model.bounds import cut
 from shared.model.device import MigLayout
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
@@ -53,9 +55,14 @@ class LayoutReconciler:
     """The MIG instances of one node's devices."""
 
     def __init__(
-        self, node: Node, list_device: ListInstances, partitioner: Partitioners | None
+        self,
+        node: Node,
+        pods: NodePods,
+        list_device: ListInstances,
+        partitioner: Partitioners | None,
     ) -> None:
         self.node = node
+        self.pods = pods
         self.list_device = list_device
         self.partitioner = partitioner
         self.profiles: Mapping[DeviceUuid, tuple[InstanceProfile, ...]] = {}
@@ -131,7 +138,7 @@ class LayoutReconciler:
     async def _wait_until_released(self, instance: str, pod: PodUid) -> None:
         """Wait until the kubelet has released the pods that were given the instance before.
 
-        Raises InUseError if it still lists one after `RELEASE_S`.
+        Raises InUseError if one may still use it after `RELEASE_S`.
         """
         holders = [
             entry
@@ -344,15 +351,31 @@ class LayoutReconciler:
         )
 
     async def _running_pods(self) -> dict[PodUid, str]:
-        """Return the phase of each pod, or prepared claim, that the kubelet has not released.
+        """Return the phase of each pod, or prepared claim, that may still use an instance.
 
-        Its list of running containers may be 2 s old. A pod in a final phase has none, and its
-        instance may be another pod's by then.
+        A list of running containers may be 2 s old. A pod in a final phase has none, and its
+        instance may be another pod's by then; so may that of a pod which has ended, and which an
+        old list of the kubelet still shows. Waits while the kubelet may be restarting.
         """
-        pods = await self.node.kubelet.list_pods()
-        phases = {pod.uid: pod.phase for pod in pods if not pod.terminal}
-        running = await self.node.kubelet.list_running() - {pod.uid for pod in pods if pod.terminal}
-        return {**dict.fromkeys((*running, *self.node.checkpoint.claims), "Running"), **phases}
+        while True:
+            try:
+                pods = await self.pods.list_pods()
+                running = await self.pods.find_running()
+                pod_resources = await self.node.pod_resources.list_holdings()
+                break
+            except UnavailableError as error:
+                logger.debug("which pods use MIG instances cannot be seen: %s", error)
+            await self.node.clock.sleep(RETRY_S)
+        sight = NodeSight(pods=pods, pod_resources=pod_resources, running=running)
+        ends = ends_of_pods(self.node.checkpoint.entries, sight, self.node.leases)
+        ended = {pod for pod, end in ends.items() if end is PodEnd.ENDED}
+        ended |= {pod.uid for pod in pods if pod.terminal}
+        phases = {pod.uid: pod.phase for pod in pods}
+        shown = {
+            **dict.fromkeys((*running.uids, *self.node.checkpoint.claims), "Running"),
+            **phases,
+        }
+        return {pod: phase for pod, phase in shown.items() if pod not in ended}
 
     async def _list(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
         try:

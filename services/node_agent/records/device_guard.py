@@ -273,11 +273,18 @@ def _amounts(shares: Sequence[Share], device: Device) -> str:
     return f"{booking.memory_mib} MiB and {booking.cores_percent} % of the cores"
 
 
-def check_open(shares: Iterable[Share], closed: Mapping[DeviceUuid, str]) -> None:
-    """Raise RequestError if a device of the shares is closed; `closed` has the faults."""
+def check_open(
+    shares: Iterable[Share], devices: Mapping[DeviceUuid, Device], closed: Mapping[DeviceUuid, str]
+) -> None:
+    """Raise RequestError if a device of the shares is closed or not healthy.
+
+    `closed` has the faults. The kubelet gives out no ID of a device that is not healthy.
+    """
     for share in shares:
-        if share.device in closed:
-            raise RequestError(f"device {share.device} gets no new share: {closed[share.device]}")
+        device = devices.get(share.device)
+        fault = device.fault if device is not None and not device.healthy else ""
+        if fault := closed.get(share.device, fault):
+            raise RequestError(f"device {share.device} gets no new share: {fault}")
 
 
 def close_unrecorded(

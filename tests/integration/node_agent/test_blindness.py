@@ -10,7 +10,7 @@ from aiohttp import web
 from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.kubelet.pod_list import KubeletPods
 from services.node_agent.kubelet.pod_resources import KubeletPodResources
-from services.node_agent.kubelet.pods import PodResources
+from services.node_agent.kubelet.pods import KubeletPod, PodResources
 from services.node_agent.service import NodeAgent
 from shared.kubernetes.errors import UnreachableError
 from shared.model.errors import UnavailableError
@@ -19,6 +19,7 @@ from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
 from simcluster.ports import Outage
 from tests.support.node_agent.agent import NUMBER, OneNodeCluster, lease_of, one_node_cluster, share
+from tests.support.node_agent.mig import mig_share
 from tests.support.simcluster.kubelet import NODE, pod
 from tests.support.waiting import until
 
@@ -35,10 +36,14 @@ async def full_node(**changes: Any) -> AsyncIterator[tuple[OneNodeCluster, NodeA
     than two seconds of the machine's clock ago may have no process yet.
     """
     async with one_node_cluster("1xT4", proc_dir=None, **changes) as cluster:
-        cluster.changes["proc_dir"] = cluster.root / "proc"
-        add_process(cluster, PodUid("7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b"), pid=16)
+        show_processes(cluster)
         async with cluster.running() as agent:
             yield await first_pod(cluster), agent
+
+
+def show_processes(cluster: OneNodeCluster) -> None:
+    cluster.changes["proc_dir"] = cluster.root / "proc"
+    add_process(cluster, PodUid("7f7c2c5e-57a5-4d3c-9d0e-0d7e6c1f2a3b"), pid=16)
 
 
 def add_process(cluster: OneNodeCluster, pod: PodUid, *, pid: int) -> None:
@@ -111,6 +116,45 @@ async def test_pods_are_served_by_their_leases_whatever_the_kubelet_answers(
 def failing(code: int) -> web.HTTPException:
     found = {401: web.HTTPUnauthorized, 403: web.HTTPForbidden, 500: web.HTTPInternalServerError}
     return found.get(code, web.HTTPServiceUnavailable)(text="no")
+
+
+@pytest.mark.parametrize("code", [403, 500])
+async def test_a_mig_layout_is_made_whatever_the_kubelet_answers(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with one_node_cluster("1xA100-40GB:mig") as cluster, cluster.running() as agent:
+        monkeypatch.setattr(
+            type(cluster.node.kubelet.endpoint),
+            "_check_allowed",
+            lambda *_: (_ for _ in ()).throw(failing(code)),
+        )
+        await cluster.run_pod("one", mig_share("group1", 0))
+
+        assert not cluster.refused
+        assert f"failed: {code}" in agent.pods.unreadable_reason
+
+
+async def test_an_instance_whose_pod_has_ended_is_given_out_although_an_old_list_shows_the_pod(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listed, before = KubeletPods.list_pods, dict[PodUid, KubeletPod]()
+
+    async def list_pods(self: KubeletPods) -> tuple[KubeletPod, ...]:
+        now = {pod.uid: pod for pod in await listed(self)}
+        return tuple((now | before).values())
+
+    monkeypatch.setattr(KubeletPods, "list_pods", list_pods)
+    async with one_node_cluster("1xA100-40GB:mig", proc_dir=None) as cluster:
+        show_processes(cluster)
+        async with cluster.running() as agent:
+            first = cluster.bind(short("first"), mig_share("group1", 0))
+            await cluster.node.phase("first", "Running")
+            before |= {pod.uid: pod for pod in await agent.node.kubelet.list_pods()}
+            await cluster.node.phase("first", "Succeeded")
+            await cluster.release(first)
+            await cluster.run_pod("second", mig_share("group1", 0, fence=2))
+
+            assert not cluster.refused
 
 
 async def silent(_: KubeletPods) -> Any:

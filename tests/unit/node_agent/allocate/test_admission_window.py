@@ -20,7 +20,7 @@ from services.node_agent.allocate.expected_requests import is_expected
 from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of
 from services.node_agent.kubelet.pods import STILL_PLUGIN, Unserved
 from services.node_agent.records.checkpoint_entry import Fence, slot_key
-from shared.model.device import DeviceMode
+from shared.model.device import Device, DeviceMode
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.names import PodUid
@@ -191,6 +191,42 @@ def test_one_pod_tries_a_kubelet_that_has_registered_anew_before_others_follow()
     world.node.unproven = False
 
     assert world.deferred(first, *others) == (others[1].pod,)
+
+
+def test_a_pod_is_refused_while_its_device_is_not_healthy() -> None:
+    """The kubelet would fail it, and each pod after it that was reserved before."""
+    world, lease, other = World(), reserved("wanted"), reserved("other", share(1))
+    uuid = lease.shares[0].device
+    sick = replace(world.node.require_snapshot().devices[uuid], healthy=False, fault="it hangs")
+    sound, world.node.snapshot = world.node.snapshot, snapshot_with(sick)
+
+    assert world.admit(lease, other).deferred_pods == (lease.pod,)
+    world.clock.advance(SETTLE_S)
+    assert f"device {uuid} gets no new share: it hangs" in world.admit(lease).refusals[lease.pod]
+
+    world.node.snapshot = sound
+    reply = world.admit(lease, other)
+    assert (reply.deferred_pods, reply.refusals) == ((), {})
+
+
+def test_an_admitted_pod_that_is_not_bound_yet_is_refused_if_its_device_fails_meanwhile(
+    world: World,
+) -> None:
+    lease, bound = reserved("wanted"), reserved("bound", share(1), share(1, slot=1))
+    uuid = lease.shares[0].device
+    world.admit(lease, bound)
+    sick = replace(world.node.require_snapshot().devices[uuid], healthy=False, fault="it hangs")
+    world.node.snapshot = snapshot_with(sick)
+    bound = world.bind(bound)
+
+    assert world.admit(lease, bound).deferred_pods == (lease.pod,)
+    world.clock.advance(SETTLE_S)
+    assert list(world.admit(lease, bound).refusals) == [lease.pod]
+
+
+def snapshot_with(device: Device) -> NodeSnapshot:
+    devices = {**snapshot().devices, device.uuid: device}
+    return snapshot_of(*devices.values())
 
 
 def test_one_pod_tries_a_mig_layout_before_others_follow(world: World) -> None:
