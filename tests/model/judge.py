@@ -6,7 +6,7 @@ Each check is named by the invariant of docs/architecture.md that it watches.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,8 +47,10 @@ HARDWARE = Hardware(
     slots=SLOTS,
     layouts={name: tuple(n * SLICE_MIB for n in sizes) for name, sizes in LAYOUTS.items()},
 )
-UNSEEN = re.compile("cannot be seen|no reply within|has lost its records")
+UNSEEN = re.compile("cannot be seen|no reply within|has lost its records|is ambiguous|/pods failed")
 """In a refusal: the agent lacks sight, and knows of no contradiction."""
+HOLDERS = re.compile(r"(?:, pod| in use by pod) (\S+)(?: has |$)")
+"""In a refusal: the pods that have what another one needs."""
 SIGHT_S = DEFAULT_TIMING.sight_s - 5.0
 """An agent waits so long for what it cannot see."""
 HIGHEST = 2.0**43
@@ -213,8 +215,17 @@ class Judge(Watches):
             self.world.fail(
                 f"P8: {pod.uid} was admitted to {sorted(closed)}, closed then: {reason}"
             )
+        if self._have_ended(node, HOLDERS.findall(reason)):
+            self.world.fail(f"P8: {pod.uid} fails on {node} for what has ended: {reason}")
         if UNSEEN.search(reason) and waited_s < SIGHT_S:
             self.world.fail(f"P8: {pod.uid} fails on {node} after {waited_s:.0f} s: {reason}")
+
+    def _have_ended(self, node: NodeName, names: Sequence[str]) -> bool:
+        """Whether nothing runs of the pods or claims for which an agent has refused another."""
+        kubelet = self.world.nodes[node].kubelet
+        records = (*kubelet.records.values(), *kubelet.left.values(), *kubelet.claims.values())
+        there = {f"{NAMESPACE}/{record.pod.name}" for record in records}
+        return bool(names) and there.isdisjoint(names)
 
     def _cause_of(self, reason: str) -> str:
         """Return the cause of a refusal; a device that hangs again is another one."""

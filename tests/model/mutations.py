@@ -8,7 +8,9 @@ from unittest.mock import patch
 
 import shared.ledger.scripts
 from services.binder.ledger_sync.agent_reports import LostOutcome
+from services.node_agent.allocate.patience import Patience
 from shared.ledger.script_sources import with_literals
+from shared.model.clock import Clock
 from tests.model.redis_links import EDITS
 
 FOLDER = Path(shared.ledger.scripts.__file__).parent
@@ -28,6 +30,10 @@ def _ignore(*_: object) -> None:
 
 async def _true(*_: object) -> bool:
     return True
+
+
+def _without_patience(clock: Clock, _: float) -> Patience:
+    return Patience(clock, sight_s=0.0)
 
 
 MUTATIONS: Mapping[str, tuple[str, Any]] = {
@@ -92,6 +98,26 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
     "agents admit what they refuse": (
         "services.node_agent.allocate.admission_window.AdmissionWindow._refusal",
         lambda *_: "",
+    ),
+    "agents admit pods to devices that hang": (
+        "services.node_agent.allocate.admission_window.check_open",
+        _ignore,
+    ),
+    "devices that hang stay open": (
+        "services.node_agent.gpus.health_monitor.HealthMonitor.faults",
+        property(lambda _: {}),
+    ),
+    "what fails closes nothing": (
+        "services.node_agent.node.Node.closed",
+        property(lambda _: {}),
+    ),
+    "agents refuse what they cannot see": (
+        "services.node_agent.allocate.handler.Patience",
+        _without_patience,
+    ),
+    "only listed pods count": (
+        "services.node_agent.allocate.handler.unlisted_pods",
+        lambda *_: (),
     ),
     "leases shrink before limits": ("services.binder.resize.rules.SizeChange.shrinks", False),
     "replaced changes unseen": ("shared.ledger.ledger_inventory.check_follows", _ignore),

@@ -143,6 +143,46 @@ OUTLIVED = (
     *(do.work(),) * 3,
 )
 """A pod ends, a process of it does not, and two other pods get its device at once."""
+SICK = (
+    *ONLY_B,
+    do.cut_off_or_reconnect(node="b"),
+    do.create_pods(mib=(60,)),
+    do.flow(),
+    do.device_hangs(node="b", position=1),
+    *(do.pass_time(seconds=7.0),) * 3,
+    do.cut_off_or_reconnect(node="b"),
+    *(do.work(),) * 3,
+)
+"""The device of a pod hangs before the node's agent is asked whether the pod may be bound."""
+HANGS = (
+    *ONLY_B,
+    do.device_hangs(node="b", position=0),
+    do.create_instance_pods(mib=(25, 25), mode="mig"),
+    do.flow(),
+    *(do.pass_time(seconds=7.0), do.work()) * 7,
+)
+"""Two pods need a MIG layout of a device that hangs."""
+UNSEEN_LEASE = (
+    *ONLY_B,
+    do.create_pods(mib=(60,)),
+    *(do.deliver(deliveries=((0, 0, False),)),) * 2,
+    do.lose(position=0),
+    do.cut_off_or_reconnect(node="b"),
+    do.part_works(node="b", what="kubelet"),
+    do.pass_time(seconds=7.0),
+    do.cut_off_or_reconnect(node="b"),
+    do.work(),
+)
+"""A pod is bound, and its agent is cut off from the binders before it knows of the lease."""
+OLD_LIST = (
+    *ONLY_B,
+    do.kubelet_loses_api(node="b", what="old"),
+    do.kubelet_finds_api(position=0, what="old"),
+    do.create_pods(mib=(60,)),
+    do.flow(),
+    do.work(),
+)
+"""A kubelet admits a pod that its list does not contain yet."""
 FILL = (do.create_pods(mib=(100, 100, 100)), do.flow())
 START = (
     do.create_pods(mib=(60, 60, 60), run_s=60),
@@ -177,6 +217,9 @@ def test_random_runs_find_the_mutation(name: str) -> None:
         ("agents give out anything", LATE_BINDING, "S9"),
         ("gangs begin short", GANG_ENDS, "P5"),
         ("agents admit what they refuse", OUTLIVED, "P8"),
+        ("agents admit pods to devices that hang", SICK, "P8"),
+        ("agents refuse what they cannot see", UNSEEN_LEASE, "P8"),
+        ("only listed pods count", OLD_LIST, "P8"),
         ("leases shrink before limits", SHRINK, "S7"),
         ("positions do not matter", ONE_POSITION, "S2"),
         ("layouts do not matter", TWO_LAYOUTS, "S1"),
@@ -208,6 +251,18 @@ def test_agents_destroy_no_instances_in_use_whatever_they_have_admitted() -> Non
         model_on_server() as model,
     ):
         assert model.repeat(LOST_INSTANCES).invariant == "S1"
+
+
+@pytest.mark.parametrize("name", ["devices that hang stay open", "what fails closes nothing"])
+def test_a_device_that_hangs_is_closed_by_its_health_and_by_what_failed_on_it(name: str) -> None:
+    with mutated(name), model_on_server() as model:
+        assert not model.repeat(HANGS).failure
+    with (
+        mutated("devices that hang stay open"),
+        mutated("what fails closes nothing"),
+        model_on_server() as model,
+    ):
+        assert model.repeat(HANGS).invariant == "P8"
 
 
 @pytest.mark.parametrize("name", ["lost writes unseen", "replaced changes unseen"])
