@@ -15,7 +15,7 @@ for _kind in (
     "lost_leases",
     "not_restored",
     "pods_without_lease",
-    "records_missing",
+    "totals_wrong",
     "records_unreadable",
     "refused_of_nodes",
 ):

@@ -17,8 +17,9 @@ from services.binder.ledger_sync.agent_reports import NodeRefusals
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater, VanishedPods, lease_changes
 from services.binder.ledger_sync.rebuild import LedgerRebuild
 from services.binder.ledger_sync.reconciliation import Reconciler
+from services.binder.ledger_sync.record_watch import RecordWatch
 from services.binder.ledger_sync.scheduling_gates import SchedulingGates
-from services.binder.ledger_sync.sweep import RecordWatch, SchedulerOffers, Sweeper
+from services.binder.ledger_sync.sweep import SchedulerOffers, Sweeper
 from services.binder.preempt.dry_run import dry_run
 from services.binder.preempt.preemption_controller import PreemptionController
 from services.binder.report.event_writer import ConditionWriter, EventWriter

@@ -15,8 +15,9 @@ from services.binder.ledger_sync.lease_holders import LeaseHolders
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater, VanishedPods
 from services.binder.ledger_sync.rebuild import LedgerRebuild
 from services.binder.ledger_sync.reconciliation import Reconciler
+from services.binder.ledger_sync.record_watch import RecordWatch
 from services.binder.ledger_sync.scheduling_gates import SchedulingGates
-from services.binder.ledger_sync.sweep import RecordWatch, SchedulerOffers, Sweeper
+from services.binder.ledger_sync.sweep import SchedulerOffers, Sweeper
 from services.binder.preempt.planned_starts import StartPlanner
 from services.binder.preempt.preemption_controller import PreemptionController
 from services.binder.preempt.rules import DEFAULT_RULES, PreemptionRules
@@ -106,7 +107,7 @@ def build_binder(
             clock=clock,
             bindings_in_flight=sender.in_flight,
         ),
-        records=RecordWatch(ledger, events),
+        records=RecordWatch(ledger=ledger, events=events, leads=preemptor.leads, clock=clock),
         gates=SchedulingGates(ledger.part(GatedPods), pods, events, clock),
         events=events,
         conditions=conditions,

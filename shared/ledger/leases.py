@@ -25,6 +25,7 @@ from msgspec import structs
 from shared.ledger.connection import LedgerConnection, LedgerPart, in_batches, unpack
 from shared.ledger.ledger_inventory import LedgerInventory
 from shared.ledger.ledger_totals import PAGE_SIZE, LedgerQuotas, LedgerTotals, read_nodes
+from shared.ledger.record_checks import RecordChecks
 from shared.ledger.rows.joined_texts import escaped
 from shared.ledger.rows.lease_rows import (
     decode_lease,
@@ -39,7 +40,6 @@ from shared.ledger.rows.node_rows import decode_device_row, decode_node_row
 from shared.ledger.rows.quota_rows import decode_excesses
 from shared.ledger.rows.unreadable import readable
 from shared.ledger.rows.waiting_rows import rank_of
-from shared.ledger.server_errors import RebuildPendingError
 from shared.ledger.waiting_pods import WaitingPods
 from shared.model.errors import ConflictError
 from shared.model.lease import (
@@ -51,7 +51,6 @@ from shared.model.lease import (
 )
 from shared.model.ledger import (
     AlreadyLeased,
-    CheckedRecords,
     GangIncomplete,
     GonePod,
     NoCapacity,
@@ -59,7 +58,6 @@ from shared.model.ledger import (
     ReservationOutcome,
     Reserved,
     TooLarge,
-    UnreadableRecord,
 )
 from shared.model.names import NodeName, PodUid
 from shared.model.request import Gang
@@ -164,43 +162,6 @@ class LeaseResizes(LedgerPart):
 
     async def _run(self, *args: object, state: str = "ready") -> Any:
         return await self._connection.run("resize", *args, state=state)
-
-
-PAGE = 25
-"""Records per kind and step, which takes 3 to 4 ms of the server: pods wait that long."""
-_START = ("0", "0", "0")
-
-
-class RecordChecks(LedgerPart):
-    """Reads all records again and again; a ledger with a fault closes itself to be rebuilt."""
-
-    def __init__(self, connection: LedgerConnection) -> None:
-        super().__init__(connection)
-        self._cursors: Sequence[str] = _START
-
-    async def step(self, count: int = PAGE) -> CheckedRecords:
-        """Check the next pages; nothing while the ledger is being rebuilt.
-
-        Raises UnavailableError if the server may evict keys.
-        """
-        cursors = self._cursors
-        self._cursors = _START
-        try:
-            found = await self._connection.run("check_records", cursors, count, state="check")
-        except RebuildPendingError:
-            return CheckedRecords()
-        self._cursors, missing, broken, must_list = found
-        rows = zip(broken[::3], broken[1::3], broken[2::3], strict=True)
-        return CheckedRecords(
-            missing=tuple(missing),
-            unreadable=tuple(UnreadableRecord(*row) for row in rows),
-            must_list=must_list,
-        )
-
-    async def unreadable(self) -> list[UnreadableRecord]:
-        """Return the records that could not be read in the last 24 hours."""
-        names = await self._connection.run("query", "unreadable")
-        return [UnreadableRecord(*name.split(" ", 1)) for name in sorted(names)]
 
 
 class ClaimLeases(LedgerPart):

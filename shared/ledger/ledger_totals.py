@@ -8,7 +8,7 @@ from shared.ledger.rows.joined_texts import unescaped
 from shared.ledger.rows.node_rows import decode_node_rows
 from shared.ledger.rows.quota_rows import decode_quota_totals, encode_quota
 from shared.model.fair_share import Entitlement, FairShare, GpuAmount
-from shared.model.ledger import NodeTotals
+from shared.model.ledger import NodeTotals, UnreadableRecord
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quota import Quota, QuotaTotals
 
@@ -26,6 +26,7 @@ class NodePage(NamedTuple):
     version: int
     names: list[str]
     rows: list[Any]
+    unreadable: list[UnreadableRecord]
     leases: Iterator[bytes]
 
 
@@ -34,10 +35,14 @@ async def read_nodes(
 ) -> NodePage:
     """Read nodes, or, without names, only which nodes there are."""
     packed, *values = await connection.run_raw("read_nodes", names, with_leases)
-    generation, feed_entry, capacity, version, known, rows = unpack(packed)
+    generation, feed_entry, capacity, version, known, rows, broken = unpack(packed)
     connection.observe_version(version)
     names = [name for name in known if _is_text(name)]
-    return NodePage(generation, feed_entry, capacity, int(version), names, rows, iter(values))
+    triples = zip(broken[::3], broken[1::3], broken[2::3], strict=True)
+    unreadable = [UnreadableRecord(*triple) for triple in triples]
+    return NodePage(
+        generation, feed_entry, capacity, int(version), names, rows, unreadable, iter(values)
+    )
 
 
 def _is_text(name: object) -> bool:
@@ -62,8 +67,16 @@ class LedgerTotals(LedgerPart):
         return found
 
     async def _page(self, names: Sequence[str]) -> list[NodeTotals]:
+        return (await self.read(names))[0]
+
+    async def read(self, names: Sequence[str]) -> tuple[list[NodeTotals], list[UnreadableRecord]]:
+        """Return some nodes in one call, and the records that cannot be read."""
         page = await read_nodes(self._connection, names, with_leases=True)
-        return list(decode_node_rows(page.rows, page.leases))
+        decoded = list(decode_node_rows(page.rows, page.leases))
+        names_read = {totals.node.facts.name for totals in decoded}
+        missing = [row[0] for row in page.rows if row[0] not in names_read]
+        broken = [UnreadableRecord("nodes", name, name) for name in missing]
+        return decoded, [*page.unreadable, *broken]
 
     async def claimed(self) -> dict[NodeName, dict[str, int]]:
         """Return the ordinary resources of nodes that claims reserve; leases are not included."""

@@ -62,8 +62,13 @@ def script_source(name: str) -> str:
     texts = [_kept_text(part, kept) for part in functions]
     return with_literals(
         f"{_constants()}{_kept_text(variables, kept)}"
-        f"return (function()\n{''.join(texts)}{source}end)()\n"
+        f"local reply = (function()\n{''.join(texts)}{source}end)()\n{_finish()}"
     )
+
+
+@cache
+def _finish() -> str:
+    return (_FOLDER / "common" / "finish.lua").read_text()
 
 
 def with_literals(text: str) -> str:

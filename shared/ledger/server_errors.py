@@ -13,7 +13,7 @@ from shared.model.errors import ConflictError, PermissionDeniedError, RequestErr
 
 _SCRIPT_CODES = frozenset({"CROSSSLOT", "NOPROTO"})
 """Error codes that a wrong script causes, whatever the state of the server."""
-_NOT_SERVED = ("NOTREADY", "FORMAT", "LOSTWRITES", "LOSTKEYS", "WRONGTYPE")
+_NOT_SERVED = ("NOTREADY", "FORMAT", "LOSTWRITES", "LOSTRECORDS", "WRONGTYPE")
 """The scripts' errors while the server responds but its ledger cannot be used."""
 
 
@@ -83,10 +83,10 @@ def _unready_reason(text: str) -> str:
 _UNREADY = {
     "LOSTWRITES": "has lost writes that it had confirmed (a replica that was behind took over, or "
     "an older file was loaded); it rejects calls until a binder has rebuilt it",
-    "LOSTKEYS": "has {} of its {} main keys (others were evicted or deleted); it rejects calls "
+    "LOSTRECORDS": "has {} of its {} records (others were evicted or deleted); it rejects calls "
     "until a binder has rebuilt it",
     "WRONGTYPE": "has a key of a type that no script of ours gives it (something else has written "
-    "to Redis); a binder deletes the key, and rebuilds the ledger, within seconds",
+    "to Redis): delete that key, then a binder rebuilds the ledger",
     "FORMAT": "has format {}, which a newer version writes; this program uses format {} and does "
     "not change it: run the newer version, or see docs/upgrade.md",
     "NOTREADY 2": "has format {} and is being rebuilt in format {}; a binder of this version does "

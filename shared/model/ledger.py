@@ -215,23 +215,14 @@ class LedgerSnapshot:
 
 
 class UnreadableRecord(NamedTuple):
-    """A record that was damaged: arbitrary bytes, or totals that its leases do not add up to."""
+    """A record that was damaged, and cannot be decoded."""
 
     kind: str
-    """`leases`, `devices`, `nodes`, `waiting` or `namespaces`."""
+    """`leases`, `devices`, `nodes` or `waiting`."""
     key: str
-    """UID of the pod, UUID of the device, or name of the node or namespace."""
+    """UID of the pod, UUID of the device, or name of the node."""
     node: str = ""
     """The node that it belongs to; empty: not known."""
-
-
-class CheckedRecords(NamedTuple):
-    """What was found in some pages of the ledger. If anything is wrong, it must be rebuilt."""
-
-    missing: tuple[str, ...] = ()
-    unreadable: tuple[UnreadableRecord, ...] = ()
-    must_list: bool = False
-    """Pods that are gone are not marked so: pods must be listed again."""
 
 
 RESERVED_FOR_OTHER = -1

@@ -174,7 +174,7 @@ async def test_pods_keep_what_they_have_although_records_are_overwritten(
     took["feed"] = round(await damaged.heal(), 1)
     await client.hset("lh-budget:states", "default", secrets.token_bytes(60))
     took["budget"] = round(await damaged.heal(), 1)
-    for key in ("lh:ledger", "lh:leases", "lh:gone", "lh-quotas"):
+    for key in ("lh:leases", "lh-quotas"):
         async with client.pipeline(transaction=True) as both:
             await both.delete(key).rpush(key, secrets.token_bytes(9)).execute()
         took[f"type of {key}"] = round(await damaged.heal(), 1)

@@ -166,7 +166,7 @@ class BinderReplica(Service):
             self.world.watches.note_starts_advanced(began_at)
 
     async def _rebuild(self) -> None:
-        await self._publish_of(self.binder.records.check_records())
+        await self.binder.records.check_records()
         await self._publish_of(self.binder.rebuild.rebuild_ledger())
 
 

@@ -1,4 +1,4 @@
-"""Expiry of reservations, offers of freed capacity to waiting pods, and damaged records."""
+"""Expiry of reservations, and offers of freed capacity to waiting pods."""
 
 import asyncio
 import contextlib
@@ -8,15 +8,12 @@ from dataclasses import dataclass
 
 from services.binder.clients import PodClient
 from services.binder.ledger_sync.ledger_updates import binding_failed
-from services.binder.metrics import count_anomaly
-from services.binder.report.event_writer import EventRecorder
-from services.binder.report.explanations import summarize, unreadable_event
 from shared.ledger.leases import RedisLeases
 from shared.ledger.waiting_pods import WaitingPods
 from shared.model.clock import Clock, until_next, wait_for_event
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.events.pod_events import BindingFailed, PodFilteredOut, PodQueued, ResyncRequested
-from shared.model.ledger import UnreadableRecord, WaitingPod
+from shared.model.ledger import WaitingPod
 from shared.model.names import OFFER, NodeName, PodUid
 from shared.runtime.service import handles, loops
 
@@ -34,8 +31,6 @@ has their number."""
 REPEAT_OFFERS_S = 30.0
 """Interval of offers without freed capacity, in case an offer was lost."""
 OFFER_CONCURRENCY = 8
-MOST_UNNAMED = 1000
-"""Pods of unreadable leases that are remembered until their leases are restored."""
 
 
 @dataclass(eq=False)
@@ -169,49 +164,3 @@ class SchedulerOffers:
                 await self.pods.annotate(namespace, name, uid, {OFFER: value})
             except LeaseholdError as error:
                 logger.info("pod %s/%s was not offered capacity: %s", namespace, name, error)
-
-
-@dataclass(eq=False)
-class RecordWatch:
-    """One step a second; the Event of a pod follows once its lease is restored, with its name."""
-
-    ledger: RedisLeases
-    events: EventRecorder
-
-    def __post_init__(self) -> None:
-        self._unnamed: dict[PodUid, None] = {}
-
-    @loops(every_s=SWEEP_S)
-    async def check_records(self) -> list[ResyncRequested]:
-        """Check some records; return what must be requested.
-
-        Raises UnavailableError if the server may evict keys.
-        """
-        found = await self.ledger.checks.step()
-        if found.missing:
-            count_anomaly("records_missing", len(found.missing))
-            logger.error("the ledger has lost keys, and is rebuilt: %s", summarize(found.missing))
-        if found.unreadable:
-            self._report(found.unreadable)
-        elif self._unnamed and not found.missing:
-            await self._report_pods()
-        if found.must_list:
-            return [ResyncRequested(reason="the ledger does not know that pods are gone")]
-        return []
-
-    def _report(self, unreadable: Sequence[UnreadableRecord]) -> None:
-        count_anomaly("records_unreadable", len(unreadable))
-        texts = [f"{record.kind} {record.key}" for record in unreadable]
-        logger.error("records are damaged, and are rebuilt: %s", summarize(texts))
-        for record in unreadable:
-            if record.node:
-                self.events.record(unreadable_event(record))
-            elif len(self._unnamed) < MOST_UNNAMED:
-                self._unnamed[PodUid(record.key)] = None
-
-    async def _report_pods(self) -> None:
-        for lease in await self.ledger.load(list(self._unnamed)):
-            if lease is not None:
-                record = UnreadableRecord("leases", lease.pod, lease.node)
-                self.events.record(unreadable_event(record, lease))
-        self._unnamed.clear()

@@ -164,7 +164,7 @@ class PreemptionController:
         status = await self.ledger.status(now=self.clock.ticks())
         if status is None or not self._is_due(status):
             return []
-        if not await self.store.acquire_leadership(self.name, ttl_s=LEADERSHIP_S):
+        if not await self.leads():
             return []
         state = await self.store.state(now=self.clock.now(), past_s=0)
         placements = await self._advance(state)
@@ -173,6 +173,10 @@ class PreemptionController:
         if not self._put_off:
             await self._begin_due()
         return placements
+
+    async def leads(self) -> bool:
+        """Return whether this binder is the one that leads now."""
+        return await self.store.acquire_leadership(self.name, ttl_s=LEADERSHIP_S)
 
     async def _all(self, actions: Iterable[Awaitable[T]]) -> list[T]:
         """Return the results of all, `AT_ONCE` at a time; raises the first error once all ended."""

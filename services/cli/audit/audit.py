@@ -16,10 +16,11 @@ from services.cli import terminal
 from services.cli.arguments import own_schedulers
 from services.cli.audit.invariants import differences
 from services.cli.audit.lease_checks import unexplained
-from services.cli.audit.snapshot import Difference, Snapshot, lasting_differences
+from services.cli.audit.snapshot import Snapshot, lasting_differences
 from services.cli.audit.snapshot_reader import open_reader
 from services.cli.commands import Audit
 from shared.model.errors import RequestError
+from shared.model.ledger_checks import Difference
 
 RETRY_S = 1.0
 
@@ -56,7 +57,7 @@ def shape(snapshot: Snapshot, lasting: Sequence[Difference]) -> dict[str, Any]:
         "clean": not lasting,
         "checked": _checked(snapshot),
         "not_checked": list(snapshot.not_checked),
-        "unreadable": [f"{record.kind} {record.key}" for record in snapshot.unreadable],
+        "unreadable": [f"{record.kind} {record.key}" for record in snapshot.damaged],
         "differences": [
             {"invariant": one.invariant, "subject": one.subject, "text": one.text}
             for one in lasting
@@ -77,7 +78,7 @@ def render(snapshot: Snapshot, lasting: Sequence[Difference]) -> RenderableType:
     notes = [f"not checked: {one}" for one in snapshot.not_checked]
     notes += [
         f"damaged in the last 24 hours, and rebuilt: {record.kind} {record.key}"
-        for record in snapshot.unreadable
+        for record in snapshot.damaged
     ]
     return Group(*lines, *(Text(note, style="yellow") for note in notes))
 

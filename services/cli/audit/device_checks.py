@@ -1,49 +1,19 @@
-"""Audit checks of devices and nodes: totals, over-commitment, exclusivity, fences; pure."""
+"""Audit checks of devices: over-commitment, exclusivity, fences; pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from services.cli.audit.snapshot import (
-    BIND_S,
-    Difference,
     Snapshot,
     device_difference,
     pod_name,
     shares_on,
 )
-from shared.model.device import Device, DeviceUse
+from shared.model.device import Device
 from shared.model.lease import Booking, Lease, Share, allocated_shares, bookings
-from shared.model.ledger import counted_use
+from shared.model.ledger_checks import Difference
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.request import SharingPolicy
-
-
-def device_totals(snapshot: Snapshot) -> Iterator[Difference]:
-    """S1: the stored total of every device equals the sum of its leases."""
-    for totals in snapshot.nodes:
-        counted, _ = counted_use(totals.leases)
-        stored = {device.uuid: use for device, use in totals.node.devices}
-        for uuid in sorted(counted.keys() | stored.keys()):
-            yield from _compare_totals(uuid, stored.get(uuid), counted.get(uuid, DeviceUse()))
-        for mismatch in totals.index_mismatches:
-            yield Difference("S1", totals.node.facts.name, mismatch)
-
-
-def node_totals(snapshot: Snapshot) -> Iterator[Difference]:
-    """S1: a node's stored totals of ordinary resources equal the sum of its leases and claims.
-
-    Claims are read separately, so one may appear or end between the readings.
-    """
-    for totals in snapshot.nodes:
-        name = totals.node.facts.name
-        counted = counted_use(totals.leases)[1].get(name, {})
-        claimed = snapshot.preemption_claims.get(name, {})
-        for resource in sorted(counted.keys() | totals.node.used.keys()):
-            stored = totals.node.used.get(resource, 0)
-            summed = counted.get(resource, 0) + claimed.get(resource, 0)
-            if stored != summed:
-                text = f"the ledger counts {stored} of {resource}, its leases add up to {summed}"
-                yield Difference("S1", f"node {name}", text, BIND_S)
 
 
 def over_commitment(snapshot: Snapshot) -> Iterator[Difference]:
@@ -94,34 +64,7 @@ def fences(snapshot: Snapshot) -> Iterator[Difference]:
                     yield device_difference("S4", device, text)
 
 
-CHECKS = (device_totals, node_totals, over_commitment, allocated_totals, fences)
-
-
-def _compare_totals(uuid: str, stored: DeviceUse | None, summed: DeviceUse) -> Iterator[Difference]:
-    if stored is None:
-        text = f"leases hold {summed.memory_mib} MiB of a device that is not in the ledger"
-        yield Difference("S1", f"device {uuid}", text)
-        return
-    for unit, counted, added in (
-        ("MiB", stored.memory_mib, summed.memory_mib),
-        ("% of its cores", stored.cores_percent, summed.cores_percent),
-        ("shares", stored.shares, summed.shares),
-        (
-            "anti-affinity groups",
-            ",".join(sorted(stored.anti_affinity_groups)),
-            ",".join(sorted(summed.anti_affinity_groups)),
-        ),
-        (
-            "exclusive leases",
-            int(stored.exclusive),
-            int(summed.exclusive or stored.claimed_by),
-        ),
-        ("as MIG layout", stored.layout or "none", summed.layout or "none"),
-        ("as shares held", stored.slots_taken or "none", summed.slots_taken or "none"),
-    ):
-        if counted != added:
-            text = f"the ledger counts {counted} {unit}, its leases add up to {added}"
-            yield Difference("S1", f"device {uuid}", text)
+CHECKS = (over_commitment, allocated_totals, fences)
 
 
 def _excesses(device: Device, booked: Sequence[Booking], slots: int | None) -> Iterator[str]:

@@ -4,11 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from services.cli.audit.snapshot import (
-    BIND_S,
     EXPIRE_S,
     EXPLAIN_S,
     OUTLIVE_S,
-    Difference,
     Snapshot,
     pod_name,
 )
@@ -17,6 +15,7 @@ from shared.model.errors import RequestError
 from shared.model.events.node_events import Allocation
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.lease_copy import ANNOTATION, load_lease
+from shared.model.ledger_checks import BIND_S, Difference
 
 
 def one_lease(snapshot: Snapshot) -> Iterator[Difference]:

@@ -8,31 +8,16 @@ from shared.model.costs.cost_records import CostHour
 from shared.model.device import Device, DeviceUse
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.node_events import Allocation
-from shared.model.fair_share import FairShare
 from shared.model.lease import Lease, Share
 from shared.model.ledger import NodeTotals, UnreadableRecord, WaitingPod
+from shared.model.ledger_checks import Difference, LedgerReading
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.quota import QuotaTotals
 
-BIND_S = 3.0
-"""A lease or a claim may be in one reading and not in the next for this long."""
 EXPIRE_S = 5.0
 REPORT_S = 12.0
 """A node agent reports its devices every 10 s."""
 EXPLAIN_S = 15.0
 OUTLIVE_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One violation of an invariant."""
-
-    invariant: str
-    subject: str
-    text: str
-    """Description, with both numbers."""
-    settles_s: float = 0.0
-    """How long it may last in a healthy system."""
 
 
 def lasting_differences(
@@ -71,11 +56,10 @@ class WindowTotals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class Snapshot(LedgerReading):
     """The ledger, the pods, and the allocations in the agents' checkpoints."""
 
     read_at: float
-    nodes: tuple[NodeTotals, ...] = ()
     waiting: tuple[WaitingPod, ...] = ()
     pods: tuple[PodSummary, ...] = ()
     claims: tuple[AllocatedClaim, ...] | None = None
@@ -88,24 +72,13 @@ class Snapshot:
     """The pods that the ledger counts as lease holders of each gang."""
     waiting_gangs: Mapping[str, frozenset[PodUid]] = field(default_factory=dict)
     """The pods that the ledger counts as waiting with each gang."""
-    quotas: QuotaTotals = field(default_factory=QuotaTotals)
-    preemption_claims: Mapping[NodeName, Mapping[str, int]] = field(default_factory=dict)
-    """The nodes' ordinary resources that are reserved for pods for which others are evicted."""
     budget_windows: tuple[WindowTotals, ...] = ()
     """Every namespace's open budget window."""
     cost_hours: tuple[CostHour, ...] = ()
-    unreadable: tuple[UnreadableRecord, ...] = ()
+    damaged: tuple[UnreadableRecord, ...] = ()
     """Records that could not be read in the last 24 hours; they were rebuilt."""
     not_checked: tuple[str, ...] = ()
     """The parts that this machine could not read, as text."""
-    fair_share: FairShare = field(default_factory=FairShare)
-    """The usage that orders the waiting pods, as the ledger stores it."""
-
-    @property
-    def leases(self) -> tuple[Lease, ...]:
-        """Every live lease, oldest first."""
-        leases = [lease for node in self.nodes for lease in node.leases]
-        return tuple(sorted(leases, key=lambda lease: (lease.created_at, lease.name)))
 
     @property
     def devices(self) -> dict[DeviceUuid, tuple[NodeName, Device, DeviceUse]]:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import msgspec
@@ -49,19 +49,16 @@ class SnapshotReader:
         totals = self.ledger.totals
         pods = await pods_of(self.kubernetes)
         allocations = read_checkpoints(self.agents)
-        nodes = [each async for page in totals.pages() for each in page]
+        reading = await self.ledger.checks.read()
         snapshot = Snapshot(
+            **{part.name: getattr(reading, part.name) for part in fields(reading)},
             read_at=now,
             pods=pods,
             allocations=allocations,
-            nodes=tuple(nodes),
             waiting=tuple(await self.ledger.waiting_pods.load()),
             gangs=await totals.gangs(),
             waiting_gangs=await totals.waiting_gangs(),
-            quotas=await self.ledger.quotas.totals(),
-            preemption_claims=await totals.claimed(),
-            fair_share=await totals.fair_share(),
-            unreadable=tuple(await self.ledger.checks.unreadable()),
+            damaged=tuple(await self.ledger.checks.unreadable()),
         )
         not_checked = list(unread_checkpoints(snapshot))
         try:

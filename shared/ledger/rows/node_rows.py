@@ -217,6 +217,12 @@ def _decode_node_totals(row: Sequence[Any], leases: Iterable[bytes]) -> NodeTota
     name, node, facts, devices, served, _, device_rows, _, mismatches, terms = row
     states = list(readable(decode_device_row, filter(None, device_rows)))
     _, use = decode_node_row(node)
+    stored_leases = list(leases)
+    decoded_leases = tuple(readable(decode_lease, stored_leases))
+    if undecoded := len(stored_leases) - len(decoded_leases):
+        mismatches = [*mismatches, f"{undecoded} leases on node {name} cannot be decoded"]
+    if undecoded := sum(map(bool, device_rows)) - len(states):
+        mismatches = [*mismatches, f"{undecoded} devices of node {name} cannot be decoded"]
     return NodeTotals(
         node=_ledger_node(
             _facts_with(facts, terms) if facts else NodeFacts(name=NodeName(name)),
@@ -225,7 +231,7 @@ def _decode_node_totals(row: Sequence[Any], leases: Iterable[bytes]) -> NodeTota
             served,
             [state for state in states if state.node == name],
         ),
-        leases=tuple(readable(decode_lease, leases)),
+        leases=decoded_leases,
         index_mismatches=tuple(mismatches),
         known=is_known(row),
         reported=tuple(each.uuid for each in _decode_devices(devices) if each.healthy),

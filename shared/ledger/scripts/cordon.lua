@@ -15,8 +15,5 @@ for name, reason in each_pair(ARGS[1]) do
     inventory_changes.reasons = true
   end
 end
-if next(changed_nodes) then
-  save_count('cordons')
-  write_changes('nodes cordoned or uncordoned')
-end
+if next(changed_nodes) then write_changes('nodes cordoned or uncordoned') end
 return encode(call('HGETALL', PREFIX .. 'cordons'))

@@ -62,7 +62,7 @@ local function claim_all(wanted, ended)
   claims.delete_ended()
   for i, claim in ipairs(opened) do claims.put(wanted[i][1], claim) end
   if #opened > 0 then
-    save_count('claims')
+    claims.save_count()
     write_changes('claimed')
   end
   return true

@@ -19,7 +19,6 @@ end
 call('HDEL', PREFIX .. 'facts:' .. name, 'facts', 'rules', 'excluded_devices', 'devices', 'served',
   'reported_at', 'saved_at', 'by_agent')
 call('HDEL', PREFIX .. 'cordons', name)
-save_count('cordons')
 delete_removed_nodes()
 write_changes('node removed')
 return encode(true)

@@ -89,7 +89,6 @@ function actions.resize(pod, version, token)
   put_lease(pod, new_value)
   write_changes('resized')
   call('HSET', UNSYNCED, pod, encode({new_version, now_ms}))
-  save_count('unsynced')
   if token ~= '' then call('DEL', lock_key(pod)) end
   append_tenures('ended', {pod, value})
   append_tenures('held', {pod, new_value})
@@ -109,7 +108,6 @@ function actions.set_synced(pod, version)
   local value = call('HGET', UNSYNCED, pod)
   local is_synced = value and (readable(value)[1] or 0) <= version
   if is_synced then call('HDEL', UNSYNCED, pod) end
-  save_count('unsynced')
   return encode(is_synced and true or false)
 end
 
@@ -120,7 +118,6 @@ function actions.set_unsynced(rows)
       call('HSET', UNSYNCED, row[1], encode({row[2], 0}))
     end
   end
-  save_count('unsynced')
   return encode(true)
 end
 

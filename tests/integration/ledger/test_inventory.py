@@ -368,12 +368,12 @@ async def test_a_restored_lease_takes_its_device_back_from_another_node(
     await assert_sound(leases)
 
 
-async def test_leases_end_and_expire_although_the_record_of_their_device_is_missing(
+async def test_leases_end_and_expire_although_the_record_of_their_device_cannot_be_read(
     url: str,
 ) -> None:
     async with ledger(url) as leases, redis.asyncio.Redis.from_url(url) as client:
         await reserve(leases, reservation("p", share("a", 0)), reservation("q", share("a", 1)))
-        await client.hdel(f"{leases._connection.prefix}devices", uuid("a", 0))
+        await client.hset(f"{leases._connection.prefix}devices", uuid("a", 0), "rubbish")
 
         assert [each.pod for each in await leases.release([PodUid("p")], reason="test")] == ["p"]
         assert [each.pod for each in await leases.expire(NOW + 60)] == ["q"]

@@ -1,6 +1,7 @@
 """What was reserved is what is read, whatever it contains; what was damaged is noticed."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from services.binder.ledger_sync.record_watch import damages_in
 from shared.ledger.leases import RedisLeases
 from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.ledger.rows.joined_texts import joined_texts, split_texts
@@ -21,7 +23,6 @@ from shared.model.device import DeviceUse
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import ListedPods, PodsListed
 from shared.model.ledger import (
-    CheckedRecords,
     FeedTruncatedError,
     GangIncomplete,
     LedgerSnapshot,
@@ -39,11 +40,11 @@ from shared.placing.mirror.cluster_mirror import ClusterMirror
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,
+    damages,
     device,
     facts,
     ledger,
     queued,
-    rebuild,
     refusal,
     report,
     reservation,
@@ -82,15 +83,23 @@ async def used_ledger(url: str) -> AsyncIterator[tuple[RedisLeases, Any, str]]:
         yield leases, client, leases._connection.prefix
 
 
+async def generation_of(client: Any, prefix: str) -> str:
+    return str((await client.hget(f"{prefix}ledger", "generation")).decode())
+
+
 async def keys_of(url: str) -> set[str]:
     async with used_ledger(url) as (_, client, prefix):
         found = [key.decode().removeprefix(prefix) async for key in client.scan_iter(f"{prefix}*")]
-    return {key for key in found if not key.startswith(("node-revision:", "written"))}
+    of_one = ("node-revision:", "written", "queue", "group-order:")
+    return {key for key in found if not key.startswith(of_one)}
 
 
 async def may_be_rebuilt(leases: RedisLeases) -> bool:
-    """Whether the ledger has closed itself, so that one caller rebuilds it."""
-    await leases.checks.step()
+    """Whether the ledger has closed itself, or is closed as damaged, so that one rebuilds it."""
+    with contextlib.suppress(UnavailableError):
+        reading = await leases.checks.read()
+        assert damages_in(reading)
+        assert await leases.checks.close(reading.generation, [])
     with pytest.raises(UnavailableError):
         await leases.capacity()
     return await leases.begin_rebuild(now=NOW) is not None
@@ -112,12 +121,22 @@ async def test_nothing_is_reserved_while_a_main_key_is_missing(url: str, key: st
     async with used_ledger(url) as (leases, client, prefix):
         await client.delete(f"{prefix}{key}")
 
-        with pytest.raises(RebuildPendingError, match="has 3 of its 4 main keys"):
+        with pytest.raises(RebuildPendingError, match=r"has \d+ of its \d+ records"):
             await leases.reserve([reservation("p", share("a"))], now=NOW, ttl_s=30)
-        with pytest.raises(RebuildPendingError):
-            await leases.save_devices([report("a", [device("a", 0)])])
-
         assert await client.exists(f"{prefix}{key}") == 0
+
+
+async def test_a_ledger_that_has_lost_one_record_is_closed_by_the_next_call(url: str) -> None:
+    async with used_ledger(url) as (leases, client, prefix):
+        await client.hdel(f"{prefix}leases", "other")
+
+        with pytest.raises(RebuildPendingError, match=r"has \d+ of its \d+ records"):
+            await leases.capacity()
+        await client.hset(f"{prefix}nodes", "c", "another record")
+
+        with pytest.raises(RebuildPendingError, match="is being rebuilt"):
+            await leases.capacity()
+        assert await leases.begin_rebuild(now=NOW) is not None
 
 
 @pytest.mark.parametrize("kind", ["leases", "devices", "nodes", "waiting"])
@@ -153,32 +172,33 @@ async def test_a_record_that_cannot_be_read_is_set_aside_and_others_are_read(
         await leases.save_devices([report("a", [device("a", 0), device("a", 1)], at=NOW)])
         assert await client.hget(f"{prefix}{kind}", keys[kind]) == garbage
 
-        found = await leases.checks.step()
+        reading = await leases.checks.read()
 
         node = "a" if kind in {"devices", "nodes"} else ""
-        assert found.unreadable == (UnreadableRecord(kind, keys[kind], node),)
-        assert await client.hexists(f"{prefix}unreadable", f"{kind} {keys[kind]}")
+        record = UnreadableRecord(kind, keys[kind], node)
+        assert record in reading.unreadable
+        assert await leases.checks.close(reading.generation, reading.unreadable)
         assert await leases.begin_rebuild(now=NOW) is not None
+        assert await leases.finish_rebuild(await generation_of(client, prefix))
+        assert record[:2] in [each[:2] for each in await leases.checks.unreadable()]
 
 
 @pytest.mark.parametrize("kind", ["devices", "nodes"])
-async def test_totals_of_an_older_state_are_not_those_of_the_leases_and_are_rebuilt(
-    url: str, kind: str
-) -> None:
+async def test_totals_of_an_older_state_are_not_those_of_the_leases(url: str, kind: str) -> None:
     keys = {"devices": uuid("b", 0), "nodes": "b"}
     async with used_ledger(url) as (leases, client, prefix):
         older = await client.hget(f"{prefix}{kind}", keys[kind])
         await leases.release([PodUid("other")], reason="gone")
-        assert await leases.checks.step() == CheckedRecords()
+        assert await damages(leases) == {}
         await client.hset(f"{prefix}{kind}", keys[kind], older)
 
-        assert UnreadableRecord(kind, keys[kind], "b") in (await leases.checks.step()).unreadable
-
-        await rebuild(leases)
+        assert list(await damages(leases)) == [f"{kind.removesuffix('s')} {keys[kind]}"]
 
 
 @pytest.mark.parametrize("key", ["used-cores", "used-mib", "quota-used"])
-async def test_the_use_of_a_namespace_of_an_older_state_is_rebuilt(url: str, key: str) -> None:
+async def test_the_use_of_a_namespace_of_an_older_state_is_not_that_of_its_leases(
+    url: str, key: str
+) -> None:
     quota = Quota(namespace=Namespace("default"), limits=QuotaLimits(cards=9))
     async with ledger(url, {"b": 2}) as leases, redis.asyncio.Redis.from_url(url) as client:
         await leases.quotas.save([quota], read_at=NOW)
@@ -187,14 +207,12 @@ async def test_the_use_of_a_namespace_of_an_older_state_is_rebuilt(url: str, key
         name = f"{leases._connection.prefix}{key}"
         older = await client.hgetall(name)
         await reserve(leases, reservation("second", share("b", 1), whole, node="b"))
-        assert await leases.checks.step() == CheckedRecords()
+        assert await damages(leases) == {}
         await client.hset(name, mapping=older)
 
-        [found] = (await leases.checks.step()).unreadable
+        [damage] = await damages(leases)
 
-        assert found == UnreadableRecord("namespaces", "default")
-        await rebuild(leases)
-        assert await leases.checks.step() == CheckedRecords()
+        assert damage == ("quota default" if key == "quota-used" else "namespace default")
 
 
 async def test_an_entry_of_the_feed_that_cannot_be_read_begins_a_new_snapshot(url: str) -> None:
@@ -214,29 +232,6 @@ async def test_an_entry_of_the_feed_that_cannot_be_read_begins_a_new_snapshot(ur
         assert change.cause == "released: gone"
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "leases",
-        "facts:a",
-        "waiting",
-        "expiring",
-        "verdicts",
-        "gone",
-        "unreadable",
-        "offers",
-    ],
-)
-async def test_a_key_of_another_type_is_as_good_as_missing(url: str, key: str) -> None:
-    async with used_ledger(url) as (leases, client, prefix):
-        await client.set(f"{prefix}{key}", b"\xff\xfe")
-
-        found = await leases.checks.step()
-        assert found.missing
-        await rebuild(leases)
-        assert await leases.checks.step() == CheckedRecords(must_list=False)
-
-
 async def test_a_server_that_may_evict_keys_serves_nothing_until_its_policy_is_changed() -> None:
     with valkey_server() as server:
         await server.ready()
@@ -247,13 +242,13 @@ async def test_a_server_that_may_evict_keys_serves_nothing_until_its_policy_is_c
                 UnavailableError, match="config set maxmemory-policy noeviction"
             )
             with refused:
-                await leases.checks.step()
+                await leases.checks.check_policy()
             with refused:
                 await leases.reserve([reservation("p", share("a"))], now=NOW, ttl_s=30)
             assert "allkeys-lru" in str(leases.unready_reason())
 
             await server.command("CONFIG", "SET", "maxmemory-policy", "noeviction")
-            await leases.checks.step()
+            await leases.checks.check_policy()
             await reserve(leases, reservation("p", share("a")))
             assert await leases.load_node(NodeName("a"))
 
@@ -279,7 +274,6 @@ async def test_without_its_quotas_the_ledger_is_closed_until_they_are_saved(
         await client.delete(key)
         if damage != "deleted":
             await client.set(key, b"\xff")
-            await leases.checks.step()
 
         with pytest.raises(RebuildPendingError):
             await leases.reserve([reservation("p", share("a"))], now=NOW, ttl_s=30)
@@ -298,12 +292,11 @@ async def test_without_its_quotas_the_ledger_is_closed_until_they_are_saved(
 
 async def test_a_main_hash_of_another_type_is_no_bug_but_an_empty_ledger(url: str) -> None:
     async with used_ledger(url) as (leases, client, prefix):
-        for key in ("leases", "ledger"):
-            await client.delete(f"{prefix}{key}")
-            await client.set(f"{prefix}{key}", b"\xff")
+        await client.delete(f"{prefix}leases")
+        await client.set(f"{prefix}leases", b"\xff")
 
-            with pytest.raises(RebuildPendingError):
-                await leases.reserve([reservation("p", share("a"))], now=NOW, ttl_s=30)
+        with pytest.raises(RebuildPendingError):
+            await leases.reserve([reservation("p", share("a"))], now=NOW, ttl_s=30)
 
         assert await leases.begin_rebuild(now=NOW) is not None
 

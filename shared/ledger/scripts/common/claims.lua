@@ -82,11 +82,13 @@ function claims.resume(pod, claim, has_ended)
   end
 end
 
+function claims.save_count() call('HSET', PREFIX .. 'ledger', 'claims', call('HLEN', PREFIX .. 'claims')) end
+
 -- Delete the claims that have ended; call this once the script cannot refuse any more.
 function claims.delete_ended()
   if #ended_claims > 0 then
     call('HDEL', PREFIX .. 'claims', unpack(ended_claims))
-    save_count('claims')
+    claims.save_count()
   end
 end
 

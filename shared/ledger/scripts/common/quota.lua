@@ -260,7 +260,7 @@ end
 function quota.save_count()
   local count = call('HLEN', quota.rules_key)
   quota.on = count > 0
-  call('HSET', PREFIX .. 'ledger', 'quotas', count, 'keys', call('EXISTS', unpack(VITAL_KEYS)))
+  call('HSET', PREFIX .. 'ledger', 'quotas', count)
 end
 
 -- Charge all leases again.

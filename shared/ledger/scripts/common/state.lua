@@ -4,14 +4,14 @@
 --
 -- All keys have one prefix and are computed: use one server, with or without replicas, not a cluster.
 -- ARGV: the prefix; the arguments, a MessagePack array; the state that the ledger must be in ('ready', 'open': ready
--- or being rebuilt, 'any' or, for `check_records` alone, 'check'); the length of the feed; bytes that are stored as they
+-- or being rebuilt, 'any' or, for `eviction_policy` alone, 'check'); the length of the feed; bytes that are stored as they
 -- are, joined; and the highest version that the caller has read: if this server's is lower, it has lost confirmed
 -- writes, and the ledger rejects calls until it is rebuilt.
 --
 --   ledger  hash  format, generation, ready, version (the last one), capacity, feed_entry (ID of the last one),
 --     fence_floor, node_number (the last one), rebuild_lock_until, total_cores, total_mib,
---     claims, cordons, unsynced and quotas (their number; quotas: absent while they are not known),
---     keys (how many of VITAL_KEYS exist), evicts (the server's policy, if it may evict keys: nothing is served then),
+--     claims and quotas (their number; quotas: absent while they are not known),
+--     records (how many the keys in RECORDS have together: a ledger with fewer has lost some), evicts (the server's policy, if it may evict keys: nothing is served then),
 --     inventory_grew (capacity number at which the inventory last became better),
 --     reasons_changed (the one at which the reasons of verdicts last changed: nodes, devices or cordons),
 --     offered_up_to (number up to which freed capacity has been offered), offer_round (how often what was freed after
@@ -36,8 +36,7 @@
 --   changed-gangs  set  gangs whose pods' verdicts must be decided again
 --   verdicts  zset  order|pod -> capacity number at which it was last decided or offered
 --   offers  zset  order|pod -> instant of an offer that was not decided yet
---   unreadable  hash  (not changed by a rebuild) kind and key of a record that could not be read -> {instant, its
---     first bytes}
+--   unreadable  hash  (not changed by a rebuild) kind and key of a record that could not be read -> instant
 --   feed  stream  absolute totals, one entry per script, with the IDs that Redis gives: p ID of the entry before,
 --     e generation, v version, c capacity number, w cause, n and d changed nodes and devices, fNODE gNODE sNODE rNODE facts, devices, served resources
 --     and `repelling` terms of a node, xNODE a node that was removed
@@ -95,12 +94,9 @@ local L_STATE, L_VERSION, L_RESERVED_VERSION, L_CREATED, L_EXPIRES, L_SHARE_COUN
 local FIRST_DEVICE, DEVICE_FIELDS, MAX_ARGS = 3, 8, 4000
 
 local state = redis.pcall('HMGET', PREFIX .. 'ledger', 'ready', 'generation', 'version', 'capacity', 'feed_entry',
-  'fence_floor', 'node_number', 'claims', 'format', 'keys', 'evicts', 'repels_version')
-if state.err then
-  -- If the key is of another type, something else has written to it: from the next call on the ledger is empty.
-  if string.find(state.err, '^WRONGTYPE') then call('DEL', PREFIX .. 'ledger') end
-  return state
-end
+  'fence_floor', 'node_number', 'claims', 'format', 'records', 'evicts', 'repels_version')
+if state.err and not string.find(state.err, '^WRONGTYPE') then return state end
+if state.err then state = {} end -- a key of another type counts as empty
 -- The number of the format of all that is stored under the prefix, but for `ledger`, which every version
 -- must be able to read. A ledger of an older format counts as empty; a newer one is not touched.
 state.format = 5
@@ -116,16 +112,27 @@ if is_strict and (not state[2] or (ARGV[3] == 'ready' and state[1] ~= '1')) then
   return redis.error_reply('NOTREADY')
 end
 
--- A missing key reads as empty. So many of these exist as existed when a script last changed them; others
--- are compared with them by `check_records`.
-local VITAL_KEYS = {PREFIX .. 'leases', PREFIX .. 'devices', PREFIX .. 'nodes', PREFIX .. 'lease-nodes', BESIDE .. '-quotas'}
-local vital_keys = call('EXISTS', unpack(VITAL_KEYS))
-local has_lost_keys = state[1] == '1' and vital_keys ~= tonumber(state[10] or 0)
-if has_lost_keys and is_strict then
-  -- Without their number, an earlier build has written the ledger.
-  return redis.error_reply(state[10] and 'LOSTKEYS ' .. vital_keys .. ' ' .. state[10] or 'NOTREADY')
+-- How many records there are, but for those of single nodes, namespaces and groups. A key of another type has none.
+local RECORDS = {
+  HLEN = {'leases', 'devices', 'nodes', 'waiting', 'waiting-groups', 'claims', 'cordons', 'unsynced', 'starts',
+    'entitlements', 'node-sizes'},
+  ZCARD = {'lease-nodes', 'gang-leases', 'expiring', 'freed-nodes', 'gang-waiting', 'verdicts'},
+}
+local count_records = function()
+  local counts, sum = {redis.pcall('HLEN', BESIDE .. '-quotas'), redis.pcall('SCARD', PREFIX .. 'vanished')}, 0
+  for _, key in ipairs(RECORDS.HLEN) do counts[#counts + 1] = redis.pcall('HLEN', PREFIX .. key) end
+  for _, key in ipairs(RECORDS.ZCARD) do counts[#counts + 1] = redis.pcall('ZCARD', PREFIX .. key) end
+  for _, count in ipairs(counts) do sum = sum + (tonumber(count) or 0) end
+  return sum
 end
-local is_ready, generation = state[1] == '1' and not has_lost_keys, state[2] or ''
+
+local records = count_records()
+local has_lost_records = state[1] == '1' and records < tonumber(state[10] or 0)
+if has_lost_records then
+  redis.pcall('HSET', PREFIX .. 'ledger', 'ready', 0) -- the caller may only have the right to read
+  if is_strict then return redis.error_reply('LOSTRECORDS ' .. records .. ' ' .. state[10]) end
+end
+local is_ready, generation = state[1] == '1' and not has_lost_records, state[2] or ''
 local last_version, capacity = tonumber(state[3] or 0), tonumber(state[4] or 0)
 if is_ready and tonumber(ARGV[6]) > last_version then
   call('HSET', PREFIX .. 'ledger', 'ready', 0, 'version', ARGV[6])
@@ -335,9 +342,6 @@ end
 -- milliseconds, by a clock that may have been wrong by decades; the ledger counts on from any of them.
 local MAX_AHEAD_MS = 2 ^ 42
 local function highest_number(time) return time[1] * 1000 + MAX_AHEAD_MS end
-
--- Save how many fields a hash has, which `check_records` compares.
-local function save_count(key) call('HSET', PREFIX .. 'ledger', key, call('HLEN', PREFIX .. key)) end
 
 -- Save the revision of a node's state, by resource versions of the API server; false if a higher one was
 -- saved less than two minutes ago. A state of revision 0 always counts: a watcher publishes all nodes so when

@@ -86,11 +86,6 @@ local function write_changes(cause)
   call_all('HSET', 'leases', written_leases)
   call_all('ZADD', 'lease-nodes', lease_nodes)
   call_all('ZADD', 'gang-leases', gang_members)
-  local now_there = call('EXISTS', unpack(VITAL_KEYS))
-  if now_there ~= vital_keys then
-    vital_keys = now_there
-    call('HSET', PREFIX .. 'ledger', 'keys', now_there)
-  end
   for at, pods in pairs(expiring) do
     call('ZADD', PREFIX .. 'expiring', at, encode({last_version, pods}))
   end

@@ -405,21 +405,3 @@ async def wait_for_full_devices(leases: RedisLeases) -> None:
     """Fill both devices, and let one pod wait."""
     await reserve(leases, *(reservation(f"full-{n}", share("a", n // 4, 4_000)) for n in range(8)))
     await leases.waiting_pods.enqueue([verdict(queued("w"), await leases.capacity())])
-
-
-async def test_a_damaged_lease_is_an_event_of_its_pod_once_it_is_restored(
-    new_world: NewWorld,
-) -> None:
-    world = await new_world(in_state(LeaseState.ACTIVE))
-    connection, records = world.ledger._connection, world.binder.records
-    await connection._redis.hset(f"{connection.prefix}leases", lease().pod, "rubbish")
-
-    async with running(world.binder.events.write_events):
-        await records.check_records()
-        assert world.metrics.anomalies["records_unreadable"] == 1
-        await world.rebuild(in_state(LeaseState.ACTIVE))
-        await records.check_records()
-        await until(lambda: world.pods.events)
-
-    [event] = world.pods.events.values()
-    assert (event["reason"], event["involvedObject"]["name"]) == ("LedgerRecordUnreadable", "p1")

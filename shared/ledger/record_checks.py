@@ -1,0 +1,73 @@
+"""What the leading binder checks: the server's policy, records, and the totals of leases."""
+
+from collections.abc import Sequence
+
+from shared.ledger.connection import LedgerPart, in_batches
+from shared.ledger.ledger_totals import LedgerQuotas, LedgerTotals, read_nodes
+from shared.model.errors import UnavailableError
+from shared.model.ledger import UnreadableRecord
+from shared.model.ledger_checks import LedgerReading
+
+NODES_PER_CALL = 25
+"""Nodes that are read with their leases in 3 to 4 ms of the server: pods wait that long."""
+WAITING_PER_CALL = 500
+
+
+class RecordChecks(LedgerPart):
+    """Reads the whole ledger, and closes one that is damaged, so that it is rebuilt."""
+
+    async def check_policy(self) -> None:
+        """Raise UnavailableError if the server may evict keys: nothing is served then."""
+        await self._connection.run("eviction_policy", state="check")
+
+    async def read(self) -> LedgerReading:
+        """Read all nodes with their leases, and what else adds up to totals.
+
+        Raises UnavailableError while the ledger is not ready, or if it was rebuilt meanwhile.
+        """
+        totals = LedgerTotals(self._connection)
+        quotas = LedgerQuotas(self._connection)
+        start = await read_nodes(self._connection, [])
+        nodes, unreadable = [], await self._unreadable_waiting()
+        for names in in_batches(sorted(start.names), NODES_PER_CALL):
+            found, broken = await totals.read(names)
+            nodes += found
+            unreadable += broken
+        charged = await quotas.totals()
+        claimed = await totals.claimed()
+        fair_share = await totals.fair_share()
+        end = await read_nodes(self._connection, [])
+        if end.generation != start.generation:
+            raise UnavailableError("the ledger was rebuilt while it was read; read it again")
+        return LedgerReading(
+            generation=start.generation,
+            is_of_one_moment=end.version == start.version,
+            nodes=tuple(nodes),
+            quotas=charged,
+            preemption_claims=claimed,
+            fair_share=fair_share,
+            unreadable=tuple(unreadable),
+        )
+
+    async def _unreadable_waiting(self) -> list[UnreadableRecord]:
+        cursor, found = "0", list[UnreadableRecord]()
+        while True:
+            cursor, pods = await self._connection.run(
+                "list_waiting", "unreadable", cursor, WAITING_PER_CALL
+            )
+            found += [UnreadableRecord("waiting", pod) for pod in pods]
+            if cursor == "0":
+                return found
+
+    async def close(self, generation: str, unreadable: Sequence[UnreadableRecord]) -> bool:
+        """Close the ledger, so that a binder rebuilds it; False if it is another one by now.
+
+        Records that cannot be read are remembered for 24 hours.
+        """
+        names = [f"{record.kind} {record.key}" for record in unreadable]
+        return bool(await self._connection.run("rebuild", "close", generation, names, state="any"))
+
+    async def unreadable(self) -> list[UnreadableRecord]:
+        """Return the records that could not be read in the last 24 hours."""
+        names = await self._connection.run("query", "unreadable")
+        return [UnreadableRecord(*name.split(" ", 1)) for name in sorted(names)]
