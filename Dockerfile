@@ -10,7 +10,6 @@ COPY locks locks
 RUN python3 -m venv /opt/build \
  && /opt/build/bin/pip install --no-cache-dir --requirement locks/build.txt
 COPY pyproject.toml README.md LICENSE NOTICE ./
-COPY proto proto
 COPY shared shared
 COPY services services
 

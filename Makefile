@@ -71,7 +71,7 @@ test-gpu-kit: $(STAMP)
 # Placement compiled as in the image, in dist/compiled: needs a C compiler and Python's header files.
 compiled: $(STAMP)
 	rm -rf dist/compiled && mkdir -p dist/compiled/source
-	cp -r pyproject.toml README.md LICENSE NOTICE proto services shared dist/compiled/source
+	cp -r pyproject.toml README.md LICENSE NOTICE services shared dist/compiled/source
 	cd dist/compiled/source && HATCH_BUILD_HOOK_ENABLE_MYPYC=1 $(CURDIR)/$(VENV)/bin/hatchling build --target wheel -d ..
 	$(PIP) install --no-deps --target dist/compiled dist/compiled/*.whl
 	rm -rf dist/compiled/source dist/compiled/*.whl
@@ -123,7 +123,7 @@ release-dry-run: $(STAMP)
 release: $(STAMP)
 	$(PY) -m tools.release publish $(ARGS)
 
+# The code of the kubelet's gRPC interfaces. The name `proto` belongs to a package of Google's.
 proto: $(STAMP)
-	$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. \
-	  proto/deviceplugin/api.proto proto/podresources/api.proto proto/dra/api.proto proto/dra_health/api.proto \
-	  proto/plugin_registration/api.proto
+	$(PY) -m grpc_tools.protoc -I shared/kubelet_api=proto --python_out=. --pyi_out=. --grpc_python_out=. \
+	  $(patsubst proto/%,shared/kubelet_api/%,$(wildcard proto/*/api.proto))

@@ -299,9 +299,8 @@ class ReadApi:
         """Return the history of a subject; measured amounts of devices to viewers of everything."""
         requested = range_of(call.query.get("range", ""))
         within = min(requested, self.histories.longest, key=lambda within: within.span_s)
-        now = self.service.clock.now()
         of = replace(subject, devices=tuple(view.uuid for view in devices))
-        recorded = await self.histories.read(of, within, now)
+        recorded = await self.histories.read(of, within, self.service.clock.now())
         at, columns, waiting = history_columns(recorded, within)
         hidden = MEASURED if devices and call.visible is not all_namespaces else ()
         shown: Any = {name: values for name, values in columns.items() if name not in hidden}

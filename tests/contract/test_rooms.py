@@ -31,7 +31,7 @@ def production() -> list[Path]:
         path
         for folder in folders
         for path in (ROOT / folder).rglob("*.py")
-        if "tests" not in path.parts[len(ROOT.parts) :]
+        if "tests" not in path.parts[len(ROOT.parts) :] and "_pb2" not in path.name
     )
 
 

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import grpc
 
-from proto.dra import api_pb2 as dra
-from proto.dra import api_pb2_grpc as dra_grpc
-from proto.dra_health import api_pb2 as health
-from proto.dra_health import api_pb2_grpc as health_grpc
-from proto.plugin_registration import api_pb2 as registration
-from proto.plugin_registration import api_pb2_grpc as registration_grpc
 from services.node_agent.dra.preparation import ClaimPreparation
 from services.node_agent.kubelet.device_plugin import check_socket
 from services.node_agent.node import Node
+from shared.kubelet_api.dra import api_pb2 as dra
+from shared.kubelet_api.dra import api_pb2_grpc as dra_grpc
+from shared.kubelet_api.dra_health import api_pb2 as health
+from shared.kubelet_api.dra_health import api_pb2_grpc as health_grpc
+from shared.kubelet_api.plugin_registration import api_pb2 as registration
+from shared.kubelet_api.plugin_registration import api_pb2_grpc as registration_grpc
 from shared.model.claim import DRIVER, claimable
 from shared.model.clock import until_tick, wait_for_event
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError

@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from proto.dra import api_pb2 as dra
 from services.node_agent.allocate.allocation import (
     HONOURED_STATES,
     DeviceMismatchError,
@@ -29,6 +28,7 @@ from services.node_agent.dra.resource_claims import (
 from services.node_agent.node import Node
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.device_guard import OvercommitError
+from shared.kubelet_api.dra import api_pb2 as dra
 from shared.kubernetes.resource_claims import DeviceRequestAllocationResult
 from shared.model.claim import DRIVER, device_name
 from shared.model.errors import LeaseholdError, UnavailableError

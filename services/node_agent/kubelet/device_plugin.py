@@ -12,10 +12,10 @@ from pathlib import Path
 
 import grpc
 
-from proto.deviceplugin import api_pb2
 from services.node_agent.allocate.handler import AllocationHandler
 from shared.dialects.advertised import NumaNodes, PluginDeviceId
 from shared.dialects.dialect import ContainerSetup
+from shared.kubelet_api.deviceplugin import api_pb2
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.names import DeviceUuid
 

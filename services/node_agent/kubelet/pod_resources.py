@@ -8,7 +8,6 @@ from typing import Self, TypeVar
 
 import grpc
 
-from proto.podresources import api_pb2, api_pb2_grpc
 from services.node_agent.kubelet.pods import (
     AllocatableResources,
     ClaimHolding,
@@ -16,6 +15,7 @@ from services.node_agent.kubelet.pods import (
     PodResources,
 )
 from shared.dialects.advertised import NumaNodes
+from shared.kubelet_api.podresources import api_pb2, api_pb2_grpc
 from shared.model.claim import DRIVER
 from shared.model.errors import UnavailableError
 

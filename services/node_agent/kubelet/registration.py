@@ -14,7 +14,6 @@ from pathlib import Path
 
 import grpc
 
-from proto.deviceplugin import api_pb2, api_pb2_grpc
 from services.node_agent.allocate.handler import AllocationHandler
 from services.node_agent.kubelet.device_checkpoint import (
     Allocatable,
@@ -32,6 +31,7 @@ from services.node_agent.kubelet.device_plugin import (
 from services.node_agent.kubelet.pods import STILL_PLUGIN, Unserved, explain_unserved
 from services.node_agent.node import Node
 from shared.dialects.advertised import NumaNodes, PluginDeviceId
+from shared.kubelet_api.deviceplugin import api_pb2, api_pb2_grpc
 from shared.model.clock import until_tick, wait_for_event
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.names import DeviceUuid

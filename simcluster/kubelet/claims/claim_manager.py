@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from proto.deviceplugin import api_pb2
-from proto.dra import api_pb2 as dra
-from proto.podresources import api_pb2 as podresources
+from shared.kubelet_api.deviceplugin import api_pb2
+from shared.kubelet_api.dra import api_pb2 as dra
+from shared.kubelet_api.podresources import api_pb2 as podresources
 from simcluster.apimachinery.objects import Json, at_path, list_at
 from simcluster.kubelet.claims.drivers import ClaimDrivers
 from simcluster.kubelet.containers.container_spec import ContainerSpec, PodSpec

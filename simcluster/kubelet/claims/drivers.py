@@ -13,10 +13,10 @@ from pathlib import Path
 
 import grpc
 
-from proto.dra import api_pb2 as dra
-from proto.dra import api_pb2_grpc as dra_grpc
-from proto.plugin_registration import api_pb2 as registration
-from proto.plugin_registration import api_pb2_grpc as registration_grpc
+from shared.kubelet_api.dra import api_pb2 as dra
+from shared.kubelet_api.dra import api_pb2_grpc as dra_grpc
+from shared.kubelet_api.plugin_registration import api_pb2 as registration
+from shared.kubelet_api.plugin_registration import api_pb2_grpc as registration_grpc
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import at_path, name_of
 from simcluster.kubelet.devices.kubelet_devices import AllocationError

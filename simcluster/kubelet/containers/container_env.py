@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePosixPath
 
-from proto.deviceplugin import api_pb2
+from shared.kubelet_api.deviceplugin import api_pb2
 from simcluster.apimachinery.objects import Json, at_path
 from simcluster.kubelet.containers.container_spec import (
     ContainerSpec,

@@ -6,7 +6,7 @@ also gives what a container's variables, those of its image, and its pod's annot
 
 from collections.abc import Iterable, Mapping
 
-from proto.deviceplugin import api_pb2
+from shared.kubelet_api.deviceplugin import api_pb2
 
 OPEN_RUNTIME = "sim.leasehold.dev/open-runtime"
 """Label of a node; `true`: its runtime is open."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
 
-from proto.deviceplugin import api_pb2
+from shared.kubelet_api.deviceplugin import api_pb2
 from simcluster.kubelet.containers.container_spec import ContainerSpec, PodSpec
 from simcluster.kubelet.devices.checkpoint import load_checkpoint, save_checkpoint
 from simcluster.kubelet.devices.kubelet_devices import (

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import grpc
 
-from proto.deviceplugin import api_pb2, api_pb2_grpc
+from shared.kubelet_api.deviceplugin import api_pb2, api_pb2_grpc
 from simcluster.kubelet.devices.kubelet_devices import AllocationError
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024

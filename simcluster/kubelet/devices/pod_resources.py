@@ -6,7 +6,7 @@ from pathlib import Path
 
 import grpc
 
-from proto.podresources import api_pb2, api_pb2_grpc
+from shared.kubelet_api.podresources import api_pb2, api_pb2_grpc
 from simcluster.kubelet.containers.container_spec import PodSpec
 from simcluster.kubelet.devices.kubelet_devices import KubeletDevices
 from simcluster.kubelet.devices.plugin_client import checked_socket

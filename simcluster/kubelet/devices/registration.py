@@ -6,7 +6,7 @@ from pathlib import Path
 
 import grpc
 
-from proto.deviceplugin import api_pb2, api_pb2_grpc
+from shared.kubelet_api.deviceplugin import api_pb2, api_pb2_grpc
 from simcluster.kubelet.devices.plugin_client import (
     MAX_SOCKET_PATH,
     PluginConnection,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from proto.deviceplugin import api_pb2
+from shared.kubelet_api.deviceplugin import api_pb2
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json
 from simcluster.events import EventRecorder

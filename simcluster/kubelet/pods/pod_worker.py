@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Iterable, Mapping
 from functools import partial
 from typing import Protocol
 
-from proto.deviceplugin import api_pb2
+from shared.kubelet_api.deviceplugin import api_pb2
 from shared.model.clock import wait_for_event
 from shared.model.errors import UnavailableError
 from simcluster.apimachinery.objects import Json

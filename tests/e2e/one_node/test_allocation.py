@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proto.deviceplugin.api_pb2 import ContainerAllocateResponse
+from shared.kubelet_api.deviceplugin.api_pb2 import ContainerAllocateResponse
 from shared.model.device import MIB
 from simcluster.gpu_driver.build import compiler
 from tests.support.stack import PODS, Stack, gpu_pod, running, vgpu

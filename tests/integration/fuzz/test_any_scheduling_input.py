@@ -17,11 +17,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from proto.dra import api_pb2 as dra
 from services.binder.claims.claim_shares import reservation_of
 from services.extender.server import application
 from services.node_agent.dra.resource_claims import generation_of_claim, results_on
 from shared.credentials.serving_files import ServingFiles
+from shared.kubelet_api.dra import api_pb2 as dra
 from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim
 from shared.model.claim import CORES, DRIVER, LEASED, MEMORY
 from shared.model.errors import RequestError

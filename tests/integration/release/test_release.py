@@ -41,8 +41,36 @@ def test_the_wheel_has_the_packages_and_the_licence_and_no_tests(dist: Path) -> 
     names = zipfile.ZipFile(one(dist, "leasehold-*.whl")).namelist()
     folders = {name.partition("/")[0] for name in names}
 
-    assert folders == {"services", "shared", "proto", folders_of_metadata(names)}
+    assert folders == {"services", "shared", folders_of_metadata(names)}
     assert {"LICENSE", "NOTICE"} <= {name.rpartition("/")[2] for name in names if "dist-" in name}
+
+
+def test_it_is_installed_beside_a_package_that_is_imported_as_proto(
+    dist: Path, tmp_path: Path
+) -> None:
+    theirs = tmp_path / "proto" / "__init__.py"
+    theirs.parent.mkdir()
+    theirs.write_text("")
+    wheels = (str(path) for path in dist.glob("*.whl"))
+    install = ("-m", "pip", "install", "--quiet", "--no-deps", "--no-index")
+    subprocess.run([sys.executable, *install, "--target", tmp_path, *wheels], check=True)
+
+    code = (
+        "import proto, services.node_agent.kubelet.device_plugin as plugin, simcluster.kubelet as k"
+        "; print(proto.__file__, plugin.__file__, k.__file__, sep=chr(10))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    proto, plugin, kubelet = done.stdout.splitlines()
+    assert proto == str(theirs)
+    assert all(path.startswith(str(tmp_path)) for path in (plugin, kubelet))
+    assert list(theirs.parent.glob("*.py*")) == [theirs]
 
 
 def test_the_simulated_cluster_is_a_wheel_of_its_own_which_the_other_one_names(dist: Path) -> None:

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from proto.deviceplugin.api_pb2 import ContainerAllocateResponse
 from shared.credentials.logins import ClientCredentials
+from shared.kubelet_api.deviceplugin.api_pb2 import ContainerAllocateResponse
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import ClusterCredentials
 from shared.ledger.leases import RedisLeases

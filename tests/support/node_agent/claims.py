@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from proto.dra import api_pb2 as dra
 from services.node_agent.service import NodeAgent
+from shared.kubelet_api.dra import api_pb2 as dra
 from shared.model.claim import DRIVER, DraMode, device_name, generation_of
 from shared.model.events.node_events import LeaseHolder
 from shared.model.lease import ClaimAllocation, Lease, MigPlacement, Share

@@ -19,9 +19,9 @@ from typing import Any, Self
 import aiohttp
 import grpc
 
-from proto.deviceplugin import api_pb2, api_pb2_grpc
-from proto.podresources import api_pb2 as podresources
-from proto.podresources import api_pb2_grpc as podresources_grpc
+from shared.kubelet_api.deviceplugin import api_pb2, api_pb2_grpc
+from shared.kubelet_api.podresources import api_pb2 as podresources
+from shared.kubelet_api.podresources import api_pb2_grpc as podresources_grpc
 from simcluster.apimachinery.objects import Json
 from simcluster.apiserver.registry import open_store
 from simcluster.apiserver.storage.store import ObjectStore

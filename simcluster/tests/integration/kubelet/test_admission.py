@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 import pytest
 
-from proto.podresources import api_pb2, api_pb2_grpc
+from shared.kubelet_api.podresources import api_pb2, api_pb2_grpc
 from simcluster.apimachinery.objects import Json
 from simcluster.kubelet.settings import NodeSettings
 from tests.support.simcluster.kubelet import (

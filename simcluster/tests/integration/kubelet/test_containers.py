@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proto.deviceplugin import api_pb2
+from shared.kubelet_api.deviceplugin import api_pb2
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json, at_path, name_of
 from simcluster.apimachinery.resources import Resource

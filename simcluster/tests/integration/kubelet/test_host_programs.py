@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from proto.deviceplugin import api_pb2
+from shared.kubelet_api.deviceplugin import api_pb2
 from simcluster.kubelet.containers.container_state import ContainerState, MountPoint
 from simcluster.kubelet.fleet import KubeletFleet
 from simcluster.kubelet.programs.gpu_programs import hidden_files

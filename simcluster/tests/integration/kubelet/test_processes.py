@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from proto.deviceplugin import api_pb2
 from services.node_agent.kubelet.cgroups import parse_cgroup, pods_of_processes
+from shared.kubelet_api.deviceplugin import api_pb2
 from shared.model.names import PodUid
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json

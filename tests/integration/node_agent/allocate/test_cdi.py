@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from proto.deviceplugin import api_pb2
 from services.node_agent.allocate.cdi import FILE
+from shared.kubelet_api.deviceplugin import api_pb2
 from shared.model.lease import Lease
 from simcluster.kubelet.devices.checkpoint import load_checkpoint
 from tests.support.node_agent.agent import OneNodeCluster, one_node_cluster, share

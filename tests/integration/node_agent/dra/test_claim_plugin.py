@@ -15,11 +15,11 @@ from typing import Any
 import grpc
 import pytest
 
-from proto.dra import api_pb2 as dra
-from proto.dra_health import api_pb2 as health
-from proto.dra_health import api_pb2_grpc as health_grpc
-from proto.plugin_registration import api_pb2 as registration
 from services.node_agent.dra.claim_plugin import ClaimPlugin
+from shared.kubelet_api.dra import api_pb2 as dra
+from shared.kubelet_api.dra_health import api_pb2 as health
+from shared.kubelet_api.dra_health import api_pb2_grpc as health_grpc
+from shared.kubelet_api.plugin_registration import api_pb2 as registration
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.node_events import LeaseHolder
 from tests.support.build import device

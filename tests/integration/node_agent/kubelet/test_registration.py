@@ -13,7 +13,6 @@ from typing import Any, Self
 import grpc
 import pytest
 
-from proto.deviceplugin import api_pb2, api_pb2_grpc
 from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.kubelet import registration
 from services.node_agent.kubelet.device_plugin import PluginServer, encode_list
@@ -21,6 +20,7 @@ from services.node_agent.kubelet.registration import DevicePlugins
 from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.dialect import ContainerSetup
 from shared.dialects.volcano.gpushare import unit_id
+from shared.kubelet_api.deviceplugin import api_pb2, api_pb2_grpc
 from shared.model.errors import RequestError
 from tests.support.node_agent.node import node_of
 from tests.support.waiting import until

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from proto.deviceplugin import api_pb2
 from services.node_agent.allocate.cdi import FILE
 from services.node_agent.allocate.cdi_files import CdiFiles, DriverPlaces
 from services.node_agent.allocate.device_list_strategies import (
@@ -22,6 +21,7 @@ from services.node_agent.metrics import DEVICE_LIST
 from services.node_agent.mig.instances import MigInstance, MigState
 from services.node_agent.records.checkpoint import Checkpoint
 from shared.dialects.dialect import ContainerSetup, Mount
+from shared.kubelet_api.deviceplugin import api_pb2
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import DeviceUuid
 from tests.support.node_agent.agent import lease_of

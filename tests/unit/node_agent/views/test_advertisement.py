@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from proto.deviceplugin import api_pb2
 from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of
 from services.node_agent.kubelet.device_plugin import encode_list
 from services.node_agent.views.advertisement import (
@@ -16,6 +15,7 @@ from services.node_agent.views.advertisement import (
 from services.node_agent.views.node_patches import merge_own_entries
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import PluginDeviceId, Strategy
+from shared.kubelet_api.deviceplugin import api_pb2
 from shared.model.bounds import HIGHEST_INDEX
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from proto.deviceplugin import api_pb2
 from services.node_agent.container_runtime.bundles import list_bundles, read_bundle
+from shared.kubelet_api.deviceplugin import api_pb2
 from simcluster.kubelet.containers.bundles import Bundles
 from simcluster.kubelet.containers.runtime_devices import (
     given_gpus,

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from proto.plugin_registration import api_pb2 as proto_dot_plugin__registration_dot_api__pb2
+from shared.kubelet_api.plugin_registration import api_pb2 as shared_dot_kubelet__api_dot_plugin__registration_dot_api__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in proto/plugin_registration/api_pb2_grpc.py depends on'
+        + ' but the generated code in shared/kubelet_api/plugin_registration/api_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -37,13 +37,13 @@ class RegistrationStub:
         """
         self.GetInfo = channel.unary_unary(
                 '/pluginregistration.Registration/GetInfo',
-                request_serializer=proto_dot_plugin__registration_dot_api__pb2.InfoRequest.SerializeToString,
-                response_deserializer=proto_dot_plugin__registration_dot_api__pb2.PluginInfo.FromString,
+                request_serializer=shared_dot_kubelet__api_dot_plugin__registration_dot_api__pb2.InfoRequest.SerializeToString,
+                response_deserializer=shared_dot_kubelet__api_dot_plugin__registration_dot_api__pb2.PluginInfo.FromString,
                 _registered_method=True)
         self.NotifyRegistrationStatus = channel.unary_unary(
                 '/pluginregistration.Registration/NotifyRegistrationStatus',
-                request_serializer=proto_dot_plugin__registration_dot_api__pb2.RegistrationStatus.SerializeToString,
-                response_deserializer=proto_dot_plugin__registration_dot_api__pb2.RegistrationStatusResponse.FromString,
+                request_serializer=shared_dot_kubelet__api_dot_plugin__registration_dot_api__pb2.RegistrationStatus.SerializeToString,
+                response_deserializer=shared_dot_kubelet__api_dot_plugin__registration_dot_api__pb2.RegistrationStatusResponse.FromString,
                 _registered_method=True)
 
 
@@ -68,13 +68,13 @@ def add_RegistrationServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'GetInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetInfo,
-                    request_deserializer=proto_dot_plugin__registration_dot_api__pb2.InfoRequest.FromString,
-                    response_serializer=proto_dot_plugin__registration_dot_api__pb2.PluginInfo.SerializeToString,
+                    request_deserializer=shared_dot_kubelet__api_dot_plugin__registration_dot_api__pb2.InfoRequest.FromString,
+                    response_serializer=shared_dot_kubelet__api_dot_plugin__registration_dot_api__pb2.PluginInfo.SerializeToString,
             ),
             'NotifyRegistrationStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.NotifyRegistrationStatus,
-                    request_deserializer=proto_dot_plugin__registration_dot_api__pb2.RegistrationStatus.FromString,
-                    response_serializer=proto_dot_plugin__registration_dot_api__pb2.RegistrationStatusResponse.SerializeToString,
+                    request_deserializer=shared_dot_kubelet__api_dot_plugin__registration_dot_api__pb2.RegistrationStatus.FromString,
+                    response_serializer=shared_dot_kubelet__api_dot_plugin__registration_dot_api__pb2.RegistrationStatusResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -103,8 +103,8 @@ class Registration:
             request,
             target,
             '/pluginregistration.Registration/GetInfo',
-            proto_dot_plugin__registration_dot_api__pb2.InfoRequest.SerializeToString,
-            proto_dot_plugin__registration_dot_api__pb2.PluginInfo.FromString,
+            shared_dot_kubelet__api_dot_plugin__registration_dot_api__pb2.InfoRequest.SerializeToString,
+            shared_dot_kubelet__api_dot_plugin__registration_dot_api__pb2.PluginInfo.FromString,
             options,
             channel_credentials,
             insecure,
@@ -130,8 +130,8 @@ class Registration:
             request,
             target,
             '/pluginregistration.Registration/NotifyRegistrationStatus',
-            proto_dot_plugin__registration_dot_api__pb2.RegistrationStatus.SerializeToString,
-            proto_dot_plugin__registration_dot_api__pb2.RegistrationStatusResponse.FromString,
+            shared_dot_kubelet__api_dot_plugin__registration_dot_api__pb2.RegistrationStatus.SerializeToString,
+            shared_dot_kubelet__api_dot_plugin__registration_dot_api__pb2.RegistrationStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,

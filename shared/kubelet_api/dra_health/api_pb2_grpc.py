@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from proto.dra_health import api_pb2 as proto_dot_dra__health_dot_api__pb2
+from shared.kubelet_api.dra_health import api_pb2 as shared_dot_kubelet__api_dot_dra__health_dot_api__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in proto/dra_health/api_pb2_grpc.py depends on'
+        + ' but the generated code in shared/kubelet_api/dra_health/api_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -37,8 +37,8 @@ class DRAResourceHealthStub:
         """
         self.NodeWatchResources = channel.unary_stream(
                 '/v1alpha1.DRAResourceHealth/NodeWatchResources',
-                request_serializer=proto_dot_dra__health_dot_api__pb2.NodeWatchResourcesRequest.SerializeToString,
-                response_deserializer=proto_dot_dra__health_dot_api__pb2.NodeWatchResourcesResponse.FromString,
+                request_serializer=shared_dot_kubelet__api_dot_dra__health_dot_api__pb2.NodeWatchResourcesRequest.SerializeToString,
+                response_deserializer=shared_dot_kubelet__api_dot_dra__health_dot_api__pb2.NodeWatchResourcesResponse.FromString,
                 _registered_method=True)
 
 
@@ -57,8 +57,8 @@ def add_DRAResourceHealthServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'NodeWatchResources': grpc.unary_stream_rpc_method_handler(
                     servicer.NodeWatchResources,
-                    request_deserializer=proto_dot_dra__health_dot_api__pb2.NodeWatchResourcesRequest.FromString,
-                    response_serializer=proto_dot_dra__health_dot_api__pb2.NodeWatchResourcesResponse.SerializeToString,
+                    request_deserializer=shared_dot_kubelet__api_dot_dra__health_dot_api__pb2.NodeWatchResourcesRequest.FromString,
+                    response_serializer=shared_dot_kubelet__api_dot_dra__health_dot_api__pb2.NodeWatchResourcesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,8 +87,8 @@ class DRAResourceHealth:
             request,
             target,
             '/v1alpha1.DRAResourceHealth/NodeWatchResources',
-            proto_dot_dra__health_dot_api__pb2.NodeWatchResourcesRequest.SerializeToString,
-            proto_dot_dra__health_dot_api__pb2.NodeWatchResourcesResponse.FromString,
+            shared_dot_kubelet__api_dot_dra__health_dot_api__pb2.NodeWatchResourcesRequest.SerializeToString,
+            shared_dot_kubelet__api_dot_dra__health_dot_api__pb2.NodeWatchResourcesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,1 +1,0 @@
-"""The kubelet's gRPC interfaces and the code generated from them."""

@@ -1,0 +1,1 @@
+"""The code of the kubelet's gRPC interfaces, generated from the files in `proto`."""
