@@ -366,7 +366,8 @@ class AllocationHandler:
         """Return what is resolved now; if it is ambiguous, also what cannot be seen, if anything.
 
         A pod that no list contains may have a lease that the agent does not know yet, or be missing
-        in a list that is old: PodResources are not.
+        in a list that is old: PodResources are not. So a container that was served before counts
+        only if no such pod waits: an old list may have the earlier pod of the same name instead.
         """
         node, snapshot = self.node, self.node.require_snapshot()
         try:
@@ -386,16 +387,18 @@ class AllocationHandler:
                 device_ids=device_ids,
             )
 
-        found = resolve(pods)
-        if not isinstance(found, Ambiguous):
-            return found, ""
-        if found.candidates:
-            return found, self.pods.unreadable_reason if self.pods.is_passing else ""
-        blind = ""
+        found, served = resolve(pods), self._history(resource).allocated
+        candidates = found.candidates if isinstance(found, Ambiguous) else (found,)
+        blind = self.pods.unreadable_reason if candidates and self.pods.is_passing else ""
+        if any((each.pod.uid, each.container.name) not in served for each in candidates):
+            return found, blind
         try:
             await node.lease_sync.fetch()
         except UnavailableError as error:
-            blind = f"no reply on which pods hold leases: {error}; are the binder and NATS running?"
+            if not candidates:
+                blind = (
+                    f"no reply on which pods hold leases: {error}; are the binder and NATS running?"
+                )
         leases = node.leases.leases.values()
         implied = implied_pods(leases, snapshot, node.checkpoint.allocated)
         return resolve((*pods, *unlisted_pods(pods, implied, pod_resources))), blind

@@ -14,7 +14,7 @@ from services.node_agent.allocate.patience import PAUSE_S
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.lease import Lease, MigPlacement
 from shared.model.names import DeviceUuid, PodUid
-from tests.support.node_agent.agent import NUMBER, share
+from tests.support.node_agent.agent import NUMBER, lease_of, share
 from tests.support.node_agent.allocation_handler import (
     OTHER,
     SIGHT_S,
@@ -128,6 +128,22 @@ async def test_a_pod_that_an_empty_list_lacks_is_known_by_its_lease(world: Handl
     await world.allocate()
 
     assert world.allocated == ["uid-a"]
+
+
+async def test_a_pod_gets_nothing_of_its_namesake_that_an_old_list_has_instead(
+    world: HandlerWorld,
+) -> None:
+    """A pod was deleted by force and made again: the list does not have the new one yet."""
+    world.add_leased("a", share(0, 1000))
+    await world.allocate()
+    world.kubelet.active = frozenset({("default", "a")})
+    again = lease_of("uid-again", share(1, 2000, fence=2), name="a")
+    world.ledger.grant(again)
+
+    preferred = await world.handler.get_preferred_allocation(NUMBER, [SLOT, OTHER], [], 1)
+    await world.allocate(*preferred)
+
+    assert (preferred, world.allocated) == ([OTHER], ["uid-a", "uid-again"])
 
 
 async def test_a_device_whose_holder_is_not_seen_to_run_or_to_have_ended_is_waited_for(
