@@ -6,7 +6,8 @@ from typing import Any
 
 from msgspec import structs
 
-from shared.model.device import Device
+from shared.model.bounds import LATEST_S, MOST, MOST_MIB
+from shared.model.device import MOST_LEFTOVERS, MOST_PIDS, Device, Held, Leftover
 from shared.model.events.event import Event
 from shared.model.events.node_events import (
     Allocation,
@@ -19,7 +20,7 @@ from shared.model.events.node_events import (
     ViolationReason,
 )
 from shared.model.lease import Lease
-from shared.model.names import DeviceUuid, NodeName
+from shared.model.names import DeviceUuid, Namespace, NodeName
 from tests.support.build import allocation_of
 
 HIGHEST = 2**52 - 1
@@ -54,6 +55,49 @@ def with_stolen(own: Sequence[Device], others: Sequence[Device]) -> tuple[Device
     """Return the node's own devices and others', at indexes that are free."""
     stolen = enumerate(others, start=len(own) + 10)
     return (*own, *(replace(each, index=index) for index, each in stolen))
+
+
+MOST_HELD = Held(
+    memory_mib=MOST_MIB, cores_percent=100, shares=65_535, slots="1" * 4096, layout="\0" * 63
+)
+"""The most that an agent may say to have given out of a device beyond the leases."""
+EXTREMES_OF_HELD = (
+    Held(),
+    *(
+        Held(**{name: getattr(MOST_HELD, name)})
+        for name in ("memory_mib", "cores_percent", "shares", "slots", "layout")
+    ),
+    MOST_HELD,
+)
+MOST_LEFT = MOST_LEFTOVERS * (
+    Leftover(
+        namespace=Namespace("\x1b" * 63),
+        name="\x1b" * 253,
+        memory_mib=MOST_MIB,
+        since=LATEST_S,
+        pids=(MOST,) * MOST_PIDS,
+        claim=True,
+        leased=True,
+    ),
+)
+"""The most that an agent may say to be left on a device of pods that have ended."""
+BEYOND_BOUNDS: Mapping[str, Sequence[Any]] = {
+    "memory_mib": (-1, MOST_MIB + 1, 1.5, "1", float("nan")),
+    "cores_percent": (-1, 101),
+    "shares": (-1, 65_536),
+    "slots": ("1" * 4097, 1),
+    "layout": ("x" * 64, 1),
+}
+"""By field of what is held, values that no agent may send."""
+LEFT_BEYOND_BOUNDS: Mapping[str, Sequence[Any]] = {
+    "namespace": ("x" * 64, 1),
+    "name": ("x" * 254,),
+    "memory_mib": (-1, MOST_MIB + 1),
+    "since": (-1.0, LATEST_S * 1.01, float("nan"), float("inf")),
+    "pids": ([-1], [MOST + 1], [1] * (MOST_PIDS + 1), "1"),
+    "claim": (2,),
+}
+"""The same for what is left of a pod."""
 
 
 def highest_fences(devices: Sequence[Device]) -> Mapping[DeviceUuid, int]:

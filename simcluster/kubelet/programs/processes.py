@@ -171,6 +171,8 @@ class NodeProcesses:
         launch = await asyncio.to_thread(self.programs.launch, state, command)
         source = subprocess.PIPE if stdin else subprocess.DEVNULL
         process = await self._started(launch, container_id, stdin=source, tty=tty)
+        # Whoever sees the container run finds its process in the node's /proc.
+        await asyncio.to_thread(self._table.add_tree, process.pid, pod_uid, container_id)
         self._processes[container_id] = process
         self._states[container_id] = state
         ending = self._attend_main(process, pod_uid, container_id, state.log)

@@ -9,8 +9,11 @@ from typing import Any
 from shared.kubernetes.errors import NotFoundError
 from shared.model.lease_copy import ANNOTATION
 from shared.model.preemption import PREEMPT_AT
+from tests.support.dialects.checklist import condition_text
 from tests.support.stack import Stack, gpu_pod, running, succeeded, vgpu
 from tests.support.waiting import until
+
+HELD = "still hold 12000 MiB of GPU 0 of node node-0"
 
 
 def path(namespace: str, name: str = "") -> str:
@@ -81,3 +84,26 @@ async def test_a_pod_over_budget_is_preempted_for_one_with_budget(up: Stack) -> 
         "team-b/saver",
     )
     await up.audit()
+
+
+async def test_a_preemptor_waits_with_the_reason_while_processes_of_its_victim_stay(
+    up: Stack,
+) -> None:
+    victim = gpu_pod("stuck", vgpu(memory=12_000))
+    victim["spec"]["containers"][0]["command"] = ["sh", "-c", "sleep 1000 & wait"]
+    await up.kube.create(path("team-a"), victim)
+    await until_pod(up, "team-a", "stuck", lambda pod: pod and running(pod))
+    assert succeeded(await up.leasehold("sim", "break", "node-0/0", "--fault", "stuck"))
+    try:
+        await up.kube.create(path("team-b"), gpu_pod("saver", vgpu(memory=12_000)))
+        await until_pod(up, "team-a", "stuck", lambda pod: pod is None)
+        waiting = await until_pod(
+            up, "team-b", "saver", lambda pod: pod and HELD in condition_text(pod)
+        )
+        assert "nodeName" not in waiting["spec"]
+        assert waiting["status"]["phase"] == "Pending"
+    finally:
+        assert succeeded(await up.leasehold("sim", "heal", "node-0/0"))
+
+    started = await until_pod(up, "team-b", "saver", lambda pod: pod and running(pod))
+    assert started["metadata"]["uid"] == waiting["metadata"]["uid"]

@@ -3,15 +3,19 @@
 from dataclasses import replace
 
 import pytest
+import redis.asyncio
 from msgspec import structs
 
 from shared.ledger.leases import RedisLeases
 from shared.model.device import Held
 from shared.model.lease import Lease, LeaseState
+from shared.model.ledger import Reserved
+from tests.support.hostile_agent import EXTREMES_OF_HELD, MOST_LEFT
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,
     device,
+    ledger,
     refusal,
     report,
     reservation,
@@ -87,3 +91,45 @@ async def test_a_lost_lease_is_restored_whatever_its_agent_holds_meanwhile(
     use = (await uses(leases))[CARD.uuid]
     assert (use.memory_mib, use.taken.memory_mib) == (16_000, 32_000)
     await assert_sound(leases)
+
+
+@pytest.mark.nodes(a=2, b=2)
+@pytest.mark.parametrize("held", EXTREMES_OF_HELD, ids=range(len(EXTREMES_OF_HELD)))
+async def test_an_agent_closes_its_own_devices_only_whatever_it_says_to_hold(
+    leases: RedisLeases, held: Held
+) -> None:
+    own = [replace(device("b", n), held=held, leftovers=MOST_LEFT) for n in range(2)]
+    others = [replace(device("a", n), index=n + 5, held=held) for n in range(2)]
+    before = await leases.snapshot()
+
+    await leases.save_devices([report("b", own, at=1)])
+    await leases.save_devices([report("b", [*own, *others], at=2)])
+    wanted = [reservation(f"a{n}", share("a", n, 16_000)) for n in range(2)]
+    there = await reserve(leases, *wanted)
+    [outcome] = await leases.reserve(
+        [reservation("b", share("b", 0, 16_000), node="b")], now=NOW, ttl_s=30
+    )
+    await leases.save_devices([report("b", [device("b", n) for n in range(2)], at=100)])
+    again = await reserve(leases, reservation("c", share("b", 1, 16_000), node="b"))
+
+    assert [lease.node for lease in (*there, *again)] == ["a", "a", "b"]
+    holds_nothing = held in (Held(), Held(layout=held.layout), Held(slots=held.slots))
+    assert isinstance(outcome, Reserved) == holds_nothing, outcome
+    assert (await leases.snapshot()).capacity >= before.capacity
+    await assert_sound(leases)
+
+
+async def test_reports_that_change_all_the_time_take_no_more_of_the_feed_than_others(
+    url: str,
+) -> None:
+    entries = 200
+    async with ledger(url, {"a": 1}, feed_length=entries) as leases:
+        for at in range(2 * entries):
+            left = replace(MOST_LEFT[0], memory_mib=at)
+            large = replace(device("a", 0), leftovers=(left, *MOST_LEFT[1:]))
+            await leases.save_devices([report("a", [large], at=at)])
+        async with redis.asyncio.from_url(url) as client:
+            names = [key async for key in client.scan_iter("*feed")]
+            taken = await client.memory_usage(names[-1], samples=0) or 0
+
+    assert taken < 2 * entries * 4096

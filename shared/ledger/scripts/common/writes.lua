@@ -67,7 +67,9 @@ local function add_changes_to_feed(cause, version, node_values, device_values)
     end
   end
   if node_values ~= '' or device_values ~= '' or #entry > 10 then
-    add_feed_entry(version, #node_values + #device_values, unpack(entry))
+    local bytes = #node_values + #device_values
+    for i = 11, #entry do bytes = bytes + #entry[i] end
+    add_feed_entry(version, bytes, unpack(entry))
   end
 end
 

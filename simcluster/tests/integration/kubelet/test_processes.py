@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from simcluster.apimachinery.objects import Json
 from simcluster.kubelet.containers.runtime_devices import OPEN_RUNTIME
 from simcluster.kubelet.fleet import KubeletFleet
 from simcluster.kubelet.programs.gpu_programs import SimulatedPrograms
+from simcluster.kubelet.programs.process_table import ProcessTable
 from simcluster.ports import LogOptions
 from tests.support.gpu_driver import GpuDriver, gpu
 from tests.support.simcluster.kubelet import (
@@ -74,6 +76,22 @@ async def one() -> AsyncIterator[Cluster]:
 def state_of(obj: Json, kind: str = "terminated", part: str = "state") -> Json:
     found: Json = obj["status"]["containerStatuses"][0][part].get(kind) or {}
     return found
+
+
+async def test_a_container_that_is_shown_to_run_has_its_process_in_the_table(
+    one: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def add_slowly(table: ProcessTable, pid: int, pod_uid: str, container_id: str) -> None:
+        time.sleep(0.5)  # as on a loaded machine
+        add_tree(table, pid, pod_uid, container_id)
+
+    add_tree = ProcessTable.add_tree
+    monkeypatch.setattr(ProcessTable, "add_tree", add_slowly)
+    one.create("runs", "sleep 1000 & wait")
+
+    await one.node.phase("runs", "Running")
+
+    assert one.pids("runs")
 
 
 async def test_a_command_that_ends_sets_the_status_and_the_log(one: Cluster) -> None:
