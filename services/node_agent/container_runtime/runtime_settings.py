@@ -34,7 +34,10 @@ CRIO_FILES = ("etc/crio/crio.conf", "etc/crio/crio.conf.d/*")
 HOOK_FILES = ("usr/share/containers/oci/hooks.d/*.json", "etc/containers/oci/hooks.d/*.json")
 """Hooks that CRI-O runs for containers."""
 PLUGIN_FILES = "opt/nri/plugins/*"
-CRI_SECTIONS = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri")
+CRI_SECTION = "io.containerd.cri.v1.runtime"
+EARLIER_CRI_SECTIONS = ("cri", "io.containerd.grpc.v1.cri")
+"""The names of that section in files of version 1 and 2, which newer versions of containerd read,
+too, and merge with files of version 3."""
 NRI_SECTION = "io.containerd.nri.v1.nri"
 CRIO_DEVICES = "io.kubernetes.cri-o.Devices"
 ANNOTATIONS = ("cdi.k8s.io/pod", "nvidia.cdi.k8s.io/pod")
@@ -68,8 +71,8 @@ def open_settings(host: Path) -> list[OpenSetting]:
     if not any((host / directory).is_dir() for directory in RUNTIME_DIRECTORIES):
         places = " or ".join(f"{host / directory}" for directory in RUNTIME_DIRECTORIES[:2])
         raise SkipError(f"the settings of containerd or CRI-O are not visible at {places}")
-    containerd = _merged(_containerd_files(host))
-    crio = _merged(_existing(host, CRIO_FILES))
+    containerd = _merged(_of_containerd(path) for path in _containerd_files(host))
+    crio = _merged(map(_parsed, _existing(host, CRIO_FILES)))
     hooks = [path for path in _existing(host, HOOK_FILES) if _NVIDIA in _text(path)]
     return [
         *_nvidia_runtime(
@@ -184,17 +187,23 @@ def _plugins(host: Path, containerd: Settings) -> Iterator[OpenSetting]:
 
 
 def _runtimes_of_containerd(settings: Settings) -> list[_Runtime]:
-    section = _tables(_cri(settings), "containerd")
+    section = _tables(settings, "plugins", CRI_SECTION, "containerd")
     default = str(section.get("default_runtime_name", "runc"))
+    runtimes = dict(_tables(section, "runtimes"))
+    if _tables(section, "default_runtime").get("runtime_type"):  # of containerd before 2
+        default = "default"
+        runtimes[default] = section["default_runtime"]
     return [
-        _Runtime(
-            name,
-            str(_tables(runtime, "options").get("BinaryName", "")),
-            name == default,
-            _texts(runtime.get("pod_annotations")),
-        )
-        for name, runtime in _tables(section, "runtimes").items()
+        _Runtime(name, _program(runtime), name == default, _texts(runtime.get("pod_annotations")))
+        for name, runtime in runtimes.items()
     ]
+
+
+def _program(runtime: Settings) -> str:
+    """Return the program of a containerd's runtime; the last two are of containerd before 2."""
+    options = _tables(runtime, "options")
+    programs = options.get("BinaryName"), options.get("Runtime"), runtime.get("runtime_engine")
+    return next((str(program) for program in programs if program), "")
 
 
 def _runtimes_of_crio(settings: Settings) -> list[_Runtime]:
@@ -204,11 +213,6 @@ def _runtimes_of_crio(settings: Settings) -> list[_Runtime]:
         _Runtime(name, str(runtime.get("runtime_path", "")), name == default)
         for name, runtime in _tables(section, "runtimes").items()
     ]
-
-
-def _cri(settings: Settings) -> Settings:
-    plugins = _tables(settings, "plugins")
-    return next((_tables(plugins, name) for name in CRI_SECTIONS if name in plugins), {})
 
 
 def _tables(settings: Settings, *path: str) -> Settings:
@@ -224,13 +228,22 @@ def _texts(value: object) -> tuple[str, ...]:
 
 
 def _containerd_files(host: Path) -> list[Path]:
-    """Return containerd's file and those that it imports, in the order in which they count."""
+    """Return containerd's file and those that it imports, in the order in which they count.
+
+    Imports of imported files count as well. A path that is not absolute is beside its file.
+    """
     files = _existing(host, CONTAINERD_FILES)[:1]
-    patterns = [IMPORTED]
-    for path in files:
-        patterns += [text.lstrip("/") for text in _texts(_parsed(path).get("imports"))]
-    imported = _existing(host, dict.fromkeys(patterns))
-    return [*files, *imported][:MAX_IMPORTS]
+    pending = [*files, *_existing(host, (IMPORTED,))]
+    found: dict[Path, None] = {}
+    while pending and len(found) < MAX_IMPORTS:
+        path = pending.pop(0)
+        if path in found:
+            continue
+        found[path] = None
+        beside = path.parent.relative_to(host)
+        imports = [str(beside / text).lstrip("/") for text in _texts(_parsed(path).get("imports"))]
+        pending += _existing(host, imports)
+    return list(found)
 
 
 def _existing(host: Path, patterns: Iterable[str]) -> list[Path]:
@@ -238,10 +251,20 @@ def _existing(host: Path, patterns: Iterable[str]) -> list[Path]:
     return [path for path in dict.fromkeys(found) if path.is_file()]
 
 
-def _merged(paths: Iterable[Path]) -> Settings:
+def _of_containerd(path: Path) -> Settings:
+    """Return the settings of a file with the section's newest name."""
+    settings = dict(_parsed(path))
+    plugins = dict(_tables(settings, "plugins"))
+    for name in EARLIER_CRI_SECTIONS:
+        if name in plugins:
+            plugins.setdefault(CRI_SECTION, plugins.pop(name))
+    return {**settings, "plugins": plugins}
+
+
+def _merged(files: Iterable[Settings]) -> Settings:
     merged: dict[str, Any] = {}
-    for path in paths:
-        _merge(merged, _parsed(path))
+    for settings in files:
+        _merge(merged, settings)
     return merged
 
 

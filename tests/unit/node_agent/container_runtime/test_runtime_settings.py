@@ -73,6 +73,42 @@ OPEN: list[tuple[str, dict[str, str], str, str]] = [
         "every pod what",
     ),
     (
+        "in files of several versions, which are merged",
+        {
+            CONTAINERD: f'version = 3\nimports = ["more/*.toml"]\n[plugins.{CRI3}]\n'
+            "enable_cdi = true\n",
+            "etc/containerd/more/n.toml": "version = 2\n" + containerd(CRI2, "nvidia"),
+        },
+        SWITCH,
+        "every pod what",
+    ),
+    (
+        "imported by an imported file",
+        {
+            CONTAINERD: 'version = 2\nimports = ["/etc/containerd/a.toml"]\n',
+            "etc/containerd/a.toml": 'imports = ["b.toml"]\n',
+            "etc/containerd/b.toml": containerd(CRI2, "nvidia"),
+        },
+        SWITCH,
+        "every pod what",
+    ),
+    (
+        "in a file of version 1",
+        {CONTAINERD: containerd("cri", "nvidia")},
+        SWITCH,
+        "every pod what",
+    ),
+    (
+        "as the default runtime of early versions",
+        {
+            CONTAINERD: "[plugins.cri.containerd.default_runtime]\n"
+            'runtime_type = "io.containerd.runtime.v1.linux"\n'
+            'runtime_engine = "/usr/bin/nvidia-container-runtime"\n'
+        },
+        SWITCH,
+        "every pod what",
+    ),
+    (
         "in the directory of newest versions",
         {CONTAINERD: "version = 4\n", "etc/containerd/conf.d/99-nvidia.toml": containerd()},
         SWITCH,
