@@ -56,7 +56,7 @@ ENV PATH=/opt/leasehold/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     LEASEHOLD_HTTP=0.0.0.0:9100
-RUN install -d -o 65532 -g 65532 /var/lib/leasehold /var/lib/webhook /var/lib/api /var/lib/credentials
+RUN install -d -o 65532 -g 65532 /var/lib/leasehold /var/lib/webhook /var/lib/api /var/lib/credentials /var/lib/accounts
 USER 65532:65532
 WORKDIR /var/lib/leasehold
 EXPOSE 9100

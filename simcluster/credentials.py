@@ -12,6 +12,8 @@ import yaml
 from shared.credentials import certificates as issuing
 from simcluster.apimachinery.objects import Json
 
+WEBHOOK_CLIENT = "webhook-client"
+"""The folder and the name of the certificate that is presented to webhooks."""
 _VALID_DAYS = 3650
 _ADDRESSES = ("127.0.0.1", "::1")
 _NAMES = ("localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc")

@@ -11,7 +11,7 @@ import msgspec
 from simcluster.apimachinery.objects import Json, deep_copy, name_of
 from simcluster.apiserver.kinds.service_account_tokens import ServiceAccountTokens
 from simcluster.apiserver.storage.store import ObjectStore
-from simcluster.credentials import write_kubeconfig
+from simcluster.credentials import WEBHOOK_CLIENT, write_kubeconfig, write_private
 
 _IDENTITY = {"apiVersion", "kind", "metadata"}
 """Objects with nothing else are as they were created."""
@@ -34,6 +34,8 @@ class Installation(msgspec.Struct, frozen=True, kw_only=True):
     objects: tuple[Json, ...] = ()
     """In the order in which they are created."""
     accounts: tuple[InstalledAccount, ...] = ()
+    webhook_client_ca: str = ""
+    """Path of a file for the authority of the certificate with which webhooks are called."""
 
     @classmethod
     def load(cls, path: Path | None) -> "Installation":
@@ -60,3 +62,10 @@ class Installation(msgspec.Struct, frozen=True, kw_only=True):
             file = Path(account.kubeconfig)
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_kubeconfig(file, url, ca_pem, token)
+
+    def write_webhook_client_ca(self, tls: Path) -> None:
+        """Copy the authority from the directory of the API server's certificates, if wanted."""
+        if self.webhook_client_ca:
+            file = Path(self.webhook_client_ca)
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_private(file, (tls / WEBHOOK_CLIENT / "ca.crt").read_bytes())

@@ -120,6 +120,7 @@ async def serve(options: argparse.Namespace) -> None:
         ):
             known_as = f"https://{options.name}:{urlsplit(url).port}" if options.name else url
             ca_pem = certs.ca.read_bytes()
+            installation.write_webhook_client_ca(certs.ca.parent)
             installation.write_kubeconfigs(ServiceAccountTokens(store, token), known_as, ca_pem)
             write_kubeconfig(state / "kubeconfig", known_as, ca_pem, token)
             log.info("listening on %s as %s, nodes %d", url, known_as, options.nodes)

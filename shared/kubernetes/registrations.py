@@ -38,6 +38,21 @@ class Registration(Struct, frozen=True, gc=False):
         return frozenset(each for each in (*named, self.spec.service) if each is not None)
 
 
+class _ServiceSpec(Struct, frozen=True, rename="camel", gc=False):
+    external_name: str = ""
+
+
+class RegisteredService(Struct, frozen=True, gc=False):
+    """A Service that something is registered at."""
+
+    spec: _ServiceSpec = _ServiceSpec()
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether it is a name outside the cluster, which has no endpoints."""
+        return bool(self.spec.external_name)
+
+
 class _Conditions(Struct, frozen=True, gc=False):
     ready: bool | None = None
 

@@ -24,7 +24,7 @@ OURS = {
     if str(service.get("command", [""])[0]).partition(".")[0] in {"services", "simcluster"}
 }
 COMMANDS = COMPOSE["services"]["operator"]
-ONCE = ("credentials",)
+ONCE = ("credentials", "installation")
 PINNED = re.compile(r"^\$\{REGISTRY:-\}[\w./-]+:[\w.-]*\d[\w.-]*@sha256:[0-9a-f]{64}$")
 
 
@@ -133,12 +133,28 @@ def test_operator_commands_run_in_a_container_that_up_does_not_start() -> None:
         assert str(Path(state).parent) == environment["LEASEHOLD_AGENTS"]
 
 
-def test_the_simulated_api_server_passes_on_what_the_commands_read() -> None:
+def test_the_simulated_cluster_installs_an_account_for_each_service_that_uses_it(
+    tmp_path: Path,
+) -> None:
+    command = [word.replace("/var/lib", str(tmp_path)) for word in OURS["installation"]["command"]]
+    (tmp_path / "accounts").mkdir()
+    subprocess.run([sys.executable, "-m", *command], check=True, capture_output=True)
+    (file,) = re.findall(r"--install=/var/lib/(\S+)", _text("simcluster"))
+    described = msgspec.json.decode((tmp_path / file).read_bytes(), type=Installation)
     store = open_store()
-    content = COMPOSE["configs"]["install"]["content"]
+    store.create("namespaces", {"metadata": {"name": "kube-system"}})
 
-    msgspec.json.decode(content, type=Installation).create_objects(store)
+    described.create_objects(store)
 
+    used = {
+        service["environment"]["LEASEHOLD_KUBECONFIG"].replace("/var/lib", str(tmp_path))
+        for service in COMPOSE["services"].values()
+        if "LEASEHOLD_KUBECONFIG" in service.get("environment", {})
+    }
+    assert used == {account.kubeconfig for account in described.accounts}
+    (authority,) = re.findall(r"--client-ca-file=/var/lib/(\S+)", _text("webhook"))
+    assert described.webhook_client_ca == str(tmp_path / authority)
+    assert store.list("validatingadmissionpolicies")
     (group,) = store.list("apiservices")
     service = group["spec"]["service"]
     found = store.read("services", service["namespace"], service["name"])

@@ -338,18 +338,16 @@ async def stack(
             if not started.open_runtime:
                 with contextlib.suppress(UnavailableError):  # a test has left it so
                     assert await started.events_of("GpuVisibleWithoutLease") == []
-        assert not (refused := _refused(root)), refused
+        assert not (refused := refusals_in(root / "logs")), refused
     finally:
         await run(*LEASEHOLD, "down", "--state", str(root))
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _refused(root: Path) -> list[str]:
+def refusals_in(logs: Path) -> list[str]:
     """Return lines of logs by which a service lacked a right; its account has the manifests'."""
     words = 'is forbidden: User "system:serviceaccount:'
-    lines = (
-        line for log in (root / "logs").glob("*.log*") for line in log.read_text().splitlines()
-    )
+    lines = (line for log in logs.glob("*.log*") for line in log.read_text().splitlines())
     return [line for line in lines if words in line.replace("\\", "")]
 
 

@@ -20,7 +20,12 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.full_pods import Workload
 from shared.kubernetes.paths import objects_path
-from shared.kubernetes.registrations import Registration, ServiceEndpoints, ServiceReference
+from shared.kubernetes.registrations import (
+    RegisteredService,
+    Registration,
+    ServiceEndpoints,
+    ServiceReference,
+)
 from shared.kubernetes.resource_claims import DeviceClass
 from shared.kubernetes.types import (
     AccessReview,
@@ -250,10 +255,12 @@ class ClusterProbes:
         if listed.items:
             return any(each.is_ready for each in listed.items)
         path = objects_path(service.namespace, "endpoints", service.name)
-        try:
+        with contextlib.suppress(NotFoundError):
             return (await self.kubernetes.read(path, ServiceEndpoints)).is_ready
-        except NotFoundError:
-            return False
+        path = objects_path(service.namespace, "services", service.name)
+        with contextlib.suppress(NotFoundError):
+            return (await self.kubernetes.read(path, RegisteredService)).is_outside
+        return False
 
     async def workloads(self) -> Finding:
         """Compare the components that should run with the replicas that are ready."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from services.cli.credentials import REDIS_PROBE_LOGIN, CredentialFiles
 from services.cli.state_dir import StateDir
 from services.cli.up import servers
-from services.cli.up.installation import BINDER, agent_account
+from services.cli.up.installation import BINDER, WEBHOOK_CLIENT_CA, agent_account
 from services.cli.up.plan import AGGREGATED, Plan
 from shared.model.names import GPU_LABEL
 from shared.nats.subjects import user_of
@@ -132,7 +132,7 @@ class _Components:
             "webhook",
             *quotas,
             *("--tls-dir", str(root / "webhook")),
-            *("--client-ca-file", str(root / "tls" / "webhook-client" / "ca.crt")),
+            *("--client-ca-file", str(self.directory.accounts / WEBHOOK_CLIENT_CA)),
             *("--url", f"https://{servers.HOST}"),
             *(("--kube-scheduler",) if settings.kube_scheduler else ()),
         )

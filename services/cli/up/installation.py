@@ -16,12 +16,14 @@ from services.webhook.registration import admission_policies
 from shared.kubernetes import custom_kinds
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 
-AGENT, BINDER, API = "node-agent", "binder", "api"
+AGENT, BINDER, API, OPERATOR = "node-agent", "binder", "api", "operator"
 ACCOUNTS = ("watcher", BINDER, "timekeeper", "webhook", API)
 """Accounts of the services that always run, other than node agents."""
 COMBINED, CLAIMS, KUBE_SCHEDULER = "combined-scheduler", "dra", "kube-scheduler"
 """The components that `up` can have."""
 _ACCOUNTS_OF = {KUBE_SCHEDULER: ("extender",)}
+WEBHOOK_CLIENT_CA = "webhook-client-ca.crt"
+"""The file with the authority of the certificate with which the API server calls webhooks."""
 _RIGHTS = Path(__file__).with_name("rights.json")
 """The accounts, roles and DeviceClasses of `k8s/base` and of each component."""
 KINDS = Path(custom_kinds.__file__).with_name("kinds")
@@ -58,12 +60,16 @@ def installation(
     nodes: Iterable[str],
     *,
     policies: bool,
-    aggregated_port: int,
+    aggregated: str,
     components: Collection[str] = (),
+    accounts: Collection[str] = ACCOUNTS,
 ) -> Manifest:
-    """Return what simcluster installs, with the kubeconfigs of accounts in `directory`."""
-    names = [*ACCOUNTS, *(name for each in components for name in _ACCOUNTS_OF.get(each, ()))]
-    accounts = [
+    """Return what simcluster installs, with the kubeconfigs of accounts in `directory`.
+
+    `aggregated` is HOST:PORT of the API for the API server.
+    """
+    names = [*accounts, *(name for each in components for name in _ACCOUNTS_OF.get(each, ()))]
+    installed = [
         {
             "namespace": SYSTEM_NAMESPACE,
             "name": name,
@@ -71,7 +77,7 @@ def installation(
         }
         for name in names
     ]
-    accounts += [
+    installed += [
         {
             "namespace": AGENTS_NAMESPACE,
             "name": AGENT,
@@ -81,8 +87,9 @@ def installation(
         for node in nodes
     ]
     return {
-        "objects": [*_objects(components, policies=policies), *_api_service(aggregated_port)],
-        "accounts": accounts,
+        "objects": [*_objects(components, policies=policies), *_api_service(aggregated)],
+        "accounts": installed,
+        "webhook_client_ca": f"{directory}/{WEBHOOK_CLIENT_CA}",
     }
 
 
@@ -104,12 +111,12 @@ def _objects(components: Collection[str], *, policies: bool) -> Iterator[Manifes
         yield from admission_policies()
 
 
-def _api_service(port: int) -> Iterator[Manifest]:
+def _api_service(address: str) -> Iterator[Manifest]:
     """Yield what the API server passes requests for our objects on to."""
-    ports = {"ports": [{"port": port}]}
-    yield _object("v1", "Service", API, SYSTEM_NAMESPACE) | {"spec": ports}
-    subsets = [{"addresses": [{"ip": "127.0.0.1"}], **ports}]
-    yield _object("v1", "Endpoints", API, SYSTEM_NAMESPACE) | {"subsets": subsets}
+    host, _, text = address.rpartition(":")
+    port = int(text)
+    spec: Manifest = {"type": "ExternalName", "externalName": host, "ports": [{"port": port}]}
+    yield _object("v1", "Service", API, SYSTEM_NAMESPACE) | {"spec": spec}
     version, _, group = APISERVICE.partition(".")
     service = {"name": API, "namespace": SYSTEM_NAMESPACE, "port": port}
     yield _object("apiregistration.k8s.io/v1", "APIService", APISERVICE) | {

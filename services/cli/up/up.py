@@ -268,7 +268,7 @@ def _write_files(components: Sequence[Component], plan: Plan, directory: StateDi
         str(directory.accounts),
         plan.nodes,
         policies=any(component.name == "webhook" for component in components),
-        aggregated_port=plan.ports[AGGREGATED],
+        aggregated=f"{servers.HOST}:{plan.ports[AGGREGATED]}",
         components=tuple(_parts(plan.settings)),
     )
     directory.installation.write_text(json.dumps(installed, indent=2))

@@ -65,7 +65,7 @@ from simcluster.apiserver.requests.patches import APPLY_PATCH
 from simcluster.apiserver.requests.query_parameters import ListOptions, is_set
 from simcluster.apiserver.requests.request_target import PATH_NOT_FOUND, RequestTarget, parse_target
 from simcluster.apiserver.storage.store import ObjectStore
-from simcluster.credentials import CertificateFiles, load_certificates
+from simcluster.credentials import WEBHOOK_CLIENT, CertificateFiles, load_certificates
 from simcluster.ports import ContainerRuntime, Outage
 
 _HEALTH = frozenset({"/healthz", "/readyz", "/livez"})
@@ -440,10 +440,6 @@ class ApiServer:
                 return object_view.one(record)
             obj = to_version(target.kind, obj)
         return encode(obj)
-
-
-WEBHOOK_CLIENT = "webhook-client"
-"""The folder and the name of the certificate that is presented to webhooks."""
 
 
 @asynccontextmanager

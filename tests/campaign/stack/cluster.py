@@ -204,9 +204,9 @@ def _installed(directory: StateDir) -> dict[str, object]:
     used = {each["metadata"]["name"] for each in rights if each["kind"] == "ServiceAccount"}
     accounts = [
         each
-        for each in installation(str(directory.accounts), NODES, policies=False, aggregated_port=0)[
-            "accounts"
-        ]
+        for each in installation(
+            str(directory.accounts), NODES, policies=False, aggregated="127.0.0.1:0"
+        )["accounts"]
         if each["name"] in used
     ]
     return {"objects": [*namespaces, *rights, *OUTSIDE_WEBHOOK, *policies], "accounts": accounts}

@@ -21,7 +21,7 @@ from shared.model.claim import DRIVER, LEASED, REFUSED
 from shared.model.events.request_reply import ClaimLeaseReply
 from shared.model.findings import Outcome
 from shared.runtime import client_certificates
-from simcluster.apiserver.http.server import WEBHOOK_CLIENT
+from simcluster.credentials import WEBHOOK_CLIENT
 from tests.support.simcluster.apiserver import ApiUnderTest
 from tests.support.waiting import until
 from tests.support.webhook.replica import Replica, cluster, pod, replica

@@ -22,7 +22,7 @@ from shared.model.clock import SystemClock
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
 from shared.runtime.telemetry import Tracing
-from simcluster.apiserver.http.server import WEBHOOK_CLIENT
+from simcluster.credentials import WEBHOOK_CLIENT
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 
 NAMES = ("127.0.0.1", "localhost")

@@ -20,7 +20,7 @@ PATCH = {"metadata": {"annotations": {"volcano.sh/node-vgpu-register": "x"}}}
 
 def installed(api: ApiUnderTest, directory: Path) -> None:
     nodes = ("node-0", "node-1")
-    described = installation(str(directory), nodes, policies=True, aggregated_port=8443)
+    described = installation(str(directory), nodes, policies=True, aggregated="127.0.0.1:8443")
     found = msgspec.convert(described, Installation)
     found.create_objects(api.store)
     tokens = ServiceAccountTokens(api.store, api.token)

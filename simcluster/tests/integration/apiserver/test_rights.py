@@ -223,7 +223,11 @@ async def test_services_of_one_machine_have_the_rights_of_the_manifests_only(
     api: ApiUnderTest, client: Client, tmp_path: Path, components: tuple[str, ...]
 ) -> None:
     described = installation(
-        str(tmp_path), ("node-0",), policies=True, aggregated_port=8443, components=components
+        str(tmp_path),
+        ("node-0",),
+        policies=True,
+        aggregated="127.0.0.1:8443",
+        components=components,
     )
     msgspec.convert(described, Installation).create_objects(api.store)
     allowed: dict[str, dict[str, bool]] = {}
