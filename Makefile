@@ -16,13 +16,14 @@ PIP := $(PY) -m pip --quiet --disable-pip-version-check
 UV := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
   --no-annotate --custom-compile-command 'make locks'
 
-.PHONY: help anew up down status test test-fast test-gpu test-gpu-kit compiled test-compiled lint locks vulnerabilities docs dist release-dry-run release proto
+.PHONY: help anew up down status test test-fast size test-gpu test-gpu-kit compiled test-compiled lint locks vulnerabilities docs dist release-dry-run release proto
 
 help:
 	@echo 'make up      runs Leasehold on this machine: a simulated cluster with GPUs, and every service'
 	@echo 'make status  where its page and its kubeconfig are, and what is not ready'
 	@echo 'make down    stops it'
-	@echo 'make test    runs all tests; make test-fast those that need no servers, make lint the checks of the code'
+	@echo 'make test    runs all tests; ROOM=binder those of one room, make test-fast those that need no servers'
+	@echo 'make lint    runs the checks of the code; make size prints how much there is to read'
 	@echo 'make docs    builds the site of the documentation'
 	@echo 'Arguments of a command follow in ARGS: make up ARGS="--nodes 4 --headless"'
 
@@ -47,6 +48,10 @@ lint: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+	$(PY) -m tools.packed_assignments
+
+size: $(STAMP)
+	@$(PY) -m tools.size
 
 # The tests of a file run together and in order. Byte code is cached although an image may have that switched off:
 # each process would compile all tests again.
@@ -54,8 +59,12 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(VENV)/bin/pytest -q --dist loadfile
 
 # More processes than cores, since tests with real servers mostly wait; files in this order, so that the longest start
 # first.
+ALL_TESTS := tests/e2e tests/integration tests/hardware tests/unit tests/contract simcluster/tests
+TESTS_OF_ROOM = $(or $(wildcard tests/unit/$(ROOM) tests/integration/$(ROOM) $(ROOM)/tests), \
+  $(error no tests are in tests/unit/$(ROOM) or tests/integration/$(ROOM)))
+
 test: $(STAMP)
-	$(PYTEST) -n 6 --no-loadscope-reorder tests/e2e tests/integration tests/hardware tests/unit tests/contract simcluster/tests $(ARGS)
+	$(PYTEST) -n 6 --no-loadscope-reorder --durations 30 $(if $(ROOM),$(TESTS_OF_ROOM),$(ALL_TESTS)) $(ARGS)
 
 test-fast: $(STAMP)
 	$(PYTEST) -n 2 tests/unit tests/contract $(ARGS)

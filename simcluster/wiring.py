@@ -8,11 +8,12 @@ import secrets
 import signal
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from shared.model.clock import in_background
 from simcluster.apiserver.cel import matches_device
 from simcluster.apiserver.http.server import ApiServer, ApiSettings, start_server
 from simcluster.apiserver.kinds.service_account_tokens import ServiceAccountTokens
@@ -55,14 +56,11 @@ def choose_port(host: str, port_file: Path) -> int:
 async def _running(
     *parts: ControllerManager | ResourceClaimController | VolumeController | Scheduler,
 ) -> AsyncIterator[None]:
-    """Run controllers and scheduler while the context is open."""
-    tasks = [asyncio.create_task(part.run()) for part in parts]
-    try:
+    """Run controllers and scheduler while the context is open; an error of one ends all of it."""
+    async with AsyncExitStack() as running:
+        for part in parts:
+            await running.enter_async_context(in_background(part.run()))
         yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _node_settings(options: argparse.Namespace) -> NodeSettings:

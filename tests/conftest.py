@@ -15,19 +15,44 @@ settings.register_profile("any machine", deadline=None, derandomize=True)
 settings.register_profile("fuzz", deadline=None, max_examples=2_000, derandomize=False)
 settings.load_profile("any machine")
 
+ROOT = Path(__file__).parents[1]
 SERVERS = {"e2e", "hardware", "integration"}
 """Folders of tests that run real servers and processes."""
+MOST_REPEATED = 3
+"""A run with more repetitions fails: so a race that is met often does not pass unnoticed."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests that need real servers. In CI only those run again after a failure."""
-    root = Path(__file__).parents[1]
+    """Mark tests that need real servers. In CI, end-to-end tests run again after a failure."""
     for item in items:
-        of_servers = SERVERS.intersection(item.path.relative_to(root).parts)
-        if of_servers and item.get_closest_marker("servers") is None:
+        folders = item.path.relative_to(ROOT).parts
+        if SERVERS.intersection(folders) and item.get_closest_marker("servers") is None:
             item.add_marker(pytest.mark.servers)
-            if os.environ.get("CI"):
-                item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1))
+        if os.environ.get("CI") and folders[:2] == ("tests", "e2e"):
+            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1))
+
+
+def repeated(config: pytest.Config) -> int:
+    """Return how often tests were run again; workers of xdist report to this process."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    return len(reporter.stats.get("rerun", ())) if reporter else 0
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run whose tests were repeated too often."""
+    if session.exitstatus == pytest.ExitCode.OK and repeated(session.config) > MOST_REPEATED:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say why a run fails whose tests were repeated too often."""
+    number = repeated(terminalreporter.config)
+    if number > MOST_REPEATED:
+        terminalreporter.write_line(
+            f"tests were repeated {number} times, more than {MOST_REPEATED}: the run fails; "
+            "-r R lists them"
+        )
 
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]

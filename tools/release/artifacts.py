@@ -16,6 +16,7 @@ from tools.release import krew_plugin
 from tools.release.archive import ArchivedFile, tar_gz
 from tools.release.bill_of_materials import bill_of_materials
 from tools.release.changelog import section
+from tools.size import files, sizes, table
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "k8s" / "chart"
@@ -50,7 +51,8 @@ def make_all(output: Path, *, image: str, downloads: str) -> list[Path]:
     _write_plugin(output, number, built_at, downloads)
     bill = bill_of_materials(LOCK.read_text(), number, built_at)
     (output / f"leasehold-{number}.cdx.json").write_text(json.dumps(bill, indent=1) + "\n")
-    (output / NOTES).write_text(section((ROOT / "CHANGELOG.md").read_text(), number))
+    changes = section((ROOT / "CHANGELOG.md").read_text(), number)
+    (output / NOTES).write_text(f"{changes}\n## Size of the code\n\n{table(sizes(files()))}")
     made = sorted(output.iterdir())
     sums = [f"{hashlib.sha256(it.read_bytes()).hexdigest()}  {it.name}\n" for it in made]
     (output / CHECKSUMS).write_text("".join(sums))

@@ -154,7 +154,9 @@ CHANGELOG = "# Changelog\n\n## 0.2.0 (unreleased)\n\n- new\n\n## 0.1.0 (2026-01-
 def test_the_notes_are_the_changelogs_section_of_the_version(dist: Path) -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text()
 
-    assert (dist / artifacts.NOTES).read_text() == section(changelog, artifacts.version())
+    changes, sizes = (dist / artifacts.NOTES).read_text().split("\n## Size of the code\n\n")
+    assert changes == section(changelog, artifacts.version())
+    assert re.search(r"^\| services/binder \| \d+ \| \d+ \| \d+ \| \d+ \|$", sizes, re.MULTILINE)
     assert section(CHANGELOG, "0.2.0") == "- new\n"
     assert section(CHANGELOG, "0.1.0") == "- old\n"
     with pytest.raises(ChangelogError, match=r"no section of version 0\.1"):
@@ -194,18 +196,37 @@ def test_a_dry_run_needs_no_docker_and_says_what_it_skipped(tmp_path: Path) -> N
     assert len(skipped) == len(publish.steps(tmp_path / "dist", image=IMAGE, number="1"))
 
 
-def test_the_workflow_calls_targets_of_the_makefile_and_pins_its_actions() -> None:
-    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+WORKFLOWS = {
+    "checks": {"lint", "test-fast", "test"},
+    "release": {"release-dry-run", "release", "vulnerabilities"},
+}
+
+
+@pytest.mark.parametrize(("name", "expected"), WORKFLOWS.items())
+def test_a_workflow_calls_targets_of_the_makefile_and_pins_its_actions(
+    name: str, expected: set[str]
+) -> None:
+    text = (ROOT / ".github" / "workflows" / f"{name}.yml").read_text()
     makefile = (ROOT / "Makefile").read_text()
     jobs = yaml.safe_load(text)["jobs"]
     targets = set(re.findall(r"\bmake ([\w-]+)", text))
 
-    assert targets == {"release-dry-run", "release", "vulnerabilities"}
+    assert targets == expected
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
     uses = [step["uses"] for job in jobs.values() for step in job["steps"] if "uses" in step]
     assert uses
     assert all(re.search(r"@[0-9a-f]{40}$", each) for each in uses)
     assert "secrets." not in text
+
+
+def test_a_pull_request_is_checked_within_six_minutes_and_main_by_all_tests() -> None:
+    text = (ROOT / ".github" / "workflows" / "checks.yml").read_text()
+    jobs = yaml.safe_load(text)["jobs"]
+    of_all = {name: job["timeout-minutes"] for name, job in jobs.items() if "if" not in job}
+
+    assert of_all == {"lint": 6, "test-fast": 6}
+    assert jobs["test"]["if"] == "github.event_name == 'push'"
+    assert jobs["test"]["steps"][-1] == {"run": "make test", "env": {"CI": "true"}}
 
 
 def test_a_release_is_compared_with_known_vulnerabilities_first_and_main_each_week() -> None:
