@@ -21,6 +21,7 @@ from services.node_agent.allocate.expected_requests import (
     signatures_of,
 )
 from services.node_agent.kubelet.pods import Unserved, explain_unserved
+from services.node_agent.mig.instances import find_layout
 from services.node_agent.node import Node
 from services.node_agent.records.device_guard import check_open, check_room
 from shared.model.bounds import cut
@@ -163,6 +164,9 @@ class AdmissionWindow:
         try:
             check_open(lease.shares, node.devices, self.node.closed)
             check_shares(lease.shares, lease.pod, replace(node, fences=checkpoint.fences))
+            for share in lease.shares:
+                if share.mig is not None:  # layouts may have changed since it was placed
+                    find_layout(share.mig, share.device, node.devices.get(share.device))
             check_room(
                 lease, lease.containers, checkpoint.entries, node.devices, checkpoint.unrecorded
             )

@@ -20,19 +20,23 @@ from services.node_agent.allocate.expected_requests import is_expected
 from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of
 from services.node_agent.kubelet.pods import STILL_PLUGIN, Unserved
 from services.node_agent.records.checkpoint_entry import Fence, slot_key
-from shared.model.device import Device, DeviceMode
+from shared.model.device import Device, DeviceMode, MigLayout, MigProfile
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import Lease, LeaseState, Share
 from shared.model.names import PodUid
 from tests.support.clock import FakeClock
 from tests.support.node_agent.agent import NUMBER, lease_of, share
-from tests.support.node_agent.mig import mig_share
+from tests.support.node_agent.mig import PROFILES, mig_share
 from tests.support.node_agent.node import entry_of, node_of, snapshot_of
 
 UNREADABLE = "the list cannot be read"
 
 
 SLOTS = count()
+LAYOUTS = tuple(
+    MigLayout(name=name, profiles=(MigProfile(name=profile, memory_mib=memory_mib, count=number),))
+    for name, (profile, memory_mib, number) in PROFILES.items()
+)
 
 
 def reserved(uid: str, *shares: Share, **changes: Any) -> Lease:
@@ -229,9 +233,24 @@ def snapshot_with(device: Device) -> NodeSnapshot:
     return snapshot_of(*devices.values())
 
 
+def test_a_pod_whose_layout_its_device_does_not_have_any_more_is_not_admitted() -> None:
+    world, lease = World(), reserved("one", mig_share("group1"))
+    devices = snapshot().devices.values()
+    world.node.snapshot = snapshot_of(
+        *(replace(each, mode=DeviceMode.MIG, layouts=LAYOUTS[1:]) for each in devices)
+    )
+
+    world.admit(lease)
+    world.clock.advance(SETTLE_S)
+
+    assert "were the layouts changed" in world.admit(lease).refusals[lease.pod]
+
+
 def test_one_pod_tries_a_mig_layout_before_others_follow(world: World) -> None:
     devices = snapshot().devices.values()
-    world.node.snapshot = snapshot_of(*(replace(each, mode=DeviceMode.MIG) for each in devices))
+    world.node.snapshot = snapshot_of(
+        *(replace(each, mode=DeviceMode.MIG, layouts=LAYOUTS) for each in devices)
+    )
     one, two, other = (
         reserved("one", mig_share("group1")),
         reserved("two", *(mig_share("group1", position) for position in (1, 2))),
