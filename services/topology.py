@@ -96,6 +96,7 @@ def edges_of(roles_by_name: Mapping[str, tuple[Role, ...]]) -> tuple[Edge, ...]:
     consumers: dict[type[Event], set[str]] = {}
     requests: set[type[Event]] = set()
     observations: set[tuple[str, type[Event]]] = set()
+    handled: set[tuple[str, type[Event]]] = set()
     for name, service_roles in roles_by_name.items():
         for role in service_roles:
             for event in role.consumes:
@@ -104,13 +105,15 @@ def edges_of(roles_by_name: Mapping[str, tuple[Role, ...]]) -> tuple[Edge, ...]:
                     requests.add(event)
                 if role.kind == "observes":
                     observations.add((name, event))
+                if role.kind == "handles":
+                    handled.add((name, event))
     unsorted = [
         Edge(
             publisher=name,
             consumer=consumer,
             event=event,
             is_request=event in requests,
-            observed=(consumer, event) in observations,
+            observed=(consumer, event) in observations - handled,
         )
         for name, service_roles in roles_by_name.items()
         for event in published(service_roles)

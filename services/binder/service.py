@@ -14,6 +14,7 @@ from services.binder.bind.scheduler_bindings import SchedulerBindings
 from services.binder.claims.claim_answers import ClaimEnder
 from services.binder.claims.claim_leaser import ClaimLeaser
 from services.binder.ledger_sync.agent_reports import NodeRefusals
+from services.binder.ledger_sync.evidence import CollectedEvidence
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater, VanishedPods, lease_changes
 from services.binder.ledger_sync.rebuild import LedgerRebuild
 from services.binder.ledger_sync.reconciliation import Reconciler
@@ -88,6 +89,7 @@ class Binder:
     vanished: VanishedPods
     sweeper: Sweeper
     reconciler: Reconciler
+    evidence: CollectedEvidence
     rebuild: LedgerRebuild
     records: RecordWatch
     gates: SchedulingGates
@@ -133,7 +135,6 @@ class Binder:
     async def save_devices(self, events: Sequence[DeviceReported | DevicesRegistered]) -> None:
         """Save nodes' devices, and what their agents have activated; report invalid settings."""
         refused = await self.updater.save_devices(events)
-        await self.rebuild.stage_reports(events)
         self.refusals.refuse_all(refused)
         self.presence.record_reports([each for each in events if each.node not in refused])
         for event in events:

@@ -11,6 +11,7 @@ from services.binder.claims.claim_answers import AnswerWriter, ClaimEnder
 from services.binder.claims.claim_leaser import ClaimLeaser
 from services.binder.clients import ClaimClient, NodeAgentClient, PodClient
 from services.binder.ledger_sync.agent_reports import LostLeases, NodeRefusals
+from services.binder.ledger_sync.evidence import CollectedEvidence
 from services.binder.ledger_sync.lease_holders import LeaseHolders
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater, VanishedPods
 from services.binder.ledger_sync.rebuild import LedgerRebuild
@@ -70,6 +71,7 @@ def build_binder(
     conditions = ConditionWriter(pods, ports.host_clock)
     presence = AgentPresence(agents, ledger.reported_by_agent, clock)
     holders = LeaseHolders(pods, ports.claims)
+    evidence = CollectedEvidence(clock.ticks)
     lost_leases = LostLeases(ledger, holders, agents, clock=clock)
     updater = LedgerUpdater(ledger, lost_leases, events, clock)
     offers = SchedulerOffers(ledger.waiting_pods, pods, clock)
@@ -99,9 +101,11 @@ def build_binder(
         updater=updater,
         vanished=VanishedPods(ledger, agents, clock),
         sweeper=Sweeper(ledger, clock),
-        reconciler=Reconciler(ledger, holders, publish=ports.publish, clock=clock),
+        reconciler=Reconciler(ledger, holders, evidence, publish=ports.publish, clock=clock),
+        evidence=evidence,
         rebuild=LedgerRebuild(
             ledger=ledger,
+            evidence=evidence,
             publish=ports.publish,
             holders=holders,
             clock=clock,

@@ -493,6 +493,14 @@ class RedisLeases(LedgerInventory):
             ]
         return refused
 
+    async def extend_rebuild(self, token: str, *, now: float, lock_s: float) -> bool:
+        """Extend the lock of our rebuild by `lock_s`; return whether all quotas are known.
+
+        Raises ConflictError if another rebuild has begun.
+        """
+        args = ("extend", token, now, lock_s)
+        return bool(await self._connection.run("rebuild", *args, state="any"))
+
     async def finish_rebuild(self, token: str) -> bool:
         """Open the ledger for service; False if another rebuild has begun since."""
         return bool(await self._connection.run("rebuild", "finish", token, state="any"))

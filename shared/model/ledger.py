@@ -380,10 +380,3 @@ def _with_slots(taken: str, device: DeviceUuid, lease: Lease) -> str:
     slots = {s.slot for s in lease.shares if s.device == device and s.slot is not None}
     slots.update(number for number, mark in enumerate(taken) if mark == "1")
     return "".join("1" if n in slots else "0" for n in range(max(slots, default=-1) + 1))
-
-
-class StagedListing(NamedTuple):
-    """A `PodsListed` of which all chunks are staged."""
-
-    listing_id: str
-    chunks: int

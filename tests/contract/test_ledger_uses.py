@@ -29,7 +29,6 @@ CLASSES = {
     "ledger_quotas": ("LedgerQuotas",),
     "checks": ("RecordChecks",),
     "run_times": ("LearnedRunTimes",),
-    "staging": ("LedgerStaging",),
     "budgets": ("Budgets",),
     "accounts": ("Budgets",),
     "preemptions": ("Preemptions",),

@@ -144,6 +144,13 @@ class BinderReplica(Service):
             ClaimDeallocated: binder.claim_ender.end_claims,
         }
 
+    def observe(self, event: Event) -> None:
+        """Receive the copy of an event, whichever replica handles it."""
+        if isinstance(event, PodsListed):
+            self.binder.evidence.add_chunks([event])
+        elif isinstance(event, DeviceReported):
+            self.binder.evidence.add_reports([event])
+
     def run_loops(self) -> None:
         """Run one round of each loop whose last round has ended."""
         for name, round_of in self.rounds.items():

@@ -190,6 +190,8 @@ class World:
         """
         self.bag.remove(message)
         if message.to == "binder":
+            for binder in self.binders:
+                binder.observe(message.event)
             self._hand_over(self.binders[replica], message)
         elif message.to == "placer":
             placer = self.placers[replica]

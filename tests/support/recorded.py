@@ -100,8 +100,6 @@ async def put_back(ledger: Mapping[str, list[Any]], client: Any) -> None:
 async def _keys(client: Any) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     async for key in client.scan_iter("lh*", 1000):
-        if b":stage:" in key:  # evidence, forgotten after minutes
-            continue
         kind = (await client.type(key)).decode()
         if kind == "string":
             parts = [await client.get(key)]

@@ -1,8 +1,8 @@
 """Rebuilds an empty ledger: one binder collects what agents and pods report, and restores it.
 
-The evidence arrives as ordinary events, at any replica, so it is staged in Redis, where the replica
-with the rebuild's lock reads each part once: the listing when it is complete, then reports as they
-arrive. Nothing is placed meanwhile: the ledger refuses reservations until the rebuild is finished.
+It reads the evidence in its own memory: the listing when it is complete, then reports as they
+arrive. A binder that takes the rebuild over begins again. Nothing is placed meanwhile: the ledger
+refuses reservations until the rebuild is finished.
 """
 
 import logging
@@ -10,15 +10,18 @@ import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
+from services.binder.ledger_sync.evidence import CollectedEvidence
 from services.binder.ledger_sync.lease_holders import MAX_READS, LeaseHolders, holders_in
-from services.binder.ledger_sync.recovery import Evidence, Recovery, evidence_now
+from services.binder.ledger_sync.recovery import (
+    NODES_PER_PAGE,
+    Evidence,
+    Recovery,
+    evidence_now,
+)
 from services.binder.metrics import count_anomaly
 from services.binder.report.explanations import summarize
 from shared.ledger.leases import RedisLeases
-from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.model.clock import Clock
-from shared.model.errors import ConflictError
-from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import BoundPod, LedgerRebuilt, ResyncRequested
 from shared.model.lease import Lease
 from shared.runtime.service import Publish, loops
@@ -53,9 +56,10 @@ class RebuildTiming:
 
 @dataclass(eq=False, kw_only=True)
 class LedgerRebuild:
-    """One rebuild at a time, by one replica; the others stage what they receive."""
+    """One rebuild at a time, by one replica."""
 
     ledger: RedisLeases
+    evidence: CollectedEvidence
     publish: Publish
     holders: LeaseHolders
     clock: Clock
@@ -63,13 +67,7 @@ class LedgerRebuild:
     timing: RebuildTiming = RebuildTiming()
 
     def __post_init__(self) -> None:
-        self.staging = self.ledger.part(LedgerStaging)
         self._compare_again_at = math.inf
-
-    async def stage_reports(self, reports: Sequence[DeviceReported]) -> None:
-        """Stage reports while the ledger is being rebuilt."""
-        if await self.ledger.status(now=self.clock.ticks()) is None:
-            await self.staging.save_reports(reports)
 
     @loops(every_s=1.0)
     async def rebuild_ledger(self) -> list[RebuildEvent]:
@@ -79,12 +77,17 @@ class LedgerRebuild:
     async def _rebuild(self) -> list[RebuildEvent]:
         if await self.ledger.status(now=self.clock.ticks()) is not None:
             return []
-        lock_s = self.timing.lock_s
-        token = await self.ledger.begin_rebuild(now=self.clock.now(), lock_s=lock_s)
+        token = await self.ledger.begin_rebuild(now=self.clock.now(), lock_s=self.timing.lock_s)
         if token is None:
             return []
         logger.warning("the ledger is empty or has lost writes: no pod is placed until its rebuild")
-        await self.staging.clear()
+        self.evidence.begin_rebuild()
+        try:
+            return await self._restore(token)
+        finally:
+            self.evidence.end_rebuild()
+
+    async def _restore(self, token: str) -> list[RebuildEvent]:
         await self._await_bindings(token)
         recovery = Recovery(await self._list_pods(token))
         restored, misfits = 0, []
@@ -93,7 +96,7 @@ class LedgerRebuild:
                 [each.lease for each in evidence],
                 now=self.clock.now(),
                 token=token,
-                lock_s=lock_s,
+                lock_s=self.timing.lock_s,
                 hearsay={each.lease.pod for each in evidence if each.is_hearsay},
             )
             restored += len(evidence) - len(refused)
@@ -106,7 +109,6 @@ class LedgerRebuild:
             logger.error("%d leases are not restored: %s", len(problems), summarize(problems))
         if not await self.ledger.finish_rebuild(token):
             return []
-        await self.staging.clear()
         logger.warning("the ledger has %d leases again", restored)
         self._compare_again_at = self.clock.ticks() + self.timing.compare_again_s
         return [LedgerRebuilt(generation=token)]
@@ -139,10 +141,10 @@ class LedgerRebuild:
         """Request a resync, again until a listing is there; return its pods and claims."""
         pause_s, requested_at = 0.0, self.clock.ticks()
         while True:
-            await self._extend_lock(token)
-            listing = await self.staging.complete_listing(token)
-            if listing is not None:
-                break
+            has_quotas = await self._extend_lock(token)
+            pages = self.evidence.answer_to(token)
+            if pages is not None and has_quotas:
+                return [holder for page in pages for holder in holders_in(page)]
             if self.clock.ticks() - requested_at >= pause_s:
                 reason = "the ledger is being rebuilt"
                 await self.publish([ResyncRequested(reason=reason, request_id=token)])
@@ -151,24 +153,21 @@ class LedgerRebuild:
                     self.clock.ticks(),
                 )
             await self.clock.sleep(self.timing.poll_s)
-        holders: list[BoundPod] = []
-        async for page in self.staging.read_listing(listing):
-            holders += holders_in(page)
-            await self._extend_lock(token)
-        return holders
 
     async def _leases(self, recovery: Recovery, token: str) -> AsyncIterator[Sequence[Evidence]]:
         """Yield the leases to restore, those with the best evidence first.
 
         First those of agents' reports, as they arrive; see `RebuildTiming.silent_node_s`.
         """
-        position, since, awaited = 0, self.clock.ticks(), len(recovery.silent)
+        since, awaited = self.clock.ticks(), len(recovery.silent)
         silent_before = awaited
         while True:
             await self._extend_lock(token)
-            position, reports = await self.staging.reports_from(position)
+            reports = list(self.evidence.take_reports().items())
+            for first in range(0, len(reports), NODES_PER_PAGE):
+                yield recovery.add_reports(dict(reports[first : first + NODES_PER_PAGE]))
+                await self._extend_lock(token)
             if reports:
-                yield recovery.add_reports(reports)
                 continue
             if not recovery.silent:
                 break
@@ -196,10 +195,10 @@ class LedgerRebuild:
             await self._extend_lock(token)
             await self.clock.sleep(self.timing.poll_s)
 
-    async def _extend_lock(self, token: str) -> None:
-        now, lock_s = self.clock.now(), self.timing.lock_s
-        if not await self.staging.extend_rebuild(token, now=now, lock_s=lock_s):
-            raise ConflictError("another replica has taken the rebuild over")
+    async def _extend_lock(self, token: str) -> bool:
+        """Extend the lock; return whether all quotas are known."""
+        now = self.clock.now()
+        return await self.ledger.extend_rebuild(token, now=now, lock_s=self.timing.lock_s)
 
 
 def _misfit(lease: Lease, reason: str) -> str:

@@ -2,9 +2,10 @@
 
 import logging
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 
 from services.binder.ledger_sync.agent_reports import release_as_read
+from services.binder.ledger_sync.evidence import CollectedEvidence
 from services.binder.ledger_sync.lease_holders import (
     HolderGone,
     LeaseHolders,
@@ -16,20 +17,20 @@ from services.binder.metrics import count_anomaly
 from services.binder.observations import PodSnapshot, generation_of
 from services.binder.report.explanations import summarize
 from shared.ledger.leases import RedisLeases
-from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.ledger.waiting_pods import GatedPods
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.events.pod_events import (
-    LEASE_PRESENT,
     BoundPod,
     LeaseChanged,
+    ListedPods,
     NodesListed,
     PlacementChosen,
     PodGated,
     PodQueued,
     PodsListed,
     PodTerminated,
+    ResyncRequested,
 )
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import NodeName, PodUid
@@ -39,7 +40,9 @@ from shared.runtime.service import Publish, handles
 logger = logging.getLogger(__name__)
 BINDING_S = 5.0
 """The Binding of a lease that is younger than this may still be in progress."""
-Correction = HolderGone | PlacementChosen | LeaseChanged
+CHUNK_WAIT_S, CHUNK_POLL_S = 5.0, 0.2
+"""How long the last chunk of a list waits for the others, which arrive as copies."""
+Correction = HolderGone | PlacementChosen | LeaseChanged | ResyncRequested
 """What a difference leads to."""
 
 
@@ -82,34 +85,48 @@ class Reconciler:
 
     ledger: RedisLeases
     holders: LeaseHolders
+    evidence: CollectedEvidence
     _: KW_ONLY
     publish: Publish
     clock: Clock
 
     def __post_init__(self) -> None:
-        self.staging, self.gated_pods = self.ledger.part(LedgerStaging), self.ledger.part(GatedPods)
+        self.gated_pods = self.ledger.part(GatedPods)
 
     @handles
     async def reconcile_listing(self, chunks: Sequence[PodsListed]) -> list[Correction]:
-        """Stage chunks of listings, and compare the ledger with listings that are complete now.
+        """Compare the ledger with each list of which these are the last chunks.
 
-        Raises UnavailableError, so that the listing is compared again, if a pod cannot be read; the
+        Other chunks arrive as copies; if one is missing, another list is requested. Raises
+        UnavailableError, so that the list is compared again, if a pod cannot be read; the
         corrections for the others are published before that.
         """
+        self.evidence.add_chunks(chunks)
         corrections: list[Correction] = []
-        ready = await self.ledger.generation() is not None
+        if await self.ledger.generation() is None:
+            return []
         for chunk in chunks:
-            listing = await self.staging.save_chunk(_without_leases(chunk) if ready else chunk)
-            if listing is not None and ready:
-                now = self.clock.now()
-                holders: list[BoundPod] = []
-                unbound: list[PodUid] = []
-                async for page in self.staging.read_listing(listing):
-                    holders += holders_in(page)
-                    unbound += page.unbound
-                corrections += await self._compare(holders, unbound, now=now)
-                corrections += await self._find_gone(unbound)
+            if chunk.chunk < chunk.chunks - 1:
+                continue
+            now = self.clock.now()
+            pages = await self._pages(chunk.listing_id)
+            if pages is None:
+                corrections.append(ResyncRequested(reason="a part of a list of pods was lost"))
+                continue
+            holders = [holder for page in pages for holder in holders_in(page)]
+            unbound = [pod for page in pages for pod in page.unbound]
+            corrections += await self._compare(holders, unbound, now=now)
+            corrections += await self._find_gone(unbound)
         return corrections
+
+    async def _pages(self, listing_id: str) -> list[ListedPods] | None:
+        """Return a list, or None if a chunk of it does not arrive."""
+        until = self.clock.ticks() + CHUNK_WAIT_S
+        pages = self.evidence.listed(listing_id)
+        while pages is None and self.clock.ticks() < until:
+            await self.clock.sleep(CHUNK_POLL_S)
+            pages = self.evidence.listed(listing_id)
+        return pages
 
     async def _compare(
         self, holders: Sequence[BoundPod], unbound: Sequence[PodUid], *, now: float
@@ -207,15 +224,6 @@ class Reconciler:
         if removed:
             count_anomaly("deleted_nodes", len(removed))
             logger.error("nodes that were deleted without an event: %s", summarize(removed))
-
-
-def _without_leases(chunk: PodsListed) -> PodsListed:
-    """Drop the leases' texts, which only a rebuild reads."""
-    bound = tuple(replace(pod, lease=pod.lease and LEASE_PRESENT) for pod in chunk.pods.bound)
-    claims = tuple(
-        replace(claim, lease=claim.lease and LEASE_PRESENT) for claim in chunk.pods.claims
-    )
-    return replace(chunk, pods=replace(chunk.pods, bound=bound, claims=claims))
 
 
 def correction_for(

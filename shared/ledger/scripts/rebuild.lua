@@ -1,5 +1,6 @@
 -- Close the ledger to be rebuilt, begin a rebuild, or finish it. Arguments: {'close', generation, records as 'kind key'
--- that cannot be read}, {'begin', token, now, lock_s, force} or {'finish', token}. Returns whether that was done.
+-- that cannot be read}, {'begin', token, now, lock_s, force}, {'extend', token, now, lock_s} or {'finish', token}. Returns
+-- whether that was done; `extend`, which extends the lock of a rebuild, whether all quotas are known.
 local token = ARGS[2]
 local UNREADABLE, MOST_UNREADABLE, UNREADABLE_S = PREFIX .. 'unreadable', 256, 86400
 
@@ -22,6 +23,12 @@ if ARGS[1] == 'close' then
   end
   call('EXPIRE', UNREADABLE, UNREADABLE_S)
   return encode(true)
+end
+
+if ARGS[1] == 'extend' then
+  if generation ~= token or is_ready then return redis.error_reply('STALETOKEN') end
+  call('HSET', PREFIX .. 'ledger', 'rebuild_lock_until', ARGS[3] + ARGS[4])
+  return encode(call('HEXISTS', PREFIX .. 'ledger', 'quotas') == 1)
 end
 
 if ARGS[1] == 'finish' then
@@ -48,7 +55,7 @@ local start = math.max(math.floor(now * 1000), tonumber(ARGV[6]))
 call('HSET', PREFIX .. 'ledger', 'format', state.format, 'generation', token,
   'rebuild_lock_until', now + lock_s, 'version', math.max(last_version, start),
   'capacity', math.max(capacity, start), 'fence_floor', math.max(fence_floor, start))
--- Without all quotas, the rebuild waits for the watcher's; see `staging`.
+-- Without all quotas, the rebuild waits for the watcher's.
 if has_quotas then
   call('HSET', PREFIX .. 'ledger', 'quotas', quota_count)
 else

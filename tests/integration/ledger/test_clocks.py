@@ -3,7 +3,6 @@
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 
 import pytest
 import redis.asyncio
@@ -13,18 +12,14 @@ from services.binder.ledger_sync.reconciliation import LedgerMismatch
 from shared.ledger.connection_pool import LedgerClock
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
-from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.model.bounds import MOST_VERSION
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.events.pod_events import ListedPods, PodsListed
 from shared.model.lease import Lease, LeaseState
 from shared.model.lease_copy import dump_lease, load_lease
 from shared.model.ledger import Reserved
 from shared.model.names import Namespace
 from shared.model.quota import Quota, QuotaLimits
-from tests.support import build
 from tests.support.binder.preemption import budget
-from tests.support.build import allocation_of
 from tests.support.placer.ledger import (
     NOW,
     device,
@@ -41,24 +36,6 @@ from tests.support.placer.ledger import (
 from tests.support.waiting import until
 
 DEVICES = 32
-
-
-def listing(name: str) -> PodsListed:
-    return PodsListed(listing_id=name, chunk=0, chunks=1, pods=ListedPods())
-
-
-async def test_the_index_of_listings_forgets_those_that_expired(url: str) -> None:
-    prefix = "lh-listings:"
-    async with (
-        LedgerStaging.connect(url, prefix=prefix) as staging,
-        redis.asyncio.from_url(url) as db,
-    ):
-        await staging.save_chunk(listing("old"))
-        await db.delete(f"{prefix}stage:listing:old")  # as if ten minutes had passed
-        await staging.save_chunk(listing("new"))
-        known = await db.hkeys(f"{prefix}stage:listings")
-
-    assert known == [b"new"]
 
 
 async def test_leases_are_restored_with_less_than_one_command_each(url: str) -> None:
@@ -316,35 +293,3 @@ async def test_the_state_of_a_budget_counts_although_the_one_before_was_from_the
 
     stored = (state.budgets or {})[Namespace("team")]
     assert stored.lease_class == "guaranteed"
-
-
-@OFF
-async def test_reports_and_lists_for_a_rebuild_need_no_clock(
-    leases: RedisLeases, off_s: float
-) -> None:
-    """Each belongs to one rebuild: what was staged before it began is deleted."""
-    true = time.time()
-    staging = LedgerStaging(leases._connection)
-    await staging.save_reports([report("a", [], at=true + off_s)])
-    await staging.clear()
-    await staging.save_reports([replace(report("b", [], at=true))])
-
-    _, reports = await staging.reports_from(0)
-    assert set(reports) == {"b"}
-
-
-async def test_a_node_whose_reports_always_differ_does_not_hold_up_a_rebuild(
-    leases: RedisLeases,
-) -> None:
-    staging = LedgerStaging(leases._connection)
-    position, read = 0, list[str]()
-    for number in range(100):
-        held = allocation_of(build.lease(f"p{number}", "stolen"))
-        await staging.save_reports([replace(report("stolen", [], at=number), allocations=(held,))])
-        position, reports = await staging.reports_from(position)
-        read += reports
-    await staging.save_reports([report("honest", [], at=1.0)])
-    _, last = await staging.reports_from(position)
-
-    assert read == ["stolen"] * 16
-    assert set(last) == {"honest"}

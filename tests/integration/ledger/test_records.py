@@ -15,13 +15,11 @@ from msgspec import structs
 
 from services.binder.ledger_sync.record_watch import damages_in
 from shared.ledger.leases import RedisLeases
-from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.ledger.rows.joined_texts import joined_texts, split_texts
 from shared.ledger.rows.record_sizes import MOST_AMOUNT, MOST_GROUPS_BYTES, MOST_LEASE_BYTES
 from shared.ledger.server_errors import RebuildPendingError
 from shared.model.device import DeviceUse
 from shared.model.errors import UnavailableError
-from shared.model.events.pod_events import ListedPods, PodsListed
 from shared.model.ledger import (
     FeedTruncatedError,
     GangIncomplete,
@@ -278,16 +276,11 @@ async def test_without_its_quotas_the_ledger_is_closed_until_they_are_saved(
         with pytest.raises(RebuildPendingError):
             await leases.reserve([reservation("p", share("a"))], now=NOW, ttl_s=30)
 
-        assert await leases.begin_rebuild(now=NOW) is not None
-        staging = leases.part(LedgerStaging)
-        await staging.save_chunk(
-            PodsListed(
-                listing_id="l", chunk=0, chunks=1, pods=ListedPods(), request_ids=("request",)
-            )
-        )
-        assert await staging.complete_listing("request") is None
+        token = await leases.begin_rebuild(now=NOW)
+        assert token is not None
+        assert not await leases.extend_rebuild(token, now=NOW, lock_s=60)
         await leases.quotas.save([quota], read_at=NOW)
-        assert await staging.complete_listing("request") is not None
+        assert await leases.extend_rebuild(token, now=NOW, lock_s=60)
 
 
 async def test_a_main_hash_of_another_type_is_no_bug_but_an_empty_ledger(url: str) -> None:

@@ -5,29 +5,27 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from msgspec import structs
 
+from services.binder.ledger_sync.evidence import MOST_REPORTS, CollectedEvidence
 from services.binder.ledger_sync.rebuild import LedgerRebuild, RebuildTiming
 from services.binder.observations import PodSnapshot
 from services.watcher.sources import ClaimReflector, OurPodLister
 from shared.kubernetes.client import KubernetesClient, Page
-from shared.ledger.connection import LedgerConnection
-from shared.ledger.leases import RedisLeases
-from shared.ledger.rebuild_evidence import LedgerStaging
 from shared.model.clock import SystemClock
 from shared.model.events.event import Event
+from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import (
     LedgerRebuilt,
-    ListedPods,
     PlacementChosen,
     PodsListed,
     QuotasUpdated,
     ResyncRequested,
 )
-from shared.model.lease import Lease, LeaseState
+from shared.model.lease import LeaseState
 from shared.model.names import NodeName, PodUid
 from tests.support.binder.events import activation, bound, in_state, listing, report
 from tests.support.binder.world import (
@@ -86,6 +84,12 @@ async def wanted(world: World) -> str:
         await until(lambda: world.clock.sleepers)
 
 
+async def reported(world: World, reports: Sequence[DeviceReported]) -> None:
+    """Deliver agents' reports, as work and as copies."""
+    await world.binder.save_devices(reports)
+    await world.binder.evidence.observe_reports(reports)
+
+
 def has_finished(world: World) -> bool:
     return any(isinstance(event, LedgerRebuilt) for event in world.bus.published)
 
@@ -103,8 +107,8 @@ async def test_an_empty_ledger_is_restored_from_agents_and_pods(world: World) ->
 
     async with running(world.binder.rebuild.rebuild_ledger):
         request_id = await wanted(world)
-        await world.binder.save_devices([report("n1", activation(active))])
-        await world.binder.save_devices([report("n2")])
+        await reported(world, [report("n1", activation(active))])
+        await reported(world, [report("n2")])
         assert not await world.binder.reconciler.reconcile_listing(
             [listing(bound(active), bound(silent), request_id=request_id)]
         )
@@ -157,7 +161,7 @@ async def test_leases_that_cannot_be_restored_are_reported(world: World) -> None
 
     async with running(world.binder.rebuild.rebuild_ledger):
         request_id = await wanted(world)
-        await world.binder.save_devices([report("n1")])
+        await reported(world, [report("n1")])
         pods = (forged, bound(misfit))
         await world.binder.reconciler.reconcile_listing([listing(*pods, request_id=request_id)])
         await finished(world)
@@ -173,8 +177,8 @@ async def test_an_agents_word_counts_only_for_pods_that_are_on_its_node(world: W
 
     async with running(world.binder.rebuild.rebuild_ledger):
         request_id = await wanted(world)
-        reported = map(activation, (gone, bound_late, elsewhere))
-        await world.binder.save_devices([report("n1", *reported)])
+        used = map(activation, (gone, bound_late, elsewhere))
+        await reported(world, [report("n1", *used)])
         await world.binder.reconciler.reconcile_listing([listing(request_id=request_id)])
         await finished(world)
 
@@ -191,7 +195,7 @@ async def test_nodes_that_keep_reporting_are_waited_for_and_not_asked_again(worl
         await world.binder.reconciler.reconcile_listing([listing(*pods, request_id=request_id)])
         for first in range(0, len(leases), 3):
             of_some = [report(each.node, activation(each)) for each in leases[first : first + 3]]
-            await world.binder.save_devices(of_some)
+            await reported(world, of_some)
             for _ in range(32):
                 world.clock.advance(0.25)
                 await until(lambda: world.clock.sleepers or has_finished(world))
@@ -220,49 +224,51 @@ async def listed(*request_ids: str) -> list[PodsListed]:
 
 async def rebuild(
     url: str,
-    answer: Callable[[LedgerStaging, str], Awaitable[None]],
+    answer: Callable[[CollectedEvidence, str], Awaitable[None]],
     *,
     timing: RebuildTiming = TIMING,
     steps: int = 1,
 ) -> list[Event]:
-    """Lose the ledger; return what the rebuild publishes within 5 s from what `answer` stages."""
+    """Lose the ledger; return what the rebuild publishes within 5 s from what `answer` adds."""
+    clock = SystemClock()
+    evidence = CollectedEvidence(clock.ticks)
     async with ledger(url, {}) as leases:
         connection = leases._connection
-        async with LedgerStaging.connect(url, prefix=connection.prefix) as staging:
 
-            async def publish(events: Sequence[Event]) -> None:
-                for event in events:
-                    assert isinstance(event, ResyncRequested)
-                    await leases.quotas.save((), read_at=0.0)
-                    await answer(staging, event.request_id)
+        async def publish(events: Sequence[Event]) -> None:
+            for event in events:
+                assert isinstance(event, ResyncRequested)
+                await leases.quotas.save((), read_at=0.0)
+                await answer(evidence, event.request_id)
 
-            await connection._redis.delete(f"{connection.prefix}ledger")
-            rebuilding = LedgerRebuild(
-                ledger=leases,
-                publish=publish,
-                holders=holders(FakePods()),
-                clock=SystemClock(),
-                bindings_in_flight=lambda: 0,
-                timing=timing,
-            )
-            published: list[Event] = []
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(5):
-                    for _ in range(steps):
-                        while not (events := await rebuilding.rebuild_ledger()):
-                            await asyncio.sleep(timing.poll_s)
-                        published += events
-            return published
+        await connection._redis.delete(f"{connection.prefix}ledger")
+        rebuilding = LedgerRebuild(
+            ledger=leases,
+            evidence=evidence,
+            publish=publish,
+            holders=holders(FakePods()),
+            clock=clock,
+            bindings_in_flight=lambda: 0,
+            timing=timing,
+        )
+        published: list[Event] = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                for _ in range(steps):
+                    while not (events := await rebuilding.rebuild_ledger()):
+                        await asyncio.sleep(timing.poll_s)
+                    published += events
+        return published
 
 
 async def test_a_list_that_began_before_the_request_does_not_count(url: str) -> None:
     """A list that still was in the stream: a watcher's clock ahead let it pass for a new one."""
     requests: list[str] = []
 
-    async def answer(staging: LedgerStaging, request_id: str) -> None:
+    async def answer(evidence: CollectedEvidence, request_id: str) -> None:
         requests.append(request_id)
         for chunk in await listed("an-earlier-rebuild" if len(requests) < 3 else request_id):
-            await staging.save_chunk(chunk)
+            evidence.add_chunks([chunk])
 
     assert await rebuild(url, answer)
 
@@ -274,11 +280,11 @@ async def test_requests_are_repeated_less_and_less_often(url: str) -> None:
     """Replies of thousands of nodes take longer than the first pause."""
     requested_at: list[float] = []
 
-    async def answer(staging: LedgerStaging, request_id: str) -> None:
+    async def answer(evidence: CollectedEvidence, request_id: str) -> None:
         requested_at.append(time.monotonic())
         if len(requested_at) == 4:
             for chunk in await listed(request_id):
-                await staging.save_chunk(chunk)
+                evidence.add_chunks([chunk])
 
     assert await rebuild(url, answer)
 
@@ -291,10 +297,10 @@ async def test_pods_are_compared_once_more_after_a_rebuild(url: str) -> None:
     """The loss of writes included a deletion; an older event recorded the pod as waiting again."""
     listed_at = 0.0
 
-    async def answer(staging: LedgerStaging, request_id: str) -> None:
+    async def answer(evidence: CollectedEvidence, request_id: str) -> None:
         nonlocal listed_at
         for chunk in await listed(request_id):
-            await staging.save_chunk(chunk)
+            evidence.add_chunks([chunk])
         listed_at = time.monotonic()
 
     timing = replace(TIMING, compare_again_s=0.5)
@@ -305,84 +311,97 @@ async def test_pods_are_compared_once_more_after_a_rebuild(url: str) -> None:
     assert time.monotonic() - listed_at >= timing.compare_again_s
 
 
-PODS_PER_CHUNK = 5
+async def test_a_rebuild_waits_until_all_quotas_are_known(world: World) -> None:
+    await world.lose()
+
+    async with running(world.binder.rebuild.rebuild_ledger):
+        await until(lambda: world.clock.sleepers)
+        while not (requests := [e for e in world.bus.published if isinstance(e, ResyncRequested)]):
+            world.clock.advance(0.25)
+            await until(lambda: world.clock.sleepers)
+        world.binder.evidence.add_chunks([listing(request_id=requests[0].request_id)])
+        for _ in range(20):
+            world.clock.advance(0.25)
+            await until(lambda: world.clock.sleepers)
+        assert not has_finished(world)
+
+        await world.binder.updater.save_quotas([QuotasUpdated(quotas=(), read_at=NOW)])
+        await finished(world)
 
 
-class CountedConnection(LedgerConnection):
-    """Notes the size of each script's reply."""
+async def test_a_binder_that_takes_a_rebuild_over_begins_again(world: World) -> None:
+    await world.lose()
+    other, active = world.replica(), lease("p1", "n1")
 
-    def __init__(self, url: str, prefix: str) -> None:
-        super().__init__(url, prefix=prefix)
-        self.reply_bytes: list[int] = []
+    async with running(world.binder.rebuild.rebuild_ledger):
+        await wanted(world)
+    other.clock.advance(2 * RebuildTiming().lock_s)
+    async with running(other.binder.rebuild.rebuild_ledger):
+        request_id = await wanted(other)
+        other.binder.evidence.add_reports([report("n1", activation(active))])
+        other.binder.evidence.add_chunks([listing(bound(active), request_id=request_id)])
+        await finished(other)
 
-    async def run_raw(
-        self, script: str, *args: object, state: str = "ready", tail: bytes = b""
-    ) -> Any:
-        reply = await super().run_raw(script, *args, state=state, tail=tail)
-        parts = reply if isinstance(reply, list) else [reply]
-        self.reply_bytes.append(sum(len(part or b"") for part in parts))
-        return reply
-
-
-class ReportingClock(SystemClock):
-    """While the rebuild sleeps, one more node reports."""
-
-    def __init__(self, staging: LedgerStaging, leases: Sequence[Lease]) -> None:
-        self.staging = staging
-        self.left = list(leases)
-
-    async def sleep(self, duration_s: float) -> None:
-        if self.left:
-            of = self.left.pop()
-            await self.staging.save_reports([report(of.node, activation(of))])
+    assert await other.states() == {"p1": LeaseState.ACTIVE}
 
 
-async def reply_bytes(url: str, nodes: int) -> list[int]:
-    """Rebuild a ledger of so many nodes, which report one after the other."""
-    leases = [lease(f"p{number}", f"n{number}") for number in range(nodes)]
-    prefix = f"lh-size-{nodes}:"
-    async with (
-        CountedConnection(url, prefix) as connection,
-        LedgerStaging.connect(url, prefix=prefix) as elsewhere,
-    ):
+async def test_a_list_whose_parts_are_lost_is_requested_again(new_world: NewWorld) -> None:
+    world = await new_world(in_state(LeaseState.BOUND))
 
-        async def publish(events: Sequence[Event]) -> None:
-            [request] = events
-            await RedisLeases(connection).quotas.save((), read_at=0.0)
-            firsts = range(0, nodes, PODS_PER_CHUNK)
-            for number, first in enumerate(firsts):
-                pods = tuple(map(bound, leases[first : first + PODS_PER_CHUNK]))
-                await elsewhere.save_chunk(
-                    PodsListed(
-                        listing_id="l1",
-                        chunk=number,
-                        chunks=len(firsts),
-                        pods=ListedPods(bound=pods),
-                        request_ids=(request.request_id,),  # type: ignore[attr-defined]
-                    )
-                )
+    comparing = asyncio.create_task(
+        world.binder.reconciler.reconcile_listing([listing(piece=1, pieces=2)])
+    )
+    while not comparing.done():
+        await until(lambda: world.clock.sleepers or comparing.done())
+        world.clock.advance(1.0)
 
-        rebuild = LedgerRebuild(
-            ledger=RedisLeases(connection),
-            publish=publish,
-            holders=holders(FakePods()),
-            clock=ReportingClock(elsewhere, leases),
-            bindings_in_flight=lambda: 0,
-            timing=RebuildTiming(settle_s=0.0, poll_s=0.0),
-        )
-        assert any(isinstance(event, LedgerRebuilt) for event in await rebuild.rebuild_ledger())
-        read = list(connection.reply_bytes)
-        found = [each async for page in RedisLeases(connection).load_all() for each in page]
-        assert len(found) == nodes
-        return read
+    [request] = comparing.result()
+    assert isinstance(request, ResyncRequested)
+    assert await world.leases()
 
 
-@pytest.mark.parametrize(("few", "many"), [(40, 160)])
-async def test_what_a_rebuild_reads_is_in_proportion_to_the_nodes(
-    url: str, few: int, many: int
-) -> None:
-    of_few, of_many = await reply_bytes(url, few), await reply_bytes(url, many)
+async def test_the_last_part_of_a_list_waits_for_the_others(new_world: NewWorld) -> None:
+    world = await new_world(in_state(LeaseState.BOUND))
 
-    assert sum(of_many) < 1.2 * many / few * sum(of_few)
-    assert len(of_many) < 1.2 * many / few * len(of_few)
-    assert max(of_many) < 2 * max(of_few)
+    comparing = asyncio.create_task(
+        world.binder.reconciler.reconcile_listing([listing(piece=1, pieces=2)])
+    )
+    await until(lambda: world.clock.sleepers)
+    await world.binder.evidence.observe_lists([listing(piece=0, pieces=2)])
+    world.clock.advance(1.0)
+
+    [gone] = await comparing
+    assert not isinstance(gone, ResyncRequested)
+
+
+def test_a_node_whose_reports_always_differ_does_not_hold_up_a_rebuild() -> None:
+    evidence, read = CollectedEvidence(time.monotonic), list[str]()
+    evidence.begin_rebuild()
+    for number in range(100):
+        held = activation(lease(f"p{number}", "stolen"))
+        evidence.add_reports([replace(report("stolen", held), reported_at=float(number))])
+        read += evidence.take_reports()
+    evidence.add_reports([report("honest")])
+
+    assert read == ["stolen"] * MOST_REPORTS
+    assert set(evidence.take_reports()) == {"honest"}
+
+
+def test_reports_from_before_a_rebuild_do_not_count() -> None:
+    evidence = CollectedEvidence(time.monotonic)
+    evidence.add_reports([report("early")])
+    evidence.begin_rebuild()
+    evidence.add_reports([report("late")])
+
+    assert set(evidence.take_reports()) == {"late"}
+
+
+def test_lists_that_never_end_are_forgotten() -> None:
+    evidence = CollectedEvidence(time.monotonic)
+    for number in range(100):
+        evidence.add_chunks([replace(listing(piece=0, pieces=2), listing_id=f"l{number}")])
+    for number in (0, 99):
+        evidence.add_chunks([replace(listing(piece=1, pieces=2), listing_id=f"l{number}")])
+
+    assert evidence.listed("l0") is None
+    assert evidence.listed("l99") is not None
