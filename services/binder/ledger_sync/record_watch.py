@@ -8,10 +8,10 @@ from services.binder.metrics import count_anomaly
 from services.binder.report.event_writer import EventRecorder
 from services.binder.report.explanations import summarize, unreadable_event
 from shared.ledger.leases import RedisLeases
+from shared.ledger.total_checks import CHECKS, NODE_CHECKS, LedgerReading
 from shared.model.clock import Clock
 from shared.model.errors import UnavailableError
 from shared.model.ledger import UnreadableRecord
-from shared.model.ledger_checks import CHECKS, NODE_CHECKS, LedgerReading
 from shared.model.names import PodUid
 from shared.runtime.service import loops
 

@@ -19,8 +19,8 @@ from services.cli.audit.lease_checks import unexplained
 from services.cli.audit.snapshot import Snapshot, lasting_differences
 from services.cli.audit.snapshot_reader import open_reader
 from services.cli.commands import Audit
+from shared.ledger.total_checks import Difference
 from shared.model.errors import RequestError
-from shared.model.ledger_checks import Difference
 
 RETRY_S = 1.0
 

@@ -9,9 +9,9 @@ from services.cli.audit.snapshot import (
     pod_name,
     shares_on,
 )
+from shared.ledger.total_checks import Difference
 from shared.model.device import Device
 from shared.model.lease import Booking, Lease, Share, allocated_shares, bookings
-from shared.model.ledger_checks import Difference
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.request import SharingPolicy
 

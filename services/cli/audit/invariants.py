@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 from services.cli.audit import account_checks, device_checks, lease_checks
 from services.cli.audit.snapshot import OUTLIVE_S, Snapshot
-from shared.model import ledger_checks
+from shared.ledger import total_checks
+from shared.ledger.total_checks import BIND_S, Difference
 from shared.model.claim import LEASED, device_name
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.lease import Lease, LeaseState
-from shared.model.ledger_checks import BIND_S, Difference
 from shared.model.names import DeviceUuid, NodeName, PodUid
 
 
@@ -124,7 +124,7 @@ def _leased(lease: Lease) -> list[tuple[str, str, str]]:
 NAMED_NODES = 5
 
 CHECKS: tuple[Callable[[Snapshot], Iterator[Difference]], ...] = (
-    *ledger_checks.CHECKS,
+    *total_checks.CHECKS,
     *device_checks.CHECKS,
     shared_devices,
     nodes,

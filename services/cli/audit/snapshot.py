@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from services.cli.pod_summary import PodSummary
+from shared.ledger.total_checks import Difference, LedgerReading
 from shared.model.costs.cost_records import CostHour
 from shared.model.device import Device, DeviceUse
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.node_events import Allocation
 from shared.model.lease import Lease, Share
 from shared.model.ledger import NodeTotals, UnreadableRecord, WaitingPod
-from shared.model.ledger_checks import Difference, LedgerReading
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 
 EXPIRE_S = 5.0

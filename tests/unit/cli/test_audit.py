@@ -15,6 +15,7 @@ from services.cli.audit.invariants import differences, unread_checkpoints
 from services.cli.audit.lease_checks import unexplained
 from services.cli.audit.snapshot import Snapshot, lasting_differences
 from services.timekeeper.accounts.accrual import RESTORED
+from shared.ledger.total_checks import Difference
 from shared.model.budget import BudgetWindow, ChargeEntry
 from shared.model.claim import LEASED
 from shared.model.costs.cost_records import FREE, CostHour
@@ -25,7 +26,6 @@ from shared.model.fair_share import fair_share_of
 from shared.model.lease import ClaimAllocation, Lease, LeaseState
 from shared.model.lease_copy import ANNOTATION, dump_lease
 from shared.model.ledger import LedgerNode, NodeTotals
-from shared.model.ledger_checks import Difference
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import NodeFacts
 from shared.model.quota import Quota, QuotaLimits, QuotaTotals
