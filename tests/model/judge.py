@@ -206,7 +206,10 @@ class Judge(Watches):
         self.closed[lease.pod] = {share.device for share in lease.shares} - open_
 
     def check_refused(self, node: NodeName, pod: Pod, reason: str, waited_s: float) -> None:
-        """P8: an agent refuses one pod at most for one cause, and none for what it cannot see."""
+        """P8: an agent refuses one pod at most for one cause, and none for what it cannot see.
+
+        Nor does it for a pod that has ended, or after it admitted the pod to a closed device.
+        """
         cause = self._cause_of(reason)
         self.refused[node, cause] += 1
         if cause and self.refused[node, cause] > 1:
@@ -217,7 +220,9 @@ class Judge(Watches):
             )
         if self._have_ended(node, HOLDERS.findall(reason)):
             self.world.fail(f"P8: {pod.uid} fails on {node} for what has ended: {reason}")
-        if UNSEEN.search(reason) and waited_s < SIGHT_S:
+        lease = self.read_ledger().leases.get(pod.uid)
+        is_leased = lease is not None and lease.node == node  # else it was lost with Redis
+        if is_leased and UNSEEN.search(reason) and waited_s < SIGHT_S:
             self.world.fail(f"P8: {pod.uid} fails on {node} after {waited_s:.0f} s: {reason}")
 
     def _have_ended(self, node: NodeName, names: Sequence[str]) -> bool:

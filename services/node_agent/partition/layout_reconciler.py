@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence, Set
 from services.node_agent.allocate.allocation import HONOURED_STATES
 from services.node_agent.allocate.failed_grants import AGAIN_S, MAX_AGAIN_S
 from services.node_agent.kubelet.node_pods import NodePods
+from services.node_agent.kubelet.pods import RunningPods
 from services.node_agent.mig.instances import (
     InstanceProfile,
     InUseError,
@@ -357,24 +358,24 @@ class LayoutReconciler:
         instance may be another pod's by then; so may that of a pod which has ended, and which an
         old list of the kubelet still shows. Waits while the kubelet may be restarting.
         """
+        running: RunningPods | None = None
         while True:
             try:
                 pods = await self.pods.list_pods()
-                running = await self.pods.find_running()
                 pod_resources = await self.node.pod_resources.list_holdings()
                 break
             except UnavailableError as error:
                 logger.debug("which pods use MIG instances cannot be seen: %s", error)
             await self.node.clock.sleep(RETRY_S)
+        with contextlib.suppress(UnavailableError):  # then all that may run count
+            running = await self.pods.find_running()
         sight = NodeSight(pods=pods, pod_resources=pod_resources, running=running)
         ends = ends_of_pods(self.node.checkpoint.entries, sight, self.node.leases)
         ended = {pod for pod, end in ends.items() if end is PodEnd.ENDED}
         ended |= {pod.uid for pod in pods if pod.terminal}
         phases = {pod.uid: pod.phase for pod in pods}
-        shown = {
-            **dict.fromkeys((*running.uids, *self.node.checkpoint.claims), "Running"),
-            **phases,
-        }
+        may_run = ends.keys() if running is None else running.uids
+        shown = {**dict.fromkeys((*may_run, *self.node.checkpoint.claims), "Running"), **phases}
         return {pod: phase for pod, phase in shown.items() if pod not in ended}
 
     async def _list(self, device: DeviceUuid) -> tuple[MigInstance, ...]:

@@ -11,6 +11,7 @@ from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.kubelet.pod_list import KubeletPods
 from services.node_agent.kubelet.pod_resources import KubeletPodResources
 from services.node_agent.kubelet.pods import KubeletPod, PodResources
+from services.node_agent.partition import layout_reconciler
 from services.node_agent.service import NodeAgent
 from shared.kubernetes.errors import UnreachableError
 from shared.model.errors import UnavailableError
@@ -118,20 +119,24 @@ def failing(code: int) -> web.HTTPException:
     return found.get(code, web.HTTPServiceUnavailable)(text="no")
 
 
-@pytest.mark.parametrize("code", [403, 500])
+@pytest.mark.parametrize(("code", "sees_processes"), [(403, True), (500, False)])
 async def test_a_mig_layout_is_made_whatever_the_kubelet_answers(
-    code: int, monkeypatch: pytest.MonkeyPatch
+    code: int, sees_processes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with one_node_cluster("1xA100-40GB:mig") as cluster, cluster.running() as agent:
-        monkeypatch.setattr(
-            type(cluster.node.kubelet.endpoint),
-            "_check_allowed",
-            lambda *_: (_ for _ in ()).throw(failing(code)),
-        )
-        await cluster.run_pod("one", mig_share("group1", 0))
+    async with one_node_cluster("1xA100-40GB:mig", proc_dir=None) as cluster:
+        cluster.changes["proc_dir"] = cluster.root / "proc"
+        if sees_processes:
+            show_processes(cluster)
+        async with cluster.running() as agent:
+            monkeypatch.setattr(
+                type(cluster.node.kubelet.endpoint),
+                "_check_allowed",
+                lambda *_: (_ for _ in ()).throw(failing(code)),
+            )
+            await cluster.run_pod("one", mig_share("group1", 0))
 
-        assert not cluster.refused
-        assert f"failed: {code}" in agent.pods.unreadable_reason
+            assert not cluster.refused
+            assert f"failed: {code}" in agent.pods.unreadable_reason
 
 
 async def test_an_instance_whose_pod_has_ended_is_given_out_although_an_old_list_shows_the_pod(
@@ -144,6 +149,7 @@ async def test_an_instance_whose_pod_has_ended_is_given_out_although_an_old_list
         return tuple((now | before).values())
 
     monkeypatch.setattr(KubeletPods, "list_pods", list_pods)
+    monkeypatch.setattr(layout_reconciler, "RELEASE_S", 30.0)
     async with one_node_cluster("1xA100-40GB:mig", proc_dir=None) as cluster:
         show_processes(cluster)
         async with cluster.running() as agent:
