@@ -202,14 +202,14 @@ def _installed(directory: StateDir) -> dict[str, object]:
         conditions.append({"name": "not-by-the-judge", "expression": not_by_judge})
     rights = manifests(RIGHTS, COMBINED)
     used = {each["metadata"]["name"] for each in rights if each["kind"] == "ServiceAccount"}
-    accounts = [
-        each
-        for each in installation(
-            str(directory.accounts), NODES, policies=False, aggregated="127.0.0.1:0"
-        )["accounts"]
-        if each["name"] in used
-    ]
-    return {"objects": [*namespaces, *rights, *OUTSIDE_WEBHOOK, *policies], "accounts": accounts}
+    installed = installation(
+        str(directory.accounts), NODES, policies=False, aggregated="127.0.0.1:0"
+    )
+    return {
+        "objects": [*namespaces, *rights, *OUTSIDE_WEBHOOK, *policies],
+        "accounts": [each for each in installed["accounts"] if each["name"] in used],
+        "webhook_client_ca": installed["webhook_client_ca"],
+    }
 
 
 async def _create_objects(kube: KubernetesClient) -> None:
