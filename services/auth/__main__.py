@@ -11,6 +11,7 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.kubernetes.tokens import TokenUser, review_token
 from shared.model.clock import SystemClock
+from shared.nats import subjects
 from shared.nats.bus import Bus
 from shared.runtime.run import Nats, run_service, serve
 
@@ -27,6 +28,12 @@ def token_reviewer(client: KubernetesClient, audience: str) -> TokenReviewer:
         return status.user
 
     return review
+
+
+async def serve_servers(auth: AuthService, bus: Bus) -> None:
+    """Reply to NATS servers, and note which agents flood them."""
+    await bus.receive_raw(subjects.FLOODED, auth.note_flood)
+    await bus.reply_raw(AUTH_CALLOUT_SUBJECT, AUTH, auth.authorize)
 
 
 async def serve_auth(settings: AuthSettings) -> None:
@@ -49,10 +56,6 @@ async def serve_auth(settings: AuthSettings) -> None:
         async with Bus.connect_later(
             settings.nats_url, name=AUTH, credentials=servers.nats_credentials
         ) as bus:
-
-            async def begin() -> None:
-                await bus.reply_raw(AUTH_CALLOUT_SUBJECT, AUTH, auth.authorize)
-
             await serve(
                 AUTH,
                 auth,
@@ -60,7 +63,7 @@ async def serve_auth(settings: AuthSettings) -> None:
                 settings=settings,
                 nats=Nats.MEANWHILE,
                 probes={"secrets": auth.unready_reason},
-                begin=begin,
+                begin=lambda: serve_servers(auth, bus),
             )
 
 

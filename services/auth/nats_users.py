@@ -46,6 +46,8 @@ SYSTEM_ACCOUNT = "SYS"
 SERVER_REQUESTS = tuple(subjects.server_request("*", name) for name in ("CONNZ", "KICK"))
 KEEPER_OF_SHARES = "binder"
 """The service that closes connections: `shared.nats.connection_shares`."""
+LOGIN_REFUSER = "auth"
+"""The service that refuses the logins of agents that flood NATS."""
 AUTHORIZATION_S = 5
 """A server closes a connection that is not authorized in this time."""
 AUTH_CALLOUT_SUBJECT = "$SYS.REQ.USER.AUTH"
@@ -134,7 +136,7 @@ def _publish_subjects(
         work = filter(is_work, published(service_roles))
         yield from chain.from_iterable(map(subjects.observed_subjects, work))
         yield subjects.publish_subject(ResyncRequested)
-        yield from SERVER_REQUESTS if service.name == KEEPER_OF_SHARES else ()
+        yield from (*SERVER_REQUESTS, subjects.FLOODED) if service.name == KEEPER_OF_SHARES else ()
         yield from _reply_subjects(service_roles, senders)
 
 
@@ -153,6 +155,8 @@ def _subscribe_subjects(
     yield subjects.inboxes_of(subjects.user_of(service.name, node))
     if service.name == KEEPER_OF_SHARES:
         yield f"{subjects.CONNECTED} {subjects.CONNECTION_SHARES}"
+    if service.name == LOGIN_REFUSER:
+        yield subjects.FLOODED
     for role in service_roles:
         if role.kind == "answers":
             for event in role.consumes:
@@ -229,9 +233,12 @@ def _accounts(
 ) -> dict[str, object]:
     """Return the account of our users, and that of the servers, which exports to it."""
     exported = (("stream", subjects.CONNECTED), *(("service", name) for name in SERVER_REQUESTS))
+    replied = {"stream": {}, "service": {"response_type": "stream"}}  # by each server of a cluster
     system = {
         "users": list(system_users),
-        "exports": [{kind: name, "accounts": [subjects.ACCOUNT]} for kind, name in exported],
+        "exports": [
+            {kind: name, "accounts": [subjects.ACCOUNT], **replied[kind]} for kind, name in exported
+        ],
     }
     imports = [{kind: {"account": SYSTEM_ACCOUNT, "subject": name}} for kind, name in exported]
     return {

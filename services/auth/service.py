@@ -13,6 +13,7 @@ from prometheus_client import Counter, Gauge
 from services.auth import auth_callout, ca_rotation, root_secret
 from services.auth.auth_callout import AuthorizationRefusedError, TokenReviewer
 from services.auth.ca_rotation import NOTHING_OBSERVED, TRUSTED, Observed, Rotation
+from services.auth.locked_out_agents import LockedOutAgents
 from services.auth.managed_servers import ManagedServers
 from services.auth.nats_users import AUTHORIZATION_S, NatsUser, service_users
 from services.auth.nkeys import TokenIssuer
@@ -101,6 +102,7 @@ class AuthService:
         self._accepted: ExpiringMap[bytes, None] = ExpiringMap(
             clock.ticks, expires_s=self.timing.accepted_s, most=MOST_REVIEWS
         )
+        self._locked_out = LockedOutAgents(clock.ticks)
         self._turns = Turns(AT_ONCE, of_one=AT_ONCE_OF_HOST, most_waiting=MOST_WAITING_OF_HOST)
 
     def unready_reason(self) -> str | None:
@@ -206,6 +208,7 @@ class AuthService:
                     parsed.user,
                     combined_scheduler=self.settings.combined_scheduler,
                 )
+            self._locked_out.check(user.name)
         except TimeoutError as error:
             raise UnavailableError(f"no review within {AUTHORIZATION_S} s") from error
         except (AuthorizationRefusedError, TooManyRequestsError) as error:
@@ -216,6 +219,10 @@ class AuthService:
         return auth_callout.encode_grant(
             issuer, parsed, user, now_s=now_s, life_s=self.timing.connection_s
         ).encode()
+
+    def note_flood(self, user: bytes) -> None:
+        """Refuse an agent for a time which a binder reports, as its connections are closed."""
+        self._locked_out.note(user.decode(errors="replace"))
 
     async def _user_of_token(self, token: str, host: str) -> NatsUser:
         """Review a token, or reuse its last review if that is recent.

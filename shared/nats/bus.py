@@ -354,9 +354,7 @@ class Bus:
             else:
                 queue, subject = "", subjects.subscribe_subject(kind, route)
                 callback = inbox.receive_broadcasts(kind)
-            inbox.subscriptions.append(
-                await self.client.subscribe(subject, queue=queue, cb=callback)
-            )
+            await self._receive(inbox, kind, subject, queue, callback)
         return inbox
 
     async def observe(self, kinds: Sequence[type[Event]]) -> Inbox:
@@ -365,8 +363,23 @@ class Bus:
         for kind in kinds:
             callback = inbox.receive_broadcasts(kind)
             for subject in subjects.observed_subjects(kind):
-                inbox.subscriptions.append(await self.client.subscribe(subject, cb=callback))
+                await self._receive(inbox, kind, subject, "", callback)
         return inbox
+
+    async def _receive(
+        self, inbox: Inbox, kind: type[Event], subject: str, queue: str, callback: Any
+    ) -> None:
+        subscription = await self.client.subscribe(subject, queue=queue, cb=callback)
+        self.client.rates.watch(subscription._id, kind)  # noqa: SLF001 - it has no other name
+        inbox.subscriptions.append(subscription)
+
+    async def receive_raw(self, subject: str, receive: Callable[[bytes], None]) -> Subscription:
+        """Receive what NATS servers send on a subject."""
+
+        async def pass_on(message: Any) -> None:
+            receive(message.data)
+
+        return await self.client.subscribe(subject, cb=pass_on)
 
     def _note_refused(self, node: str, reason: str) -> None:
         self.on_refused(node, reason)

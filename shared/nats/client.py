@@ -24,6 +24,7 @@ from shared.credentials.logins import ClientCredentials, Login
 from shared.model.errors import RequestError
 from shared.nats.limited_log import LimitedLog
 from shared.nats.parser import ServerParser
+from shared.nats.sender_rates import SenderRates
 
 logger = logging.getLogger(__name__)
 _limited = LimitedLog(logger)
@@ -93,6 +94,7 @@ class NatsClient(Client):  # type: ignore[misc]
         self.fault = ""
         """Why the connection cannot be used any more, and does not recover."""
         self.has_failed = asyncio.Event()
+        self.rates = SenderRates()
 
     @property
     def ssl_context(self) -> ssl.SSLContext:

@@ -1,8 +1,8 @@
-"""Closes the connections of users that have more of them at a NATS server than their share.
+"""Closes connections of users that have more of them at a NATS server than their share.
 
 nats-server bounds the connections of an account, not those of one of its users. It reports each
 connection to the account `SYS`, which lets one of our services, and no other, receive these reports
-and close connections.
+and close connections. An agent that floods NATS loses all of its connections.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 CLOSED = Counter(
     "leasehold_nats_connections_closed",
-    "Connections to NATS closed, since their user had more than its share.",
+    "Connections to NATS closed, since their user had more than its share, or flooded NATS.",
 )
 GATHER_S = 0.25
 """Connections that are opened within this time share a look at those of their user."""
@@ -36,6 +36,7 @@ PAGE = 1024
 WARN_AGAIN_S = 600.0
 MAX_WARNED = 1_000
 ANY_SERVER = "PING"
+MAX_FLOODING = 1_000
 MAX_REPORTS = 4096
 """Reports that wait to be read; what is dropped is seen with the next connection of its user."""
 
@@ -75,15 +76,21 @@ _decode_listing = msgspec.json.Decoder(_Listing).decode
 
 
 @contextlib.asynccontextmanager
-async def connection_shares(bus: Bus) -> AsyncIterator[None]:
-    """Keep every user within its share of connections until the context exits."""
-    async with in_background(_ConnectionShares(bus).run()):
+async def connection_shares(bus: Bus, *, flooded: Bus) -> AsyncIterator[None]:
+    """Keep every user within its share of connections until the context exits.
+
+    Agents that send more than their rate to the bus `flooded` lose all their connections. Of `bus`,
+    the connection is its own, so that no flood delays what servers reply to it.
+    """
+    async with in_background(_ConnectionShares(bus, flooded).run()):
         yield
 
 
 class _ConnectionShares:
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, flooded: Bus) -> None:
         self._bus = bus
+        self._flooded = flooded
+        self._flooding: asyncio.Queue[str] = asyncio.Queue(MAX_FLOODING)
         self._grown: dict[str, set[str]] = defaultdict(set)
         """The users with new connections, by server; "" is all users."""
         self._reported = asyncio.Event()
@@ -102,6 +109,10 @@ class _ConnectionShares:
             pending_msgs_limit=MAX_REPORTS,
         )
         await self._note_any_server()
+        async with in_background(self._close_flooding()):
+            await self._close_grown()
+
+    async def _close_grown(self) -> None:
         while True:
             await self._reported.wait()
             await asyncio.sleep(GATHER_S)
@@ -110,6 +121,36 @@ class _ConnectionShares:
             for server, users in grown.items():
                 for user in {""} if "" in users else users:
                     await self._close_excess(server, user)
+
+    async def _close_flooding(self) -> None:
+        """Close all connections of each agent that exceeds its rate, at every server.
+
+        The auth service, where there is one, refuses its logins for a time.
+        """
+        await self._flooded.wait_connected()
+        client = self._bus.client
+        inbox = client.new_inbox()
+        await client.subscribe(f"{inbox}.*", cb=self._close_listed)
+        self._flooded.client.rates.on_excess = self._note_flooding
+        while True:
+            user = await self._flooding.get()
+            request = {"auth": True, "acc": subjects.ACCOUNT, "user": user}
+            with contextlib.suppress(nats.errors.Error):
+                await client.publish(subjects.FLOODED, user.encode())
+                await client.publish(
+                    subjects.server_request(ANY_SERVER, "CONNZ"),
+                    json.dumps(request).encode(),
+                    reply=f"{inbox}.0",
+                )
+
+    def _note_flooding(self, user: str) -> None:
+        with contextlib.suppress(asyncio.QueueFull):  # it is noted again in a second
+            self._flooding.put_nowait(user)
+
+    async def _close_listed(self, message: Any) -> None:
+        with contextlib.suppress(*_UNREADABLE):
+            listing = _decode_listing(message.data)
+            await self._close(listing.server.id, [each.cid for each in listing.data.connections])
 
     async def _note_any_server(self) -> None:
         """Note all users of the server that responds first: of more servers, others report."""

@@ -22,6 +22,8 @@ MAX_DIGITS = 18
 class ServerParser(Parser):  # type: ignore[misc]
     """Raises ProtocolError for bytes that no server sends: the client then reconnects."""
 
+    is_dropped = False
+    """Whether the message that arrives is dropped, since its sender sends more than its rate."""
     error: Exception | None = None
     """Any other error, which ends the client's reading; the client itself does not pass it on."""
 
@@ -41,7 +43,10 @@ class ServerParser(Parser):  # type: ignore[misc]
             if self.state == AWAITING_MSG_PAYLOAD:
                 if len(self.buf) < self.needed + len(LINE_END):
                     return
-                await self._pass_on_message()
+                if self.is_dropped:
+                    self._drop_message()
+                else:
+                    await self._pass_on_message()
                 continue
             end = self.buf.find(LINE_END)
             if end < 0:
@@ -87,7 +92,18 @@ class ServerParser(Parser):  # type: ignore[misc]
         self.header_needed = _decode_number(arguments[-2]) if sizes == 2 else 0
         if self.header_needed > self.needed:
             raise ProtocolError
+        self.is_dropped = not self.nc.rates.allows(
+            self.msg_arg["sid"], self.msg_arg["subject"], self.needed
+        )
         self.state = AWAITING_MSG_PAYLOAD
+
+    def _drop_message(self) -> None:
+        """Skip a message, as cheaply as possible: there may be very many."""
+        end = self.needed + len(LINE_END)
+        if self.buf[self.needed : end] != LINE_END:
+            raise ProtocolError
+        del self.buf[:end]
+        self.state = AWAITING_CONTROL_LINE
 
     async def _pass_on_message(self) -> None:
         end = self.needed + len(LINE_END)

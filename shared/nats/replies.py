@@ -68,7 +68,9 @@ class Replies:
 
         count_refused(kind, 0)
         subject = subjects.reply_subject(kind, route)
-        return await self._client.subscribe(subject, queue=group, cb=receive)
+        subscription = await self._client.subscribe(subject, queue=group, cb=receive)
+        self._client.rates.watch(subscription._id, kind)  # noqa: SLF001 - it has no other name
+        return subscription
 
     async def subscribe_raw(
         self, subject: str, group: str, reply: Callable[[bytes], Awaitable[bytes]]

@@ -16,6 +16,8 @@ ACCOUNT = "LEASEHOLD"
 """The account of all users; servers report on it, and take requests, in an account of their own."""
 CONNECTED = f"$SYS.ACCOUNT.{ACCOUNT}.CONNECT"
 """The subject of servers' reports about new connections."""
+FLOODED = "leasehold.flooded"
+"""The subject of the users of agents that flood NATS, from a binder to the auth service."""
 CONNECTION_SHARES = "connection-shares"
 """The queue group of those who receive them."""
 AGENT = "node-agent"
@@ -82,6 +84,19 @@ def sender_in(kind: type[Event], subject: str) -> str:
     NATS lets nobody else publish to the subject.
     """
     return node_in(kind, subject) if kind.is_of_agent or kind is Heartbeat else ""
+
+
+def agent_in(kind: type[Event], subject: str) -> str:
+    """Return the user of the agent that has published a message, or "" if it is from no agent."""
+    sender = sender_in(kind, subject)
+    if kind is Heartbeat:
+        return sender if is_agent(sender) else ""
+    return user_of(AGENT, sender) if sender else ""
+
+
+def is_agent(user: str) -> bool:
+    """Return whether this is the user of a node's agent."""
+    return user.startswith(f"{AGENT}.")
 
 
 def is_routed(kind: type[Event]) -> bool:

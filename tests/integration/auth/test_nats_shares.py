@@ -13,12 +13,14 @@ import yaml
 from services.auth.nats_users import CONNECTION_LIMITS, all_users
 from services.cli.credentials import CredentialFiles
 from shared.credentials.logins import ClientCredentials, load_login
+from shared.model.errors import UnavailableError
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.request_reply import LeasesReply, LeasesRequest
 from shared.model.names import NodeName
 from shared.nats import subjects
 from shared.nats.bus import Bus
 from shared.nats.connection_shares import connection_shares
+from shared.nats.sender_rates import MOST_BYTES
 from tests.support.auth.logins import NODES
 from tests.support.auth.world import auth_world
 from tests.support.node_agent.agent import lease_of, share
@@ -82,7 +84,8 @@ async def serving(
     async with (
         Bus.connect(url, name="binder", credentials=credentials("binder")) as binder,
         Bus.connect(url, name="agent", credentials=credentials(f"node-agent.{INNOCENT}")) as agent,
-        connection_shares(binder),
+        Bus.connect(url, name="shares", credentials=credentials("binder")) as shares,
+        connection_shares(shares, flooded=binder),
     ):
         await binder.reply(LeasesRequest, "binder", "", list_leases, concurrency=8)
         await flush(binder.client)
@@ -216,23 +219,56 @@ while True:
 """A program that sends as much as it can, and connects again when its connection is closed."""
 
 
-@pytest.mark.parametrize("size", [3, CONNECTION_LIMITS["max_payload"] // 4])
-async def test_a_flood_takes_little_memory_and_holds_up_only_those_who_receive_it(
-    server: SharedServer, size: int
+async def test_an_agent_that_floods_loses_its_connections(server: SharedServer) -> None:
+    await server.binder.subscribe([DeviceReported], group="binder-save-devices")
+    async with raw_clients(server.thief, 2) as (flooding, idle):
+        message = f"PUB {REPORTS} {2**20}\r\n".encode() + bytes(2**20) + b"\r\n"
+        for _ in range(2 * MOST_BYTES // 2**20):
+            await flooding.send(message)
+        await until(idle.replies, lambda replies: b"PONG" not in replies)
+        await until(flooding.replies, lambda replies: b"PONG" not in replies)
+
+    await server.is_unharmed()
+
+
+@pytest.mark.parametrize("size", [3, 2**20])
+async def test_an_agent_that_floods_and_connects_again_is_refused_and_delays_no_other(
+    tmp_path: Path, size: int
 ) -> None:
-    login = server.thief
-    arguments = (str(login.port), login.user, login.secret, REPORTS, str(size))
-    command = [sys.executable, "-c", FLOOD, *arguments, "tls" if login.tls else ""]
-    flood = subprocess.Popen(command)
+    async with of_callout(tmp_path) as server:
+        await server.binder.subscribe([DeviceReported], group="binder-save-devices")
+        login = server.thief
+        arguments = (str(login.port), login.user, login.secret, REPORTS, str(size))
+        flood = subprocess.Popen([sys.executable, "-c", FLOOD, *arguments, "tls"])
+        try:
+            await until(lambda: is_refused(login))
+            await until(lambda: is_answered(server))  # what is on its way is dropped
+            for _ in range(20):
+                assert await is_answered(server)
+            assert flood.poll() is None
+            assert await is_refused(login)
+        finally:
+            flood.kill()
+            flood.wait()
+
+
+async def is_answered(server: SharedServer) -> bool:
+    """Whether the other agent has a reply within the time that an agent waits."""
     try:
-        async with raw_clients(server.receiver, 1) as (receiver,):
-            receiver.reader._transport.pause_reading()  # type: ignore[attr-defined]
-            await receiver.send(f"SUB {REPORTS} binder-save-devices 1\r\n".encode())
-            for _ in range(3):
-                await server.is_unharmed()
-    finally:
-        flood.kill()
-        flood.wait()
+        await server.agent.request(LeasesRequest(node=INNOCENT), LeasesReply)
+    except UnavailableError:
+        return False
+    return True
+
+
+async def is_refused(login: Login) -> bool:
+    """Whether the server refuses a login, and not only closes its connection later."""
+    try:
+        client = await open_raw(login)
+    except ConnectionError as error:
+        return "Authorization Violation" in str(error)
+    client.close()
+    return False
 
 
 def test_each_user_needs_far_less_than_a_connection_may_have() -> None:

@@ -10,12 +10,10 @@ from pathlib import Path
 
 from nats.aio.client import Client
 
-from services.auth.__main__ import token_reviewer
+from services.auth.__main__ import serve_servers, token_reviewer
 from services.auth.auth_callout import ServiceNamespaces
 from services.auth.managed_servers import ManagedServers
-from services.auth.nats_users import AUTH_CALLOUT_SUBJECT
 from services.auth.object_store import RootSecretStore
-from services.auth.root_secret import AUTH
 from services.auth.service import AuthService, AuthTiming
 from services.auth.settings import AuthSettings
 from shared.credentials.logins import ClientCredentials
@@ -124,7 +122,7 @@ class AuthWorld:
         """Let the auth service reply to NATS."""
         keys = self.servers.nats_credentials
         async with Bus.connect(self.url, name="auth", credentials=keys) as bus:
-            await bus.reply_raw(AUTH_CALLOUT_SUBJECT, AUTH, self.auth.authorize)
+            await serve_servers(self.auth, bus)
             await flush(bus.client)
             yield bus
 
