@@ -170,11 +170,10 @@ async def serve_binder(settings: BinderSettings, process: SharedProcess | None =
         KubernetesClient(credentials, timeout_s=settings.api_timeout_s) as client,
         ApiServerReachability.observed(client) as api_server,
         open_bus(settings, "binder", process=process) as bus,
-        open_bus(settings, "binder") as shares_bus,
         RedisLeases.connect(
             redis_url, credentials=login, detects_lost_writes=True, loads_scripts=True, clock=clock
         ) as ledger,
-        connection_shares(shares_bus, flooded=bus),
+        connection_shares(lambda: open_bus(settings, "binder"), flooded=bus),
     ):
         binder = build_binder(
             BinderPorts(

@@ -11,7 +11,8 @@ import json
 import logging
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
@@ -76,13 +77,21 @@ _decode_listing = msgspec.json.Decoder(_Listing).decode
 
 
 @contextlib.asynccontextmanager
-async def connection_shares(bus: Bus, *, flooded: Bus) -> AsyncIterator[None]:
+async def connection_shares(
+    open_bus: Callable[[], AbstractAsyncContextManager[Bus]], *, flooded: Bus
+) -> AsyncIterator[None]:
     """Keep every user within its share of connections until the context exits.
 
-    Agents that send more than their rate to the bus `flooded` lose all their connections. Of `bus`,
-    the connection is its own, so that no flood delays what servers reply to it.
+    Agents that send more than their rate to the bus `flooded` lose all their connections. Servers
+    are reached by a connection that is opened for this, so that no flood delays what they reply.
     """
-    async with in_background(_ConnectionShares(bus, flooded).run()):
+
+    async def run() -> None:
+        await flooded.wait_connected()
+        async with open_bus() as bus:
+            await _ConnectionShares(bus, flooded).run()
+
+    async with in_background(run()):
         yield
 
 
@@ -127,7 +136,6 @@ class _ConnectionShares:
 
         The auth service, where there is one, refuses its logins for a time.
         """
-        await self._flooded.wait_connected()
         client = self._bus.client
         inbox = client.new_inbox()
         await client.subscribe(f"{inbox}.*", cb=self._close_listed)

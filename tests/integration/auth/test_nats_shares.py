@@ -84,8 +84,10 @@ async def serving(
     async with (
         Bus.connect(url, name="binder", credentials=credentials("binder")) as binder,
         Bus.connect(url, name="agent", credentials=credentials(f"node-agent.{INNOCENT}")) as agent,
-        Bus.connect(url, name="shares", credentials=credentials("binder")) as shares,
-        connection_shares(shares, flooded=binder),
+        connection_shares(
+            lambda: Bus.connect(url, name="shares", credentials=credentials("binder")),
+            flooded=binder,
+        ),
     ):
         await binder.reply(LeasesRequest, "binder", "", list_leases, concurrency=8)
         await flush(binder.client)
