@@ -61,7 +61,7 @@ class Outage:
     denied_s: float = 30.0
     """How long kubelets remember that an API server that started denied something."""
     relist_s: float = 15.0
-    """After what pause kubelets list their pods again. A real one waits up to 30 s, and longer
+    """After what pause kubelets list their pods again. A real one waits up to a minute, and longer
     with the API server's own start."""
 
 

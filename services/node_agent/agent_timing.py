@@ -31,8 +31,11 @@ class AgentTiming:
     """Younger files are never removed: their pod may not be listed yet."""
     library_unused_s: float = 600.0
     """How long a library version stays that no container mounts: one may be starting."""
+    relist_s: float = 90.0
+    """How long after its Binding, and after an outage of the API server, a pod may reach the
+    kubelet, whose attempts to read its pods are up to a minute apart after an outage."""
     drain_s: float = 10.0
-    """How long a stopping agent waits for admitted pods."""
+    """How long a stopping agent waits for containers to start, and for a kubelet that is away."""
 
 
 DEFAULT_TIMING = AgentTiming()

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -42,8 +43,9 @@ REQUEST_TIMEOUT_S = 3.0
 class DeviceConfigLoader:
     """How the node's GPUs are shared, from flags and both ConfigMaps together.
 
-    The contents that are in force are cached in a file, so that an agent that starts without the
-    API server, or with an invalid ConfigMap, shares GPUs as before.
+    The contents that are in force are cached in a file, so that an agent that starts with an
+    invalid ConfigMap shares GPUs as before, and one that is restarted does so before it asks the
+    API server: a kubelet refuses pods that arrive meanwhile.
     """
 
     def __init__(self, node: Node, settings: AgentSettings) -> None:
@@ -65,19 +67,22 @@ class DeviceConfigLoader:
         self._read_errors: dict[str, str] = {}
 
     async def load(self) -> SharingConfig:
-        """Return the configuration, at most a minute old.
+        """Return the configuration, at most a minute old; the first time, ConfigMaps as cached.
 
         Raises RequestError if a file that a flag names cannot be read the first time.
         """
         if self._sharing is None or self.clock.ticks() >= self._read_at + REFRESH_S:
+            if self._in_force is None:
+                self._in_force = await asyncio.to_thread(self._load_cache)
+            from_cache = self._sharing is None and bool(self._in_force)
             texts = {
-                DEVICE_MAP: await self._read_text(DEVICE_MAP, DEVICE_KEY),
-                NODE_MAP: await self._read_text(NODE_MAP, NODE_KEY),
+                name: self._in_force.get(name)
+                if from_cache and self.files[name] is None
+                else await self._read_text(name, key)
+                for name, key in ((DEVICE_MAP, DEVICE_KEY), (NODE_MAP, NODE_KEY))
             }
-            self._read_at = self.clock.ticks()
+            self._read_at = -math.inf if from_cache else self.clock.ticks()
             if self._sharing is None or texts != self._texts:
-                if self._in_force is None:
-                    self._in_force = await asyncio.to_thread(self._load_cache)
                 self._in_force = {
                     name: self._choose(name, text, self._in_force.get(name))
                     for name, text in texts.items()
@@ -111,7 +116,7 @@ class DeviceConfigLoader:
                         break
             self._read_errors.pop(name, None)
         except (LeaseholdError, TimeoutError) as error:
-            previous = self._texts or await asyncio.to_thread(self._load_cache)
+            previous = self._texts
             reason = str(error) or f"no response within {REQUEST_TIMEOUT_S:g} s"
             if self._read_errors.get(name) != reason:
                 logger.warning(

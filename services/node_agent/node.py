@@ -1,6 +1,7 @@
 """One node: what all parts of its agent know, and the clients that they use."""
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -81,7 +82,8 @@ class Node:
     """Errors of device configurations that have not been reported yet."""
     outbox: Outbox = field(default_factory=Outbox)
     refused: set[PodUid] = field(default_factory=set)
-    """Pods that Allocate refused and that got nothing since; the kubelet fails them."""
+    """Pods that Allocate refused and that got nothing since; the kubelet fails them. With them,
+    terminal pods that have leases: the kubelet requests nothing for them."""
     laid_out: dict[DeviceUuid, str] = field(default_factory=dict)
     """The MIG layouts that devices have; whether others can be made is seen by trying."""
     layout_faults: dict[DeviceUuid, str] = field(default_factory=dict)
@@ -97,6 +99,9 @@ class Node:
     def closed(self) -> dict[DeviceUuid, str]:
         """The devices that get no new share until the agent has succeeded, each with its fault."""
         return {**self.grant_faults, **self.layout_faults}
+
+    api_away_at: float = -math.inf
+    """When the API server was last known to be away, by the clock's ticks."""
 
     @property
     def leases(self) -> KnownLeases:

@@ -179,6 +179,7 @@ class NodeAgent:
             unready,
             unreadable_reason=unreadable,
             unserved=self.plugins.unserved(),
+            is_serving=self.plugins.handler.patience.is_serving,
         )
         if short:  # to be placed again at once
             reply = replace(
@@ -218,25 +219,28 @@ class NodeAgent:
         """Admit no more pods, report that, and wait until the kubelet starts the admitted."""
         self.window.draining = True
         self.node.report_due.set()
-        until = self.clock.ticks() + self.node.timing.drain_s
+        began_at, timing = self.clock.ticks(), self.node.timing
         await self.clock.sleep(GRACE_S)
         while True:
             try:
                 await self.node.lease_sync.sync(timeout_s=REPLY_S)
             except UnavailableError as error:  # the known leases count
                 logger.debug("draining without a list of the node's leases: %s", error)
-            left = list(self.window.in_flight().values())
-            is_late = self.clock.ticks() > until
-            if not left and (is_late or not self.checkpoint.starts_due(self.clock.now())):
-                return
-            if is_late:
-                logger.warning(
-                    "stopping while %d pods wait for devices, which the kubelet will refuse: %s",
-                    len(left),
-                    ", ".join(f"{lease.namespace}/{lease.name}" for lease in left),
-                )
-                return
+            drained_s = self.clock.ticks() - began_at
+            is_late = drained_s > timing.drain_s
+            coming = self.window.coming()
+            if (is_late and self.plugins.unready_reason()) or drained_s > timing.relist_s:
+                coming = {}  # the kubelet is away, or does not receive them
+            if not coming and (is_late or not self.checkpoint.starts_due(self.clock.now())):
+                break
             await self.clock.sleep(LOOK_S)
+        left = self.window.in_flight().values()
+        if left:
+            logger.warning(
+                "stopping while %d pods wait for devices, which the kubelet will refuse: %s",
+                len(left),
+                ", ".join(f"{lease.namespace}/{lease.name}" for lease in left),
+            )
 
     # Publishes
 

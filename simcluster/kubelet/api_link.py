@@ -27,7 +27,7 @@ class ApiLink:
         self.on_lost: Callable[[], None] = lambda: None
         """Called before the watch of pods ends."""
         self._denied_until = 0.0
-        self._find()
+        self.find()
 
     @property
     def code(self) -> int:
@@ -43,7 +43,7 @@ class ApiLink:
         self.there.set()
         self._denied_until = time.monotonic() + outage.denied_s
         await asyncio.sleep(outage.relist_s)
-        self._find()
+        self.find()
 
     def lose(self) -> None:
         """Lose the API server."""
@@ -52,7 +52,8 @@ class ApiLink:
         self.watched.clear()
         self.lost.set()
 
-    def _find(self) -> None:
+    def find(self) -> None:
+        """Reach the API server, and watch the pods again."""
         self.there.set()
         self.watched.set()
         self.lost.clear()

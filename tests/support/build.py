@@ -142,6 +142,7 @@ def allocation_of(
     container: str = "main",
     resource: str = "r",
     device_ids: tuple[str, ...] = ("x",),
+    activated_at: float = 0.0,
 ) -> Allocation:
     """The allocation of one container of the lease's pod."""
     return Allocation(
@@ -152,6 +153,7 @@ def allocation_of(
         resource=resource,
         device_ids=device_ids,
         lease=lease,
+        activated_at=activated_at,
     )
 
 

@@ -2,12 +2,14 @@
 
 A kubelet requests devices for one pod after the other. If its agent is killed, it permanently fails
 every pod that still waits for devices. So only `MAX_IN_FLIGHT` pods are admitted before they have
-devices. A pod that Allocate would refuse by the agent's records, whose device is not healthy, or
-could not be given its MIG layout, is not admitted: it would fail, and its controller's next one,
-too.
+devices, and only one while the kubelet has requested none lately. A kubelet that has lost its API
+server does not receive the pods that are bound to it: the first of them closes the node, until its
+devices are requested.
 
-If the kubelet's pod list cannot be read, a container is identified only by its request: then pods
-with the same request are bound one after the other.
+A pod that Allocate would refuse by the agent's records, whose device is not healthy, or could not
+be given its MIG layout, is not admitted: it would fail, and its controller's next one, too. If the
+kubelet's pod list cannot be read, a container is identified only by its request: then pods with the
+same request are bound one after the other.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -32,11 +34,13 @@ from shared.model.lease import Lease, LeaseState
 from shared.model.names import DeviceUuid, PodUid
 
 PERMIT_S = 10.0
-"""A pod that is admitted without the pod list, and not bound within this time, does not count."""
+"""A pod that is admitted, and not bound within this time, does not count."""
 MAX_IN_FLIGHT = 2
 """Admitted pods without devices: the one that the kubelet serves, and the next."""
-IN_FLIGHT_S = 5.0
-"""An admitted pod without a request of the kubelet within this time no longer blocks others."""
+RECENT_S = 2.0
+"""A kubelet that has requested devices within this time receives the pods that are bound to it."""
+LATE_S = 5.0
+"""A bound pod without devices after this time closes the node: the kubelet has not received it."""
 SETTLE_S = 1.0
 """A pod that would be refused waits as others do for this long: the pod before it may just have
 ended."""
@@ -45,6 +49,10 @@ REFUSED_S = 5.0
 DRAINING = "its agent is being stopped"
 WINDOW_FULL = "the kubelet has not requested devices for earlier pods yet"
 LEASES_NOT_SYNCED = "its agent does not know yet which pods the kubelet may request devices for"
+NOT_RECEIVED = (
+    "pod {} is bound to the node, and the kubelet has not requested its devices yet: check that "
+    "the node reaches the API server; after an outage, a kubelet reads its pods within a minute"
+)
 
 NOTHING: Mapping[str, Unserved] = {}
 
@@ -59,26 +67,27 @@ class AdmissionWindow:
         self.draining = False
         self.aligns_numa = False
         """The kubelet aligns devices with CPUs: pods in flight must have the same NUMA nodes."""
-        self._admitted: dict[PodUid, tuple[Lease, float]] = {}
-        """Leases of admitted pods without devices, and until when each counts."""
+        self._waiting: dict[PodUid, tuple[Lease, float]] = {}
+        """Leases of pods in flight, and since when each is: since it was admitted, or was first
+        known to be bound."""
         self._refused: dict[PodUid, tuple[float, float]] = {}
         """Pods that Allocate would refuse: since when, and at the last request."""
 
     def in_flight(self) -> dict[PodUid, Lease]:
         """Return the leases of all pods that wait for devices, bound or only admitted."""
-        allocated = self._forget_arrived()
-        expected = {
-            pod: lease
-            for pod, lease in self.leases.leases.items()
-            if pod not in self.node.refused and is_expected(lease, allocated)
-        }
-        return {pod: lease for pod, (lease, _) in self._admitted.items()} | expected
+        self._update()
+        return {pod: lease for pod, (lease, _) in self._waiting.items()}
 
-    def coming(self) -> list[Lease]:
-        """Return the leases of the pods that the kubelet probably serves next."""
-        self._forget_arrived()
-        admitted = [lease for lease, _ in self._admitted.values()]
-        return admitted or list(self.in_flight().values())
+    def coming(self) -> dict[PodUid, Lease]:
+        """Return those that the kubelet may serve next; it never will serve those that are older.
+
+        One of those may be a pod that was deleted before the kubelet received it, for example.
+        """
+        self._update()
+        oldest = self.ticks() - self.node.timing.relist_s
+        if self.node.api_away_at > oldest:
+            return self.in_flight()
+        return {pod: lease for pod, (lease, since) in self._waiting.items() if since > oldest}
 
     def admit_binds(
         self,
@@ -87,12 +96,14 @@ class AdmissionWindow:
         *,
         unreadable_reason: str,
         unserved: Mapping[str, Unserved] = NOTHING,
+        is_serving: bool = False,
     ) -> BindReply:
         """Return which pods must wait.
 
         `unready_reason` is why no pod may be bound, `unreadable_reason` why the kubelet's pod list
         cannot be read; either may be empty. `unserved` are the resources that the kubelet cannot
-        allocate: pods that request one of them wait, others do not.
+        allocate: pods that request one of them wait, others do not. `is_serving` means that the
+        kubelet requests devices at this moment.
         """
         if self.draining:
             return _closed(leases, DRAINING)
@@ -101,6 +112,10 @@ class AdmissionWindow:
             return _closed(leases, unready_reason or "its devices are not known yet")
         if unserved.keys() >= node.served.keys():
             return _closed(leases, explain_unserved(unserved))
+        late = None if is_serving else self._late_pod()
+        if late is not None:
+            others = [lease for lease in leases if lease.pod not in self._waiting]
+            return _closed(others, NOT_RECEIVED.format(f"{late.namespace}/{late.name}"))
         missing = {
             lease.pod: names
             for lease in leases
@@ -123,22 +138,19 @@ class AdmissionWindow:
     ) -> BindReply:
         """Return which of the pods must wait whose resources are registered."""
         for lease in leases:
-            admitted = self._admitted.get(lease.pod)
-            if admitted and admitted[0].created_at != lease.created_at:  # it was placed again
-                del self._admitted[lease.pod]
-        if not unreadable_reason:
-            deferred, reason = self._admit_ahead(leases, node), WINDOW_FULL
-        elif not self.leases.synced:
+            waiting = self._waiting.get(lease.pod)
+            if waiting and waiting[0].created_at != lease.created_at:  # it was placed again
+                del self._waiting[lease.pod]
+        if unreadable_reason and not self.leases.synced:
             return _closed(leases, LEASES_NOT_SYNCED)
-        else:
-            deferred = self._admit_distinct(leases, node)
-            reason = f"a pod with the same request must be served first, as {unreadable_reason}"
+        deferred = self._admit(leases, node, distinct=bool(unreadable_reason))
+        reason = f"{WINDOW_FULL}; {unreadable_reason}" if unreadable_reason else WINDOW_FULL
         refusals = self._settled(deferred)
-        waiting = tuple(pod for pod in deferred if pod not in refusals)
+        next_pods = tuple(pod for pod in deferred if pod not in refusals)
         reasons = filter(None, deferred.values())
         return BindReply(
-            deferred_pods=waiting,
-            reason=next(reasons, reason) if waiting else "",
+            deferred_pods=next_pods,
+            reason=next(reasons, reason) if next_pods else "",
             window_open=False,
             retry_soon=True,
             refusals=refusals,
@@ -177,39 +189,83 @@ class AdmissionWindow:
         self._refused.pop(lease.pod, None)
         return ""
 
-    def _admit_ahead(self, leases: Sequence[Lease], node: NodeSnapshot) -> dict[PodUid, str]:
-        """Admit pods until `MAX_IN_FLIGHT` are in flight; return the others.
+    def _admit(
+        self, leases: Sequence[Lease], node: NodeSnapshot, *, distinct: bool
+    ) -> dict[PodUid, str]:
+        """Admit pods until as many as may be are in flight; return the others.
 
-        Only one is in flight while nothing was given since the kubelet registered the resources: it
-        may choose other devices than those of leases, for all of them. Each of the others has the
-        reason why Allocate would refuse it, or nothing if it comes next.
+        Each has the reason why Allocate would refuse it, or nothing if it comes next. If they must
+        be `distinct`, a pod waits for those in flight with the same request.
         """
-        allocated = self._forget_arrived()
+        allocated, most = self.node.checkpoint.allocated, self._most_in_flight()
+        coming = self.coming()
+        pending = set[RequestSignature]()
+        for lease in self.in_flight().values() if distinct else ():
+            pending |= signatures_of(lease, node)
         deferred = dict[PodUid, str]()
-        most = 1 if self.node.unproven else MAX_IN_FLIGHT
         for lease in leases:
-            is_admitted = lease.pod in self._admitted
-            may_be_bound = is_admitted and lease.state is not LeaseState.RESERVED
-            if may_be_bound or self._is_done(lease, allocated):
+            is_admitted = lease.pod in self._waiting
+            is_reserved = lease.state is LeaseState.RESERVED and not self._is_bound(lease.pod)
+            if (is_admitted and not is_reserved) or self._is_done(lease, allocated):
                 continue
-            has_room = is_admitted or (len(self._admitted) < most and self._may_be_next(lease))
-            reason = self._refusal(lease, node) if has_room else ""
+            signatures = signatures_of(lease, node) if distinct else frozenset()
+            is_next = len(coming) < most and pending.isdisjoint(signatures)
+            has_room = is_admitted or (is_next and self._may_be_next(lease))
+            is_examined = has_room or lease.pod in self._refused
+            reason = self._refusal(lease, node) if is_examined else ""
             if reason or not has_room:
-                self._admitted.pop(lease.pod, None)
+                self._waiting.pop(lease.pod, None)
+                coming.pop(lease.pod, None)
                 deferred[lease.pod] = reason
             elif not is_admitted:
-                self._admitted[lease.pod] = lease, self.ticks() + IN_FLIGHT_S
+                self._waiting[lease.pod] = lease, self.ticks()
+                coming[lease.pod] = lease
+                pending |= signatures
         return deferred
 
-    def _forget_arrived(self) -> frozenset[tuple[PodUid, str]]:
-        """Drop pods that are no longer in flight; return the checkpoint's `allocated`."""
+    def _most_in_flight(self) -> int:
+        """Return 1 unless the kubelet has requested devices lately, and of this registration.
+
+        Before that, it may not receive pods, or choose other devices than those of leases, for all
+        of them.
+        """
+        recently = self.node.clock.now() - RECENT_S
+        is_proven = not self.node.unproven and self.node.checkpoint.allocated_since(recently)
+        return MAX_IN_FLIGHT if is_proven else 1
+
+    def _update(self) -> None:
+        """Drop pods that are no longer in flight, and add those that were bound otherwise."""
         allocated, now = self.node.checkpoint.allocated, self.ticks()
-        self._admitted = {
-            pod: (lease, until)
-            for pod, (lease, until) in self._admitted.items()
-            if now < until and pod not in self.node.refused and not self._is_done(lease, allocated)
+        refused = self.node.refused
+        bound = {
+            pod: lease
+            for pod, lease in self.leases.leases.items()
+            if pod not in refused and is_expected(lease, allocated)
         }
-        return allocated
+        self._waiting = {
+            pod: (lease, since)
+            for pod, (lease, since) in self._waiting.items()
+            if pod in bound
+            or (
+                now - since < PERMIT_S
+                and pod not in refused
+                and not self._is_done(lease, allocated)
+            )
+        }
+        for pod, lease in bound.items():
+            self._waiting.setdefault(pod, (lease, now))
+
+    def _late_pod(self) -> Lease | None:
+        """Return a bound pod that the kubelet should have received, but has not."""
+        late = self.ticks() - LATE_S
+        for pod, lease in self.coming().items():
+            if self._is_bound(pod) and self._waiting[pod][1] <= late:
+                return lease
+        return None
+
+    def _is_bound(self, pod: PodUid) -> bool:
+        known = self.leases.find(pod)
+        return known is not None and known.state is LeaseState.BOUND
 
     def _may_be_next(self, lease: Lease) -> bool:
         """Return whether the pod may be in flight together with those that are.
@@ -233,37 +289,13 @@ class AdmissionWindow:
             return True
         nodes = numa_nodes_of(lease, snapshot.devices)
         return all(
-            numa_nodes_of(each, snapshot.devices) == nodes for each, _ in self._admitted.values()
+            numa_nodes_of(other, snapshot.devices) == nodes for other in self.coming().values()
         )
 
     def _is_done(self, lease: Lease, allocated: Set[tuple[PodUid, str]]) -> bool:
         return self.leases.has_ended(lease) or all(
             (lease.pod, name) in allocated for name in lease.containers
         )
-
-    def _admit_distinct(self, leases: Sequence[Lease], node: NodeSnapshot) -> dict[PodUid, str]:
-        """Admit pods whose requests differ from those in flight; return as `_admit_ahead` does."""
-        pending: dict[RequestSignature, PodUid] = {}
-        for lease in self.in_flight().values():
-            pending.update(dict.fromkeys(signatures_of(lease, node), lease.pod))
-        on_their_way = set(pending.values())
-        deferred = dict[PodUid, str]()
-        for lease in leases:
-            signatures = signatures_of(lease, node)
-            is_admitted = lease.pod in self._admitted and lease.state is LeaseState.RESERVED
-            if lease.pod in on_their_way and not is_admitted:
-                continue
-            has_room = is_admitted or (
-                pending.keys().isdisjoint(signatures) and self._may_be_next(lease)
-            )
-            reason = self._refusal(lease, node) if has_room else ""
-            if reason or not has_room:
-                self._admitted.pop(lease.pod, None)
-                deferred[lease.pod] = reason
-            elif not is_admitted:
-                self._admitted[lease.pod] = lease, self.ticks() + PERMIT_S
-                pending.update(dict.fromkeys(signatures, lease.pod))
-        return deferred
 
 
 def numa_nodes_of(lease: Lease, devices: Mapping[DeviceUuid, Device]) -> frozenset[int]:

@@ -64,7 +64,8 @@ HOOKS = (
 DRIVER_ROOTS = (Path("/"), Path("/run/nvidia/driver"))
 """Root of the driver's files on the host: of its packages, and of the GPU operator's container."""
 BY_CDI: DeviceListStrategies = (DeviceListStrategy.CDI_CRI,)
-READ_TIMEOUT_S = 3.0
+READ_TIMEOUT_S = 1.0
+"""A kubelet refuses pods that arrive while an agent starts."""
 USED_BEFORE = "containerd://2.0"
 """Stands for a runtime for which an earlier run has written the file."""
 

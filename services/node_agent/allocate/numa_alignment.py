@@ -198,7 +198,7 @@ class NumaAlignment:
         """
         shown: dict[DeviceUuid, NumaNodes] = {}
         if self.window.aligns_numa and self.node.snapshot and self.node.leases.synced:
-            shown = shown_numa_nodes(self.node.snapshot.devices, self.window.coming())
+            shown = shown_numa_nodes(self.node.snapshot.devices, self.window.coming().values())
         if shown == self._taken == self.plugins.numa:
             return True
         if shown != self.plugins.numa:

@@ -25,6 +25,11 @@ class Patience:
         self.until = 0.0
         """Until when these calls may wait, by the monotonic clock."""
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether a call is being served."""
+        return self._calls > 0
+
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """Serve a call, in the same turn as the previous one unless there was a pause."""

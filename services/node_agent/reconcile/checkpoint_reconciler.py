@@ -73,8 +73,11 @@ class CheckpointReconciler:
         pods = await self.forget_ended()
         if self.checkpoint.unrecorded:
             await self.rebuild()  # a lease may be known again, or a MIG instance exist again
-        self.node.refused &= {pod.uid for pod in pods if not pod.terminal}
-        live = {pod.uid for pod in pods} | self.checkpoint.pods | set(self.leases.leases)
+        listed, leased = {pod.uid for pod in pods}, set(self.leases.leases)
+        terminal = {pod.uid for pod in pods if pod.terminal}
+        self.node.refused &= listed - terminal
+        self.node.refused |= terminal & leased
+        live = listed | self.checkpoint.pods | leased
         mounts = (mount for entry in self.checkpoint.entries for mount in entry.setup.mounts)
         mounted = {mount.host_path for mount in mounts}
         await self.node.files.remove_unused(live, None if self.checkpoint.lost else mounted)

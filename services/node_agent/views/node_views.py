@@ -53,6 +53,7 @@ class ViewWriter:
         self.wait = node.wait
         self._object_retry_at: dict[str, float] = {}
         self.node = node.name
+        self.known = node
         self.handshake = handshake
         """Whether to report to older schedulers of Volcano that the device plugin runs."""
         self.path = node_path(node.name)
@@ -138,6 +139,7 @@ class ViewWriter:
                 await self.wait(self._node_changed, COMPARE_S)
             except LeaseholdError as error:
                 self._failure = str(error)
+                self._note_away()
                 backoff_s = await _back_off("the node view", backoff_s, error)
 
     async def _watch_node(self) -> None:
@@ -146,6 +148,8 @@ class ViewWriter:
         found = follow(self.client, NODES, ApiNode, retry_s=retry_s, field_selector=selector)
         async with aclosing(found) as batches:
             async for batch in batches:
+                if batch.listed:
+                    self._note_away()
                 for _, node in batch.changed:
                     if node is not None:
                         self._observe(node)
@@ -155,6 +159,10 @@ class ViewWriter:
                         COMPARE_S,
                         batch.refusal,
                     )
+
+    def _note_away(self) -> None:
+        """Note that the API server is away, or was until now: the watch has listed again."""
+        self.known.api_away_at = self.clock.ticks()
 
     def _observe(self, node: ApiNode) -> None:
         self._status, wanted = node.status, self.advertisement

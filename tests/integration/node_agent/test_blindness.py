@@ -1,6 +1,7 @@
 """What an agent does while something cannot be seen: it waits, and fails no pod with a lease."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,6 +20,7 @@ from shared.model.events.request_reply import BindRequest
 from shared.model.lease import Lease
 from shared.model.names import NodeName, PodUid
 from simcluster.ports import Outage
+from tests.support.binder.node_binder import Binder, reserve
 from tests.support.node_agent.agent import NUMBER, OneNodeCluster, lease_of, one_node_cluster, share
 from tests.support.node_agent.mig import mig_share
 from tests.support.simcluster.kubelet import NODE, pod
@@ -249,6 +251,36 @@ async def test_a_pod_that_waited_for_as_long_as_the_kubelet_allows_fails_with_wh
             "the container that the kubelet asks for cannot be seen: the kubelet's PodResources: "
             "no answer within 10 s"
         ) in cluster.message("second")
+
+
+async def test_one_pod_is_bound_to_a_kubelet_that_does_not_read_its_pods_yet() -> None:
+    """An agent that is killed then costs that pod, and no other."""
+    async with one_node_cluster(rate=20) as cluster, asyncio.TaskGroup() as bindings:
+        binder, api = Binder(cluster), cluster.node.kubelet.api
+        leases = [reserve(cluster, n, share(n % 2, 1000, slot=n // 2)) for n in range(6)]
+        async with cluster.running():
+            api.lose()
+            api.there.set()
+            for lease in leases:
+                bindings.create_task(binder.bind(lease))
+            await until(lambda: len(binder.waits) > 100 or len(bound(cluster, leases)) > 1)
+            [lost] = bound(cluster, leases)
+        await cluster.node.allocatable(NUMBER, 0)
+        api.find()
+        await cluster.node.phase(lost.name, "Failed")
+        async with cluster.running(registered=False):
+            await cluster.release(lost)
+            for lease in leases:
+                if lease != lost:
+                    await cluster.node.phase(lease.name, "Running")
+
+    assert any(
+        why.startswith(f"pod default/{lost.name} is bound to the node") for why in binder.waits
+    )
+
+
+def bound(cluster: OneNodeCluster, leases: Iterable[Lease]) -> list[Lease]:
+    return [lease for lease in leases if "nodeName" in cluster.node.pod(lease.name)["spec"]]
 
 
 async def test_a_process_that_is_left_is_no_blindness() -> None:

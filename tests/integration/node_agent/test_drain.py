@@ -105,7 +105,7 @@ async def test_a_draining_agent_reports_it_and_serves_pods_in_flight() -> None:
 async def test_a_draining_agent_waits_for_admitted_binds_that_are_not_committed(
     binders_answer: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission_window, "IN_FLIGHT_S", 600.0)
+    monkeypatch.setattr(admission_window, "PERMIT_S", 600.0)
     async with one_node_cluster(timing=PATIENT) as cluster, cluster.running() as agent:
         obj = pod("slow", limits={NUMBER: 1}, node=None)
         uid = cluster.node.create(obj)["metadata"]["uid"]
@@ -160,3 +160,39 @@ async def test_a_draining_agent_does_not_wait_for_missing_binders() -> None:
         cluster.ledger.grant(lease_of("some-uid"))
         async with asyncio.timeout(30):
             await agent.drain()
+
+
+HASTY = AgentTiming(drain_s=0.0)
+
+
+def bind_unseen(cluster: OneNodeCluster) -> None:
+    """Bind a pod while the kubelet does not watch its pods."""
+    cluster.node.kubelet.api.lose()
+    cluster.node.kubelet.api.there.set()
+    cluster.bind(pod("late", limits={NUMBER: 1}), share(0, 2000))
+
+
+async def test_a_draining_agent_waits_for_a_kubelet_that_reads_its_pods_late() -> None:
+    async with one_node_cluster(timing=HASTY) as cluster, cluster.running() as agent:
+        bind_unseen(cluster)
+        drain = await draining(cluster, agent)
+        waits = not drain.done()
+        cluster.node.kubelet.api.find()
+        await cluster.node.phase("late", "Running")
+        async with asyncio.timeout(30):
+            await drain
+
+    assert waits
+
+
+async def test_a_draining_agent_does_not_wait_for_a_kubelet_that_is_away(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with one_node_cluster(timing=HASTY) as cluster, cluster.running() as agent:
+        bind_unseen(cluster)
+        await cluster.node.kubelet._stop()
+        await until(agent.plugins.unready_reason)
+        async with asyncio.timeout(30):
+            await agent.drain()
+
+    assert "which the kubelet will refuse: default/late" in caplog.text

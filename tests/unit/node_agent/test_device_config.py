@@ -175,9 +175,27 @@ async def test_the_config_map_of_kube_system_comes_before_that_of_volcano_system
     )
     other = FakeConfigMaps(volcano_system=text(deviceSplitCount=4))
 
-    assert (await configuring(tmp_path, both, clock).load()).split_count == 3
-    assert (await configuring(tmp_path, other, clock).load()).split_count == 4
-    assert (await configuring(tmp_path, FakeConfigMaps(), clock).load()).split_count == 10
+    for folder, maps, count in (("a", both, 3), ("b", other, 4), ("c", FakeConfigMaps(), 10)):
+        (tmp_path / folder).mkdir()
+        config = configuring(tmp_path / folder, maps, clock)
+        assert (await config.load()).split_count == count
+
+
+async def test_a_restarted_agent_serves_as_before_until_the_api_server_has_answered(
+    tmp_path: Path,
+) -> None:
+    """A kubelet refuses pods while no plugin is registered, and the API server may be slow."""
+    clock, maps = FakeClock(), FakeConfigMaps(kube_system=text(deviceSplitCount=3))
+    await configuring(tmp_path, maps, clock).load()
+    maps.texts["kube_system"] = text(deviceSplitCount=6)
+    maps.reads.clear()
+    restarted = configuring(tmp_path, maps, clock)
+
+    first, reads = await restarted.load(), list(maps.reads)
+    second = await restarted.load()
+
+    assert (first.split_count, second.split_count) == (3, 6)
+    assert not reads
 
 
 async def test_a_change_is_applied_within_a_minute(tmp_path: Path) -> None:
@@ -250,12 +268,11 @@ async def test_an_invalid_config_map_leaves_the_last_valid_one_in_force_also_aft
     maps.texts["kube_system"] = broken
     clock.advance(REFRESH_S)
 
-    counts = [
-        (await running.load()).split_count,
-        (await configuring(tmp_path, maps, clock).load()).split_count,
-    ]
+    restarted = configuring(tmp_path, maps, clock)
 
-    assert counts == [3, 3]
+    counts = [(await config.load()).split_count for config in (running, restarted, restarted)]
+
+    assert counts == [3, 3, 3]
     assert error in caplog.text
     assert "its last valid version is in force" in caplog.text
     assert shown_errors() == 1

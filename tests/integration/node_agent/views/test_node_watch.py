@@ -36,6 +36,7 @@ class NodeApi:
 
     def __init__(self, *, watchable: bool) -> None:
         self.watchable = watchable
+        self.away = False
         self.node = node(1, **{KEY: "true"})
         self.changes: asyncio.Queue[Object | None] = asyncio.Queue()
         """None ends the watch."""
@@ -45,7 +46,9 @@ class NodeApi:
         request = exchange.request
         is_list = request.path.endswith("/nodes")
         self.requests.append("LIST" if is_list else request.method)
-        if is_list and not self.watchable:
+        if self.away:
+            await exchange.answer(500, status(500, "InternalError"))
+        elif is_list and not self.watchable:
             await exchange.answer(403, status(403, "Forbidden"))
         elif "watch" in request.query:
             exchange.open_stream()
@@ -125,3 +128,18 @@ async def test_a_node_that_may_not_be_watched_is_read_periodically() -> None:
         assert await views.read_allocatable("nvidia.com/gpu") == 2
 
     assert 0 < api.requests.count("LIST") < api.requests.count("GET"), "it is tried once a minute"
+
+
+async def test_it_is_noted_when_the_api_server_was_last_away() -> None:
+    api = NodeApi(watchable=True)
+    async with written(api) as (views, clock):
+        await until(lambda: api.requests.count("LIST") == 2 and clock.sleepers)
+        assert views.known.api_away_at == clock.ticks(), "it may have been away before the list"
+
+        clock.advance(COMPARE_S)
+        await until(lambda: api.requests.count("GET") == 2 and clock.sleepers)
+        assert views.known.api_away_at < clock.ticks()
+
+        api.away = True
+        clock.advance(COMPARE_S)
+        await until(lambda: views.known.api_away_at == clock.ticks())

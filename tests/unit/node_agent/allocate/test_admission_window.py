@@ -10,8 +10,10 @@ from msgspec import structs
 
 from services.node_agent.allocate.admission_window import (
     DRAINING,
-    IN_FLIGHT_S,
+    LATE_S,
+    MAX_IN_FLIGHT,
     PERMIT_S,
+    RECENT_S,
     SETTLE_S,
     AdmissionWindow,
 )
@@ -71,7 +73,7 @@ class World:
         return bound
 
     def allocate(self, lease: Lease) -> None:
-        entry = entry_of(self.bind(lease), resource=NUMBER)
+        entry = entry_of(self.bind(lease), resource=NUMBER, activated_at=self.clock.now())
         self.node.checkpoint.by_key[entry.key] = entry
 
     def refuse(self, lease: Lease) -> None:
@@ -83,7 +85,11 @@ class World:
         self.node.leases.observe([released])
 
     def wait(self, _: Lease) -> None:
-        self.clock.advance(max(PERMIT_S, IN_FLIGHT_S))
+        self.clock.advance(PERMIT_S)
+
+    def serve_one(self) -> None:
+        """Let the kubelet request a device that no other pod has."""
+        self.allocate(reserved("served", share(7)))
 
 
 @pytest.fixture(params=["", UNREADABLE], ids=["with the pod list", "without it"])
@@ -100,14 +106,13 @@ def unreadable() -> World:
 def test_the_next_bind_is_admitted_once_an_earlier_pod_has_devices_or_failed(
     world: World, end: Callable[[World, Lease], None]
 ) -> None:
-    first, *others = (reserved(uid) for uid in ("one", "two", "three"))
-    at_once = 1 if world.unreadable else 2
-    assert world.deferred(first, *others) == tuple(each.pod for each in others[at_once - 1 :])
+    first, second = (reserved(uid) for uid in ("one", "two"))
+    assert world.deferred(first, second) == (second.pod,)
     assert world.deferred(first) == (), "it may be asked for again"
 
     end(world, first)
 
-    assert world.deferred(others[at_once - 1]) == ()
+    assert world.deferred(second) == ()
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["its reservation ended", "not known yet"])
@@ -121,21 +126,104 @@ def test_a_pod_that_is_placed_again_is_in_flight_with_its_new_lease(
         world.release(before)
 
     assert world.deferred(now) == ()
-    assert world.window.coming() == [now]
+    assert list(world.window.coming().values()) == [now]
     assert world.deferred(now) == ()
     world.release(now)
     world.deferred(now)
-    assert world.window.coming() == [], "it has ended"
+    assert not world.window.coming(), "it has ended"
 
 
 def test_two_binds_are_in_flight_bound_or_not() -> None:
     world, pods = World(), [reserved(uid) for uid in ("one", "two", "three", "four")]
+    world.serve_one()
 
     assert world.deferred(*pods) == ("three", "four")
+    world.bind(pods[1])
     assert world.deferred(*pods[2:]) == ("three", "four")
     world.allocate(pods[0])
     assert world.deferred(*pods[2:]) == ("four",)
     assert world.deferred(*pods) == ("four",), "an allocated pod is admitted at any time"
+
+
+def test_one_bind_is_in_flight_while_the_kubelet_has_requested_no_devices_lately(
+    world: World,
+) -> None:
+    """Whether it receives the pods that are bound to its node is not known."""
+    pods = [
+        reserved("one"),
+        reserved("two", share(0, slot=4), share(1, slot=4)),
+        reserved("three", *(share(n, slot=5, container=f"{n}") for n in (0, 1))),
+    ]
+    world.serve_one()
+    world.clock.advance(RECENT_S + 0.1)
+
+    assert world.deferred(*pods) == ("two", "three")
+    world.allocate(pods[0])
+    assert world.deferred(*pods[1:]) == (), "the kubelet serves pods: two are in flight"
+
+
+def test_a_bound_pod_that_the_kubelet_does_not_receive_closes_the_node(world: World) -> None:
+    world.serve_one()
+    pods = [reserved("one"), reserved("two", share(0, slot=4), share(1, slot=4))]
+    others = [reserved(f"other-{n}") for n in range(3)]
+    assert world.deferred(*pods) == ()
+    for lease in pods:
+        world.bind(lease)
+    world.clock.advance(LATE_S - 0.1)
+    assert not world.admit().node_closed
+
+    world.clock.advance(0.1)
+    reply = world.admit(*pods, *others)
+    assert (reply.node_closed, reply.retry_soon) == (True, False)
+    assert reply.deferred_pods == tuple(lease.pod for lease in others), "its Binding may be late"
+    assert reply.reason.startswith("pod default/pod is bound to the node, and the kubelet has not")
+    assert not world.admit(is_serving=True).node_closed, "it has received one"
+
+    for lease in pods:
+        world.allocate(lease)
+    assert world.deferred(others[0]) == ()
+
+
+def test_a_bound_pod_that_never_arrives_closes_the_node_for_as_long_as_it_may_arrive(
+    world: World,
+) -> None:
+    lost, other = reserved("lost"), reserved("other", share(0, slot=4), share(1, slot=4))
+    world.deferred(lost)
+    world.bind(lost)
+    world.clock.advance(world.node.timing.relist_s - 0.1)
+    assert world.admit(other).node_closed
+
+    world.clock.advance(0.1)
+
+    reply = world.admit(other)
+    assert (reply.node_closed, reply.deferred_pods) == (False, ())
+
+
+def test_a_bound_pod_may_arrive_until_a_while_after_an_outage_of_the_api_server(
+    world: World,
+) -> None:
+    late, other = reserved("late"), reserved("other", share(0, slot=4), share(1, slot=4))
+    world.deferred(late)
+    world.bind(late)
+    world.clock.advance(world.node.timing.relist_s)
+    world.node.api_away_at = world.clock.ticks()
+    world.clock.advance(world.node.timing.relist_s - 0.1)
+    assert world.admit(other).node_closed
+
+    world.clock.advance(0.1)
+
+    assert not world.admit(other).node_closed
+
+
+def test_no_more_binds_than_two_are_in_flight_whatever_they_request() -> None:
+    unreadable = World(UNREADABLE)
+    unreadable.serve_one()
+    pods = [
+        reserved(f"pod-{n}", *(share(0, slot=slot, container=f"{slot}") for slot in range(n + 1)))
+        for n in range(4)
+    ]
+
+    assert len(pods) - len(unreadable.deferred(*pods)) <= MAX_IN_FLIGHT
 
 
 def test_a_pod_that_allocate_would_refuse_waits_with_the_reason_until_the_records_agree() -> None:
@@ -145,6 +233,7 @@ def test_a_pod_that_allocate_would_refuse_waits_with_the_reason_until_the_record
     world.allocate(ended)
     world.release(ended)
     wanted = reserved("wanted", structs.replace(whole, slot=1))
+    world.serve_one()
 
     assert world.admit(wanted, other).deferred_pods == (wanted.pod,), "the pod may just have ended"
     assert world.node.compare_due.is_set()
@@ -157,6 +246,7 @@ def test_a_pod_that_allocate_would_refuse_waits_with_the_reason_until_the_record
     assert "pod default/pod has 15360 MiB" in reply.refusals[wanted.pod]
 
     world.node.checkpoint.by_key.clear()
+    world.serve_one()
     reply = world.admit(wanted)
     assert (reply.deferred_pods, reply.refusals) == ((), {})
 
@@ -177,6 +267,7 @@ def test_a_pod_is_refused_while_its_device_is_closed(faults: str) -> None:
     world, lease, other = World(), reserved("wanted"), reserved("other", share(1))
     closed: dict[str, str] = getattr(world.node, faults)
     closed[lease.shares[0].device] = "it cannot be given"
+    world.serve_one()
 
     assert world.admit(lease, other).deferred_pods == (lease.pod,)
     world.clock.advance(SETTLE_S)
@@ -189,6 +280,7 @@ def test_a_pod_is_refused_while_its_device_is_closed(faults: str) -> None:
 
 def test_one_pod_tries_a_kubelet_that_has_registered_anew_before_others_follow() -> None:
     world, first, *others = World(), *(reserved(uid) for uid in ("one", "two", "three"))
+    world.serve_one()
     world.node.unproven = True
     assert world.deferred(first, *others) == tuple(each.pod for each in others)
 
@@ -201,6 +293,7 @@ def test_a_pod_is_refused_while_its_device_is_not_healthy() -> None:
     """The kubelet would fail it, and each pod after it that was reserved before."""
     world, lease, other = World(), reserved("wanted"), reserved("other", share(1))
     uuid = lease.shares[0].device
+    world.serve_one()
     sick = replace(world.node.require_snapshot().devices[uuid], healthy=False, fault="it hangs")
     sound, world.node.snapshot = world.node.snapshot, snapshot_with(sick)
 
@@ -218,6 +311,7 @@ def test_an_admitted_pod_that_is_not_bound_yet_is_refused_if_its_device_fails_me
 ) -> None:
     lease, bound = reserved("wanted"), reserved("bound", share(1), share(1, slot=1))
     uuid = lease.shares[0].device
+    world.serve_one()
     world.admit(lease, bound)
     sick = replace(world.node.require_snapshot().devices[uuid], healthy=False, fault="it hangs")
     world.node.snapshot = snapshot_with(sick)
@@ -257,10 +351,13 @@ def test_one_pod_tries_a_mig_layout_before_others_follow(world: World) -> None:
         reserved("other", *(mig_share("group1", position, index=1) for position in (0, 1, 2))),
     )
     device = one.shares[0].device
+    world.serve_one()
 
     assert world.deferred(one, two, other) == (two.pod,)
     world.bind(one)
-    world.clock.advance(10 * IN_FLIGHT_S)
+    world.release(other)
+    world.clock.advance(LATE_S - 1)
+    world.serve_one()
     assert world.deferred(two) == (two.pod,), "it is still being laid out"
     world.node.laid_out[device] = "group4"
     assert world.deferred(two) == (two.pod,)
@@ -292,6 +389,7 @@ def test_a_bind_with_an_equal_container_at_any_position_is_deferred(unreadable: 
 
 def test_an_admitted_bind_is_in_flight_until_it_is_allocated_or_times_out(world: World) -> None:
     one, two = reserved("one"), reserved("two", share(0, slot=4), share(1, slot=4))
+    world.serve_one()
     assert world.deferred(one, two) == (), "their requests differ"
 
     assert world.window.in_flight().keys() == {"one", "two"}

@@ -225,7 +225,7 @@ async def test_a_list_that_another_call_replaced_is_sent_again(
     window.aligns_numa = True
     coming = lease_of("coming", share(3))
     pods = {"now": [coming]}
-    monkeypatch.setattr(window, "coming", lambda: pods["now"])
+    monkeypatch.setattr(window, "coming", lambda: {lease.pod: lease for lease in pods["now"]})
     alignment = NumaAlignment(node, plugins, window)
     answers = [asyncio.Event(), asyncio.Event()]
     calls = iter(answers)
