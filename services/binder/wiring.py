@@ -103,14 +103,7 @@ def build_binder(
         sweeper=Sweeper(ledger, clock),
         reconciler=Reconciler(ledger, holders, evidence, publish=ports.publish, clock=clock),
         evidence=evidence,
-        rebuild=LedgerRebuild(
-            ledger=ledger,
-            evidence=evidence,
-            publish=ports.publish,
-            holders=holders,
-            clock=clock,
-            bindings_in_flight=sender.in_flight,
-        ),
+        rebuild=_ledger_rebuild(ports, evidence, holders, sender),
         records=RecordWatch(ledger=ledger, events=events, leads=preemptor.leads, clock=clock),
         gates=SchedulingGates(ledger.part(GatedPods), pods, events, clock),
         events=events,
@@ -118,6 +111,19 @@ def build_binder(
         refusals=NodeRefusals(ledger, holders, events, presence.distrust, clock),
         preemptor=preemptor,
         resizer=Resizer(ledger, agents, pods, ports.publish, events, clock),
+    )
+
+
+def _ledger_rebuild(
+    ports: BinderPorts, evidence: CollectedEvidence, holders: LeaseHolders, sender: BindingSender
+) -> LedgerRebuild:
+    return LedgerRebuild(
+        ledger=ports.ledger,
+        evidence=evidence,
+        publish=ports.publish,
+        holders=holders,
+        clock=ports.clock,
+        bindings_in_flight=sender.in_flight,
     )
 
 

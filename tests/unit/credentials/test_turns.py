@@ -75,7 +75,7 @@ async def test_an_owner_holds_its_share_of_turns_and_no_more_of_its_work_waits_t
         await asyncio.sleep(0)
         assert begun == ["busy", "busy", "other"]
         with pytest.raises(TooManyRequestsError, match="1 requests of busy wait"):
-            async with turns.turn("busy"):
+            async with asyncio.timeout(5), turns.turn("busy"):
                 pass
         release.set()
 
@@ -94,6 +94,19 @@ async def test_work_that_gave_up_counts_for_nobody_and_is_not_waited_for() -> No
 
     async with asyncio.timeout(5):
         await waiting
+
+
+async def test_a_turn_of_work_that_gives_up_as_it_gets_it_is_passed_on() -> None:
+    turns = Turns()
+    async with turns.turn("first"):
+        waiting = asyncio.create_task(take(turns, "late"))
+        await asyncio.sleep(0)
+    waiting.cancel()  # its turn has come, and it has not run yet
+
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    async with asyncio.timeout(5):
+        await take(turns, "other")
 
 
 async def take(turns: Turns, owner: str) -> None:
