@@ -14,11 +14,21 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("services", "shared", "simcluster", "tests", "tools")
 NOT_YET: tuple[str, ...] = (
-    "services/",
-    "shared/",
+    "services/api/read_api.py",
+    "services/auth/",
+    "services/binder/",
+    "services/cli/",
+    "services/node_agent/",
+    "services/placer/",
+    "shared/ledger/",
+    "shared/model/",
+    "shared/nats/",
     "simcluster/",
     "tests/",
-    "tools/",
+    "tools/generate/",
+    "tools/install.py",
+    "tools/kubernetes_schemas.py",
+    "tools/release/",
 )
 """Folders and files that still have such lines. This list only becomes shorter."""
 TOGETHER = (

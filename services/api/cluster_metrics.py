@@ -55,7 +55,9 @@ IDLE = Gauge("leasehold_idle_leases", "Leases with an idle share.", ["namespace"
 MISSING = Gauge(
     "leasehold_missing_components", "Replicas that are missing or not ready.", ["service"]
 )
-USABLE, CORDONED, UNHEALTHY = "usable", "cordoned", "unhealthy"
+USABLE = "usable"
+CORDONED = "cordoned"
+UNHEALTHY = "unhealthy"
 WHOLE = 100
 ALL = (WAITING, OLDEST, DEVICES, CLOSED, MEMORY, LEASED_MEMORY, LEASED_GPUS, LARGEST, IDLE, MISSING)
 

@@ -29,7 +29,8 @@ from shared.model.errors import RequestError
 from shared.model.names import Namespace
 
 DAY_MS = 24 * HOUR_MS
-MOST_DAYS, MOST_PERIODS = 400, 1000
+MOST_DAYS = 400
+MOST_PERIODS = 1000
 STEPS_MS = {"": 1 << 50, "hour": HOUR_MS, "day": DAY_MS}
 """By name, the length of periods; the empty name: one period."""
 OTHERS = Namespace("(others)")
@@ -220,7 +221,8 @@ def length_ms(text: str, name: str) -> int:
 def window_ms(text: str, now: float) -> tuple[int, int]:
     """Parse a window: a word, a length until now, or two instants, RFC 3339."""
     today = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    week, month = today - timedelta(days=(today.weekday() + 1) % 7), today.replace(day=1)
+    week = today - timedelta(days=(today.weekday() + 1) % 7)
+    month = today.replace(day=1)
     later = today + timedelta(days=1)
     words = {
         "today": (today, later),

@@ -23,8 +23,13 @@ from shared.model.names import DeviceUuid
 from shared.model.views import Column, DeviceView, HeldShare
 
 BUDGET_POINTS = 60
-CLUSTER, NODE, DEVICE, POD, NAMESPACE = "cluster", "node", "device", "pod", "namespace"
-WAITING, HARDWARE = "waiting", "hardware"
+CLUSTER = "cluster"
+NODE = "node"
+DEVICE = "device"
+POD = "pod"
+NAMESPACE = "namespace"
+WAITING = "waiting"
+HARDWARE = "hardware"
 KINDS = (CLUSTER, NODE, DEVICE, POD, NAMESPACE, WAITING, HARDWARE)
 AMOUNTS = ("memory", "cores", "used_memory", "used_cores", "idle")
 MEASURED = frozenset({"used_memory", "used_cores", "idle"})
@@ -216,7 +221,8 @@ def budget_history(
 
 def _running_sum(charges: Sequence[tuple[int, int]], instants: Iterable[int]) -> list[int]:
     sums: list[int] = []
-    used = taken = 0
+    used = 0
+    taken = 0
     for instant in instants:
         while taken < len(charges) and charges[taken][0] <= instant:
             used += charges[taken][1]

@@ -48,9 +48,13 @@ HEADERS = {
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 HEARTBEAT_S = 10.0
 """After this time without a change, a comment is sent, and permissions are checked again."""
-MOST_OPEN, MOST_OPEN_OF_ONE, MOST_OPEN_RESERVED = 1_000, 50, 50
+MOST_OPEN = 1_000
+MOST_OPEN_OF_ONE = 50
+MOST_OPEN_RESERVED = 50
 """Responses that stay open, each of which costs a comparison for every change."""
-AT_ONCE, AT_ONCE_OF_ONE, MOST_WAITING = 64, 8, 200
+AT_ONCE = 64
+AT_ONCE_OF_ONE = 8
+MOST_WAITING = 200
 """Requests that are answered at the same time, and those of one owner; of whose others so many
 wait."""
 PORT_BOUNDS = PortBounds(
@@ -311,7 +315,8 @@ async def stream(
         if keys is None or _permissions_changed(before, visible, known):
             yield event("reset", b"{}", "")
             return
-        known, before = namespaces, visible
+        known = namespaces
+        before = visible
         if keys:
             position = service.feed.position
             cluster = service.cluster(namespace_filter(visible))

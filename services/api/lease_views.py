@@ -104,7 +104,8 @@ def balances(found: Accounts) -> list[Balance]:
 
 def budget_view(found: Balance) -> BudgetView:
     """Return a balance."""
-    allowed, remaining = found.allowed_units, found.remaining_units
+    allowed = found.allowed_units
+    remaining = found.remaining_units
     return BudgetView(
         namespace=found.namespace,
         state=found.state,

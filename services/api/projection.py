@@ -76,9 +76,11 @@ class Projection:
         return frozenset(changed)
 
     def _update_node(self, name: NodeName, totals: NodeTotals) -> set[ChangeKey]:
-        facts, served = totals.node.facts, totals.node.served
+        facts = totals.node.facts
+        served = totals.node.served
         measured = self._measured.get(name, {})
-        shares, closed = _shares_by_device(totals.leases), facts.closed_devices
+        shares = _shares_by_device(totals.leases)
+        closed = facts.closed_devices
         devices = [
             device_view(
                 name,

@@ -17,7 +17,9 @@ from shared.model.lease import MIB
 
 TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 MOST_BYTES = 8 * 2**20
-COLUMN, WAITING, OK = "leasehold_column", "waiting", 200
+COLUMN = "leasehold_column"
+WAITING = "waiting"
+OK = 200
 METRIC = re.compile(r"(\w+)@")
 WAITING_PODS = "sum by (reason) (max by (system, reason) (leasehold_waiting_pods))"
 LEASED = {
@@ -78,7 +80,8 @@ class Prometheus:
         columns: dict[str, dict[float, float]] = {}
         waiting: dict[str, dict[float, float]] = {}
         for series in await self._query(parameters):
-            column, reason = series.metric.get(COLUMN, ""), series.metric.get("reason", "")
+            column = series.metric.get(COLUMN, "")
+            reason = series.metric.get("reason", "")
             if column == WAITING:
                 waiting[reason] = dict(_numbers(series.values))
             else:

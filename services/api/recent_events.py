@@ -22,7 +22,8 @@ from shared.model.names import Namespace, PodUid
 from shared.model.preemption import EvictionOutcome, EvictionRecord, PreemptionCause
 from shared.model.views import EventView, SpanView
 
-MAX_EVENTS, MAX_EVENTS_OF_AGENT = 200, 20
+MAX_EVENTS = 200
+MAX_EVENTS_OF_AGENT = 20
 MAX_PODS = 20_000
 """Pods whose steps are stored."""
 
@@ -131,7 +132,8 @@ class RecentEvents:
 
     def add_evictions(self, journal: Sequence[EvictionRecord]) -> bool:
         """Add the evictions that the previous reading of the journal did not have."""
-        known, before = self._evictions, self._number
+        known = self._evictions
+        before = self._number
         self._evictions = frozenset((each.preemption, each.pod, each.at) for each in journal)
         for record in journal:
             if (record.preemption, record.pod, record.at) in known:

@@ -92,7 +92,8 @@ NODES_PER_ROUND = 200
 PAST_EVICTIONS_S = 3600.0
 REREAD_S = 1.0
 """Delay before an event's nodes and pods are read again: the ledger may change after it."""
-RESYNC_S, METRICS_S = 30.0, 5.0
+RESYNC_S = 30.0
+METRICS_S = 5.0
 COMPONENTS_S = 1.0
 """Between two checks of what is wrong."""
 DATA_S = 10.0
@@ -231,12 +232,15 @@ class ApiService:
     async def refresh(self) -> None:
         """Read some stale nodes and all stale pods; if that fails, they stay stale."""
         nodes = sorted(self._stale_nodes)[:NODES_PER_ROUND]
-        pods, all_pods = sorted(self._stale_pods), self._all_pods_stale
+        pods = sorted(self._stale_pods)
+        all_pods = self._all_pods_stale
         self._stale_nodes.difference_update(nodes)
-        self._stale_pods, self._all_pods_stale = set(), False
+        self._stale_pods = set()
+        self._all_pods_stale = False
         try:
             totals = await self.ledger.totals.of_nodes(nodes) if nodes else []
-            before, waited = self.projection.leases_of(nodes), dict(self.projection.waiting)
+            before = self.projection.leases_of(nodes)
+            waited = dict(self.projection.waiting)
             changed = self.projection.update_nodes(nodes, totals)
             self._record_ended(before, self.projection.leases_of(nodes))
             if all_pods:
@@ -279,7 +283,8 @@ class ApiService:
         """Request the usage of all nodes with devices; of one that does not reply none is shown."""
         nodes = [view.node for view in self.projection.nodes.values() if view.devices]
         usage = await self.read_usage(nodes)
-        now, after_s = self.clock.now(), self.timing.idle_after_s
+        now = self.clock.now()
+        after_s = self.timing.idle_after_s
         if any(usage.values()):
             self.data = structs.replace(self.data, usage_at=now)
         update = self.projection.update_measured

@@ -337,7 +337,8 @@ class VisibleCluster:
                 yield structs.replace(self.device(view), shares=())
 
     def _waiting_details(self, waiting: WaitingPod) -> WaitingDetails:
-        queue, refusal = self.projection.waiting_pods(), waiting.refusal
+        queue = self.projection.waiting_pods()
+        refusal = waiting.refusal
         position = 1 + [each.queued.pod for each in queue].index(waiting.queued.pod)
         return WaitingDetails.from_attributes(
             self._waiting(waiting, position, waiting.queued.pod),

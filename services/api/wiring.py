@@ -42,7 +42,8 @@ from shared.runtime.run import open_bus, serve
 logger = logging.getLogger(__name__)
 
 MINUTE_S = 60.0
-RETRY_S, FRONT_PROXY_S = 5.0, 30.0
+RETRY_S = 5.0
+FRONT_PROXY_S = 30.0
 """Between two readings of how the API server presents itself."""
 
 
@@ -134,7 +135,8 @@ async def serve_group(group: AggregatedApi, kube: KubernetesClient, settings: Ap
     directory = DirectoryStore(settings.state_dir / "aggregated")
     store = SecretStore(kube, namespace, name) if name else directory
     names = [f"api.{namespace or SYSTEM_NAMESPACE}.svc"]
-    trust, now = Registration(kube).trust, partial(datetime.now, UTC)
+    trust = Registration(kube).trust
+    now = partial(datetime.now, UTC)
     reported = ""
     while True:
         try:

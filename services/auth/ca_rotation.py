@@ -24,11 +24,15 @@ from shared.credentials import certificates
 from shared.credentials.certificates import Issued
 from shared.model.errors import RequestError
 
-CERTIFICATE, KEY, TRUSTED = "ca.crt", "ca.key", "ca.trusted"
-AUTHORITY_DAYS, ISSUED_DAYS = 3650, 365
+CERTIFICATE = "ca.crt"
+KEY = "ca.key"
+TRUSTED = "ca.trusted"
+AUTHORITY_DAYS = 3650
+ISSUED_DAYS = 365
 SERVER = "server"
 """Who has the certificate of NATS and Redis."""
-EXTENDER, KUBE_SCHEDULER = "extender", "kube-scheduler"
+EXTENDER = "extender"
+KUBE_SCHEDULER = "kube-scheduler"
 """Server and client of the extender; its client's certificate is for the name of the latter."""
 API = "api"
 HOLDERS = (SERVER, EXTENDER, KUBE_SCHEDULER, API)

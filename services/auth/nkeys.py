@@ -49,7 +49,8 @@ def decode_key(prefix: int, text: str) -> bytes:
         raw = base64.b32decode(text + "=" * (-len(text) % 8))
     except ValueError as error:
         raise RequestError(f"{text:.60} is not an nkey") from error
-    body, checksum = raw[:-2], raw[-2:]
+    body = raw[:-2]
+    checksum = raw[-2:]
     if not body or body[0] != prefix or len(body) != 33 or _checksum(body) != checksum:
         raise RequestError(f"{text:.60} is not an nkey of the expected type")
     return body[1:]

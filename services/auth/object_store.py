@@ -45,7 +45,8 @@ class RootSecretStore:
         return ManagedObject(kind="secrets", name=self.name, data=data)
 
     async def _read(self, managed: ManagedObject) -> tuple[Mapping[str, bytes], str]:
-        kind, name = managed.kind, managed.name
+        kind = managed.kind
+        name = managed.name
         try:
             if managed.kind == "secrets":
                 secret = await self.client.read(self._path(managed), ApiSecret)

@@ -30,7 +30,8 @@ SECRET_BYTES = 32
 ISSUER = "issuer"
 CHANGED_AT = "server.changed"
 """When the servers' certificate or trusted CAs were replaced, Unix seconds."""
-AUTH, SYSTEM = "auth", "system"
+AUTH = "auth"
+SYSTEM = "system"
 """The two users of NATS with a password; all other users are authorized by token."""
 LOCAL_NAMES = ("localhost", "127.0.0.1")
 """Names under which `kubectl port-forward` shows the page."""

@@ -49,7 +49,8 @@ class PodSnapshot:
 
 def snapshot_of(pod: ApiPod) -> PodSnapshot:
     """Return what the binder reads of a pod."""
-    metadata, spec = pod.metadata, pod.spec
+    metadata = pod.metadata
+    spec = pod.spec
     grace_s = spec.termination_grace_period_seconds
     conditions = (each for each in pod.status.conditions if each.type == "PodScheduled")
     return PodSnapshot(

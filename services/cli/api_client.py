@@ -263,7 +263,8 @@ class _TlsConnection(http.client.HTTPSConnection):
     """A connection whose certificate may be for another name than that of the URL."""
 
     def __init__(self, host: str, credentials: ClusterCredentials) -> None:
-        self._tls, self._server_name = tls_context(credentials), credentials.tls_server_name
+        self._tls = tls_context(credentials)
+        self._server_name = credentials.tls_server_name
         super().__init__(host, timeout=TIMEOUT_S, context=self._tls)
 
     def connect(self) -> None:

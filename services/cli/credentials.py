@@ -139,7 +139,8 @@ def show(flags: CredentialArguments) -> int:
             raise RequestError(f"{flag} {wrong[0]}: no node or server can have this name")
     nodes = [NodeName(node) for node in flags.nodes]
     both = flags.nats == flags.redis
-    nats, redis = both or flags.nats, both or flags.redis
+    nats = both or flags.nats
+    redis = both or flags.redis
     if flags.out is None:
         _print_rights(nodes or [NodeName(EXAMPLE_NODE)], nats=nats, redis=redis)
         return 0

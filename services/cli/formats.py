@@ -30,7 +30,8 @@ class FittedTable:
         wide: bool = False,
         of_wide: Sequence[str] = (),
     ) -> None:
-        self.titles, self.wrapped = titles, wrapped
+        self.titles = titles
+        self.wrapped = wrapped
         self.least, self.hidden = ((), ()) if wide else (least, of_wide)
         self.rows: list[tuple[tuple[str | Text, ...], str]] = []
 

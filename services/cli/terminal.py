@@ -59,7 +59,8 @@ def present(
 
     With --watch, show it again whenever it changes, until it is interrupted.
     """
-    watch, before = getattr(flags, "watch", False), None
+    watch = getattr(flags, "watch", False)
+    before = None
     while True:
         found = read()
         lasting = _lasting(msgspec.to_builtins(found)) if watch else None

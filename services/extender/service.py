@@ -88,7 +88,8 @@ class NodeFilter:
     ) -> ExtenderFilterResult:
         """Return the verdict; on the node `claimed_on`, claimed devices are the pod's own."""
         split = self._split(request)
-        known, reasons = self.index.mirror.nodes, split.reasons
+        known = self.index.mirror.nodes
+        reasons = split.reasons
         fitting = [name for name in offered if name in known and name not in reasons]
         if claimed_on in split.claimed and claimed_on in offered:
             fitting.append(claimed_on)
@@ -113,7 +114,8 @@ class NodeFilter:
         )
 
     def _split(self, request: PodRequest) -> NodeSplit:
-        key, position = placement_key(request), self.index.mirror.changes.end
+        key = placement_key(request)
+        position = self.index.mirror.changes.end
         split = self._splits.pop(key, None)
         if split is None or split.position != position:
             split = self._make(request)
@@ -437,7 +439,8 @@ class Extender:
             self.pods.forget(pod.queued.pod)
             return ""
         if reply.node is not None:
-            pod.node, pod.node_until = reply.node, self.clock.ticks() + ELSEWHERE_S
+            pod.node = reply.node
+            pod.node_until = self.clock.ticks() + ELSEWHERE_S
         if not reply.quotas:
             return reply.reason
         refusal = over_quota(pod.queued.namespace, pod.excesses, None)

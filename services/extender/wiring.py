@@ -27,7 +27,8 @@ BIND_TIMEOUT_S = 4.0
 
 async def serve_extender(settings: ExtenderSettings) -> None:
     """Serve the extender until SIGTERM or SIGINT."""
-    tls, clock = ServingFiles(*settings.tls_files), SystemClock()
+    tls = ServingFiles(*settings.tls_files)
+    clock = SystemClock()
     parser = settings.pod_parser()
     async with (
         KubernetesClient(load_credentials(settings.kubeconfig)) as client,

@@ -118,7 +118,8 @@ class DeviceWatcher:
         self.health.update((), fault)
         snapshot = self.node.snapshot
         if snapshot is not None and snapshot.devices:
-            known, present = self.node.devices, snapshot.devices.keys() - snapshot.absent
+            known = self.node.devices
+            present = snapshot.devices.keys() - snapshot.absent
             devices = inventory.devices_of((), config, known, self.health.faults)
             await self._advertise(devices, config, self.node.software, present)
 
@@ -126,7 +127,8 @@ class DeviceWatcher:
         self, gpus: Sequence[Gpu], config: SharingConfig, software: NodeSoftware
     ) -> None:
         known = self.node.devices or self._remembered or ()
-        checkpoint, leases = self.node.checkpoint, self.node.leases
+        checkpoint = self.node.checkpoint
+        leases = self.node.leases
         held = None  # is not known
         if leases.synced and not checkpoint.lost:
             held = held_slots(checkpoint.entries, leases.leases.values())

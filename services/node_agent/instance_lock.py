@@ -22,7 +22,9 @@ LOOK_S = 0.2
 WARN_AFTER_S = 10.0
 """An agent that is being replaced has ended by then; after that, two were started."""
 WARN_AGAIN_S = 60.0
-UNIT, POD, PROCESS = "unit", "pod", "process"
+UNIT = "unit"
+POD = "pod"
+PROCESS = "process"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,8 @@ class PartitionerSettings:
 
 async def partition(settings: PartitionerSettings, gpus: GpuDriver) -> None:
     """Serve until SIGTERM or SIGINT; finish changes that have started."""
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     uid = os.geteuid() if settings.agent_uid is None else settings.agent_uid

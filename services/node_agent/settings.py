@@ -257,7 +257,8 @@ def kubelet_credentials(settings: AgentSettings) -> ClusterCredentials:
 
     Raises RequestError naming the file that cannot be read.
     """
-    file, kubelet = settings.kubelet_dir / "kubelet.json", _KubeletFile()
+    file = settings.kubelet_dir / "kubelet.json"
+    kubelet = _KubeletFile()
     if file.exists():
         try:
             kubelet = msgspec.json.decode(_text(file), type=_KubeletFile)

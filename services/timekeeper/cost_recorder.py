@@ -72,7 +72,8 @@ class CostRecorder:
             logger.warning("%s: there are no costs of %d s", why, passed_ms // 1000)
         elif known.at_ms:
             hours = dict((await self.store.costs(known.at_ms, known.at_ms + 1)).hours)
-            interval, idle = (known.at_ms, until_ms), (self._idle, before)
+            interval = (known.at_ms, until_ms)
+            idle = (self._idle, before)
             held = holdings(charged_leases(nodes), journal.entries, idle, *interval)
             record_hours(hours, held, device_states(nodes, sizes), *interval)
             expired = sorted({*stored, *hours})[: -self.kept_hours]

@@ -24,7 +24,8 @@ from shared.model.names import Namespace
 
 logger = logging.getLogger(__name__)
 
-JOURNAL_PAGE, WHOLE_JOURNAL = 200, 200_000
+JOURNAL_PAGE = 200
+WHOLE_JOURNAL = 200_000
 """Journal entries that are read at once."""
 
 

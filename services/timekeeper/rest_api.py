@@ -62,12 +62,15 @@ GONE = (
     "gpu-sidecar from the pod's template"
 )
 SIDECAR = "gpu-sidecar"
-AT_ONCE, AT_ONCE_OF_ONE, MOST_WAITING = 32, 4, 50
+AT_ONCE = 32
+AT_ONCE_OF_ONE = 4
+MOST_WAITING = 50
 """Requests that are answered at the same time, and those of one address; of whose others so many
 wait."""
 PORT_BOUNDS = PortBounds(connections=256, free_body_bytes=16 * 1024)
 _NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
-READ_S, MOST_READS = 5.0, 20
+READ_S = 5.0
+MOST_READS = 20
 """So long a reply to a sidecar stays the same; and how many pods are read for them in a second."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -121,7 +124,8 @@ class BudgetApi:
 
     async def old_budget(self, request: web.Request) -> web.Response:
         """Show a budget as the proof of concept did, with more fields."""
-        namespace, viewer = _namespace(request), await self._viewer(request)
+        namespace = _namespace(request)
+        viewer = await self._viewer(request)
         seen = await viewer.visible([namespace])
         if seen is not None and namespace not in seen:
             text = f"{viewer.name} may not read namespace {namespace}"

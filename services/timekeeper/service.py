@@ -46,7 +46,8 @@ from shared.runtime.service import answers, handles, loops, publishes
 logger = logging.getLogger(__name__)
 
 REPORT_EVERY_MS = 60_000
-GRANT_ATTEMPTS, LEARN_EVERY_S = 20, 30.0
+GRANT_ATTEMPTS = 20
+LEARN_EVERY_S = 30.0
 
 
 @publishes(UsageRequest)
@@ -159,7 +160,8 @@ class Timekeeper:
         except BaseException:
             self.must_report = True
             raise
-        self.horizon_ms, self.has_counted = now_ms, True
+        self.horizon_ms = now_ms
+        self.has_counted = True
         return events
 
     def balance_of(self, namespace: Namespace) -> Balance:
@@ -282,7 +284,8 @@ class Timekeeper:
     async def _advance(
         self, namespace: Namespace, now_ms: int, *, report: bool
     ) -> BudgetChanged | None:
-        budget, before = self.configuration.budget_of(namespace), self.accounts[namespace]
+        budget = self.configuration.budget_of(namespace)
+        before = self.accounts[namespace]
         account = before
         update = advance(account, budget, now_ms, charge_every_ms=self.charge_every_ms)
         if update is not None:

@@ -58,7 +58,8 @@ def serving_certificate(
     settings: TimekeeperSettings, client: KubernetesClient | None
 ) -> ServingCertificate | None:
     """Return the certificate that `--api` serves, or None if it does not use TLS."""
-    names, now = settings.names, partial(datetime.now, UTC)
+    names = settings.names
+    now = partial(datetime.now, UTC)
     if settings.secret and client is not None:
         namespace, _, name = settings.secret.partition("/")
         store = SecretStore(client, namespace, name)

@@ -14,7 +14,8 @@ from shared.model.request import Gang
 from shared.pods.observed_pod import ObservedPod
 
 SCHEDULED = "PodGroupScheduled"
-NO_CONDITION, NO_METADATA = PodGroupCondition(), ObjectMeta()
+NO_CONDITION = PodGroupCondition()
+NO_METADATA = ObjectMeta()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +38,12 @@ def known_group(kind: PodGroupKind, group: PodGroup) -> KnownGroup:
 
     https://kubernetes.io/docs/concepts/workloads/workload-api/
     """
-    meta, spec = group.metadata, group.spec
+    meta = group.metadata
+    spec = group.spec
     if kind is not PodGroupKind.KUBERNETES:
         return KnownGroup(min_member=spec.min_member)
-    gang, error = spec.scheduling_policy.gang, ""
+    gang = spec.scheduling_policy.gang
+    error = ""
     if spec.scheduling_constraints:
         error = (
             f"PodGroup {meta.name} has spec.schedulingConstraints, which Leasehold does not obey: "
@@ -97,7 +100,8 @@ class PodGroupIndex:
 
     def apply(self, changes: PodGroupChanges) -> set[str] | None:
         """Apply changes; return the names of the groups they may concern, None: all of the kind."""
-        kind, known = changes.kind, self._groups.setdefault(changes.kind, {})
+        kind = changes.kind
+        known = self._groups.setdefault(changes.kind, {})
         if changes.absent or changes.unreadable:
             self._unreadable[kind] = changes.unreadable
             known.clear()

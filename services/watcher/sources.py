@@ -241,11 +241,13 @@ class NodeReflector:
                 ]
 
     def _parse(self, name: NodeName, resource_version: str, node: ApiNode | None) -> NodeUpdate:
-        revision, devices = as_number(resource_version), None
+        revision = as_number(resource_version)
+        devices = None
         if node is None:
             return NodeUpdate(name=name, revision=revision)
         try:
-            facts, devices = parse_node(node), foreign_devices(node, now_s=time.time())
+            facts = parse_node(node)
+            devices = foreign_devices(node, now_s=time.time())
         except RequestError as error:
             logger.warning("node %s gets no pods: %s", name, error)
             facts = NodeFacts(name=name, unschedulable=True)
@@ -321,7 +323,8 @@ class PodGroupReflectors:
 
     async def _watch(self, kind: PodGroupKind, queue: asyncio.Queue[PodGroupChanges]) -> None:
         refused: PodGroupChanges | None = None
-        paths, appeared = PATHS[kind], self._appeared[kind]
+        paths = PATHS[kind]
+        appeared = self._appeared[kind]
         found = follow(self.client, paths, PodGroup, retry_s=self.retry_s, appeared=appeared)
         async with aclosing(found) as batches:
             async for batch in batches:
@@ -393,7 +396,8 @@ class PodGroupConditions:
             condition = known and self._condition(name, known, now_s)
             if known is None or condition is None:
                 continue
-            meta, served = known.metadata, groups.paths[PodGroupKind.KUBERNETES]
+            meta = known.metadata
+            served = groups.paths[PodGroupKind.KUBERNETES]
             api, _, _ = served.rpartition("/")
             path = objects_path(meta.namespace, "podgroups", meta.name, group=api)
             body = {

@@ -53,7 +53,8 @@ def build_watcher(
 
 async def serve_watcher(settings: WatcherSettings, process: SharedProcess | None = None) -> None:
     """Serve the watcher until SIGTERM or SIGINT."""
-    parser, tracing = settings.pod_parser(), open_tracing("watcher", settings)
+    parser = settings.pod_parser()
+    tracing = open_tracing("watcher", settings)
     parser.keeps_reasons = tracing.tracer is not None
     file_quotas = load_file(settings.quotas) if settings.quotas else {}
     async with (
@@ -63,7 +64,9 @@ async def serve_watcher(settings: WatcherSettings, process: SharedProcess | None
     ):
         watcher = build_watcher(client, parser, file_quotas)
         watcher.spans = PodSpans(tracing) if tracing.tracer else None
-        pods, nodes, claims = watcher.pod_source, watcher.node_source, watcher.claim_source
+        pods = watcher.pod_source
+        nodes = watcher.node_source
+        claims = watcher.claim_source
         probes = {
             "api": api_server.unready_reason,
             "pods": lambda: None if pods.synced else "not listed yet",

@@ -110,7 +110,8 @@ def excess_memory(
 
 def _most(pod: PodRequest, request: GpuRequest, largest: DeviceMaximum) -> tuple[Change, ...]:
     """Return the change of a container's limits to all the memory of the largest device."""
-    step, changes = DIALECTS[pod.dialect].memory_step, {"memory_units": largest.memory_units}
+    step = DIALECTS[pod.dialect].memory_step
+    changes = {"memory_units": largest.memory_units}
     if request.memory_bytes is not None:
         changes = {"memory_bytes": largest.memory_mib * MIB // step * step}
     most = structs.replace(request, **changes)
@@ -129,9 +130,11 @@ def _excess(request: GpuRequest, largest: DeviceMaximum) -> str:
                 f"{largest.memory_mib} MiB"
             )
     elif request.memory_units is not None and request.memory_units > largest.memory_units:
-        unit, size = "MiB", ""
+        unit = "MiB"
+        size = ""
         if largest.memory_units != largest.memory_mib:
-            unit, size = "units of memory", f" ({largest.memory_mib} MiB)"
+            unit = "units of memory"
+            size = f" ({largest.memory_mib} MiB)"
         return (
             f"{request.memory_units} {unit} of one GPU, and the largest GPU of the cluster has "
             f"{largest.memory_units} {unit}{size}"
@@ -192,7 +195,10 @@ class SchedulerChoice:
 
 
 SERVED = frozenset().union(*(dialect.served for dialect in DIALECTS.values()))
-BAD_REQUEST, FORBIDDEN, UNPROCESSABLE, TOO_MANY = 400, 403, 422, 429
+BAD_REQUEST = 400
+FORBIDDEN = 403
+UNPROCESSABLE = 422
+TOO_MANY = 429
 
 CHECKS_OF_NEW_PODS = {False: Check.CREATION, True: Check.EXEMPTED}
 """By whether administrators have exempted the namespace."""
@@ -266,7 +272,8 @@ def decide(
     the namespace from `pod_policy`. Raises RequestError for a malformed or too long run time.
     """
     copied = CopiedState.of(pod, is_placed=_is_placed(pod, policy))
-    patches, warnings = copied.patches(pod), copied.warnings()
+    patches = copied.patches(pod)
+    warnings = copied.warnings()
     pod = copied.removed(pod)
     if policy.resource_names and policy.schedulers.serves(pod):
         renamed = [rename_amounts(each, policy.resource_names) for each in pod.containers]

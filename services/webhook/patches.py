@@ -8,7 +8,8 @@ import msgspec
 from shared.model.errors import RequestError
 from shared.pods.pod_view import PodContainer, PodView
 
-ANNOTATIONS, LABELS = "/metadata/annotations", "/metadata/labels"
+ANNOTATIONS = "/metadata/annotations"
+LABELS = "/metadata/labels"
 
 PatchValue = str | int | dict[str, str] | list[dict[str, str]] | msgspec.Raw
 

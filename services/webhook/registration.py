@@ -15,7 +15,9 @@ import yaml
 from shared.model.errors import RequestError
 
 NAME = "leasehold"
-PATH, EXEMPT_PATH, ALL_PODS_PATH = "/mutate", "/mutate-exempt", "/mutate-all-pods"
+PATH = "/mutate"
+EXEMPT_PATH = "/mutate-exempt"
+ALL_PODS_PATH = "/mutate-all-pods"
 CLAIMS_PATH = "/mutate-claims"
 ALLOCATIONS_PATH = "/lease-allocation"
 CLAIMS_WEBHOOK = "claims.pods.leasehold.dev"

@@ -33,7 +33,8 @@ PORT_BOUNDS = PortBounds(
 
 A review holds one object, or also its old version. An API server stores objects of 1.5 MiB in
 its own encoding, which are up to eight times as long in JSON."""
-USUAL_TIMEOUT_S, LONGEST_TIMEOUT_S = 2.0, 30.0
+USUAL_TIMEOUT_S = 2.0
+LONGEST_TIMEOUT_S = 30.0
 """Of clients that do not say how long they wait; and the longest that API servers do."""
 SHUTDOWN_S = 5.0
 _UID = re.compile(rb'"uid": *"([^"\\\\]+)"')

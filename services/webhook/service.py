@@ -216,7 +216,8 @@ class Webhook:
         try:
             decision = found.decide(await self.lease_claim(asked))
         except UnavailableError as error:
-            decision, fault = ALLOWED, error
+            decision = ALLOWED
+            fault = error
         finally:
             telemetry.end(spans, fault)
         return decision

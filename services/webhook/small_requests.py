@@ -47,10 +47,12 @@ def _meant(pod: PodRequest, request: GpuRequest, largest: DeviceUnits) -> str:
     """Return the amount for as many GiB as the number that is written, if a device has so much."""
     step = DIALECTS[pod.dialect].memory_step
     if request.memory_units is not None:
-        written, field = request.memory_units, "memory_units"
+        written = request.memory_units
+        field = "memory_units"
         amount = written * GIB // largest.unit_mib
     else:
-        written, field = (request.memory_bytes or 0) // step, "memory_bytes"
+        written = (request.memory_bytes or 0) // step
+        field = "memory_bytes"
         amount = written * GIB * MIB
     if not 0 < written * GIB <= largest.memory_mib:
         return ""

@@ -143,7 +143,8 @@ async def serve_webhook(settings: WebhookSettings) -> None:
     NATS carries only reports of budgets and devices. Without it, pods are admitted by the last
     reports.
     """
-    policy, tls_dir = settings.policy, settings.tls_dir
+    policy = settings.policy
+    tls_dir = settings.tls_dir
     quotas = load_objects(settings.quotas, KIND, parse_spec) if settings.quotas else {}
     async with (
         KubernetesClient(load_credentials(settings.kubeconfig)) as client,

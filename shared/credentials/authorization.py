@@ -27,10 +27,12 @@ AUTH_MODES = ("none", "tokens", "kube")
 CACHE_S = 30.0
 """Seconds for which a review by the API server is cached."""
 MAX_CACHED = 10_000
-ACCEPTED_S, UNKNOWN_TOKENS = 900.0, 40
+ACCEPTED_S = 900.0
+UNKNOWN_TOKENS = 40
 """So long after it was accepted, a token is reviewed again whatever others send; and how many other
 tokens are reviewed in a second."""
-MAX_IN_FLIGHT, MAX_IN_FLIGHT_OF_ONE = 16, 8
+MAX_IN_FLIGHT = 16
+MAX_IN_FLIGHT_OF_ONE = 8
 """Reviews in progress, and those of the permissions of one user or namespace."""
 REVIEW_ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 

@@ -122,7 +122,8 @@ class SecretStore:
         except NotFoundError:
             self._version = None
             return None
-        self._version, data = secret.metadata.resource_version, secret.data or {}
+        self._version = secret.metadata.resource_version
+        data = secret.data or {}
         if not data.get(FILES["certificate"]):
             return None
         return CertificateBundle(**{part: data.get(name, b"") for part, name in FILES.items()})

@@ -67,7 +67,8 @@ def is_due(certificate: bytes, names: Sequence[str], now: datetime) -> bool:
     Raises RequestError for an invalid certificate.
     """
     found = load(certificate)
-    begins, ends = found.not_valid_before_utc, found.not_valid_after_utc
+    begins = found.not_valid_before_utc
+    ends = found.not_valid_after_utc
     if now >= begins + (ends - begins) / 2:
         return True
     extension = found.extensions.get_extension_for_class(x509.SubjectAlternativeName)

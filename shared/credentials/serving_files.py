@@ -39,7 +39,9 @@ class ServingFiles:
     """
 
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
-        self.certificate, self.key, self.client_ca = certificate, key, client_ca
+        self.certificate = certificate
+        self.key = key
+        self.client_ca = client_ca
         self.context = server_context()
         self._loaded: bytes = b""
         self.load()

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from shared.model.errors import RequestError
 
-EXPIRED, NOT_YET, WRONG_NAMES = 10, 9, (62, 63, 64)
+EXPIRED = 10
+NOT_YET = 9
+WRONG_NAMES = (62, 63, 64)
 UNTRUSTED = frozenset({2, 18, 19, 20, 21, 24})
 """OpenSSL's codes for a chain that ends at no trusted CA."""
 _CLIENT_REJECTED = ("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE", "UNKNOWN_CA", "CERTIFICATE_EXPIRED",

@@ -30,12 +30,15 @@ LIGHTWEIGHT = (
     "pod-group.scheduling.sigs.k8s.io/min-available",
 )
 
-MODE, STRICT, NON_STRICT = "gang.scheduling.koordinator.sh/mode", "Strict", "NonStrict"
+MODE = "gang.scheduling.koordinator.sh/mode"
+STRICT = "Strict"
+NON_STRICT = "NonStrict"
 MATCH_POLICIES = (
     "gang.scheduling.koordinator.sh/match-policy",
     "pod-group.scheduling.sigs.k8s.io/match-policy",
 )
-WAITING_AND_RUNNING, ONCE_SATISFIED = "waiting-and-running", "once-satisfied"
+WAITING_AND_RUNNING = "waiting-and-running"
+ONCE_SATISFIED = "once-satisfied"
 WAITING_TIME = "gang.scheduling.koordinator.sh/waiting-time"
 TOTAL = "gang.scheduling.koordinator.sh/total-number"
 GROUPS = "gang.scheduling.koordinator.sh/groups"

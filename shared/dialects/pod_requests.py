@@ -28,7 +28,8 @@ _OWNERS: Mapping[str, tuple[str, ...]] = {
     for resource in frozenset().union(*(d.resources for d in DIALECTS.values()))
 }
 """The dialects that have a resource name, by the name."""
-STRICT, ALL_NAMESPACES = "strict", "*"
+STRICT = "strict"
+ALL_NAMESPACES = "*"
 MOST_REASON = 200
 """Characters of the reason for which a device is cordoned."""
 _READ_ANNOTATIONS = REQUEST_ANNOTATIONS | pod_groups.READ_ANNOTATIONS

@@ -68,7 +68,8 @@ class RequestAuthentication:
 
     async def headers_after_refusal(self) -> dict[str, str]:
         """Return the header with the token that the file has now, or the plugin returns now."""
-        self._read_at = self._expires_at = float("-inf")
+        self._read_at = float("-inf")
+        self._expires_at = self._read_at
         return await self.headers()
 
     async def _run(self, plugin: ExecPlugin) -> None:

@@ -100,7 +100,8 @@ def conditions_of(item: RawObject, fault: str, *, reason: str, at: str) -> list[
     `Ready` is the same for Helm, Flux and others that wait for it. Since when is `at`, unless the
     object has the same conditions already.
     """
-    status, before = "False" if fault else "True", _status_of(item).conditions
+    status = "False" if fault else "True"
+    before = _status_of(item).conditions
     since = {(each.type, each.status): each.last_transition_time for each in before}
     return [
         Condition(
@@ -131,16 +132,19 @@ class LatestSpecs(Generic[T]):
 
         Without a valid version, that counts which its status has, as of before a restart.
         """
-        name, known = Namespace(item.metadata.name), _status_of(item).spec_in_force
+        name = Namespace(item.metadata.name)
+        known = _status_of(item).spec_in_force
         self.items[name] = item
         self.problems.pop(name, None)
         try:
-            self.valid[name], self.specs[name] = self.parse(name, item.spec), item.spec
+            self.valid[name] = self.parse(name, item.spec)
+            self.specs[name] = item.spec
         except RequestError as error:
             self.problems[name] = cut(str(error))
             with suppress(RequestError):
                 if name not in self.valid and known is not None:
-                    self.valid[name], self.specs[name] = self.parse(name, known), known
+                    self.valid[name] = self.parse(name, known)
+                    self.specs[name] = known
         return self.problems.get(name, "")
 
     def remove(self, name: Namespace) -> None:

@@ -21,7 +21,9 @@ from shared.kubernetes.types import (
 from shared.model.bounds import check_text
 from shared.model.errors import UNDECODABLE, RequestError
 
-MAX_CONTAINERS, MAX_ENTRIES, MAX_PATH = 500, 10_000, 4_096
+MAX_CONTAINERS = 500
+MAX_ENTRIES = 10_000
+MAX_PATH = 4_096
 """Containers of a kind, and volumes; entries of each list and map, of all containers together;
 characters of a path, as in Linux. Pods beyond these are denied."""
 

@@ -15,7 +15,8 @@ from shared.model.bounds import cut
 from shared.model.device import longest_name_in
 from shared.model.errors import RequestError
 
-MOST_BYTES, MOST_PRICE = 65_536, 1_000_000
+MOST_BYTES = 65_536
+MOST_PRICE = 1_000_000
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,7 +72,8 @@ class PriceFile:
         """Return the prices in force; none before there is a file."""
         if self.path is not None and self.path.exists():
             try:
-                self.prices, self.problem = load_prices(self.path), ""
+                self.prices = load_prices(self.path)
+                self.problem = ""
             except RequestError as error:
                 self.problem = f"{cut(str(error))}; the last valid prices stay in force"
         return self.prices

@@ -26,7 +26,8 @@ def newer(version: str, known: str) -> bool:
     Decimal versions compare as integers, as documented since Kubernetes 1.35; others are opaque,
     so that all but the very same version counts as newer.
     """
-    number, known_number = parse_decimal(version), parse_decimal(known)
+    number = parse_decimal(version)
+    known_number = parse_decimal(known)
     if number is not None and known_number is not None:
         return number > known_number
     return version != known
@@ -84,7 +85,8 @@ class KnownObjects(Generic[R]):
         gone = tuple(self._delete(key, resource_version) for key in self._missing)
         self._missing = {}
         self._tombstones.clear()
-        self.resource_version = self._listed_at = resource_version
+        self.resource_version = resource_version
+        self._listed_at = self.resource_version
         return gone
 
     def upsert(self, item: R) -> tuple[Change[R], ...]:
@@ -132,7 +134,8 @@ class KnownObjects(Generic[R]):
 
     def _store(self, item: R) -> tuple[Change[R], ...]:
         metadata = item.metadata
-        key, version = _key(metadata), metadata.resource_version
+        key = _key(metadata)
+        version = metadata.resource_version
         known = self._objects.get(key)
         is_replaced = known is not None and known.uid != metadata.uid
         deleted = (self._delete(key, version),) if is_replaced else ()

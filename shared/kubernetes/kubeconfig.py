@@ -293,10 +293,12 @@ def _credentials(cluster: "_Section", user: "_Section", *, namespace: str) -> Cl
                 f"uses {what}, which is not supported",
                 "Use a token or client certificate; `kubectl create token ACCOUNT` prints a token",
             )
-    client_cert, client_key = user.pem("client-certificate"), user.pem("client-key")
+    client_cert = user.pem("client-certificate")
+    client_key = user.pem("client-key")
     if (client_cert is None) != (client_key is None):
         raise user.error("has only one of client-certificate and client-key", "Set both")
-    token, token_file = user.text("token"), user.text("tokenFile")
+    token = user.text("token")
+    token_file = user.text("tokenFile")
     return ClusterCredentials(
         server=server.rstrip("/"),
         namespace=namespace,
@@ -315,7 +317,8 @@ def _exec_plugin(cluster: "_Section", user: "_Section") -> ExecPlugin | None:
     if user.fields.get("exec") is None:
         return None
     plugin = user.section("exec")
-    command, version = plugin.text("command"), plugin.text("apiVersion")
+    command = plugin.text("command")
+    version = plugin.text("apiVersion")
     if not command or version not in API_VERSIONS:
         raise plugin.error(
             f"has apiVersion {version} and command {command}",

@@ -59,7 +59,8 @@ def pods_in(text: str, source: str) -> list[ManifestPod]:
 
 def _check_size(documents: Any, source: str) -> None:
     """Raise RequestError for a text whose aliases make it large, or contain themselves."""
-    left, size = [documents], 0
+    left = [documents]
+    size = 0
     while left:
         value = left.pop()
         children = [*value, *value.values()] if isinstance(value, dict) else value

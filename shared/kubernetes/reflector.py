@@ -179,7 +179,8 @@ class Reflector(Generic[R]):
             page = await self._kube.list_page(self._path, query=self._selectors, limit=1)
         except UnavailableError as error:
             if not is_throttled(error):
-                self._must_list = self._was_away = True
+                self._must_list = True
+                self._was_away = True
             raise
         self._refuse_older(page.metadata.resource_version)
 
@@ -193,7 +194,8 @@ class Reflector(Generic[R]):
     async def _list(self) -> AsyncGenerator[Batch[R], None]:
         self._watching_since_s = float("inf")
         self._known.begin_list()
-        token, restored = "", self._was_away
+        token = ""
+        restored = self._was_away
         while True:
             page = await self._kube.list_page(
                 self._path, query=self._selectors, limit=PAGE, continue_token=token
@@ -206,7 +208,8 @@ class Reflector(Generic[R]):
                 restored |= is_older(version, self._known.resource_version)
                 self._unreported.extend(self._known.end_list(version))
                 self._listed = True, restored
-                self._must_list = self._was_away = False
+                self._must_list = False
+                self._was_away = False
             for batch in self._take_batches():
                 yield batch
             if not token:

@@ -79,7 +79,8 @@ class Lines:
             return []
         lines = [b"".join(self._held), *others]
         last = lines.pop()
-        self._held, self._held_bytes = [last], len(last)
+        self._held = [last]
+        self._held_bytes = len(last)
         return [line for line in lines if line]
 
 

@@ -45,7 +45,8 @@ class Consequence:
 
 def consequence(budget: Budget, state: BudgetState) -> Consequence:
     """Return the consequence of a state under a budget."""
-    new_pods, evict_after = "queue" if state is BudgetState.INVALID else "admit", None
+    new_pods = "queue" if state is BudgetState.INVALID else "admit"
+    evict_after = None
     if state in OUT_OF_BUDGET:
         if budget.on_exhausted in {OnExhausted.QUEUE, OnExhausted.DENY}:
             new_pods = str(budget.on_exhausted)
@@ -227,14 +228,16 @@ def level_at(
     """
     leases = tuple(leases)
     late = sum(uncharged_units(each, window.level_ms) for each in leases)
-    level, now = window.level_scaled - late * HOUR_MS, window.level_ms
+    level = window.level_scaled - late * HOUR_MS
+    now = window.level_ms
     moments = {at_ms} | {
         moment
         for each in leases
         for moment in (each.since_ms, each.ended_ms)
         if moment is not None and now < moment < at_ms
     }
-    full, refill = (budget.limit_units or 0) * HOUR_MS, budget.policy.refill_units_per_hour
+    full = (budget.limit_units or 0) * HOUR_MS
+    refill = budget.policy.refill_units_per_hour
     for moment in sorted(moments):
         length = max(0, moment - now)
         rate = rate_at(leases, now) * HOUR_MS

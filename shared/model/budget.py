@@ -23,7 +23,8 @@ HOUR_MS = 3_600_000
 
 def minutes(units: int) -> str:
     """Return units as GPU-minutes with three decimals, rounded towards zero."""
-    sign, thousandths = "-" if units < 0 else "", abs(units) * 1000 // UNITS_PER_GPU_MINUTE
+    sign = "-" if units < 0 else ""
+    thousandths = abs(units) * 1000 // UNITS_PER_GPU_MINUTE
     return f"{sign}{thousandths // 1000}.{thousandths % 1000:03d}"
 
 

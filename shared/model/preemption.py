@@ -171,7 +171,8 @@ class EndingLease:
 
 def start_text(ends: Sequence[EndingLease], last: str) -> str:
     """Return when pods start that wait for leases, in the order of their ends; `last`: its name."""
-    at, others = timestamp(ends[-1].ends_at), len(ends) - 1
+    at = timestamp(ends[-1].ends_at)
+    others = len(ends) - 1
     loose = sum(not each.enforced for each in ends)
     if not loose:
         who = f"{last} and {others} more end" if others else f"{last} ends"

@@ -156,7 +156,8 @@ def peak(amounts: Iterable[tuple[Amount, bool]], nothing: Amount) -> Amount:
     The boolean is true for an init container that ends before the next container starts. Others,
     sidecars among them, run until the pod ends: beside all later containers.
     """
-    running = most = nothing
+    running = nothing
+    most = running
     for amount, ends_first in amounts:
         if ends_first:
             most = max(most, running + amount)

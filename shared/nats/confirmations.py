@@ -59,7 +59,8 @@ class Confirmations:
 
     def take(self, reply: str) -> Receipt | None:
         """Hold the message with this reply subject, unless it is held, or has no number."""
-        prefix, number = reply.rpartition(".")[0], subjects.number_of(reply)
+        prefix = reply.rpartition(".")[0]
+        number = subjects.number_of(reply)
         if number is None:
             return None
         sender = self._senders.setdefault(prefix, _Sender(reported_at=time.monotonic()))

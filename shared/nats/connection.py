@@ -172,7 +172,8 @@ class _ConnectionErrors:
     def sort(self, error: BaseException) -> str:
         """Record the error; return its text if it is about authentication."""
         if "authorization" in repr(error).lower():
-            self.is_refused, self.fault = True, ""
+            self.is_refused = True
+            self.fault = ""
             return "the server rejects the login"
         fault = tls_fault(error, flag="--nats")
         if fault is None and isinstance(error.__cause__, RequestError):
@@ -184,7 +185,8 @@ class _ConnectionErrors:
         elif isinstance(error, OSError) and not isinstance(error, TimeoutError):
             self.failure = _os_error_text(error)
             if not isinstance(error, _ENDED):
-                self.is_refused, self.fault = False, ""
+                self.is_refused = False
+                self.fault = ""
         return fault or ""
 
 

@@ -30,7 +30,8 @@ REFUSED = Counter(
     ["subject"],
 )
 MAX_BUFFERED = 65_536
-SHOWN, SHOWN_REASON = 100, 400
+SHOWN = 100
+SHOWN_REASON = 400
 """Characters of a subject, and of a reason, that a log line shows."""
 
 E = TypeVar("E", bound=Event)
@@ -112,7 +113,8 @@ class Inbox:
             while not self.waiting:
                 self.arrived.clear()
                 await self.arrived.wait()
-            batch, size = [], 0
+            batch = []
+            size = 0
             while size < EVENTS_PER_MESSAGE and self.waiting:
                 batch.append(self._pop())
                 size += len(batch[-1].events)

@@ -62,7 +62,8 @@ async def _connected(
 
 async def _replies(client: Any, subjects: Iterable[str]) -> list[Any]:
     """Return what servers reply to requests; one without a reply subject would be ignored."""
-    found, inbox = list[Any](), client.new_inbox()
+    found = list[Any]()
+    inbox = client.new_inbox()
 
     async def collect(message: Any) -> None:
         found.append(json.loads(message.data))

@@ -152,7 +152,9 @@ class UnconfirmedWork:
         if self._is_full(kind):
             return False
         message = self._keep(kind, subject, b"", len(events))
-        message.due_at, message.is_received, message.handed_over = FOREVER, True, events
+        message.due_at = FOREVER
+        message.is_received = True
+        message.handed_over = events
         number = message.number
         receipt = Receipt(partial(self._settle, number), partial(self._send_later, number))
         inbox.put(DeliveredMessage(list(events), inbox, receipt))
@@ -171,7 +173,8 @@ class UnconfirmedWork:
         due_at = time.monotonic() + (self._policy.return_s if after_s is None else after_s)
         for some, data in self._encode(message.handed_over):
             kept = self._keep(message.kind, message.subject, data, len(some))
-            kept.due_at, kept.is_received = due_at, True
+            kept.due_at = due_at
+            kept.is_received = True
 
     def _kind(self, event: type[Event]) -> _Kind:
         kind = self._kinds.get(event)
@@ -183,7 +186,8 @@ class UnconfirmedWork:
     def _keep(self, kind: _Kind, subject: str, data: bytes, events: int) -> _Message:
         message = _Message(self._next, kind, subject, data, events)
         self._next += 1
-        self._messages[message.number] = kind.messages[message.number] = message
+        self._messages[message.number] = message
+        kind.messages[message.number] = message
         kind.size += len(data)
         kind.unconfirmed.inc(events)
         self._added.set()
@@ -248,7 +252,8 @@ class UnconfirmedWork:
 
     async def _write(self, message: _Message) -> None:
         now = time.monotonic()
-        message.sent_at, message.due_at = now, now + self._policy.receipt_s
+        message.sent_at = now
+        message.due_at = now + self._policy.receipt_s
         message.is_received = False
         with contextlib.suppress(nats.errors.Error):  # it is sent again when it is due
             await self._client.publish(
@@ -294,7 +299,8 @@ class UnconfirmedWork:
             for number in numbers:
                 if message := self._messages.get(number):
                     self._hear(message.kind, now)
-                    message.due_at, message.is_received = now + after_s, True
+                    message.due_at = now + after_s
+                    message.is_received = True
         for number in report.handled:
             if message := self._messages.get(number):
                 self._hear(message.kind, now)

@@ -75,7 +75,8 @@ def decode_each(data: bytes, event_type: type[E]) -> tuple[list[E], list[Request
     try:
         return decode(data, event_type), []
     except RequestError as error:
-        events, errors = list[E](), [error]
+        events = list[E]()
+        errors = [error]
     try:
         message = _read(data, event_type, _decode_raw)
     except RequestError:

@@ -137,7 +137,8 @@ def _text(change: Change) -> str:
 
 def changes_between(before: PodRequest, after: PodRequest) -> tuple[Change, ...]:
     """Return the changes of the pod's manifest that lead from one request to the other."""
-    dialect, found = DIALECTS.get(before.dialect), list[Change]()
+    dialect = DIALECTS.get(before.dialect)
+    found = list[Change]()
     if dialect is not None:
         for old, new in zip(before.containers, after.containers, strict=True):
             found += _limit_changes(old, new, before, after, dialect)
@@ -167,7 +168,8 @@ def limits_peak(name: str, request: PodRequest) -> int:
 def _limit_changes(
     old: GpuRequest, new: GpuRequest, before: PodRequest, after: PodRequest, dialect: Dialect
 ) -> Iterator[Change]:
-    was, now = dialect.limits(old, before), dialect.limits(new, after)
+    was = dialect.limits(old, before)
+    now = dialect.limits(new, after)
     for name in [*now, *(name for name in was if name not in now)]:
         if was.get(name) != now.get(name):
             value = _amount(name, now[name]) if name in now else ""

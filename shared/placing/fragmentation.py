@@ -29,7 +29,8 @@ MOST_KINDS = 1024
 TYPICAL_PART = 0.95
 TYPICAL_KINDS = 64
 """The typical kinds are the most frequent ones, up to so many and to that part of all pods."""
-FIRST_REFRESH, REFRESH_EVERY = 16, 512
+FIRST_REFRESH = 16
+REFRESH_EVERY = 512
 """The typical kinds are chosen again when the number of pods has doubled, and after so many."""
 
 
@@ -108,11 +109,14 @@ class Workload:
 
 def kind_of(request: PodRequest) -> PodKind:
     """Return the kind of a pod with GPUs."""
-    resources, containers = request.resources, request.containers
+    resources = request.resources
+    containers = request.containers
     lead = containers[0]
     if len(containers) > 1:
         lead = max(containers, key=lambda container: container.gpus)
-    percent, mib, units = lead.memory_percent or 0, 0, 0
+    percent = lead.memory_percent or 0
+    mib = 0
+    units = 0
     if lead.sharing is SharingPolicy.EXCLUSIVE:
         percent = ALL_PERCENT
     elif not percent and lead.memory_bytes is not None:
@@ -216,7 +220,8 @@ class UsableGpu:
 
     def _compute(self, cpu: int, memory: int, free: FreeParts) -> float:
         kinds = self._kinds[: bisect_right(self._parts, free[-1])] if free else []
-        shares = idle = 0
+        shares = 0
+        idle = 0
         for part in free:
             more_shares, more_idle = self._shares.get(part) or self._shares_on(part)
             shares += more_shares
@@ -274,7 +279,8 @@ class NodeValue:
 
 GPU_IDLE_PART = 1 / 8
 """Of its power limit, so much is drawn by a GPU without leases."""
-PACKAGE_CPU, PACKAGE_WATTS = 32_000, 105
+PACKAGE_CPU = 32_000
+PACKAGE_WATTS = 105
 """A CPU package of so many thousandths of a CPU draws so many watts more once one is requested."""
 WATT_COST = 2.0
 """The thousandths of a usable GPU that weigh as much as a watt."""
@@ -317,7 +323,8 @@ class Fragmentation:
         if not node.devices or not self.workload.typical:
             return 0.0
         before = self._nodes.get(node) or self._value_of(node)
-        free, parts = before.free.copy(), list(before.parts)
+        free = before.free.copy()
+        parts = list(before.parts)
         for container, device, memory_mib, _ in picks:
             part = -(-WHOLE * memory_mib // (device.total_mib or 1))
             part = max(part, 10 * required_cores_percent(container))

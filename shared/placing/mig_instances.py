@@ -34,7 +34,8 @@ def layout_shapes(layouts: tuple[MigLayout, ...]) -> LayoutShapes:
 
 
 def _instance_shapes(layout: MigLayout) -> tuple[InstanceShape, ...]:
-    shapes, first = [], 0
+    shapes = []
+    first = 0
     for profile in layout.profiles:
         positions = ((1 << profile.count) - 1) << first
         shapes.append(InstanceShape(profile.memory_mib, profile.name, positions))
@@ -114,10 +115,8 @@ def instance_refusal(
     """Return why no instance of a device fits, or None if one fits."""
     if find_instance(shapes_by_layout, layout, taken, need_mib=need_mib, free_mib=free_mib):
         return None
-    needed, largest = (
-        f"an instance of {need_mib} MiB or more is needed",
-        largest_instance_mib(shapes_by_layout),
-    )
+    needed = f"an instance of {need_mib} MiB or more is needed"
+    largest = largest_instance_mib(shapes_by_layout)
     if not largest:
         return DeviceRefusal("NoGpuInstances", "it is in MIG mode, and no layout for it is known")
     if largest < need_mib:

@@ -86,7 +86,8 @@ def _likely_placements(
     contested: bool,
 ) -> tuple[Placement, ...]:
     """Return placements on nodes that probably fit; none: every node has to be checked."""
-    ranked, need = index.likely_nodes(kind), kind.need
+    ranked = index.likely_nodes(kind)
+    need = kind.need
     if contested and ranked.packs:
         uncontested = ranked.uncontested_nodes(need, rng)
         placements = _placements(request, plan, index, uncontested, 1)
@@ -113,7 +114,8 @@ def _best_nodes(
         seen = set[MirroredNode]()
         is_rare = preferred.bit_count() * RARE < len(index.mirror.nodes)
         for planned in kinds:
-            nodes, need = index.exact_nodes(planned.kind), planned.need
+            nodes = index.exact_nodes(planned.kind)
+            need = planned.need
             if is_rare:
                 best = nodes.best_of(index.sets.nodes_in(preferred), need)
             else:
@@ -148,7 +150,8 @@ def placement_of(node: MirroredNode, picks: list[DevicePick], weighed: str = "")
 
 def _random_nodes(best: BestNodes, rng: Rng) -> Iterator[MirroredNode]:
     """Yield random nodes of the best ones: the first among those that tie, the rest among all."""
-    among, seen = best.tied, set[int]()
+    among = best.tied
+    seen = set[int]()
     for _ in range(min(RANDOM_TRIES, 2 * best.total)):
         position = int(rng() * among)
         among = best.total
@@ -262,7 +265,8 @@ def _compared(request: PodRequest, index: NodeIndex, nodes: Iterator[MirroredNod
 
 def _likely_nodes(request: PodRequest, index: NodeIndex, rng: Rng) -> Iterator[MirroredNode]:
     planned = index.plan(request).kinds[0]
-    nodes, need = index.likely_nodes(planned), planned.need
+    nodes = index.likely_nodes(planned)
+    need = planned.need
     return _in_turn(nodes.in_order(need), nodes.random_nodes(need, TRIED_NODES, rng))
 
 
@@ -270,7 +274,8 @@ def _nodes_of(
     fitting: NodeSet, request: PodRequest, index: NodeIndex, rng: Rng
 ) -> Iterator[MirroredNode]:
     planned = index.plan(request).kinds[0]
-    ranked, need = index.ranked_nodes(planned.kind), planned.need
+    ranked = index.ranked_nodes(planned.kind)
+    need = planned.need
     tight: Iterator[MirroredNode]
     count = fitting.bit_count()
     if count * count > SORTED_FACTOR * len(index.mirror.nodes):

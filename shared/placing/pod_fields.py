@@ -66,8 +66,10 @@ def _find(
     """Yield the paths at which a field is set: empty values count as not set."""
     if not isinstance(found, Mapping):
         return
-    name, is_list = segments[0].removesuffix("[]"), segments[0].endswith("[]")
-    value, below = found.get(name), segments[1:]
+    name = segments[0].removesuffix("[]")
+    is_list = segments[0].endswith("[]")
+    value = found.get(name)
+    below = segments[1:]
     path = f"{path}.{name}" if path else name
     items = [(path, value)]
     if is_list:
@@ -99,8 +101,10 @@ def _all(
     ]
 
 
-OBEYED, NO_EFFECT = Effect.OBEYED, Effect.NO_EFFECT
-PREFERENCE, HANDED_OVER = Effect.PREFERENCE, Effect.HANDED_OVER
+OBEYED = Effect.OBEYED
+NO_EFFECT = Effect.NO_EFFECT
+PREFERENCE = Effect.PREFERENCE
+HANDED_OVER = Effect.HANDED_OVER
 
 
 def _container_fields(containers: str) -> list[PodField]:

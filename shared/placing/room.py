@@ -174,7 +174,8 @@ class RoomSearch:
         self._allows = allows
         self._most_leases = most_leases
         self._left = most_trials
-        self._reserved = self._per_node = most_trials // 4
+        self._reserved = most_trials // 4
+        self._per_node = self._reserved
         one_device = sum(container.gpus for container in request.containers) == 1
         self._on_one_device = request.same_device or one_device
 
@@ -212,7 +213,8 @@ class RoomSearch:
         self, tier: tuple[int, ...], able: Mapping[NodeName, Sequence[Endable]]
     ) -> Iterator[Room]:
         """Yield rooms whose worst lease is of the tier, which no lease in `able` exceeds."""
-        tried, found = dict.fromkeys(able, 0), set[NodeName]()
+        tried = dict.fromkeys(able, 0)
+        found = set[NodeName]()
         spared: list[Endables] = []
         size = 0
         while (tried or spared) and size < self._most_leases:
@@ -229,7 +231,8 @@ class RoomSearch:
         self, size: int, able: Mapping[NodeName, Sequence[Endable]], tried: dict[NodeName, int]
     ) -> tuple[list[Endables], list[NodeName]]:
         """Return the sets to try, and the nodes that have too many or none; they leave `tried`."""
-        sets, over = list[Endables](), list[NodeName]()
+        sets = list[Endables]()
+        over = list[NodeName]()
         for name, count in list(tried.items()):
             most = max(0, min(self._per_node - count, self._left - self._reserved))
             here = list(islice(self._sets(able[name], size), most + 1))

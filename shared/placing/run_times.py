@@ -59,10 +59,8 @@ class RunTimes:
     def learn(self, ended: Iterable[tuple[Lease, float]]) -> None:
         """Add how many seconds the pods of leases ran."""
         for lease, run_s in ended:
-            name, seconds = (
-                series_of(lease.namespace, lease.name),
-                math.log(min(max(run_s, 1.0), MOST_RUN_S)),
-            )
+            name = series_of(lease.namespace, lease.name)
+            seconds = math.log(min(max(run_s, 1.0), MOST_RUN_S))
             known = self.series.pop(name, RunSeries())
             weight = max(NEWEST_WEIGHT, 1 / (known.runs + 1))
             mean = known.log_mean_s + weight * (seconds - known.log_mean_s)

@@ -30,7 +30,8 @@ MOST_TRIED = 8
 """The first pods and gangs of the queue for which a start is looked for."""
 SOON_S = 3600.0
 """Devices are claimed for so long, at most, for what is only expected to end by then."""
-AGAIN_S, EARLIER_S = 60.0, 60.0
+AGAIN_S = 60.0
+EARLIER_S = 60.0
 """A start is planned again after so long, and changed if it can be so much earlier."""
 LATE_S = 30.0
 """After the planned time: the devices are given up if they are not free by then."""
@@ -117,7 +118,8 @@ def with_claims(
     nodes: Iterable[NodeTotals], staying: Iterable[StoredStart], lifted: Iterable[StoredStart]
 ) -> list[NodeTotals]:
     """Return nodes with all that starts will take of their resources, and without lifted claims."""
-    changes, free = defaultdict[NodeName, Counter[str]](Counter), set[DeviceUuid]()
+    changes = defaultdict[NodeName, Counter[str]](Counter)
+    free = set[DeviceUuid]()
     for start in staying:
         for wanted, held in zip(start.wanted, start.at_once, strict=True):
             change = changes[wanted.candidates[0].node]
@@ -215,7 +217,8 @@ def waiting_units(
     running = {lease.gang for totals in nodes for lease in totals.leases if lease.gang}
     found = defaultdict[str, list[WaitingPod]](list)
     for each in waiting:
-        queued, gang = each.queued, each.queued.request.gang
+        queued = each.queued
+        gang = each.queued.request.gang
         if queued.by_kube_scheduler or each.refusal.permanent or each.refusal.quota:
             continue
         if gang is not None and gang.min_member > 1:
@@ -317,12 +320,17 @@ class _Search:
         ends: Sequence[tuple[LeaseEnd, Lease]],
         trials: StartTrials,
     ) -> None:
-        self._requests, self._needed, self._ends, self._trials = requests, needed, ends, trials
+        self._requests = requests
+        self._needed = needed
+        self._ends = ends
+        self._trials = trials
         self._nodes = {totals.node.facts.name: totals for totals in nodes}
 
     def earliest(self, now: float, *, is_bounded: bool) -> PlannedStart | None:
         """Return the start for which the fewest leases have to end, in their order."""
-        low, high, every = 0, 0, len(self._ends)
+        low = 0
+        high = 0
+        every = len(self._ends)
         if is_bounded and not self._placed_after(every):
             return None
         while not (placements := self._placed_after(high)):
@@ -332,7 +340,8 @@ class _Search:
         while low < high:
             middle = (low + high) // 2
             if earlier := self._placed_after(middle):
-                placements, high = earlier, middle
+                placements = earlier
+                high = middle
             else:
                 low = middle + 1
         waits = self._waits(high, placements)

@@ -70,7 +70,8 @@ class TrialCluster:
 
     def placement_on(self, name: NodeName, request: PodRequest) -> Placement | None:
         """Return what a pod would get on a node, or None if it does not fit there."""
-        choose, node = self._index.plan(request).choose, self._mirror.nodes[name]
+        choose = self._index.plan(request).choose
+        node = self._mirror.nodes[name]
         picks = picks_on(request, choose, self._index, node)
         return None if picks is None else placement_of(node, picks)
 

@@ -176,7 +176,9 @@ def _additions(waiting: Sequence[PodRequest], nodes: Iterable[NodeTotals]) -> li
 
 def _addition(waiting: Sequence[PodRequest], example: LedgerNode) -> AddedNodes:
     """Add idle nodes like the example as long as each lets further pods run."""
-    cluster, left, added = TrialCluster(), list(enumerate(waiting)), 0
+    cluster = TrialCluster()
+    left = list(enumerate(waiting))
+    added = 0
     while left and added < MAX_ADDED:
         cluster.put_node(_idle_copy(example, added))
         still = [

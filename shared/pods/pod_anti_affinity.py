@@ -118,7 +118,8 @@ def widest(terms: Iterable[PodAntiAffinity]) -> tuple[AntiAffinityTerm, ...]:
 def _resolve(
     term: PodAntiAffinity, by_selector: Mapping[Selector, frozenset[Namespace]]
 ) -> AntiAffinityTerm:
-    selector, selected = term.namespace_selector, term.namespaces
+    selector = term.namespace_selector
+    selected = term.namespaces
     is_all = selector is not None and selector not in by_selector
     if selector:
         selected |= by_selector.get(selector, frozenset())

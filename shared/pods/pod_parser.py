@@ -48,7 +48,8 @@ from shared.pods.pod_policy import Check, PolicySubject, device_mounts, violatio
 from shared.pods.pod_view import SIDECAR, PodView, runs_on, view_of
 from shared.pods.run_term import deadline_s, parse_term
 
-TEMPLATES, TEMPLATES_BYTES = 4096, 16 * 1024 * 1024
+TEMPLATES = 4096
+TEMPLATES_BYTES = 16 * 1024 * 1024
 """Pod templates whose parsed request is cached; and the bytes of them all, as a template has up to
 1.5 MiB."""
 RESIZABLE = ("cpu", "memory")
@@ -57,7 +58,8 @@ INFEASIBLE = ("PodResizePending", "True", "Infeasible")
 """Type, status and reason of the condition of a pod whose new size no kubelet will give it.
 https://kubernetes.io/docs/tasks/configure-pod-container/resize-container-resources/
 """
-POD_LEVEL, HUGE_PAGES = frozenset({"cpu", "memory"}), "hugepages-"
+POD_LEVEL = frozenset({"cpu", "memory"})
+HUGE_PAGES = "hugepages-"
 """Resources that a pod may request as a whole, and the prefix of others.
 https://kubernetes.io/docs/concepts/configuration/manage-resources-containers/#pod-level-resource-specification
 """
@@ -103,7 +105,9 @@ class PodParser:
 
     def parse(self, pod: ApiPod) -> ObservedPod:
         """Parse one pod. Of an invalid request the error is in `request_error`."""
-        meta, spec, status = pod.metadata, pod.spec, pod.status
+        meta = pod.metadata
+        spec = pod.spec
+        status = pod.status
         ours = spec.scheduler_name in self.schedulers
         template = self._template_request(pod, ours=ours)
         shown = next(
@@ -145,7 +149,9 @@ class PodParser:
         )
 
     def _template_request(self, pod: ApiPod, *, ours: bool) -> _TemplateRequest:
-        spec, notes, labels = pod.spec, pod.metadata.annotations, pod.metadata.labels
+        spec = pod.spec
+        notes = pod.metadata.annotations
+        labels = pod.metadata.labels
         key = self._encode(
             (
                 ours,
@@ -231,7 +237,8 @@ def parse_manifest(pod: ApiPod, rules: Rules) -> ObservedPod:
 
 
 def _group(pod: ApiPod) -> pod_groups.PodGroupReference | None:
-    meta, group = pod.metadata, pod.spec.scheduling_group.pod_group_name
+    meta = pod.metadata
+    group = pod.spec.scheduling_group.pod_group_name
     namespace = Namespace(meta.namespace)
     return pod_groups.parse_pod_group(namespace, meta.annotations, meta.labels, group)
 

@@ -139,7 +139,8 @@ def view_of(pod: ApiPod, namespace: str = "") -> PodView:
 
     Raises RequestError for an invalid quantity.
     """
-    meta, spec = pod.metadata, pod.spec
+    meta = pod.metadata
+    spec = pod.spec
     kinds: dict[str, tuple[Container, ...]] = {
         "initContainers": spec.init_containers,
         "containers": spec.containers,
@@ -175,7 +176,8 @@ def runs_on(meta: ObjectMeta) -> bool:
 
 
 def _container(container: Container, path: str, kind: str) -> PodContainer:
-    resources, init = container.resources, kind == "initContainers"
+    resources = container.resources
+    init = kind == "initContainers"
     try:
         limits, requests = parse_requested(resources.limits), parse_requested(resources.requests)
     except RequestError as error:

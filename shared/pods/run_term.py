@@ -14,7 +14,8 @@ def parse_term(pod: PodView) -> Term:
 
     Raises RequestError for a malformed annotation, and for one that the spec does not enforce.
     """
-    spec, wanted = pod.spec, deadline_s(pod)
+    spec = pod.spec
+    wanted = deadline_s(pod)
     enforced = _seconds(spec.active_deadline_seconds)
     if wanted != enforced:
         raise RequestError(
@@ -37,7 +38,8 @@ def deadline_s(pod: PodView, quota: Quota | None = None) -> int | None:
     malformed annotation, and for more than the quota's maximum: a pod that was given less than its
     author wrote would lose its work.
     """
-    spec, annotated = _seconds(pod.spec.active_deadline_seconds), _annotated(pod, MAX_RUN_TIME)
+    spec = _seconds(pod.spec.active_deadline_seconds)
+    annotated = _annotated(pod, MAX_RUN_TIME)
     given = min((each for each in (spec, annotated) if each is not None), default=None)
     if quota is None or pod.runs_on:
         return given

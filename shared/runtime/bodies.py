@@ -8,7 +8,8 @@ BODY: web.RequestKey[bytes] = web.RequestKey("body", bytes)
 """Where a handler finds the body of its request."""
 ARRIVED: web.RequestKey[float] = web.RequestKey("arrived", float)
 """When the request arrived, by the event loop's clock."""
-PROGRESS_S, PROGRESS_BYTES = 1.0, 64 * 1024
+PROGRESS_S = 1.0
+PROGRESS_BYTES = 64 * 1024
 """A body that has a turn loses it when fewer than this have arrived in this time."""
 
 
@@ -28,7 +29,8 @@ async def read_body(request: web.Request, *, most: int, deadline: float, has_tur
     """
     loop = asyncio.get_running_loop()
     body = bytearray()
-    checked, arrived = loop.time(), 0
+    checked = loop.time()
+    arrived = 0
     while True:
         until = min(deadline, checked + PROGRESS_S) if has_turn else deadline
         try:
@@ -45,4 +47,5 @@ async def read_body(request: web.Request, *, most: int, deadline: float, has_tur
         if now >= checked + PROGRESS_S:
             if has_turn and len(body) - arrived < PROGRESS_BYTES:
                 raise SlowBodyError(bytes(body))
-            checked, arrived = now, len(body)
+            checked = now
+            arrived = len(body)

@@ -111,9 +111,13 @@ class BadRequestFilter(logging.Filter):
         if not isinstance(error, HttpProcessingError | RequestPayloadError):
             return True
         why = " ".join(str(error).split())[:SHOWN]
-        record.msg, record.args = "%s: not HTTP: %s", (record.getMessage(), why)
-        record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
-        record.exc_info = record.exc_text = None
+        message = record.getMessage()
+        record.msg = "%s: not HTTP: %s"
+        record.args = (message, why)
+        record.levelno = logging.DEBUG
+        record.levelname = logging.getLevelName(logging.DEBUG)
+        record.exc_info = None
+        record.exc_text = None
         return logging.getLogger(LOGGER).isEnabledFor(logging.DEBUG)
 
 

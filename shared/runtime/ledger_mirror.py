@@ -68,7 +68,8 @@ class LedgerMirror:
             self.mirror.reset(snapshot.nodes)
             self.mirror.capacity = snapshot.capacity
             self.mirror.version = snapshot.version
-            self._disconnected_since, self._snapshot_at = None, self.clock.ticks()
+            self._disconnected_since = None
+            self._snapshot_at = self.clock.ticks()
             async for changes in self.ledger.changes(snapshot.position):
                 self.mirror.apply(changes)
                 self._failing_since = None

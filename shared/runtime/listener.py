@@ -45,7 +45,8 @@ BOUNDS: web.AppKey[PortBounds] = web.AppKey("bounds", PortBounds)
 """The bounds of an application's port, if they are not the usual ones."""
 BACKLOG = 1024
 SWEEP_S = 1.0
-MOST_WAITING, PAUSE_S = 64, 0.02
+MOST_WAITING = 64
+PAUSE_S = 0.02
 """Connections that wait while all are busy, half of them from one address; and how long until the
 next look for room."""
 SPARE_FILES = 256
@@ -127,7 +128,8 @@ class Listener:
         connection = self._connections.get(request.protocol)
         if connection is None:
             raise web.HTTPServiceUnavailable  # nobody receives it: the connection was closed
-        state, now = connection.state, asyncio.get_running_loop().time
+        state = connection.state
+        now = asyncio.get_running_loop().time
         request[ARRIVED] = now()
         state.advance(state.progress, request[ARRIVED])
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
@@ -249,7 +251,8 @@ class Listener:
             if connection.state.progress is Progress.ACCEPTED:
                 connection.state.advance(Progress.OPEN, loop.time())
         except OSError as error:  # ssl.SSLError is one
-            address, refusal = connection.state.address, _refusal(error)
+            address = connection.state.address
+            refusal = _refusal(error)
             if refusal:
                 CERTIFICATES_REFUSED.inc()
                 text = f"a caller at {address} was refused in the TLS handshake: {refusal}"
@@ -279,7 +282,8 @@ class Listener:
             await asyncio.sleep(SWEEP_S)
             now = asyncio.get_running_loop().time()
             for connection in [*self._connections.values()]:
-                transport, state = connection.transport, connection.state
+                transport = connection.transport
+                state = connection.state
                 if transport is not None:
                     # One that ends TLS has a time limit of its own, and asyncio's no size any more.
                     is_ending = self.tls is not None and transport.is_closing()

@@ -39,7 +39,8 @@ class StatementLimit(logging.Filter):
         """Return whether a line is written; set its `left_out`."""
         if record.levelno <= logging.DEBUG:
             return True
-        now, statement = self._ticks(), (record.pathname, record.lineno)
+        now = self._ticks()
+        statement = (record.pathname, record.lineno)
         window = self._windows.get(statement)
         if window is None or now - window.began_at >= WINDOW_S:
             if window is not None and window.lines > MOST_LINES:

@@ -93,7 +93,8 @@ def add_arguments(kind: type[Any], group_of: Callable[[str], "argparse._ActionsC
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):
         form: ArgumentForm = item.metadata["form"]
-        group, options = group_of(form.group), _options_of(item, hints[item.name])
+        group = group_of(form.group)
+        options = _options_of(item, hints[item.name])
         flag = "--" + item.name.rstrip("_").replace("_", "-")
         if form.positional:
             group.add_argument(item.name, **options)
@@ -109,7 +110,9 @@ def add_arguments(kind: type[Any], group_of: Callable[[str], "argparse._ActionsC
 
 def _options_of(item: "dataclasses.Field[Any]", hint: Any) -> dict[str, Any]:
     """Return the options of an argument as argparse takes them."""
-    form, bounds, text = item.metadata["form"], item.metadata["bounds"], item.metadata["help"]
+    form = item.metadata["form"]
+    bounds = item.metadata["bounds"]
+    text = item.metadata["help"]
     options: dict[str, Any] = {"default": item.default}
     if form.env is not None:
         variable = form.variable or variable_of(item.name)

@@ -210,7 +210,8 @@ class Tracing:
     ) -> Span:
         if self.tracer is None:
             raise AssertionError("spans are begun only while tracing is on")
-        above, pod = parse_traceparent(parent), str(facts["k8s.pod.uid"])
+        above = parse_traceparent(parent)
+        pod = str(facts["k8s.pod.uid"])
         links: list[Link] = []
         if above is None or link:
             links = [] if above is None else [Link(above)]
@@ -293,7 +294,8 @@ class SpanFile(SpanProcessor):
     def __init__(self, path: Path) -> None:
         self.path = path
         self._ended: list[ReadableSpan] = []
-        self._adding, self._writing = threading.Lock(), threading.Lock()
+        self._adding = threading.Lock()
+        self._writing = threading.Lock()
 
     def on_end(self, span: ReadableSpan) -> None:
         """Write the span soon."""

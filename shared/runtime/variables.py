@@ -174,7 +174,8 @@ class VariableText(str):
     ) -> "VariableText":
         """Return the variable's text, or the default."""
         text = cls(environ.get(variable, default))
-        text.variable, text.is_set = variable, variable in environ
+        text.variable = variable
+        text.is_set = variable in environ
         return text
 
 

@@ -18,13 +18,16 @@ from shared.model.node import LabelRequirement
 from shared.model.views import MeasuredView, ShareView, View
 from shared.placing.anti_affinity import matches_labels
 
-GROUP, VERSION = "visibility.leasehold.dev", "v1beta1"
+GROUP = "visibility.leasehold.dev"
+VERSION = "v1beta1"
 API_VERSION = f"{GROUP}/{VERSION}"
 BASE = f"/apis/{API_VERSION}"
 CATEGORY = "leasehold"
-NODE_LABEL, MODEL_LABEL = "leasehold.dev/node", "leasehold.dev/model"
+NODE_LABEL = "leasehold.dev/node"
+MODEL_LABEL = "leasehold.dev/model"
 VERBS = ("get", "list", "watch")
-MOST_SELECTOR, MOST_TERMS = 2000, 50
+MOST_SELECTOR = 2000
+MOST_TERMS = 50
 S = TypeVar("S", bound="Status")
 
 
@@ -137,10 +140,12 @@ def _devices(cluster: VisibleCluster) -> Iterator[VisibleObject]:
     projection = cluster.projection
     for view in projection.devices.values():
         closed = projection.closed_by(view)
-        phase, message = ("Closed" if closed else "Ready"), closed
+        phase = "Closed" if closed else "Ready"
+        message = closed
         if not view.healthy:
             fault = visible_fault(view.fault, lambda _: False)
-            phase, message = "Unhealthy", fault or "it is not healthy"
+            phase = "Unhealthy"
+            message = fault or "it is not healthy"
         labels = projection.totals[view.node].node.facts.labels
         yield VisibleObject(
             kind="GPUDevice",
@@ -197,7 +202,8 @@ def _share(share: ShareView, model: str) -> GpuLeaseShare:
 def _waiting(cluster: VisibleCluster) -> Iterator[VisibleObject]:
     pods = {each.queued.pod: each.queued for each in cluster.projection.waiting_pods()}
     for view in cluster.waiting_pods():
-        queued, since = pods[view.pod], _instant(view.since)
+        queued = pods[view.pod]
+        since = _instant(view.since)
         yield VisibleObject(
             kind="WaitingPod",
             metadata=Metadata(
@@ -239,7 +245,8 @@ def _age(since: datetime | UnsetType, now: float) -> str:
 
 
 def _device_cells(of: GpuDeviceStatus, _: float) -> tuple[Any, ...]:
-    cores, leases = f"{of.used_cores_percent}%", f"{of.used_shares}/{of.slots}"
+    cores = f"{of.used_cores_percent}%"
+    leases = f"{of.used_shares}/{of.slots}"
     shown = of.model, of.phase, of.memory_mib, of.used_memory_mib, cores, leases
     return *shown, of.mode, of.uuid, of.message
 
@@ -369,7 +376,8 @@ def _check_size(text: str) -> None:
 def parse_labels(text: str) -> tuple[LabelRequirement, ...]:
     """Parse a label selector. Raises RequestError for other text."""
     _check_size(text)
-    found, at = [], 0
+    found = []
+    at = 0
     while at < len(text):
         match = _TERM.match(text, at)
         if match is None or match.end() == at:

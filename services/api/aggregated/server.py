@@ -210,7 +210,8 @@ class AggregatedApi:
         shown = [_versioned(each, version) for each in objects]
         if not _as_table(request):
             return shown[0]
-        include, now = request.query.get("includeObject", ""), self.service.clock.now()
+        include = request.query.get("includeObject", "")
+        now = self.service.clock.now()
         return table(kind, shown, now, include) | {"metadata": {"resourceVersion": str(version)}}
 
     async def view(self, route: Route, request: web.Request) -> web.StreamResponse:
@@ -306,7 +307,8 @@ def documents() -> dict[str, dict[str, Any]]:
 def _openapi() -> dict[str, Any]:
     types = [Metadata, *(kind.status for kind in KINDS)]
     _, schemas = msgspec.json.schema_components(types, ref_template=REF)
-    text, paths = {"type": "string"}, {}
+    text = {"type": "string"}
+    paths = {}
     for kind in KINDS:
         gvk = {"group": GROUP, "version": VERSION, "kind": kind.kind}
         schemas[kind.kind] = {

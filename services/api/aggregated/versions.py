@@ -64,7 +64,8 @@ class Versions:
         continue here.
         """
         self.record(service)
-        version, now_ms = self._latest[-1], _ms(service.clock.now())
+        version = self._latest[-1]
+        now_ms = _ms(service.clock.now())
         first = self._older[0] if self._older else self._latest[0]
         if now_ms < first.recorded_ms + _ms(LAG_S):
             raise UnavailableError("this replica has just started; retry in a second")
@@ -106,7 +107,8 @@ class Versions:
             own = (each.objects for each in self._newest_first() if each.number <= given)
             return next(own, None)
         earlier = (each.objects for each in self._newest_first() if each.recorded_ms <= at_ms)
-        known, gone = next(earlier, None), self._gone_since(at_ms, service)
+        known = next(earlier, None)
+        gone = self._gone_since(at_ms, service)
         return None if known is None or gone is None else {**gone, **known}
 
     def _gone_since(self, at_ms: int, service: ApiService) -> Objects | None:
@@ -117,7 +119,8 @@ class Versions:
         gone = [each for at, each in service.gone if _ms(at) >= at_ms]
         if len(gone) == service.gone.maxlen:
             return None
-        shown, nodes = Projection(), service.projection.totals
+        shown = Projection()
+        nodes = service.projection.totals
         leases = [each for each in gone if isinstance(each, Lease) and each.node in nodes]
         for name in {lease.node for lease in leases}:
             there = tuple(lease for lease in leases if lease.node == name)
@@ -138,6 +141,7 @@ def _ms(seconds: float) -> int:
 
 def _complete_ms(service: ApiService) -> int:
     """Return the time up to which the replica shows all changes."""
-    now, read_at = service.clock.now(), service.data.ledger_at
+    now = service.clock.now()
+    read_at = service.data.ledger_at
     is_late = read_at and now - read_at > LEDGER_S
     return _ms((read_at if is_late else now) - LAG_S)

@@ -144,7 +144,8 @@ class AgentPresence:
         for node in nodes:
             record = self._record(node)
             if not record.exists or node in self._cordoned:
-                record.exists, record.next_request_at = True, 0.0
+                record.exists = True
+                record.next_request_at = 0.0
             if node in self._cordoned:
                 self.changed.set()
 
@@ -152,7 +153,9 @@ class AgentPresence:
         """Uncordon nodes that another device plugin serves, and send them no more requests."""
         for node in nodes:
             record = self._record(node)
-            record.exists, record.missed_replies, record.next_request_at = False, 0, math.inf
+            record.exists = False
+            record.missed_replies = 0
+            record.next_request_at = math.inf
             if not record.is_refused:
                 self._set_cordon(record, "")
             if node in self._cordoned:
@@ -175,15 +178,18 @@ class AgentPresence:
         A node that another binder uncordoned is probed here, too: its agent may be gone again.
         """
         for node in nodes.keys() | self._cordoned.keys():
-            reason, record = nodes.get(node, ""), self._record(node)
+            reason = nodes.get(node, "")
+            record = self._record(node)
             if reason == self._cordoned.get(node, ""):
                 continue
             record.uncordon = False
             if node not in changes:
-                record.exists, record.next_request_at = node in nodes, 0.0
+                record.exists = node in nodes
+                record.next_request_at = 0.0
                 record.missed_replies = 0
                 record.cordon_reason = reason if reason.startswith(REFUSED) else ""
-                record.cordoned_at = record.refused_at = self.clock.ticks()
+                record.cordoned_at = self.clock.ticks()
+                record.refused_at = record.cordoned_at
         self._cordoned = nodes
         unused = self.clock.ticks() - FORGET_S
         self._records = {
@@ -216,7 +222,9 @@ class AgentPresence:
     ) -> None:
         now = self.clock.ticks()
         if isinstance(reply, BindReply):
-            record.exists, record.missed_replies, record.pause_s = True, 0, RETRY_S
+            record.exists = True
+            record.missed_replies = 0
+            record.pause_s = RETRY_S
             record.next_request_at = now + TRUSTED_S if reply.window_open else 0.0
             self._set_cordon(record, reply.reason if reply.node_closed else "")
         elif record.exists:
@@ -227,7 +235,8 @@ class AgentPresence:
                 reason = f"the agent of node {node} does not respond: {reply.reason}"
                 self._set_cordon(record, reason)
         else:
-            record.missed_replies, record.next_request_at = 0, now + NO_AGENT_S
+            record.missed_replies = 0
+            record.next_request_at = now + NO_AGENT_S
 
     def _record(self, node: NodeName) -> AgentRecord:
         record = self._records.setdefault(node, AgentRecord(pause_s=RETRY_S))
@@ -238,7 +247,8 @@ class AgentPresence:
         if bool(reason) != bool(record.cordon_reason):
             record.cordoned_at = self.clock.ticks()
             self.changed.set()
-        record.cordon_reason, record.uncordon = reason, not reason
+        record.cordon_reason = reason
+        record.uncordon = not reason
 
     def _cordoned_s(self, record: AgentRecord) -> float:
         return self.clock.ticks() - record.cordoned_at if record.cordon_reason else 0.0

@@ -124,7 +124,8 @@ class PodBinder:
         """
         remaining = {placement.lease.pod: placement for placement in placements}
         unresolved: list[str] = []
-        deadline, pause_s = self.clock.ticks() + ADMISSION_WAIT_S, ADMISSION_RETRY_S
+        deadline = self.clock.ticks() + ADMISSION_WAIT_S
+        pause_s = ADMISSION_RETRY_S
         while True:
             leases = [placement.lease for placement in remaining.values()]
             deferrals = await self._as_committed(await self.presence.deferrals(leases), leases)

@@ -46,7 +46,8 @@ class SchedulerBindings:
     claimed: Claimed
 
     def __post_init__(self) -> None:
-        self.ledger, self.clock = self.pods.ledger, self.pods.clock
+        self.ledger = self.pods.ledger
+        self.clock = self.pods.clock
 
     @answers(concurrency=32)
     async def bind_chosen(self, request: PodBindingRequest) -> PodBindingReply:
@@ -119,13 +120,15 @@ class SchedulerBindings:
     async def _in_one_domain(self, key: str, node: NodeName, other: NodeName) -> bool:
         if node == other or key == HOSTNAME:
             return node == other
-        labels, others = await self.api.node_labels(node), await self.api.node_labels(other)
+        labels = await self.api.node_labels(node)
+        others = await self.api.node_labels(other)
         value = (labels or {}).get(key)
         return value is not None and value == (others or {}).get(key)
 
     async def _reserve(self, request: PodBindingRequest) -> Lease | PodBindingReply:
         """Return the pod's lease, or the reply if it gets none."""
-        pod, node = request.queued.pod, request.placement.node
+        pod = request.queued.pod
+        node = request.placement.node
         outcome: ReservationOutcome = NoCapacity(pod=pod, reason=f"{node}: no share is free")
         if request.placement.shares:
             wanted = reservation_for(request.queued, (request.placement,), repels=request.repels)

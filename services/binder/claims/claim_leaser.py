@@ -52,7 +52,8 @@ RESERVATION_S = 30.0
 """A binder that dies between reservation and commit leaves the reservation so long."""
 WRITTEN_S = 10.0
 """After this time, an allocation that was not written never will be."""
-MOST_UNWRITTEN, MOST_UNWRITTEN_OF_NAMESPACE = 256, 64
+MOST_UNWRITTEN = 256
+MOST_UNWRITTEN_OF_NAMESPACE = 64
 """Allocations for which a binder holds reservations while they are written."""
 WAIT_S = 10.0
 """So long a claim waits for a share that is about to be free, before it is refused."""
@@ -193,7 +194,8 @@ class ClaimLeaser:
                 raise result
             else:
                 decisions.ended += result
-        ended, unresolved = lease_changes(decisions.ended), decisions.unresolved
+        ended = lease_changes(decisions.ended)
+        unresolved = decisions.unresolved
         if unresolved:
             await self.publish(ended)
             raise UnavailableError(

@@ -68,7 +68,8 @@ class LeaseHolders:
         return found
 
     async def _read(self, lease: Lease) -> PodSnapshot | LeaseholdError | None:
-        is_claim, generation = lease.claim is not None, generation_of(lease)
+        is_claim = lease.claim is not None
+        generation = generation_of(lease)
         try:
             return await self.find(
                 lease.namespace, lease.name, claim=is_claim, generation=generation

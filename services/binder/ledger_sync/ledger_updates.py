@@ -344,7 +344,9 @@ class LedgerUpdater:
         size. A report may be late: of a claim that was allocated anew since, it says nothing about
         the lease.
         """
-        outcome, replaced, outdated = LostOutcome(), list[Lease](), list[Lease]()
+        outcome = LostOutcome()
+        replaced = list[Lease]()
+        outdated = list[Lease]()
         differing = [pair for pair in pairs if _differ(*pair)]
         copies = await self.lost_leases.read_copies([stored for stored, _ in differing])
         for (stored, used), text in zip(differing, copies, strict=True):

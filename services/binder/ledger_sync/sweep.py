@@ -42,7 +42,8 @@ class Sweeper:
 
     def __post_init__(self) -> None:
         self._offered_capacity = -1
-        self._offered_at = self._gangs_at = 0.0
+        self._offered_at = 0.0
+        self._gangs_at = 0.0
         self._offers_complete = True
         self._have_waited = False
         """Whether pods waited when the ledger's status was read last."""
@@ -84,13 +85,15 @@ class Sweeper:
 
     async def offer(self) -> list[PodQueued]:
         """Return the waiting pods that may fit now, if capacity was freed since the last time."""
-        now, has_freed = self.clock.ticks(), self.ledger.freed.is_set()
+        now = self.clock.ticks()
+        has_freed = self.ledger.freed.is_set()
         self.ledger.freed.clear()
         max_age_s = 0.0 if has_freed or not self._offers_complete else OFFER_S / 2
         status = await self.ledger.status(now=now, max_age_s=max_age_s)
         if status is None:
             return []
-        capacity, self._have_waited = status.capacity, status.waiting > 0
+        capacity = status.capacity
+        self._have_waited = status.waiting > 0
         if not status.changed_gangs:
             self._gangs_at = now + GANG_S
         with_gangs = now >= self._gangs_at
@@ -104,7 +107,8 @@ class Sweeper:
             self._gangs_at = now + GANG_S
         self._offers_complete = offers.complete
         if offers.complete:
-            self._offered_capacity, self._offered_at = capacity, now
+            self._offered_capacity = capacity
+            self._offered_at = now
         return list(offers.pods)
 
     async def wait(self) -> None:

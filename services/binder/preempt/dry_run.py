@@ -29,7 +29,8 @@ async def dry_run(request: DryRunRequest, controller: PreemptionController) -> D
     waiting = await controller.ledger.waiting_pods.load([request.pod])
     if not waiting:
         return DryRunReply()
-    rules, now = controller.rules, controller.clock.now()
+    rules = controller.rules
+    now = controller.clock.now()
     if request.min_runtime_s is not None:
         rules = replace(rules, preemption_min_runtime_s=request.min_runtime_s)
     state = await controller.store.state(now=now)
@@ -102,7 +103,8 @@ def _protected(
 ) -> Iterator[tuple[str, str]]:
     """Return the pods that rank below the pending one and are not evicted, each with a reason."""
     candidates = {each.lease.pod for each in planned_from.candidates}
-    own_budget, exclusions = state.budget_of(pending.namespace), Exclusions(state, rules, now)
+    own_budget = state.budget_of(pending.namespace)
+    exclusions = Exclusions(state, rules, now)
     for lease in (lease for totals in cluster.nodes for lease in totals.leases):
         pod = cluster.pods.get(lease.pod)
         if pod is None or lease.pod == pending.pod:

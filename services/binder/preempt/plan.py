@@ -195,9 +195,11 @@ def plan_input(
 ) -> PlanInput:
     """Return the input of a plan for the pending pod."""
     candidates: list[VictimCandidate] = []
-    own, exclusions = state.budget_of(pending.namespace), Exclusions(state, rules, now)
+    own = state.budget_of(pending.namespace)
+    exclusions = Exclusions(state, rules, now)
     for node, lease in ((each.node, lease) for each in cluster.nodes for lease in each.leases):
-        pod, theirs = cluster.pods.get(lease.pod), state.budget_of(lease.namespace)
+        pod = cluster.pods.get(lease.pod)
+        theirs = state.budget_of(lease.namespace)
         if pod is None or lease.pod == pending.pod:
             continue
         cause = cause_for(pending, theirs, own, pod.priority)
@@ -247,7 +249,8 @@ class PlanRound:
         self._victims: set[PodUid] = set()
         """Those of all plans, also of refused ones."""
         self._claimed: set[DeviceUuid] = set()
-        self._limits = self._limits_at_first = limits_of(cluster, state, rules, now)
+        self._limits = limits_of(cluster, state, rules, now)
+        self._limits_at_first = self._limits
 
     def next_plan(self, queued: PodQueued, pending: PendingPod) -> PreemptionPlan | None:
         """Return the next plan for a pod, or None: of other victims and devices than those before.

@@ -88,7 +88,8 @@ def in_turn(units: Iterable[WaitingUnit], fair_share: FairShare, now: float) -> 
 
 def beyond_share(ordered: Iterable[StoredStart | WaitingUnit]) -> set[str]:
     """Return the IDs of those beyond the first `NAMESPACE_STARTS` of their namespaces."""
-    seen, beyond = Counter[Namespace](), set[str]()
+    seen = Counter[Namespace]()
+    beyond = set[str]()
     for each in ordered:
         seen[each.namespace] += 1
         if seen[each.namespace] > NAMESPACE_STARTS:
@@ -122,7 +123,8 @@ def start_of(
     for lease in plan.waits_for:
         if lease.pod not in counted:
             freed[lease.node].update(lease.resources)
-    wanted, at_once = list[Reservation](), list[Mapping[str, int]]()
+    wanted = list[Reservation]()
+    at_once = list[Mapping[str, int]]()
     for each, placement in zip(unit.pods, plan.placements, strict=True):
         if placement is not None:
             wanted.append(reservation_for(each.queued, (placement,)))
@@ -257,7 +259,9 @@ class StartPlanner:
     """Starts that are planned at once."""
 
     def __post_init__(self) -> None:
-        self._plan_at = self._planned_at = self._took_s = 0.0
+        self._plan_at = 0.0
+        self._planned_at = 0.0
+        self._took_s = 0.0
         self._left = set[str]()
         self._pause_s = PLAN_S
         self._planned_for: object = None
@@ -272,7 +276,8 @@ class StartPlanner:
         # In this order, so that a pod that got a lease meanwhile is never observed without either.
         waiting = await self.ledger.waiting_pods.load(pods)
         leases = await self.ledger.load([*pods, *(each.pod for each in start.waits_for)])
-        own, before = leases[: len(pods)], leases[len(pods) :]
+        own = leases[: len(pods)]
+        before = leases[len(pods) :]
         if any(own) or len(waiting) < len(pods):
             reason = f"{'other pods' if any(own) else 'too few pods'} of its gang start"
             leased = {each.pod for each in own if each}
@@ -337,7 +342,8 @@ class StartPlanner:
         left = [each for each in waiting if each.queued.pod not in preempting]
         waiting_for = frozenset(each.queued.pod for each in left)
         if waiting_for != self._planned_for:
-            self._planned_for, self._pause_s = waiting_for, PLAN_S
+            self._planned_for = waiting_for
+            self._pause_s = PLAN_S
             soon = self._planned_at + max(PLAN_S, PAUSE_FACTOR * self._took_s)
             self._plan_at = min(self._plan_at, soon)
         if not (self.after_s and (left or self._outlooks.told)) or now < self._plan_at:
@@ -361,7 +367,8 @@ class StartPlanner:
         self._outlooks.leases = frozenset(
             lease.pod for totals in nodes for lease in totals.leases if lease.pod not in ends
         )
-        begun, trials = False, StartTrials()
+        begun = False
+        trials = StartTrials()
         first = [each for each in units[:MOST_TRIED] if ends or not self._outlooks.holds(each, now)]
         self._left = {unit.id for unit in first}
         for unit in first:
@@ -369,7 +376,9 @@ class StartPlanner:
                 break
             self._left.discard(unit.id)
             if await self._plan_unit(unit, nodes, ends, now, trials):
-                begun, nodes, trials = True, await self._nodes(), StartTrials()  # with its claims
+                begun = True
+                nodes = await self._nodes()
+                trials = StartTrials()  # with its claims
         planned = {pod for start in state.starts for pod in start.pods}
         self._outlooks.review(units, {each.queued.pod for each in waiting} - planned, now)
         self._planned_at = self.clock.now()

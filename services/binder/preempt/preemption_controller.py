@@ -116,7 +116,9 @@ class PreemptionController:
         self.name = uuid4().hex
         self._blocked_until: dict[str, float] = {}
         self._offer_at: dict[PodUid, float] = {}
-        self._idle_until = self._check_at = self._plan_at = 0.0
+        self._idle_until = 0.0
+        self._check_at = 0.0
+        self._plan_at = 0.0
         self._pause_s = PLAN_S
         self._planned_for: object = None
         self._acting = asyncio.Semaphore(AT_ONCE)
@@ -203,7 +205,8 @@ class PreemptionController:
 
     async def _advance(self, state: PreemptionState) -> list[PlacementChosen]:
         """Take the next step of each preemption; return the placements of pending pods."""
-        placements, freed = list[PlacementChosen](), list[StoredPreemption]()
+        placements = list[PlacementChosen]()
+        freed = list[StoredPreemption]()
         waiting = list[WaitingPod]()
         for batch in in_batches(state.open):
             observed = await self._observe([read.preemption for read in batch])
@@ -339,7 +342,8 @@ class PreemptionController:
 
     async def _offer(self, read: StoredPreemption) -> None:
         """Let kube-scheduler try the pod; a binder reserves when that chooses the node."""
-        now, wanted = self.clock.ticks(), read.preemption.wanted
+        now = self.clock.ticks()
+        wanted = read.preemption.wanted
         if wanted is not None and now >= self._offer_at.get(wanted.pod, 0.0):
             self._offer_at = {pod: at for pod, at in self._offer_at.items() if at > now}
             self._offer_at[wanted.pod] = now + OFFER_S
@@ -366,7 +370,8 @@ class PreemptionController:
         waiting = await self.ledger.waiting_pods.load()
         self._check_at = now + PLAN_S + len(waiting) * PLAN_S_PER_POD
         if self.rules.preemption and await self._begin_preemptions(waiting, state, now):
-            self._check_at = self._plan_at = 0.0
+            self._check_at = 0.0
+            self._plan_at = 0.0
         await self.starts.plan(waiting, await self.store.state(now=now, past_s=0))
 
     async def _begin_preemptions(
@@ -380,7 +385,8 @@ class PreemptionController:
         if not (pending or policies) or now < self._plan_at:
             return False
         began = self.clock.ticks()
-        cluster, begun = await self.cluster(), False
+        cluster = await self.cluster()
+        begun = False
         for budget in policies:
             begun |= await self._end_by_policy(budget, cluster)
         if policies:
@@ -408,7 +414,9 @@ class PreemptionController:
             frozenset((budget.namespace, budget.lease_class) for budget in budgets),
         )
         if planned_for != self._planned_for:
-            self._planned_for, self._plan_at, self._pause_s = planned_for, 0.0, PLAN_S
+            self._planned_for = planned_for
+            self._plan_at = 0.0
+            self._pause_s = PLAN_S
 
     async def cluster(self) -> ClusterSnapshot:
         """Read the nodes, the pods and the PodDisruptionBudgets."""

@@ -111,7 +111,8 @@ def cause_for(
     pending: PendingPod, theirs: BudgetChanged | None, own: BudgetChanged | None, priority: int
 ) -> PreemptionCause | None:
     """Return why a lease of a namespace with budget `theirs` may be preempted, or None."""
-    own_class, their_class = lease_class(own), lease_class(theirs)
+    own_class = lease_class(own)
+    their_class = lease_class(theirs)
     if own_class == 0 and their_class > 0:
         return _CAUSES[their_class]
     if pending.preempts and priority < pending.priority and their_class >= own_class:
@@ -342,7 +343,8 @@ def next_step(
     read: StoredPreemption, observed: ObservedPreemption, state: PreemptionState, now: float
 ) -> tuple[Step, str]:
     """Return the next step, and the reason if it is to cancel."""
-    preemption, lease = read.preemption, observed.lease
+    preemption = read.preemption
+    lease = observed.lease
     has_lease = preemption.wanted is not None and lease is not None
     reserved = lease is not None and lease.state is LeaseState.RESERVED
     handed = preemption.stage is PreemptionStage.HANDED
@@ -368,7 +370,8 @@ def _cancel_reason(
     read: StoredPreemption, observed: ObservedPreemption, state: PreemptionState, now: float
 ) -> str:
     """Return why a preemption has become pointless, or an empty text if it has not."""
-    preemption, pending = read.preemption, pending_pod_of(read.preemption)
+    preemption = read.preemption
+    pending = pending_pod_of(read.preemption)
     if pending is not None and observed.lease is not None:
         return "the pending pod was placed elsewhere"
     if pending is not None and not observed.waiting:

@@ -126,7 +126,8 @@ class EventWriter:
         """Queue an Event; `once`: do not count an equal one up."""
         if once and (event in self._queue_of(event) or event in self._counts):
             return
-        now, ticks = self.clock.now(), self.clock.ticks()
+        now = self.clock.now()
+        ticks = self.clock.ticks()
         if once or self._pod_rate_limit(event.pod, ticks).take(ticks):
             self._add(event, _Occurrences(1, now, now, once))
         else:
@@ -288,7 +289,8 @@ class ConditionWriter:
                 writers.create_task(self._write_all())
 
     def _add(self, message: _Message, due: float) -> None:
-        key, queued = message.key, self._queued.get(message.key)
+        key = message.key
+        queued = self._queued.get(message.key)
         if queued is None and len(self._queued) >= MAX_QUEUED_CONDITIONS:
             count_anomaly("conditions_dropped")
             return

@@ -37,7 +37,9 @@ from shared.pods.observed_pod import AGENT_REFUSES, advice, causes
 
 COMPONENT = "leasehold"
 FAILED = "FailedScheduling"
-PLANNED, WITHDRAWN, NO_END = "GPUStartPlanned", "GPUStartWithdrawn", "GPUStartUnknown"
+PLANNED = "GPUStartPlanned"
+WITHDRAWN = "GPUStartWithdrawn"
+NO_END = "GPUStartUnknown"
 Subject = (
     Lease | LeaseHolder | PlacementRefused | PodGated | PodQueued | PodRejected | PodTerminated
     | Reservation | Victim | ViolationFound
@@ -162,10 +164,12 @@ def health_events(event: HealthChanged) -> list[KubernetesEvent]:
     """Return the Events of a device's health: of its node, and of each holder of a lease on it."""
     device = f"GPU {event.index} ({event.device}) of node {event.node}"
     if event.healthy:
-        reason, message = "GpuRecovered", f"{device} is healthy again"
+        reason = "GpuRecovered"
+        message = f"{device} is healthy again"
         advice = ""
     else:
-        reason, message = "GpuCordoned", f"{device} is cordoned: {event.fault}"
+        reason = "GpuCordoned"
+        message = f"{device} is cordoned: {event.fault}"
         advice = "; the lease stays, and its containers may fail: delete the pod to move it"
     node = _node_event(event.node, reason, message, warning=not event.healthy)
     owners = [

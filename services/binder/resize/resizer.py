@@ -270,7 +270,8 @@ def _unavailable(reason: str) -> ResizeReply:
 
 
 def _reply(outcome: str, change: SizeChange, pending: tuple[str, ...]) -> ResizeReply:
-    was, now = size_of(change.before[0]), size_of(change.after[0])
+    was = size_of(change.before[0])
+    now = size_of(change.after[0])
     notes = []
     if was.cores_percent != now.cores_percent:
         cap = f"their cap of {was.cores_percent} %" if was.cores_percent else "no cap"
@@ -291,7 +292,8 @@ def _reply(outcome: str, change: SizeChange, pending: tuple[str, ...]) -> Resize
 
 
 def _text(change: SizeChange) -> str:
-    was, now = size_of(change.before[0]), size_of(change.after[0])
+    was = size_of(change.before[0])
+    now = size_of(change.after[0])
     devices = ", ".join(str(share.index) for share in change.after)
     limits = [
         f"{each.cores_percent} %" if each.cores_percent else "no limit" for each in (was, now)

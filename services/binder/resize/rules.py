@@ -194,7 +194,8 @@ def _wrong_cores(cores_percent: int | None, share: Share) -> Iterator[ResizeRepl
 def _sized(share: Share, request: ResizeRequest) -> Share:
     memory = share.memory_mib if request.memory_mib is None else request.memory_mib
     cores = share.cores_percent if request.cores_percent is None else request.cores_percent
-    size, was = ShareSize(memory_mib=memory, cores_percent=cores), size_of(share)
+    size = ShareSize(memory_mib=memory, cores_percent=cores)
+    was = size_of(share)
     if size == was:
         return share
     first = share.requested_size or was
@@ -270,7 +271,8 @@ def no_capacity(full: NoCapacity, change: SizeChange, node: LedgerNode) -> Resiz
     more_cores = sum(
         new.cores_percent - old.cores_percent for old, new in pairs if new.device == uuid
     )
-    free_mib, free_cores = device.memory_mib - use.memory_mib, 100 - use.cores_percent
+    free_mib = device.memory_mib - use.memory_mib
+    free_cores = 100 - use.cores_percent
     gpu = f"GPU {device.index} of node {change.lease.node}"
     room = [
         (old, each.memory_mib - taken.memory_mib, 100 - taken.cores_percent)

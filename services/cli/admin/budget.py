@@ -103,7 +103,8 @@ def budget(flags: BudgetArguments) -> int:
         )
     if flags.reason:
         raise RequestError("--reason has an effect with grant NAMESPACE MINUTES only")
-    api, namespace = ApiClient(flags), "".join(flags.words)
+    api = ApiClient(flags)
+    namespace = "".join(flags.words)
     wide = flags.output == "wide"
 
     def read() -> BudgetsView:

@@ -30,15 +30,18 @@ ACCOUNT = "node-agent"
 NATS_AUDIENCE = "leasehold-nats"
 AUTHORITY_CONFIG_MAP = "node-agent-ca"
 AUTHORITY = "ca.crt"
-API_TOKEN, NATS_TOKEN, NATS_AUTHORITY, KUBECONFIG = (
-    "api-token", "nats-token", "nats-ca.crt", "kubeconfig"
-)  # fmt: skip
+API_TOKEN = "api-token"  # noqa: S105 - the name of a file
+NATS_TOKEN = "nats-token"  # noqa: S105
+NATS_AUTHORITY = "nats-ca.crt"
+KUBECONFIG = "kubeconfig"
 
 
 def node_keys(flags: NodeKeys) -> int:
     """Run the command; an existing kubeconfig stays. Raises RequestError if it cannot write."""
-    credentials, node = load_credentials(flags.kubeconfig), flags.node or platform.node().lower()
-    requested_at, life = datetime.now(UTC), timedelta(days=flags.days)
+    credentials = load_credentials(flags.kubeconfig)
+    node = flags.node or platform.node().lower()
+    requested_at = datetime.now(UTC)
+    life = timedelta(days=flags.days)
     files, expires_at = asyncio.run(_request_files(credentials, flags.namespace, node, life))
     if not (flags.out / KUBECONFIG).exists():
         files[KUBECONFIG] = kubeconfig(credentials)
@@ -73,7 +76,8 @@ async def _request_files(
             return await request_token(kubernetes, namespace, ACCOUNT, spec)
 
         try:
-            api, nats = await token(), await token(audiences=[NATS_AUDIENCE])
+            api = await token()
+            nats = await token(audiences=[NATS_AUDIENCE])
             path = objects_path(namespace, "configmaps", AUTHORITY_CONFIG_MAP)
             config_map = await kubernetes.read(path, RawObject)
         except NotFoundError as error:

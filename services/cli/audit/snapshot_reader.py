@@ -39,7 +39,9 @@ class SnapshotReader:
     def __init__(
         self, ledger: RedisLeases, kubernetes: KubernetesClient, agents: Path | None
     ) -> None:
-        self.ledger, self.kubernetes, self.agents = ledger, kubernetes, agents
+        self.ledger = ledger
+        self.kubernetes = kubernetes
+        self.agents = agents
 
     async def snapshot(self, now: float) -> Snapshot:
         """Read everything that an audit compares, and record what is not readable here.
@@ -84,7 +86,8 @@ class SnapshotReader:
             # The first entries of a window that never ends may have been trimmed.
             if not account.windows or not account.windows[-1].start_ms:
                 continue
-            window, name = account.windows[-1], account.namespace
+            window = account.windows[-1]
+            name = account.namespace
             after = f"{window.start_ms - 1}"
             entries = [each async for each in entries_of(budgets, name, after=after)]
             windows.append(window_totals(name, window, entries))
@@ -121,8 +124,11 @@ async def open_reader(flags: Audit) -> AsyncIterator[SnapshotReader]:
     Raises UnavailableError with what to do if there is no ledger, or if either does not respond.
     """
     directory = StateDir.found(flags.state, flags.kubeconfig)
-    redis_url, login, hint = flags.redis_url, flags.redis_client_credentials, ""
-    kubeconfig, agents = flags.kubeconfig, flags.agents
+    redis_url = flags.redis_url
+    login = flags.redis_client_credentials
+    hint = ""
+    kubeconfig = flags.kubeconfig
+    agents = flags.agents
     if not redis_url:
         saved = None if flags.context else load_state(directory)
         if saved is None:
@@ -132,7 +138,8 @@ async def open_reader(flags: Audit) -> AsyncIterator[SnapshotReader]:
                 "exec -i deploy/operator -- leasehold audit`; on one machine, run "
                 f"`{program()} up` first, or set --state; --redis-url names another ledger"
             )
-        redis_url, stored = saved.redis_url, optional_path(saved.redis_credentials)
+        redis_url = saved.redis_url
+        stored = optional_path(saved.redis_credentials)
         login = login if login != NO_CREDENTIALS else ClientCredentials(login_file=stored)
         kubeconfig = kubeconfig or optional_path(saved.kubeconfig)
         agents = agents or directory.agents

@@ -155,7 +155,8 @@ class ClusterProbes:
             webhooks = (await self.kubernetes.read(path, WebhookConfiguration)).webhooks
             missing = [] if webhooks else [kind]
         except NotFoundError:
-            webhooks, missing = (), [kind]
+            webhooks = ()
+            missing = [kind]
         missing += await self._unreviewed_claims(webhooks)
         configs = [each.client_config for each in webhooks]
         trusted = next((each.ca_bundle for each in configs if each.ca_bundle), b"")
@@ -268,9 +269,11 @@ class ClusterProbes:
         for namespace, kind in WORKLOADS:
             path = objects_path(namespace, kind, group="/apis/apps/v1")
             for each in (await self.kubernetes.read(path, ObjectList[Workload])).items or ():
-                wanted, ready = each.spec.replicas, each.status.ready_replicas
+                wanted = each.spec.replicas
+                ready = each.status.ready_replicas
                 if kind == "daemonsets":
-                    wanted, ready = each.status.desired_number_scheduled, each.status.number_ready
+                    wanted = each.status.desired_number_scheduled
+                    ready = each.status.number_ready
                 sizes[each.metadata.name] = judge.Replicas(namespace, kind, wanted, ready)
         if not sizes:
             raise SkipError("the components do not run as workloads of this cluster")

@@ -307,7 +307,8 @@ def waterfall(spans: Sequence[SpanView], width: int) -> list[str]:
         begin = min(int(span.start_s * bar_width / whole), bar_width - 1)
         length = max(int(span.duration_s * bar_width / whole), 1)
         bar = f"{' ' * begin}{'#' * min(length, bar_width - begin)}"
-        at, took = _seconds(span.start_s), _seconds(span.duration_s)
+        at = _seconds(span.start_s)
+        took = _seconds(span.duration_s)
         failed = "" if span.ok else f"  failed: {span.text}"
         lines.append(f"{label:<{label_width}}  |{bar:<{bar_width}}| {at:>9} +{took}{failed}")
         indent = "  " * (depth[span.span] + 1)
@@ -330,7 +331,8 @@ def _depths(spans: Sequence[SpanView]) -> dict[str, int]:
     parents = {span.span: span.parent for span in spans}
 
     def depth(span: str) -> int:
-        count, seen = 0, {span}
+        count = 0
+        seen = {span}
         while (span := parents.get(span, "")) in parents and span not in seen:
             seen.add(span)
             count += 1

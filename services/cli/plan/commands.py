@@ -59,7 +59,8 @@ def defrag(flags: Defrag) -> int:
 
 
 async def _defrag(flags: Defrag) -> int:
-    name, now = f"{flags.namespace}/{flags.pod}", time.time()
+    name = f"{flags.namespace}/{flags.pod}"
+    now = time.time()
     api = ApiClient(flags)
     pod = api.server.pod(flags.namespace, flags.pod)
     placing = api.get("/api/v1/placing", PlacingView)

@@ -66,7 +66,8 @@ def shares_text(shares: Iterable[PlannedShare]) -> str:
 
 def moves_text(found: DefragView) -> RenderableType:
     """Format a plan of moves for people."""
-    lines, plan = [f"pod         {found.pod}"], found.plan
+    lines = [f"pod         {found.pod}"]
+    plan = found.plan
     if plan is None:
         lines.append("plan        none: no move of up to four pods makes room for it")
     elif not plan.moves:

@@ -64,11 +64,13 @@ def components_of(plan: Plan, directory: StateDir) -> tuple[Component, ...]:
 
 class _Components:
     def __init__(self, plan: Plan, directory: StateDir) -> None:
-        self.plan, self.directory = plan, directory
+        self.plan = plan
+        self.directory = directory
         self.files = CredentialFiles(directory.credentials)
 
     def servers(self) -> Iterator[Component]:
-        plan, files = self.plan, self.files
+        plan = self.plan
+        files = self.files
         if plan.nats_program:
             port = plan.ports["nats"]
             yield Component(
@@ -78,7 +80,8 @@ class _Components:
                 address=plan.nats_url,
             )
         if plan.redis_program:
-            port, store = plan.ports["redis"], self.directory.root / "valkey"
+            port = plan.ports["redis"]
+            store = self.directory.root / "valkey"
             ping = REDIS_PROBE_LOGIN + b"PING\r\n"
             yield Component(
                 name="valkey",
@@ -88,8 +91,10 @@ class _Components:
             )
 
     def simcluster(self) -> Component:
-        plan, directory = self.plan, self.directory
-        port, settings = plan.ports["api"], plan.settings
+        plan = self.plan
+        directory = self.directory
+        port = plan.ports["api"]
+        settings = plan.settings
         configuration = directory.scheduler_configuration if settings.kube_scheduler else None
         return Component(
             name="simcluster",
@@ -114,7 +119,9 @@ class _Components:
         )
 
     def services(self) -> Iterator[Component]:
-        plan, settings, root = self.plan, self.plan.settings, self.directory.root
+        plan = self.plan
+        settings = self.plan.settings
+        root = self.directory.root
         quotas = _flag("--quotas", settings.quotas)
         volcano = _flag("--volcano-conf", settings.volcano_conf)
         if settings.combined:
@@ -218,7 +225,8 @@ class _Components:
 
     def _logins(self, service: str, node: str, *, ledger: bool) -> Iterator[str]:
         """Yield the flags for the logins at the servers that `up` starts; others need none."""
-        nats, redis = self.files.nats(user_of(service, node)), self.files.redis(service)
+        nats = self.files.nats(user_of(service, node))
+        redis = self.files.redis(service)
         if service == SCHEDULER:
             nats, redis = nats.parent, redis.parent
         if self.plan.nats_program:

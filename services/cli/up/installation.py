@@ -16,10 +16,15 @@ from services.webhook.registration import admission_policies
 from shared.kubernetes import custom_kinds
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 
-AGENT, BINDER, API, OPERATOR = "node-agent", "binder", "api", "operator"
+AGENT = "node-agent"
+BINDER = "binder"
+API = "api"
+OPERATOR = "operator"
 ACCOUNTS = ("watcher", BINDER, "timekeeper", "webhook", API)
 """Accounts of the services that always run, other than node agents."""
-COMBINED, CLAIMS, KUBE_SCHEDULER = "combined-scheduler", "dra", "kube-scheduler"
+COMBINED = "combined-scheduler"
+CLAIMS = "dra"
+KUBE_SCHEDULER = "kube-scheduler"
 """The components that `up` can have."""
 _ACCOUNTS_OF = {KUBE_SCHEDULER: ("extender",)}
 WEBHOOK_CLIENT_CA = "webhook-client-ca.crt"

@@ -47,7 +47,8 @@ SIZE_LINES = 2
 def status(flags: Status) -> int:
     """Run the command; the exit code is 0 if everything runs and is ready."""
     directory = StateDir.found(flags.state)
-    pid, state = supervisor_pid(directory), load_state(directory)
+    pid = supervisor_pid(directory)
+    state = load_state(directory)
     running = pid is not None and state is not None
     faults = faults_of(directory, state) if running and state else {}
     if flags.output:
@@ -97,7 +98,9 @@ def text_of(directory: StateDir, state: State, faults: dict[str, str]) -> str:
 
 def summary(directory: StateDir, state: State) -> str:
     """Return where everything is, and commands for a first pod that can be pasted into a shell."""
-    command, flag, kubeconfig = program(), _flag(directory), shlex.quote(state.kubeconfig)
+    command = program()
+    flag = _flag(directory)
+    kubeconfig = shlex.quote(state.kubeconfig)
     layouts = Counter(state.nodes.values()).items()
     nodes = (
         "this machine, with its own GPUs"

@@ -237,7 +237,8 @@ class ComponentProcess:
         again = " again" if self.history.ever_ready else ""
         self.history = replace(self.history, ever_ready=True)
         took_s = time.monotonic() - started_at_s
-        name, address = self.component.name, address_of(self.component)
+        name = self.component.name
+        address = address_of(self.component)
         self.report(f"  {name:<14} {address:<34} ready{again} after {took_s:.1f} s")
         self.ready.set()
         self.on_change()
@@ -314,7 +315,8 @@ class Supervisor:
         policy: RestartPolicy | None = None,
         timing: SupervisionTiming | None = None,
     ) -> None:
-        self.save, self.report = save, report
+        self.save = save
+        self.report = report
         self.timing = timing or SupervisionTiming()
         self.all_ready = False
         self.stages = [

@@ -144,7 +144,8 @@ def forget_devices(
 
 
 Report = Callable[[str], None]
-READY_S, READY_EACH_S = 60.0, 3.0
+READY_S = 60.0
+READY_EACH_S = 3.0
 """The longest pause without another component being ready, and more for each component: all agents
 start at once, and on a slow machine none is ready before most are."""
 FREE_MB = 100
@@ -297,7 +298,8 @@ async def _supervise(
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    started_at, is_saved = time.time(), True
+    started_at = time.time()
+    is_saved = True
 
     def state(components: tuple[ComponentState, ...], *, ready: bool) -> State:
         return state_of(plan, directory, components, ready=ready, started_at=started_at)

@@ -176,7 +176,8 @@ def preferred_device_ids(
     choice to the kubelet. Raises RequestError if its lease gives the container nothing.
     """
     lease = valid_lease(lease, candidate, node.name)
-    container, served = candidate.container.name, node.served.get(resource, {})
+    container = candidate.container.name
+    served = node.served.get(resource, {})
     wanted = _wanted_ids(lease, container, resource)
     wanted.subtract(served[text].device for text in must_include if text in served)
     free = set(available).intersection(served)
@@ -246,7 +247,8 @@ def container_setup(lease: Lease, container: str, node: NodeSnapshot) -> Contain
     MIG instances are given by name alone: the hardware enforces their limits. Raises RequestError
     for an instance that does not exist, and for instances beside other shares.
     """
-    dialect, shares = dialect_of(lease), lease.shares_of(container)
+    dialect = dialect_of(lease)
+    shares = lease.shares_of(container)
     if any(share.mig for share in shares):
         names = _instance_names(shares, node.instances)
         setup = ContainerSetup(environment={VISIBLE: ",".join(names), **dialect.mig_variables})
@@ -274,7 +276,8 @@ def claim_entry(lease: Lease, request: str, node: NodeSnapshot) -> CheckpointEnt
     shares = lease.shares_of(request)
     check_shares(shares, lease.pod, node)
     names = tuple(device_name(share.device, share.mig) for share in shares)
-    setup, instances = _claim_setup(lease, request, node), node.instances
+    setup = _claim_setup(lease, request, node)
+    instances = node.instances
     return new_entry(lease, request, DRIVER, names, setup=setup, instances=instances, now=node.now)
 
 
@@ -283,7 +286,8 @@ def _claim_setup(lease: Lease, request: str, node: NodeSnapshot) -> ContainerSet
     shares = shares_by_index(lease, request)
     names: list[str] = [share.device for share in shares]
     if any(share.mig for share in shares):
-        names, setup = _instance_names(shares, node.instances), ContainerSetup(environment={})
+        names = _instance_names(shares, node.instances)
+        setup = ContainerSetup(environment={})
     elif all(share.whole for share in shares):
         setup = whole_setup(lease, request)
     else:

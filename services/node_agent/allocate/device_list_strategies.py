@@ -64,7 +64,8 @@ def name_devices(
     `setup` names them in the variable, as all dialects do; `devices` are the UUIDs of GPUs and MIG
     instances.
     """
-    environment, mounts = dict(setup.environment), list(setup.mounts)
+    environment = dict(setup.environment)
+    mounts = list(setup.mounts)
     if DeviceListStrategy.ENVVAR not in strategies:
         environment.pop(VISIBLE, None)
     if DeviceListStrategy.VOLUME_MOUNTS in strategies:

@@ -58,7 +58,8 @@ class Grants:
     async def counted(self, resource: str) -> AsyncIterator[None]:
         """Count a call of the kubelet with its outcome and duration."""
         node = self.node
-        began, outcome = node.clock.ticks(), "cancelled"  # by a kubelet that restarts
+        began = node.clock.ticks()
+        outcome = "cancelled"  # by a kubelet that restarts
         try:
             yield
             outcome = "allocated"
@@ -93,7 +94,8 @@ class Grants:
         failed since they were closed, this one was bound before: it is tried again until
         `blind_until`, since the kubelet fails it otherwise.
         """
-        node, ticks = self.node, self.node.clock.ticks
+        node = self.node
+        ticks = self.node.clock.ticks
         shares = lease.shares_of(container)
         while True:
             closed = self._closed(shares)
@@ -205,7 +207,9 @@ class Grants:
         whether they can, and LeaseEndedError if the lease of a claim ends first: the other pods had
         lost their leases, not ended.
         """
-        node, pause_s, silence = self.node, 0.0, ""
+        node = self.node
+        pause_s = 0.0
+        silence = ""
         sync_at = node.clock.ticks() + SYNC_S
         while True:
             try:
@@ -231,6 +235,7 @@ class Grants:
                 sync_at = node.clock.ticks() + SYNC_S
             with contextlib.suppress(LeaseholdError):
                 await self.reconciler.forget_ended()
-            lease, known = entry.lease, node.leases.find(entry.lease.pod)
+            lease = entry.lease
+            known = node.leases.find(entry.lease.pod)
             if lease.claim is not None and (known is None or known.shares != lease.shares):
                 raise LeaseEndedError(f"the lease of claim {lease.pod} has changed meanwhile")

@@ -124,7 +124,8 @@ class AllocationHandler:
         PodResources omits init containers. Missing files are created again. Raises RequestError if
         another container has the IDs, or they were not allocated.
         """
-        ids, node = compact(device_ids), self.node
+        ids = compact(device_ids)
+        node = self.node
         entries = [
             entry
             for entry in node.checkpoint.of_resource(resource)
@@ -151,7 +152,8 @@ class AllocationHandler:
             node.checkpoint.note_call(entry, node.clock.now(), starts=True)
 
     async def _allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerSetup:
-        ids, node = compact(device_ids), self.node
+        ids = compact(device_ids)
+        node = self.node
         candidate = await self._resolve(resource, len(device_ids), ids)
         if isinstance(candidate, Ambiguous):
             node.outbox.add(ShareRefused(node=node.name, reason=f"{resource}: {candidate}"))
@@ -178,7 +180,9 @@ class AllocationHandler:
         self, candidate: ContainerCandidate, resource: str, device_ids: Sequence[str]
     ) -> CheckpointEntry:
         """Give the container what its lease says; a repeated call gets the same setup."""
-        node, container, ids = self.node, candidate.container, compact(device_ids)
+        node = self.node
+        container = candidate.container
+        ids = compact(device_ids)
         lease = valid_lease(await self._lease_of(candidate), candidate, node.name)
         previous = node.checkpoint.find(candidate.pod.uid, container.name, resource)
         if previous is not None and previous.allocation.device_ids == ids:
@@ -219,7 +223,8 @@ class AllocationHandler:
         They open once the kubelet has those of the lease free; if it was told which to choose, and
         did not, once it has restarted.
         """
-        node, name = self.node, candidate.container.name
+        node = self.node
+        name = candidate.container.name
         lease = node.leases.find(candidate.pod.uid)
         if lease is None:
             return
@@ -267,7 +272,8 @@ class AllocationHandler:
             self._partitioning.pop(call, None)
 
     def _report_refused(self, candidate: ContainerCandidate, reason: str) -> None:
-        pod, node = candidate.pod, self.node
+        pod = candidate.pod
+        node = self.node
         node.refused.add(pod.uid)
         node.compare_due.set()
         node.outbox.add(
@@ -369,7 +375,8 @@ class AllocationHandler:
         in a list that is old: PodResources are not. So a container that was served before counts
         only if no such pod waits: an old list may have the earlier pod of the same name instead.
         """
-        node, snapshot = self.node, self.node.require_snapshot()
+        node = self.node
+        snapshot = self.node.require_snapshot()
         try:
             pods, pod_resources = await asyncio.gather(
                 self.pods.list_pods(), node.pod_resources.list_holdings()
@@ -387,7 +394,8 @@ class AllocationHandler:
                 device_ids=device_ids,
             )
 
-        found, served = resolve(pods), self._history(resource).allocated
+        found = resolve(pods)
+        served = self._history(resource).allocated
         candidates = found.candidates if isinstance(found, Ambiguous) else (found,)
         blind = self.pods.unreadable_reason if candidates and self.pods.is_passing else ""
         if any((each.pod.uid, each.container.name) not in served for each in candidates):
@@ -431,7 +439,8 @@ class AllocationHandler:
                 is_reserved = any(
                     each.pod == pod and each.state is LeaseState.RESERVED for each in fetched
                 )
-                lease, late = self.node.leases.find(pod), self.node.clock.ticks() > until
+                lease = self.node.leases.find(pod)
+                late = self.node.clock.ticks() > until
                 other = lease is not None and _is_other(lease, candidate)
                 if other and late:
                     raise RequestError(

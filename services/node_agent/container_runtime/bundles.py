@@ -26,7 +26,8 @@ BUNDLES = (
     "run/containers/storage/overlay-containers",
 )
 """Directories with one of each container's ID: of containerd, of that of k3s, and of CRI-O."""
-GPU_MAJOR, MOST_GPUS = 195, 254
+GPU_MAJOR = 195
+MOST_GPUS = 254
 """Number of the driver's devices. Minor numbers from this one on are not of GPUs."""
 MOST_BYTES = 16 << 20
 """A specification lists all variables and mounts, which are less than an object of etcd."""

@@ -44,8 +44,10 @@ ANNOTATIONS = ("cdi.k8s.io/pod", "nvidia.cdi.k8s.io/pod")
 """Annotations by which NVIDIA's runtime adds devices; the part after the slash is free."""
 INJECTORS = ("device-injector", "cdi", "nvidia")
 """Parts of the names of NRI plugins that add the devices which a pod's annotations name."""
-MAX_IMPORTS, MAX_BYTES = 64, 1 << 20
-_NVIDIA, _GPU = "nvidia", "/dev/nvidia"
+MAX_IMPORTS = 64
+MAX_BYTES = 1 << 20
+_NVIDIA = "nvidia"
+_GPU = "/dev/nvidia"
 
 RUNTIME_DIRECTORIES = ("etc/containerd", "etc/crio", "var/lib/rancher/k3s")
 """One of them exists where the settings of the runtime can be seen."""

@@ -281,7 +281,8 @@ class NodeProbes:
 
     async def node_resources(self) -> Finding:
         """Compare the node's status with its devices."""
-        node, shown = await self._node(), self.shown
+        node = await self._node()
+        shown = self.shown
         ours = shown.served.keys() | shown.node_status.keys()
         amounts = {
             name: parse_count(amount)
@@ -298,10 +299,12 @@ class NodeProbes:
         """Read the devices' health."""
         if not (self.ledger_is_readable or self.agent_states):
             raise SkipError(NO_LEDGER)
-        devices, facts = self.devices, self.totals.node.facts if self.totals else None
+        devices = self.devices
+        facts = self.totals.node.facts if self.totals else None
         if facts is None:
             return judge.device_health(devices)
-        closed, cordoned = facts.closed_devices, facts.unschedulable
+        closed = facts.closed_devices
+        cordoned = facts.unschedulable
         return judge.device_health(devices, closed, cordoned=cordoned)
 
     async def driver(self) -> Finding:
@@ -344,7 +347,8 @@ class NodeProbes:
 
     async def pod_resources(self) -> Finding:
         """Compare the kubelet's PodResources with the agent's checkpoint."""
-        allocations, served = self._allocations(), self.shown.served.keys()
+        allocations = self._allocations()
+        served = self.shown.served.keys()
         socket = self.settings.kubelet_dir / "pod-resources" / "kubelet.sock"
         async with KubeletPodResources.connected(socket) as client:
             holdings = (await client.list_holdings()).holdings
@@ -385,7 +389,8 @@ class NodeProbes:
         """Find the pods of the processes on devices."""
         if not self.gpus.has_processes:
             raise SkipError("no process runs on simulated GPUs")
-        entries, leases = self._checkpoint().entries, self.leases
+        entries = self._checkpoint().entries
+        leases = self.leases
         samples = await self.gpus.sample()
         pids = {one.pid: sample.sampled_at_s for sample in samples for one in sample.processes}
         proc = self.settings.proc_dir
@@ -503,7 +508,8 @@ class NodeProbes:
         places = self.settings.driver_places
         if configured:
             return configured, ""
-        runtime, version = "", ""
+        runtime = ""
+        version = ""
         if places is not None:
             with contextlib.suppress(LeaseholdError):  # as the agent without the API server
                 runtime = (await self._node()).status.node_info.container_runtime_version

@@ -75,7 +75,8 @@ class ClaimDriver:
         unprepared = self.preparation.list_unprepared()
         consumers = {pod for lease in unprepared for pod in lease.users}
         pods = await self.node.kubelet.list_pods() if consumers else ()
-        now, retries = self.node.clock.ticks(), {}
+        now = self.node.clock.ticks()
+        retries = {}
         for pod in pods:
             if pod.uid not in consumers or pod.container_ids or pod.terminal:
                 continue

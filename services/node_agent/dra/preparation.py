@@ -139,7 +139,8 @@ class ClaimPreparation:
 
     async def _prepare(self, claim: LeaseHolder) -> Sequence[dra.Device]:
         stored = await read_claim(self.node, claim)
-        results, generation = results_on(stored, self.node.name), generation_of_claim(stored)
+        results = results_on(stored, self.node.name)
+        generation = generation_of_claim(stored)
         entries: tuple[CheckpointEntry, ...] = ()
         if generation:
             entries = await self._recorded_now(claim, generation)
@@ -198,7 +199,9 @@ class ClaimPreparation:
 
     async def _lease(self, claim: LeaseHolder, generation: str, until: float) -> Lease:
         """Wait for the lease of this allocation."""
-        missing, fetch_at, clock = "", 0.0, self.node.clock
+        missing = ""
+        fetch_at = 0.0
+        clock = self.node.clock
         while True:
             lease = self.node.leases.find(claim.pod)
             if (

@@ -219,7 +219,8 @@ class SliceWriter:
 
     async def _watch(self) -> None:
         """Notice when the kubelet, or somebody, deletes or changes a slice."""
-        retry_s, selector = UNSUPPORTED_RETRY_S, self.selector
+        retry_s = UNSUPPORTED_RETRY_S
+        selector = self.selector
         found = follow(self.client, COLLECTION, RawObject, retry_s=retry_s, field_selector=selector)
         async with aclosing(found) as batches:
             async for batch in batches:

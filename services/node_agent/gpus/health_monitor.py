@@ -122,7 +122,8 @@ class HealthMonitor:
             return
         self._gpus = gpus
         self._indices |= {gpu.uuid: gpu.index for gpu in gpus}
-        now, before = self.clock.now(), self.devices
+        now = self.clock.now()
+        before = self.devices
         self.devices = update_health(
             before,
             gpus,

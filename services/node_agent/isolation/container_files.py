@@ -117,7 +117,8 @@ class ContainerFiles:
         return ""
 
     def _probe_disk(self) -> str:
-        state, probe = self.state_dir, Path(self.state_dir) / ".probe"
+        state = self.state_dir
+        probe = Path(self.state_dir) / ".probe"
         try:
             with probe.open("wb") as file:
                 file.write(bytes(PROBE_BYTES))
@@ -142,7 +143,8 @@ class ContainerFiles:
         return ""
 
     def _create_shared_files(self) -> None:
-        paths, library = self.paths, self.library
+        paths = self.paths
+        library = self.library
         try:
             Path(paths.containers).mkdir(parents=True, exist_ok=True)
             _ensure(Path(paths.preload), b"" if library.simulated else LIBRARY.encode())
@@ -185,7 +187,8 @@ class ContainerFiles:
             self.library.remove_unused(mounted, unused_s=self.timing.library_unused_s)
 
     def _remove_directories(self, live: set[PodUid]) -> None:
-        root, now = Path(self.paths.containers), time.time()
+        root = Path(self.paths.containers)
+        now = time.time()
         try:
             entries = list(root.iterdir())
         except OSError as error:

@@ -162,7 +162,8 @@ def current_library(root: Path) -> StoredLibrary:
     try:
         content, _, version = (root / CURRENT).read_text().partition(" ")
     except OSError:
-        content = version = ""
+        content = ""
+        version = ""
     return StoredLibrary(
         path=root / (Path(content.strip()).name or "none") / LIBRARY_NAME, version=version.strip()
     )

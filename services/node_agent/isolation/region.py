@@ -22,7 +22,8 @@ from shared.dialects.metrics import MemoryUsage
 from shared.model.bounds import MOST_MIB
 from shared.model.lease import MIB
 
-EXITED, RUNNING = 0, 1
+EXITED = 0
+RUNNING = 1
 WRAPPED = 1 << 63
 """Amounts from here on have wrapped below zero."""
 _SEMAPHORE_VALUE = 0xFFFFFFFF

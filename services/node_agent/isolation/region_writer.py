@@ -34,7 +34,9 @@ from shared.model.errors import UnavailableError
 MODE = 0o666
 """The container's processes may run as any user."""
 TRIES = 5
-_I32, _U64, _USED = struct.Struct("<i"), struct.Struct("<Q"), struct.Struct("<5Q")
+_I32 = struct.Struct("<i")
+_U64 = struct.Struct("<Q")
+_USED = struct.Struct("<5Q")
 
 
 def write_overrides(setup: ContainerSetup) -> None:

@@ -106,7 +106,8 @@ class NodePods:
                     await self._find_processes()
                 return listed
         active = (await self.node.pod_resources.list_holdings()).pods
-        node, snapshot = self.node, self.node.snapshot
+        node = self.node
+        snapshot = self.node.snapshot
         if snapshot is None:
             return ()
         implied = implied_pods(node.leases.leases.values(), snapshot, node.checkpoint.allocated)
@@ -190,11 +191,13 @@ class NodePods:
             if not self._note_silence(str(error)):
                 raise
             return None
-        self._silent_since = self._denied_since = None
+        self._silent_since = None
+        self._denied_since = None
         self._was_read = True
         if self.unreadable_reason:
             logger.warning("the kubelet's list of pods can be read again")
-        self.unreadable_reason, self.is_passing = "", False
+        self.unreadable_reason = ""
+        self.is_passing = False
         return listed
 
     def _note_response(self, error: KubernetesError) -> None:

@@ -171,7 +171,8 @@ class DevicePlugins:
         One of them cannot be allocated either while an amount that pods request with it is still
         allocated by device plugin, or until that was examined.
         """
-        now, since = time.monotonic(), self.plugin_resources.since
+        now = time.monotonic()
+        since = self.plugin_resources.since
         found: dict[str, Unserved] = {}
         for name, endpoint in self.endpoints.items():
             amounts = self.amounts.get(name, frozenset()) - self.endpoints.keys()
@@ -240,7 +241,8 @@ class PluginEndpoint:
         """Send a new list if it differs."""
         if ids == self.ids and numa == self._numa:
             return
-        self.ids, self._numa = ids, numa
+        self.ids = ids
+        self._numa = numa
         self._devices = self._encoded()
         if self._server is not None:
             self._server.send(self._devices)
@@ -361,7 +363,8 @@ class PluginEndpoint:
 
     async def _watch(self, server: PluginServer) -> str:
         """Return why the registration has ended, once it has."""
-        pause_s = check_s = self._plugins.node.timing.registration_check_s
+        pause_s = self._plugins.node.timing.registration_check_s
+        check_s = pause_s
         while not await wait_for_event(server.ended, pause_s):
             if await self._is_unallocatable():
                 return "the node shows none of it as allocatable"

@@ -41,7 +41,8 @@ def rebuild_entries(
         if not lease.shares_of(holding.container):
             continue
         with contextlib.suppress(RequestError):
-            name, ids = holding.container, compact(holding.device_ids)
+            name = holding.container
+            ids = compact(holding.device_ids)
             uuids = container_instances(lease, name, node.devices, instances)
             setup = container_setup(lease, name, replace(node, instances=uuids))
             entry = new_entry(

@@ -58,7 +58,8 @@ class Leftovers:
             with contextlib.suppress(LeaseholdError):
                 await self.reconciler.forget_ended()
             beyond = self._beyond()
-        ticks, now = self.node.clock.ticks(), self.node.clock.now()
+        ticks = self.node.clock.ticks()
+        now = self.node.clock.now()
         self._since = {pod: self._since.get(pod, (ticks, now)) for pod in beyond}
         recorded = self.node.checkpoint.pods
         self._vanished = {
@@ -73,7 +74,8 @@ class Leftovers:
         pids = await self._find_processes(settled.keys() | late)
         if (settled, pids) != (self._shown, self._pids):
             self._log(settled.keys() - self._shown.keys())
-            self._shown, self._pids = settled, pids
+            self._shown = settled
+            self._pids = pids
             self.node.report_due.set()
 
     def count(self) -> int:
@@ -82,7 +84,8 @@ class Leftovers:
 
     def note_vanished(self, running: Iterable[PodUid]) -> None:
         """Note that the API server no longer has these pods, and that they may still run here."""
-        ticks, now = self.node.clock.ticks(), self.node.clock.now()
+        ticks = self.node.clock.ticks()
+        now = self.node.clock.now()
         for pod in running:
             began, began_at, _ = self._vanished.get(pod, (ticks, now, ticks))
             self._vanished[pod] = began, began_at, ticks

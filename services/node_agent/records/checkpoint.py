@@ -214,7 +214,8 @@ class Checkpoint:
         )
 
     async def _add(self, added: Iterable[CheckpointEntry]) -> None:
-        entries, fences = dict(self.by_key), dict(self.fences)
+        entries = dict(self.by_key)
+        fences = dict(self.fences)
         for entry in added:
             entries[entry.key] = entry
             lease = entry.allocation.lease
@@ -242,7 +243,9 @@ class Checkpoint:
                 f"{self.path} cannot be written: {error.strerror}; an allocation must be on "
                 "disk before the kubelet gets it"
             ) from error
-        self.by_key, self.fences, self.devices = entries, fences, devices
+        self.by_key = entries
+        self.fences = fences
+        self.devices = devices
         self._called_at = {key: at for key, at in self._called_at.items() if key in entries}
 
     def _read(self) -> CheckpointFile:

@@ -71,7 +71,8 @@ class KnownLeases:
         A claim that is not prepared may get a later lease, or the same one by `observe_claim`.
         """
         for pod in pods:
-            known, stamp = self.leases.get(pod), (math.inf, math.inf)
+            known = self.leases.get(pod)
+            stamp = (math.inf, math.inf)
             if known is None:
                 continue
             if known.claim is not None:
@@ -81,7 +82,8 @@ class KnownLeases:
 
     def _end(self, pod: PodUid, stamp: tuple[float, float]) -> None:
         self.leases.pop(pod, None)
-        self.ended[pod], self._revisions[pod] = stamp, self.revision
+        self.ended[pod] = stamp
+        self._revisions[pod] = self.revision
         while len(self.ended) > MAX_ENDED:
             self._forget(next(iter(self.ended)))
 

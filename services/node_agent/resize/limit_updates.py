@@ -122,7 +122,8 @@ class LimitUpdater:
 
         Return by entry why its device cannot hold more beside what other pods have.
         """
-        node, refused = self.node.snapshot, {}
+        node = self.node.snapshot
+        refused = {}
         if node is None:
             return {}
         for key in [entry.key for entry in self.checkpoint.entries]:

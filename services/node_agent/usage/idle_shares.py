@@ -88,7 +88,8 @@ class IdleShares:
         self._missed = False
 
     def _use_of(self, measured: MeasuredContainer, share: MeasuredShare, now: float) -> LastUse:
-        kernels, before = _kernel_time(measured), self._uses.get(measured.key_of(share))
+        kernels = _kernel_time(measured)
+        before = self._uses.get(measured.key_of(share))
         if self._missed and kernels is None:
             before = None
         used_at = max(measured.container.allocated_at, self._observed_from or now)

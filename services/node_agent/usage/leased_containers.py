@@ -120,7 +120,8 @@ def _leased_container(entry: CheckpointEntry, lease: Lease) -> LeasedContainer:
         region_path = region_path_of(entry.limits)
         seed = seed_of(entry.limits.environment) if region_path is not None else None
     except RequestError:  # written by another version of the agent
-        region_path = seed = None
+        region_path = None
+        seed = None
     return LeasedContainer(
         lease=lease,
         name=entry.allocation.container,

@@ -116,10 +116,12 @@ def measure_container(
     container: LeasedContainer, processes: Sequence[AttributedProcess], scan: Scan
 ) -> MeasuredContainer:
     """Measure one container by its region and by its processes on its devices."""
-    region, living = scan.regions.get(container.key), scan.living_in(container.key)
+    region = scan.regions.get(container.key)
+    living = scan.living_in(container.key)
     readable = region if isinstance(region, Region) else None
     sampled = {sample.device for sample in scan.devices}
-    shares, seed = container.shares, container.seed
+    shares = container.shares
+    seed = container.seed
     used = region_sums(readable, shares, living) if readable is not None else []
     measured = []
     for position, share in enumerate(shares):

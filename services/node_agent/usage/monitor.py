@@ -71,7 +71,9 @@ LASTING_S = 30.0
 it can allocate: what lasts longer stays so."""
 MAX_UNLISTED = 3
 """Scans in which the kubelet's pods are listed for a container that they do not have: a sandbox."""
-_LOCK, _SLOT, _NO_PID = "lock", "slot", "no pid"
+_LOCK = "lock"
+_SLOT = "slot"
+_NO_PID = "no pid"
 
 
 class RegionSymptoms:
@@ -234,7 +236,8 @@ class UsageMonitor(Collector):
             if containers or pids:
                 regions, origins = await asyncio.to_thread(self._read_host, containers, pids)
             else:
-                regions, origins = {}, {}
+                regions = {}
+                origins = {}
         pods = await self._list_pods(origins.values())
         instances = await self._list_instances(containers)
         living = await self._living_pids(containers, regions, origins, pods or {})

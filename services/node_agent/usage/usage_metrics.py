@@ -27,7 +27,8 @@ from shared.model.device import Hardware
 from shared.model.lease import ShareKey
 from shared.model.names import DeviceUuid, NodeName
 
-WHOLE, MEGA = 100, 1_000_000
+WHOLE = 100
+MEGA = 1_000_000
 
 S = TypeVar("S")
 _Table = Mapping[str, tuple[str, Callable[[S], float | None]]]
@@ -254,7 +255,8 @@ def _device_usage(sample: DeviceSample, node: NodeName) -> DeviceUsage:
 
 
 def _share_usage(use: MeasuredContainer, of: MeasuredShare, now: float) -> ShareUsage:
-    lease, instance = use.container.lease, of.instance
+    lease = use.container.lease
+    instance = of.instance
     last_kernel_at = use.region.last_kernel_at if isinstance(use.region, Region) else None
     return ShareUsage(
         namespace=lease.namespace,

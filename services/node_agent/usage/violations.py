@@ -26,7 +26,8 @@ _BrokenRule = tuple[ViolationReason, str, DeviceUuid | None]
 
 def container_violations(use: MeasuredContainer) -> Iterator[ViolationFound]:
     """Return the rules that a container with a lease breaks."""
-    container, lease = use.container, use.container.lease
+    container = use.container
+    lease = use.container.lease
     for reason, message, device in (*_overruns(use), *_region_rules(use)):
         yield ViolationFound(
             node=lease.node,
@@ -43,7 +44,8 @@ def container_violations(use: MeasuredContainer) -> Iterator[ViolationFound]:
 
 def _overruns(use: MeasuredContainer) -> Iterator[_BrokenRule]:
     for one in use.shares:
-        device, limit = one.share.device, one.share.limit_bytes
+        device = one.share.device
+        limit = one.share.limit_bytes
         if one.measured_bytes > limit + UNCOUNTED_BYTES * max(1, one.processes):
             used = f"uses {one.measured_bytes // MIB} MiB of GPU {device}"
             yield ViolationReason.OVERRUN, f"{used}, and its share has {limit // MIB} MiB", device

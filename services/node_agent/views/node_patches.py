@@ -26,7 +26,8 @@ def merge_own_entries(
     changes: dict[str, str | None] = {}
     for key, ours in lists.items():
         own_key = OWN_ENTRIES_PREFIX + key.rpartition("/")[2]
-        entries, added_before = _entries(current.get(key)), _entries(current.get(own_key))
+        entries = _entries(current.get(key))
+        added_before = _entries(current.get(own_key))
         others = [entry for entry in entries if entry not in added_before]
         added = [entry for entry in ours if entry not in others]
         if set(entries) != {*others, *added}:

@@ -179,7 +179,8 @@ def pods_on_empty_nodes(
 
     Nodes count as healthy, untainted and with any labels unless they are taken `as_is`.
     """
-    inventory, key = index.mirror.inventory_changes.end, (placement_key(request), most, as_is)
+    inventory = index.mirror.inventory_changes.end
+    key = (placement_key(request), most, as_is)
     known = index.pods_on_empty.get(key)
     if known is not None and known[0] == inventory:
         return known[1]
@@ -205,7 +206,8 @@ def _pods_on(request: PodRequest, node: MirroredNode, most: int, *, as_is: bool)
             picks = choose_devices(request, empty)
         if picks is None:
             return count
-        shares, groups = build_shares(picks), request.anti_affinity_groups
+        shares = build_shares(picks)
+        groups = request.anti_affinity_groups
         TentativeReservation.add(empty, devices, shares, request.resources, groups)
     return most
 

@@ -101,7 +101,8 @@ def open_window(
 
 def window_shape(budget: Budget) -> str:
     """Return the settings that determine the windows; a change opens a new window."""
-    policy, unit = budget.policy, f" {budget.currency}" if budget.currency else ""
+    policy = budget.policy
+    unit = f" {budget.currency}" if budget.currency else ""
     if policy.type is PolicyType.FIXED:
         return f"fixed {policy.period} {policy.time_zone}{unit}"
     if policy.type is PolicyType.SLIDING:
@@ -185,7 +186,8 @@ def advance(
 def _is_due(account: Account, budget: Budget, now_ms: int, charge_every_ms: int) -> bool:
     if not account.windows or account.budget != budget:
         return True
-    window, state = account.windows[-1], account.state
+    window = account.windows[-1]
+    state = account.state
     if window.end_ms is not None and window.end_ms <= now_ms:
         return True
     if any(

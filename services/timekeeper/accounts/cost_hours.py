@@ -138,7 +138,8 @@ def _fits(size: Size, device: Device, use: DeviceUse) -> bool:
     if device.mode is DeviceMode.MIG:
         most = max((len(layout.positions) for layout in device.layouts), default=0)
         return use.slots_taken.count("1") < most and not use.exclusive
-    whole, cores = size == WHOLE_SIZE, size.cores_percent
+    whole = size == WHOLE_SIZE
+    cores = size.cores_percent
     sharing = SharingPolicy(size.sharing)
     request = GpuRequest(container="", gpus=1, cores_percent=cores, whole=whole, sharing=sharing)
     memory_mib = device.memory_mib if whole else size.memory_mib

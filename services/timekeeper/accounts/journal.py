@@ -41,7 +41,8 @@ def weigh(lease: Lease, budget: Budget, factors: Mapping[str, Fraction | Decimal
     containers use at one time counts.
     """
     devices = shares_by_device(lease)
-    total = cores_total = Fraction(0)
+    total = Fraction(0)
+    cores_total = total
     models: list[str] = []
     for shares in devices.values():
         cores, memory = _parts(shares, budget)

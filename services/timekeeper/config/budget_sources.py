@@ -114,7 +114,8 @@ class ConfiguredObjects(Generic[T]):
 
     async def watch(self) -> None:
         """Watch the objects for ever; a kind that cannot be read is requested every `RETRY_S`."""
-        logged, latest = "", self.latest
+        logged = ""
+        latest = self.latest
         async with aclosing(follow(self.client, self.path, RawObject, retry_s=RETRY_S)) as batches:
             async for batch in batches:
                 for named, item in batch.changed:
@@ -139,7 +140,8 @@ class BudgetObjects(ConfiguredObjects[Budget]):
 
     def find(self, name: Namespace) -> Budget | None:
         """Return the budget of this name, or None."""
-        problem, found = self.latest.problems.get(name, ""), self.latest.valid.get(name)
+        problem = self.latest.problems.get(name, "")
+        found = self.latest.valid.get(name)
         if found is not None:
             found = replace(found, problem=problem and f"{problem}; {LAST_VALID}")
             return in_money(found, self.prices)

@@ -88,15 +88,19 @@ def quota_status(
     name: Namespace, latest: LatestSpecs[Quota], totals: QuotaTotals, *, at: str
 ) -> QuotaStatus:
     """Return the status of a quota, of which that is in force what the ledger enforces."""
-    item, stored = latest.items[name], totals.quotas.get(name)
+    item = latest.items[name]
+    stored = totals.quotas.get(name)
     usage = totals.used.get(name, {}).get("", QuotaUsage())
     in_force = stored is not None and latest.valid.get(name) == stored
-    reason, fault = "SpecInForce", ""
+    reason = "SpecInForce"
+    fault = ""
     if problem := latest.problems.get(name):
         nothing = stored is None or stored.limits == NOTHING
-        reason, fault = "InvalidSpec", f"{problem}; {NOTHING_NEW if nothing else LAST_VALID}"
+        reason = "InvalidSpec"
+        fault = f"{problem}; {NOTHING_NEW if nothing else LAST_VALID}"
     elif not in_force:
-        reason, fault = "Pending", "no watcher and binder have put it in force yet"
+        reason = "Pending"
+        fault = "no watcher and binder have put it in force yet"
     return QuotaStatus(
         observed_generation=item.metadata.generation,
         conditions=conditions_of(item, fault, reason=reason, at=at),

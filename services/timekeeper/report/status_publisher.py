@@ -53,7 +53,8 @@ class StatusPublisher:
         """Write the status when it has changed, and every minute; write Events of a change."""
         if self.objects is None:
             return
-        name, objects = account.namespace, self.objects
+        name = account.namespace
+        objects = self.objects
         item = objects.latest.items.get(name)
         if item and objects.find(name) == budget:  # no other since it was counted
             status = budget_status(account, current, item, objects.latest.specs.get(name))
@@ -70,7 +71,8 @@ class StatusPublisher:
         """Write the statuses of quotas when they have changed, and their usage every 10 seconds."""
         if self.quotas is None or not self.quotas.latest.items:
             return
-        quotas, totals = self.quotas, await ledger_quotas.totals(charges=False)
+        quotas = self.quotas
+        totals = await ledger_quotas.totals(charges=False)
         for name, item in sorted(quotas.latest.items.items()):
             status = quota_status(name, quotas.latest, totals, at=timestamp(at_ms // 1000))
             await self._write_status(quotas, item, status, at_ms, every_ms=USAGE_MS)
@@ -86,7 +88,8 @@ class StatusPublisher:
     ) -> None:
         """Write a status: at once if other specs are in force, else after `every_ms`."""
         path = f"{objects.path}/{quote(item.metadata.name, safe='')}/status"
-        known, wanted = item.status or {}, msgspec.to_builtins(status)
+        known = item.status or {}
+        wanted = msgspec.to_builtins(status)
         same = all(known.get(key) == wanted.get(key) for key in _IN_FORCE)
         recent = at_ms - self._written.get(path, 0) < every_ms
         if known != wanted and not (same and recent):
@@ -144,7 +147,8 @@ def _event(
 ) -> Mapping[str, Any]:
     follows = consequence(budget, current.state)
     state = BudgetState.INVALID if budget.problem else current.state
-    remaining, window = current.remaining_units, current.window.id
+    remaining = current.remaining_units
+    window = current.window.id
     left = "no limit" if remaining is None else f"{amount(remaining, budget.currency)} left"
     used = amount(current.used_units, budget.currency)
     invalid = f"{budget.problem}. " if budget.problem else ""

@@ -218,7 +218,8 @@ def _of_parts(requested: Mapping[str, int], *, has_npu: bool) -> Iterable[str]:
         yield _invalid(shared, "the requested GPU must be greater than zero")
     if has_npu:
         return
-    memory, ratio = requested.get(MEMORY, 0), requested.get(RATIO, 0)
+    memory = requested.get(MEMORY, 0)
+    ratio = requested.get(RATIO, 0)
     if not memory and not ratio:
         yield "Forbidden: GPU memory and GPU memory ratio all is zero"
     if memory and ratio:

@@ -153,7 +153,9 @@ def _completed(amounts: Mapping[str, int]) -> dict[str, int]:
     """Complete the shorthand, and the GPU count from the ratio, or else from core."""
     full = dict(amounts)
     if GPU in full:
-        full[CORE] = full[RATIO] = full.pop(GPU)
+        percent_of_all = full.pop(GPU)
+        full[CORE] = percent_of_all
+        full[RATIO] = percent_of_all
     if SHARED not in full:
         percent = full.get(RATIO, full.get(CORE, 0))
         full[SHARED] = percent // FULL if percent > FULL and percent % FULL == 0 else 1
@@ -250,7 +252,8 @@ VENDOR = "nvidia"
 OTHERS = ("rdma", "fpga")
 APPLY_FOR_ALL = "ApplyForAll"
 SAME_PCIE = "SamePCIe"
-RESTRICTED, BEST_EFFORT = "Restricted", "BestEffort"
+RESTRICTED = "Restricted"
+BEST_EFFORT = "BestEffort"
 
 HINT_FIELDS = (
     *("selector", "requiredTopologyScope", "allocateStrategy"),

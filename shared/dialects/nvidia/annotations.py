@@ -22,7 +22,8 @@ CORDON = "hami.io/device-cordon"
 
 def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
     """Return the annotations of an assignment before Allocate."""
-    devices, seconds = encode_devices(lease), str(int(now_s))
+    devices = encode_devices(lease)
+    seconds = str(int(now_s))
     return {
         NODE: lease.node,
         TIME: seconds,

@@ -93,7 +93,9 @@ ANNOTATIONS = frozenset(
     }
 )
 
-MUTEX, NUMA, TOPOLOGY = "mutex", "numa", "topology-aware"
+MUTEX = "mutex"
+NUMA = "numa"
+TOPOLOGY = "topology-aware"
 ORDERS: Mapping[str, DeviceOrder] = {
     "binpack": DeviceOrder.MOST_ALLOCATED,
     "spread": DeviceOrder.LEAST_ALLOCATED,

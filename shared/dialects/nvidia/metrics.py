@@ -99,7 +99,8 @@ _INSTANCE = _SHARE | {
     "gpu_instance_id": "instance.gpu_instance_id",
     "compute_instance_id": "instance.compute_instance_id",
 }
-_USED, _SM_USE = "Memory that processes use.", "SM use in percent."
+_USED = "Memory that processes use."
+_SM_USE = "SM use in percent."
 _LAST_KERNEL = "hami_container_last_kernel_elapsed_seconds"
 _MIG_INFO = "1 for each share that is a MIG instance."
 MONITOR_SHARES = tuple(

@@ -18,14 +18,18 @@ from shared.model.device import DeviceMode, MigLayout, MigProfile
 
 NAMESPACES = ("kube-system", "volcano-system")
 """Where the ConfigMaps may be; the first namespace that has one counts."""
-DEVICE_MAP, DEVICE_KEY = "volcano-vgpu-device-config", "device-config.yaml"
-NODE_MAP, NODE_KEY = "volcano-vgpu-node-config", "config.json"
+DEVICE_MAP = "volcano-vgpu-device-config"
+DEVICE_KEY = "device-config.yaml"
+NODE_MAP = "volcano-vgpu-node-config"
+NODE_KEY = "config.json"
 SECTION = "nvidia"
 MAX_SPLIT_COUNT = 4096
 """Slots per device: the kubelet gets an ID for each."""
 MAX_UNIT_MIB = 1 << 20
 """1 TiB, more than a device has."""
-SPLIT_COUNT, FACTOR, GEOMETRIES = "deviceSplitCount", "gpuMemoryFactor", "knownMigGeometries"
+SPLIT_COUNT = "deviceSplitCount"
+FACTOR = "gpuMemoryFactor"
+GEOMETRIES = "knownMigGeometries"
 MOST: Mapping[str, int] = {
     "devicesplitcount": MAX_SPLIT_COUNT,
     "gpumemoryfactor": MAX_UNIT_MIB,
@@ -211,7 +215,8 @@ def _layout(entry: object, where: str, found: _Findings) -> MigLayout | None:
 def _profile(entry: object, where: str, found: _Findings) -> MigProfile | None:
     profile = found.section(entry, where, ("name", "memory", "count"))
     name = profile.get("name")
-    memory, count = found.positive(profile, "memory"), found.positive(profile, "count")
+    memory = found.positive(profile, "memory")
+    count = found.positive(profile, "count")
     named = isinstance(name, str) and 1 <= len(name) <= SHORT
     if not isinstance(name, str) or not named or memory is None or count is None:
         found.errors.append(

@@ -23,7 +23,8 @@ REPORT_S = 20.0
 """Interval of a plugin's reports: as Volcano's own, 30 s."""
 SILENCE_S = 60.0
 """Age of an unanswered request at which the plugin counts as gone."""
-_REQUESTING, _DELETED = "Requesting_", "Deleted_"
+_REQUESTING = "Requesting_"
+_DELETED = "Deleted_"
 
 
 def reported(now_s: float) -> str:

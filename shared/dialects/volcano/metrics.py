@@ -58,7 +58,8 @@ _BY_KIND = _SHARE | {
     "data": "memory.buffer",
     "offset": "memory.offset",
 }
-_USED, _SM_USE = "Memory that processes use", "SM use in percent."
+_USED = "Memory that processes use"
+_SM_USE = "SM use in percent."
 _MIG_INFO = "1 for each share that is a MIG instance."
 _LAST_KERNEL = "Device_last_kernel_of_container"
 _MEMORY_KINDS = "Device_memory_desc_of_container"

@@ -135,7 +135,8 @@ def update_write(
     write.commands += [("XADD", entries, "*", "e", _encode(entry)) for entry in update.entries]
     if kept_since_ms is not None and update.windows:
         write.commands.append(("XTRIM", entries, "MINID", "~", str(kept_since_ms)))
-        starts, windows = keys.of("starts", name), keys.of("windows", name)
+        starts = keys.of("starts", name)
+        windows = keys.of("windows", name)
         write.old_windows = (starts, windows, update.windows[-1].id, str(kept_since_ms))
     if update.state is not None:
         write.commands.append(("HSET", keys.states, name, _encode(update.state)))
@@ -177,7 +178,8 @@ def _tenure_commands(keys: AccountKeys, update: AccountUpdate) -> Iterable[Seque
 def decode_account(row: Sequence[Any]) -> Account:
     """Decode one row of `budgets.lua`."""
     namespace, revision, tenures, charged, ended, state, windows, budget = row
-    charged_ms, ended_ms = dict(pairs(charged)), dict(pairs(ended))
+    charged_ms = dict(pairs(charged))
+    ended_ms = dict(pairs(ended))
     leases = (
         _decode_tenure(text, charged_ms[id_], ended_ms.get(id_)) for id_, text in pairs(tenures)
     )

@@ -50,7 +50,8 @@ class Event:
     ) -> None:
         # A dataclass with slots is made twice: the second time, the attributes are there.
         if subject:
-            cls.subject, cls.delivery = subject, delivery or Delivery.BROADCAST
+            cls.subject = subject
+            cls.delivery = delivery or Delivery.BROADCAST
             cls.is_of_agent = is_of_agent
         if "subject" in vars(cls):
             EVENTS[cls.subject] = cls

@@ -75,7 +75,8 @@ class PodDeviceUse:
 
     def instances_beside(self, container: GpuRequest, pod: Sequence[GpuRequest]) -> tuple[int, int]:
         """Return the positions, as bits, and the MiB of instances in use beside a container."""
-        positions = memory_mib = 0
+        positions = 0
+        memory_mib = 0
         place = pod.index(container) if self.instances else 0
         for other, taken_mib, position in self.instances:
             earlier = other if pod.index(other) < place else container
@@ -132,10 +133,12 @@ def choose_shared_devices(
     pod_uses: PodDeviceUses,
 ) -> list[DevicePick] | None:
     """Choose devices on which HAMi-core enforces shares."""
-    wanted, chosen = container.gpus, list[DevicePick]()
+    wanted = container.gpus
+    chosen = list[DevicePick]()
     if wanted > len(devices):
         return None
-    free_cores, takes_slot = required_free_cores(container), _takes_slot(container)
+    free_cores = required_free_cores(container)
+    takes_slot = _takes_slot(container)
     constrained = _is_constrained(container, request)
     devices = _candidates(request, devices, pod_uses)
     enough = _enough(container, request, devices)
@@ -206,7 +209,8 @@ def choose_mig_instances(
     pod_uses: PodDeviceUses,
 ) -> list[DevicePick] | None:
     """Choose MIG instances. Each has cores of its own and is used by one container only."""
-    groups, chosen = request.anti_affinity_groups, list[DevicePick]()
+    groups = request.anti_affinity_groups
+    chosen = list[DevicePick]()
     devices = _candidates(request, devices, pod_uses)
     enough = _enough(container, request, devices)
     for device in ordered_devices(request, devices, pod_uses):
@@ -246,7 +250,8 @@ def instance_availability(
     The pod's containers that run beside it count too. Of two containers that do not run at the same
     time, one may use the instance of the other, and all share one layout.
     """
-    pod_use, free_mib = pod_uses.get(device, NO_POD_USE), device.total_mib - device.used_mib
+    pod_use = pod_uses.get(device, NO_POD_USE)
+    free_mib = device.total_mib - device.used_mib
     positions, beside_mib = pod_use.instances_beside(container, request.containers)
     layout = device.layout or pod_use.layout
     return layout, device.taken_positions | positions, free_mib - beside_mib
@@ -411,7 +416,8 @@ def best_linked_set(
     for group in _groups(request.topology_scope, devices):
         if len(group) < wanted:
             continue
-        score, positions = 0, tuple(range(wanted))
+        score = 0
+        positions = tuple(range(wanted))
         if request.prefer_links:
             score, positions = _best_linked([devices[at] for at in group], wanted)
         if best is None or score > best[0]:
@@ -477,7 +483,8 @@ def _best_grown(scores: PairScores, wanted: int) -> tuple[int, Positions]:
     """Grow a set from every device, always by the device that is linked best to the set."""
     best: tuple[int, Positions] = (-1, ())
     for seed in range(len(scores)):
-        positions, gains = [seed], list(scores[seed])
+        positions = [seed]
+        gains = list(scores[seed])
         while len(positions) < wanted:
             left = (position for position in range(len(scores)) if position not in positions)
             added = max(left, key=gains.__getitem__)

@@ -86,7 +86,8 @@ def selects_only_models(selection: DeviceSelection) -> bool:
 @lru_cache(CACHED_MODELS)
 def model_excluded(selection: DeviceSelection, model: str) -> DeviceRefusal | None:
     """Return why the pod excludes devices of a model, or None."""
-    kind, label = f"{TYPE_PREFIX}{model}".lower(), model_label(model)
+    kind = f"{TYPE_PREFIX}{model}".lower()
+    label = model_label(model)
     type_allowed = not selection.types or any(part.lower() in kind for part in selection.types)
     if not type_allowed or (selection.models and label not in selection.models):
         allowed = ", ".join(selection.types + selection.models)
@@ -228,11 +229,14 @@ def device_chooser(request: PodRequest) -> DeviceChooser:
 
 def _simple_device_chooser(request: PodRequest) -> DeviceChooser:
     [container] = request.containers
-    gpus, free_cores = container.gpus, required_free_cores(container)
+    gpus = container.gpus
+    free_cores = required_free_cores(container)
     units = required_units(container)
-    slotted, in_order = container.slotted, _SIMPLE_ORDERS[request.device_order]
+    slotted = container.slotted
+    in_order = _SIMPLE_ORDERS[request.device_order]
     by_links = gpus > 1 and request.prefer_links
-    selection, selective = request.selection, is_selective(request.selection)
+    selection = request.selection
+    selective = is_selective(request.selection)
 
     def choose(node: MirroredNode) -> list[DevicePick] | None:
         if (

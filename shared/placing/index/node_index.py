@@ -32,7 +32,8 @@ class PlannedKind:
     __slots__ = ("kind", "likely", "need")
 
     def __init__(self, kind: RequestKind, need: int) -> None:
-        self.kind = self.likely = _one_object(kind)
+        self.kind = _one_object(kind)
+        self.likely = self.kind
         if kind.cores not in {0, 1, 100}:
             self.likely = _one_object(kind._replace(cores=1))
         """The kind that leaves the percentage of cores out: see `NodeIndex.likely_nodes`."""

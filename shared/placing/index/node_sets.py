@@ -273,7 +273,8 @@ class NodeSets:
         if not self.eligibility.has_preferences(requirements):
             yield nodes
             return
-        check, changes = self.eligibility.check, self.mirror.inventory_changes
+        check = self.eligibility.check
+        changes = self.mirror.inventory_changes
         weights = _cached(
             self._preferences,
             requirements,
@@ -295,7 +296,8 @@ class NodeSets:
         self, nodes: NodeSet, count: int, rng: Callable[[], float]
     ) -> Iterator[MirroredNode]:
         """Yield random nodes of a set, some of them perhaps twice."""
-        digits, members = bin(nodes)[:1:-1], self.positions.nodes
+        digits = bin(nodes)[:1:-1]
+        members = self.positions.nodes
         for _ in range(count):
             position = digits.find("1", int(rng() * len(digits)))
             node = members[position] if position >= 0 else None
@@ -304,7 +306,8 @@ class NodeSets:
 
     def membership(self, nodes: NodeSet) -> Callable[[MirroredNode], bool]:
         """Return a function that returns whether a node is in a set."""
-        digits, positions = f"{nodes:b}"[::-1].ljust(len(self.positions.nodes), "0"), self.positions
+        digits = f"{nodes:b}"[::-1].ljust(len(self.positions.nodes), "0")
+        positions = self.positions
         return lambda node: digits[positions.positions[node]] == "1"
 
     def largest_free_mib(self) -> list[int]:
@@ -315,7 +318,8 @@ class NodeSets:
         self, resources: Mapping[str, int], *, uuids: bool, locations: bool
     ) -> Sequence[tuple[MirroredNode, NodeSet]]:
         """Divide nodes with enough to allocate by hardware; return an example of each kind, too."""
-        nodes, changes = self.positions.all, self.mirror.inventory_changes
+        nodes = self.positions.all
+        changes = self.mirror.inventory_changes
         for name, amount in resources.items():
             column = self._column(("allocatable", name), _allocatable(name), changes)
             nodes &= column.at_least(amount)
@@ -338,7 +342,8 @@ class NodeSets:
 
     def _split_by_facts(self, request: PodRequest, excluded: Excluded) -> NodeSet:
         left = self.positions.all
-        requirements, triggers = request.node_requirements, request.triggers
+        requirements = request.node_requirements
+        triggers = request.triggers
         changes = self.mirror.inventory_changes
         if self.mirror.restricted_nodes or not has_no_node_constraints(requirements):
             check = self.eligibility.check
@@ -419,7 +424,9 @@ class NodeSets:
         if not left:
             return
         [container] = request.containers
-        gpus, slotted, cores = container.gpus, container.slotted, container.cores_percent
+        gpus = container.gpus
+        slotted = container.slotted
+        cores = container.cores_percent
         units = container.memory_units or 0
 
         def with_units(

@@ -30,7 +30,11 @@ Rank = int
 NO_RANK: Final = -1
 CACHED_RANKINGS: Final = 256
 
-UNITS, MIBS, PERCENT, WHOLE, NONE = "units", "mib", "percent", "whole", "none"
+UNITS = "units"
+MIBS = "mib"
+PERCENT = "percent"
+WHOLE = "whole"
+NONE = "none"
 FREEST = "freest"
 """The unit of the headroom: that of the request. WHOLE: 1 if all units are free, else 0. Where no
 device is requested, NONE: the number of devices; FREEST: the units that the freest one has free."""
@@ -70,11 +74,13 @@ def request_kind(
     measure, need = _need(lead)
     if mode is DeviceMode.MIG:
         if lead.wants_all_memory:
-            measure, need = WHOLE, 1
+            measure = WHOLE
+            need = 1
         return RequestKind(measure, lead.gpus, 0, False, False, packs, instances=True), need
     if request.same_device and measure == UNITS:
         need = peak(((c.memory_units or 0, c.init) for c in containers), 0)
-    idle, slotted = lead.sharing in IDLE_BEFORE, lead.slotted and not lead.slots
+    idle = lead.sharing in IDLE_BEFORE
+    slotted = lead.slotted and not lead.slots
     return RequestKind(measure, lead.gpus, required_free_cores(lead), idle, slotted, packs), need
 
 
@@ -120,7 +126,8 @@ def _free_mib(device: MirroredDevice) -> int:
 
 def _free_percent(device: MirroredDevice) -> int:
     """Return the largest percentage whose share, rounded down to units, is free."""
-    units, free = device.total_mib // device.unit_mib, device.free_units
+    units = device.total_mib // device.unit_mib
+    free = device.free_units
     return 100 if free >= units else (100 * (free + 1) - 1) // units
 
 
@@ -174,7 +181,8 @@ class Ranking:
         """Return the headroom of a node; -1: it has too few devices."""
         if not self.common:
             return self._other_headroom(node)
-        cores, slotted = self.cores, self.slotted
+        cores = self.cores
+        slotted = self.slotted
         first = second = -1
         for device in node.shareable_devices:
             if (device.free_slot_cores if slotted else device.free_cores) < cores:
@@ -193,7 +201,10 @@ class Ranking:
             return max([device.free_units for device in node.devices], default=0)
         if not self.nth:
             return 0
-        free, cores, idle, slotted = self.free, self.cores, self.idle, self.slotted
+        free = self.free
+        cores = self.cores
+        idle = self.idle
+        slotted = self.slotted
         if self.instances:
             amounts = [free(device) for device in node.devices if device.free_instance_mib]
         else:
@@ -305,7 +316,8 @@ class RankedNodes:
         elif place.changes == node.changes:
             return
         place.changes = node.changes
-        rank, known = NO_RANK if node.removed else self.ranking.rank(node), place.rank
+        rank = NO_RANK if node.removed else self.ranking.rank(node)
+        known = place.rank
         if rank != known:
             if known != NO_RANK:
                 self._leave(node, place)
@@ -332,12 +344,14 @@ class RankedNodes:
         if group is None:
             group = self.groups[rank] = []
             insort(self.ranks, rank)
-        place.rank, place.position = rank, len(group)
+        place.rank = rank
+        place.position = len(group)
         group.append(node)
 
     def ranks_with_headroom(self, need: int) -> Iterator[Rank]:
         """Yield the ranks of nodes whose headroom is `need` or more, best first."""
-        ranks, packs = self.ranks, self.packs
+        ranks = self.ranks
+        packs = self.packs
         at = self._start(need)
         while at < len(ranks):
             rank = ranks[at]
@@ -366,8 +380,10 @@ class RankedNodes:
 
     def random_best(self, need: int, rng: Callable[[], float]) -> MirroredNode | None:
         """Return a random node of those that tie for the first choice, or None if none fits."""
-        ranks, packs = self.ranks, self.packs
-        at, end = self._start(need), len(ranks)
+        ranks = self.ranks
+        packs = self.packs
+        at = self._start(need)
+        end = len(ranks)
         while not packs and at < end and not has_headroom(ranks[at], need, packs=False):
             after = next_rank_with_headroom(ranks[at], need, packs=False)
             at = bisect_left(ranks, after, at + 1)
@@ -413,10 +429,15 @@ class RankedNodes:
         BINPACK never starts to use an idle node while a used one fits; SPREAD stays within one
         level of fullness.
         """
-        best, packs = BestNodes(), self.packs
+        best = BestNodes()
+        packs = self.packs
         limit = max(1, min(TIE_NODES, len(self.mirror.nodes) // TIE_SHARE))
         enough = max(limit, CANDIDATES)
-        first, total, tied, found, ends = -1, 0, 0, best.groups, best.ends
+        first = -1
+        total = 0
+        tied = 0
+        found = best.groups
+        ends = best.ends
         for rank in ranks:
             group = groups[rank]
             level = _level(rank, packs=packs)
@@ -429,7 +450,8 @@ class RankedNodes:
             ends.append(total)
             if total >= enough:
                 break
-        best.tied, best.total = tied, total
+        best.tied = tied
+        best.total = total
         return best
 
     def rank_of(self, node: MirroredNode) -> Rank:
@@ -459,7 +481,8 @@ class RankedNodes:
         known, idle = self._uncontested.get(need, ((), ()))
         used = [node for node in known if has_headroom(self._rank(node), need, packs=True)]
         if not used:
-            used, idle = self._uncontested[need] = self._find_uncontested(need, rng)
+            used, idle = self._find_uncontested(need, rng)
+            self._uncontested[need] = (used, idle)
         first = int(rng() * len(used))
         yield from chain(used[first:], used[:first], idle)
 
@@ -469,7 +492,8 @@ class RankedNodes:
         """Return used nodes, best first, and if those are fewer than wanted, idle ones."""
         used: list[MirroredNode] = []
         idle: list[MirroredNode] = []
-        since, left = self.mirror.applied_changes - RECENT_CHANGES, SEARCHED_NODES
+        since = self.mirror.applied_changes - RECENT_CHANGES
+        left = SEARCHED_NODES
         for rank in self.ranks_with_headroom(need):
             found = idle if rank & MAX_FULLNESS == MAX_FULLNESS else used
             group = self.groups[rank]
@@ -488,7 +512,9 @@ class RankedNodes:
         self, need: int, count: int, rng: Callable[[], float]
     ) -> Iterator[MirroredNode]:
         """Yield nodes of random ranks with a headroom of `need` or more, some perhaps twice."""
-        start, ranks, groups = self._start(need), self.ranks, self.groups
+        start = self._start(need)
+        ranks = self.ranks
+        groups = self.groups
         fitting = len(ranks) - start
         for _ in range(count if fitting else 0):
             group = groups[ranks[start + int(rng() * fitting)]]

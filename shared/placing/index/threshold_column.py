@@ -91,7 +91,8 @@ class ThresholdColumn:
 
     def at_least(self, threshold: int) -> NodeSet:
         """Return the nodes that have `threshold` or more, as of the last `catch_up`."""
-        thresholds, sets = self._thresholds, self._sets
+        thresholds = self._thresholds
+        sets = self._sets
         at = bisect_left(thresholds, threshold)
         if at < len(thresholds) and thresholds[at] == threshold:
             return sets[at]
@@ -108,7 +109,8 @@ class ThresholdColumn:
             threshold = 1 + max(filter(threshold.__gt__, amounts))
         elif found == below:
             threshold = min(filter(threshold.__le__, amounts))
-        thresholds, sets = self._thresholds, self._sets
+        thresholds = self._thresholds
+        sets = self._sets
         if len(thresholds) >= CACHED_THRESHOLDS:
             del thresholds[::2], sets[::2]
         at = bisect_left(thresholds, threshold)
@@ -118,7 +120,8 @@ class ThresholdColumn:
 
     def _compare(self, nodes: NodeSet, threshold: int) -> tuple[NodeSet, list[int]]:
         """Return those of the nodes that have `threshold` or more, and the amounts compared."""
-        amounts, count = self.amounts, nodes.bit_count()
+        amounts = self.amounts
+        count = nodes.bit_count()
         if count * RARE > len(amounts):
             met = bytes(map(threshold.__le__, reversed(amounts)))
             return nodes & int(met.translate(_AS_DIGITS), 2), amounts
@@ -155,9 +158,11 @@ class ThresholdColumn:
         amounts[position] = after
         low, high = (before, after) if before < after else (after, before)
         thresholds = self._thresholds
-        first, end = bisect_right(thresholds, low), bisect_right(thresholds, high)
+        first = bisect_right(thresholds, low)
+        end = bisect_right(thresholds, high)
         if first != end:
-            bit, sets = 1 << position, self._sets
+            bit = 1 << position
+            sets = self._sets
             for at in range(first, end):
                 sets[at] ^= bit
 

@@ -56,7 +56,8 @@ class ChangeReader:
 
     def read(self) -> Sequence[MirroredNode] | None:
         """Return the changes since the last call, or None if any node may have changed."""
-        position, end = self._position, self._log.end
+        position = self._position
+        end = self._log.end
         if position == end:
             return ()
         self._position = end
@@ -110,14 +111,16 @@ class ClusterMirror:
         for change in changes:
             if change.nodes or change.removed:
                 self.update_uses(devices, used)
-                devices, used = {}, {}
+                devices = {}
+                used = {}
             for node in change.nodes:
                 self.put_node(node)
             for name in change.removed:
                 self.remove_node(name)
             devices |= change.devices
             used |= change.used
-            self.capacity, self.version = change.capacity, change.version
+            self.capacity = change.capacity
+            self.version = change.version
             self.applied_changes += 1
         self.update_uses(devices, used)
 
@@ -136,7 +139,8 @@ class ClusterMirror:
             devices = self._devices.values()
             mib = max((device.total_mib for device in devices), default=0)
             units = max((device.total_mib // device.unit_mib for device in devices), default=0)
-            self._largest, self._largest_as_of = (mib, units), self.inventory_changes.end
+            self._largest = (mib, units)
+            self._largest_as_of = self.inventory_changes.end
         return self._largest
 
     def put_node(self, node: LedgerNode) -> None:
@@ -146,7 +150,8 @@ class ClusterMirror:
         if mirrored is None:
             mirrored = self.nodes[name] = MirroredNode(name)
         elif mirrored.has_same_inventory(node):
-            mirrored.version, uses = node.version, {d.uuid: use for d, use in node.devices}
+            mirrored.version = node.version
+            uses = {d.uuid: use for d, use in node.devices}
             self.update_uses(uses, {name: NodeUse(version=node.version, used=node.used)})
             return
         self._count_facts(mirrored, -1)
@@ -196,7 +201,8 @@ class ClusterMirror:
         """Apply the use of a node's resources; an older version is ignored."""
         node = self.nodes.get(name)
         if node is not None and version >= node.version:
-            node.used_resources, node.version = used, version
+            node.used_resources = used
+            node.version = version
             if node.sum_up():
                 self.changes.add(node)
 
@@ -228,7 +234,8 @@ class ClusterMirror:
 
     def confirm(self, lease: Lease) -> None:
         """Replace a tentative reservation by its lease, until the totals reach its fences."""
-        reservation, node = self._reservations.get(lease.pod), self.nodes.get(lease.node)
+        reservation = self._reservations.get(lease.pod)
+        node = self.nodes.get(lease.node)
         confirmed = (
             reservation is not None and reservation.node is node and reservation.confirm(lease)
         )

@@ -76,7 +76,8 @@ def tentative_uses(
 
 def _use_of_share(share: Share, groups: tuple[str, ...]) -> TentativeDeviceUse:
     """Return the use of a device by one share, the only one of its pod there."""
-    cores_percent, constraints = share.cores_percent, None
+    cores_percent = share.cores_percent
+    constraints = None
     if groups or share.mig or share.sharing is EXCLUSIVE:
         cores_percent = share.booked_cores
         constraints = SharingConstraints(
@@ -216,7 +217,8 @@ class MirroredDevice:
 
     def sum_up(self) -> None:
         """Add the tentative uses to the ledger's totals."""
-        ledger_use, tentative = self.ledger_use, self.tentative_uses
+        ledger_use = self.ledger_use
+        tentative = self.tentative_uses
         self.update_constraints()
         self.add_use(
             ledger_use.memory_mib + sum(use.memory_mib for use in tentative) - self.used_mib,
@@ -230,7 +232,8 @@ class MirroredDevice:
         """Recompute groups, exclusive use, the MIG layout and its taken positions."""
         ledger_use = self.ledger_use
         self.anti_affinity_groups = ledger_use.anti_affinity_groups
-        self.exclusive, self.layout = ledger_use.exclusive, ledger_use.layout
+        self.exclusive = ledger_use.exclusive
+        self.layout = ledger_use.layout
         if self.in_mig_mode:
             self.taken_positions = (
                 parse_positions(ledger_use.slots_taken) if ledger_use.layout else 0
@@ -413,7 +416,8 @@ class MirroredNode:
         self.facts = node.facts
         self.version = node.version
         self.used_resources = node.used
-        self.serving, self.paused = node.serving, node.paused
+        self.serving = node.serving
+        self.paused = node.paused
         self.put_devices(devices)
         self.accepts_any_pod = accepts_any_pod(node.facts)
         self.has_soft_taint = has_soft_taint(node.facts)
@@ -433,7 +437,8 @@ class MirroredNode:
             ]
         self.free_resources = free = free_resources(self.facts, self.used_resources)
         for device in self.devices if self.aligns_numa else ():
-            numa, cpus = device.device.numa, device.device.numa_cpus
+            numa = device.device.numa
+            cpus = device.device.numa_cpus
             if numa is not None and cpus is not None:
                 name = numa_cpus_name(numa)
                 free[name] = cpus - self.used_resources.get(name, 0)
@@ -459,8 +464,11 @@ def idle_copy(node: MirroredNode, *, healthy: bool) -> MirroredNode:
 
     No index knows the copy.
     """
-    copy, devices = MirroredNode(node.name), list[MirroredDevice]()
-    copy.facts, copy.serving, copy.paused = node.facts, node.serving, node.paused
+    copy = MirroredNode(node.name)
+    devices = list[MirroredDevice]()
+    copy.facts = node.facts
+    copy.serving = node.serving
+    copy.paused = node.paused
     copy.free_resources = dict(node.facts.allocatable)
     for each in node.devices:
         is_healthy = healthy or each.healthy

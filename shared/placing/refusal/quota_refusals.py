@@ -236,7 +236,8 @@ def _reason(excess: QuotaExcess) -> str:
         return f"it allows only GPUs of model {listed}"
     of_model = f" of model {excess.model}" if excess.model else ""
     together = " by pods of the gang" if excess.by_gang else ""
-    used, requested = excess.used - excess.by_gang, excess.requested + excess.by_gang
+    used = excess.used - excess.by_gang
+    requested = excess.requested + excess.by_gang
     limit, used_text, wanted = (_amount(excess.measure, n) for n in (excess.limit, used, requested))
     allowed = f"it allows {limit} {_MEASURE_NAMES[excess.measure]}{of_model}"
     return f"{allowed}, {used_text} are used and {wanted} requested{together}"

@@ -57,7 +57,8 @@ def cached_refusal(request: PodRequest, index: NodeIndex) -> Refusal | None:
 
 def explain_refusal(request: PodRequest, index: NodeIndex, excluded: Excluded) -> Refusal:
     """Return why nothing fits, given all nodes by the reason that excludes them."""
-    key, mirror = placement_key(request), index.mirror
+    key = placement_key(request)
+    mirror = index.mirror
     known = index.refusals.pop(key, None)
     inventory = mirror.inventory_changes.end
     if known is not None and known.inventory_position != inventory:
@@ -186,7 +187,8 @@ def _nearest(index: NodeIndex, excluded: Excluded, possible: NodeSet) -> Iterato
     At each stage, `possible` nodes come first. Each node has the reason that excludes it and the
     number of its changes.
     """
-    nodes, free_mib = index.sets.positions.nodes, index.sets.largest_free_mib()
+    nodes = index.sets.positions.nodes
+    free_mib = index.sets.largest_free_mib()
     missing = NEAREST
     by_stage = sorted(
         (-_stage(code), at, code, members)
@@ -286,7 +288,8 @@ def _reserved_until(request: PodRequest, nodes: Iterable[MirroredNode], index: N
 
 def with_run_time(refusal: Refusal, request: PodRequest, index: NodeIndex, now: float) -> Refusal:
     """Add the maximum run time that lets the pod use reserved GPUs, rounded down: it stays true."""
-    memo, term = index.refusals.get(placement_key(request)), request.term
+    memo = index.refusals.get(placement_key(request))
+    term = request.term
     until = memo.advice.reserved_until if memo else 0
     spare_s = until - (will_end_by(structs.replace(term, max_run_s=0), now) or inf)
     if spare_s < 60 or request.gang or term.runs_on:

@@ -191,5 +191,6 @@ def _fault_of(handle: Any) -> Fault | None:
 
 
 def _uncorrected_ecc_errors(handle: Any) -> int:
-    kind, counter = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+    kind = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+    counter = pynvml.NVML_VOLATILE_ECC
     return int(pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, counter))

@@ -162,7 +162,8 @@ def _gpu_instances(handle: Any, profile: InstanceProfile) -> list[Any]:
 
 def _array(kind: Any, most: int, fill: Callable[[Any, Any], object]) -> list[Any]:
     """Return what NVML writes into an array and its count."""
-    count, found = ctypes.c_uint(most), (kind * most)()
+    count = ctypes.c_uint(most)
+    found = (kind * most)()
     fill(found, ctypes.byref(count))
     return list(found[: count.value])
 

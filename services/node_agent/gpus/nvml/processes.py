@@ -67,7 +67,8 @@ def _read_sample(number: int) -> DeviceSample:
     rates: Any = value_or(lambda: pynvml.nvmlDeviceGetUtilizationRates(handle), None)
     listed = _listed(handle)
     busy_percents = _busy_percents(handle) if listed else {}
-    instances, memory = _instances(listed), _memory_bytes(listed)
+    instances = _instances(listed)
+    memory = _memory_bytes(listed)
     uuid = DeviceUuid(text_of(pynvml.nvmlDeviceGetUUID(handle)))
     info: Any = value_or(lambda: memory_of(handle), None)
     of_processes = sum(used or 0 for used in memory.values())  # of unified memory
@@ -141,7 +142,8 @@ def utilization_samples(handle: Any, since_us: int) -> list[Any]:
     A call takes the driver longer than everything else that is read of a GPU.
     """
     samples = (pynvml.c_nvmlProcessUtilizationSample_t * ROOM)()
-    count, since = ctypes.c_uint(ROOM), ctypes.c_ulonglong(since_us)
+    count = ctypes.c_uint(ROOM)
+    since = ctypes.c_ulonglong(since_us)
     code = pynvml.nvmlLib.nvmlDeviceGetProcessUtilization(
         handle, samples, ctypes.byref(count), since
     )
