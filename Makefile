@@ -49,6 +49,8 @@ lint: $(STAMP)
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(PY) -m tools.packed_assignments
+	@if command -v luacheck >/dev/null; then luacheck --quiet shared/ledger/functions; \
+	  else echo 'luacheck is not installed: the Lua of the ledger was not checked (apt install lua-check)'; fi
 
 size: $(STAMP)
 	@$(PY) -m tools.size

@@ -1,27 +1,31 @@
 """The users of Redis or Valkey and their permissions: one per service, with the keys it needs.
 
-A script runs with its caller's permissions, so a user's keys and commands also limit its scripts.
-The commands are read from the scripts themselves.
+A function runs with its caller's permissions, so a user's keys and commands also limit what it can
+do through functions. Whoever may load functions decides what all others run: only the binder may.
 """
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shared.ledger.script_sources import script_commands, script_names
+from shared.ledger.function_library import FUNCTIONS
 
 LEDGER, QUOTAS, PREEMPTION, BUDGET = "lh:*", "lh-quotas*", "lh-preemption:*", "lh-budget:*"
 TENURES, RUN_TIMES = "lh:tenures", "lh-run-times"
 
-CONNECTION_COMMANDS = ("ping", "select", "client|setinfo", "client|setname", "evalsha", "time")
-"""What clients of all users send; all other commands run inside scripts."""
-LOADING_COMMANDS = ("script|load",)
-"""Commands of users who may run scripts of their own choice, apart from those that are loaded."""
+CONNECTION_COMMANDS = ("ping", "select", "client|setinfo", "client|setname", "fcall_ro", "time")
+"""What clients of all users send; all other commands run inside functions."""
+WRITING_COMMANDS = ("fcall",)
+"""Of users who may call functions that write."""
+LOADING_COMMANDS = ("function|load", "function|list", "function|delete")
+"""Of the user that loads the functions which all users call."""
 FEED_COMMANDS = ("xread",)
 """Of users who follow the ledger's changes."""
-OF_OTHERS_THAN_BINDERS = ("budget_journal", "budgets", "enroll")
+OF_OTHERS_THAN_BINDERS = (
+    *("budget_journal", "budgets", "enroll", "read_budgets", "save_run_times"),
+)
 BUDGET_COMMANDS = ("expire", "hdel", "hincrby", "hset", "hsetnx", "set", "xadd", "xtrim", "zadd")
-"""Commands that the script `budgets` runs for the client that writes budgets."""
+"""Commands that the function `budgets` runs for the client that writes budgets."""
 READING = ("read_nodes", "status", "try_write")
 
 
@@ -30,55 +34,60 @@ class RedisUser:
     """One user of Redis: patterns of the keys that it may write, and of those that it may read."""
 
     name: str
-    scripts: tuple[str, ...]
+    functions: tuple[str, ...]
     """Those that its service runs; their commands are permitted."""
     writes: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
-    loads_scripts: bool = False
-    """It works while no binder runs, which loads the scripts for all others."""
+    loads_functions: bool = False
+    """It loads the functions for all users."""
     commands: tuple[str, ...] = ()
-    """In addition to those of its scripts."""
+    """In addition to those of its functions."""
 
 
 USERS = (
     RedisUser(
         name="placer",
-        scripts=(*READING, "enroll", "load_leases", "reserve", "wait"),
+        functions=(*READING, "enroll", "load_leases", "reserve", "wait"),
         writes=(LEDGER,),
         reads=(QUOTAS,),
-        loads_scripts=True,
         commands=FEED_COMMANDS,
     ),
     RedisUser(
         name="binder",
-        scripts=tuple(name for name in script_names() if name not in OF_OTHERS_THAN_BINDERS),
+        functions=tuple(name for name in FUNCTIONS if name not in OF_OTHERS_THAN_BINDERS),
         writes=(LEDGER, QUOTAS, PREEMPTION),
         reads=(RUN_TIMES,),
-        loads_scripts=True,
+        loads_functions=True,
     ),
     RedisUser(
         name="timekeeper",
-        scripts=(
+        functions=(
             *("read_nodes", "try_write"),
-            *("budget_journal", "budgets", "load_leases", "quotas", "run_times"),
+            *("budget_journal", "budgets", "load_leases", "read_budgets", "read_quotas"),
+            *("read_run_times", "save_run_times"),
         ),
         writes=(BUDGET, TENURES, RUN_TIMES),
         reads=(LEDGER, QUOTAS),
-        loads_scripts=True,
         commands=BUDGET_COMMANDS,
     ),
-    RedisUser(name="extender", scripts=READING, reads=(LEDGER, QUOTAS), commands=FEED_COMMANDS),
+    RedisUser(name="extender", functions=READING, reads=(LEDGER, QUOTAS), commands=FEED_COMMANDS),
     RedisUser(
         name="api",
-        scripts=(*READING, "budgets", "gated_pods", "list_waiting", "preemptions", "run_times"),
+        functions=(
+            *READING,
+            *("list_waiting", "read_budgets", "read_gated_pods", "read_preemptions"),
+            "read_run_times",
+        ),
         reads=(LEDGER, QUOTAS, PREEMPTION, BUDGET, RUN_TIMES),
         commands=FEED_COMMANDS,
     ),
     RedisUser(
         name="operator",
-        scripts=("read_nodes", "try_write", "budgets", "list_waiting", "query", "quotas"),
-        writes=(BUDGET,),
-        reads=(LEDGER, QUOTAS, PREEMPTION),
+        functions=(
+            *("read_nodes", "try_write", "read_budgets", "list_waiting", "query"),
+            "read_quotas",
+        ),
+        reads=(LEDGER, QUOTAS, PREEMPTION, BUDGET),
         commands=("info", "config|get", "acl|dryrun"),
     ),
 )
@@ -99,9 +108,10 @@ def password_users() -> tuple[str, ...]:
 
 def acl_rule(user: RedisUser, digest: str) -> str:
     """Return a user's line of an ACL file; `digest` is the SHA-256 of its password."""
-    loading = LOADING_COMMANDS if user.loads_scripts else ()
-    of_scripts = frozenset[str]().union(*map(script_commands, user.scripts))
-    allowed = sorted({*CONNECTION_COMMANDS, *loading, *of_scripts, *user.commands})
+    loading = LOADING_COMMANDS if user.loads_functions else ()
+    writing = WRITING_COMMANDS if user.writes else ()
+    of_functions = frozenset[str]().union(*(FUNCTIONS[name].commands for name in user.functions))
+    allowed = sorted({*CONNECTION_COMMANDS, *writing, *loading, *of_functions, *user.commands})
     rule = [
         *("user", user.name, "on", f"#{digest}", "resetkeys", "resetchannels"),
         *(f"~{pattern}" for pattern in user.writes),

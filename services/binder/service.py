@@ -16,6 +16,7 @@ from services.binder.claims.claim_leaser import ClaimLeaser
 from services.binder.ledger_sync.agent_reports import NodeRefusals
 from services.binder.ledger_sync.evidence import CollectedEvidence
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater, VanishedPods, lease_changes
+from services.binder.ledger_sync.library_removal import LibraryRemoval
 from services.binder.ledger_sync.rebuild import LedgerRebuild
 from services.binder.ledger_sync.reconciliation import Reconciler
 from services.binder.ledger_sync.record_watch import RecordWatch
@@ -68,7 +69,7 @@ from shared.runtime.service import Publish, answers, handles, loops, publishes
 FORMING_S = 3.0
 """For this long, the other pods of a gang may still be being created, and be counted."""
 GATHER_REPORTS_S = 0.1
-"""Agents report one by one, and often: reports that share a script call cost much less."""
+"""Agents report one by one, and often: reports that share a call of the ledger cost much less."""
 
 
 @publishes(BindRequest, LeaseResized, LimitsRequest, SlicesRequest, TerminationRequest)
@@ -92,6 +93,7 @@ class Binder:
     evidence: CollectedEvidence
     rebuild: LedgerRebuild
     records: RecordWatch
+    libraries: LibraryRemoval
     gates: SchedulingGates
     events: EventWriter
     conditions: ConditionWriter

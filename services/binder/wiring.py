@@ -14,6 +14,7 @@ from services.binder.ledger_sync.agent_reports import LostLeases, NodeRefusals
 from services.binder.ledger_sync.evidence import CollectedEvidence
 from services.binder.ledger_sync.lease_holders import LeaseHolders
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater, VanishedPods
+from services.binder.ledger_sync.library_removal import LibraryRemoval
 from services.binder.ledger_sync.rebuild import LedgerRebuild
 from services.binder.ledger_sync.reconciliation import Reconciler
 from services.binder.ledger_sync.record_watch import RecordWatch
@@ -30,6 +31,7 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.kubernetes.reachability import ApiServerReachability
 from shared.ledger.connection_pool import LedgerClock
+from shared.ledger.function_libraries import FunctionLibraries
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.ledger.waiting_pods import GatedPods
@@ -72,8 +74,7 @@ def build_binder(
     presence = AgentPresence(agents, ledger.reported_by_agent, clock)
     holders = LeaseHolders(pods, ports.claims)
     evidence = CollectedEvidence(clock.ticks)
-    lost_leases = LostLeases(ledger, holders, agents, clock=clock)
-    updater = LedgerUpdater(ledger, lost_leases, events, clock)
+    updater = LedgerUpdater(ledger, LostLeases(ledger, holders, agents, clock=clock), events, clock)
     offers = SchedulerOffers(ledger.waiting_pods, pods, clock)
     preemptor = _preemptor(ports, events, conditions, offers, rules)
     ender = ClaimEnder(ledger, agents)
@@ -105,6 +106,7 @@ def build_binder(
         evidence=evidence,
         rebuild=_ledger_rebuild(ports, evidence, holders, sender),
         records=RecordWatch(ledger=ledger, events=events, leads=preemptor.leads, clock=clock),
+        libraries=LibraryRemoval(ledger.part(FunctionLibraries)),
         gates=SchedulingGates(ledger.part(GatedPods), pods, events, clock),
         events=events,
         conditions=conditions,
@@ -177,7 +179,7 @@ async def serve_binder(settings: BinderSettings, process: SharedProcess | None =
         ApiServerReachability.observed(client) as api_server,
         open_bus(settings, "binder", process=process) as bus,
         RedisLeases.connect(
-            redis_url, credentials=login, detects_lost_writes=True, loads_scripts=True, clock=clock
+            redis_url, credentials=login, detects_lost_writes=True, clock=clock
         ) as ledger,
         connection_shares(lambda: open_bus(settings, "binder"), flooded=bus),
     ):

@@ -1,9 +1,10 @@
 """Budget accounts in Redis or Valkey, beside the ledger of leases.
 
-Every write is one script, which compares the revision of the account, or the cursor of the journal
-of tenures, with the one that the caller read. If it has changed, nothing is written, so any number
-of timekeepers may run, crash and retry. The keys have their own prefix: a rebuild of the ledger of
-leases does not change them. All methods raise UnavailableError when the server does not respond.
+Every write is one call of a function, which compares the revision of the account, or the cursor of
+the journal of tenures, with the one that the caller read. If it has changed, nothing is written, so
+any number of timekeepers may run, crash and retry. The keys have their own prefix: a rebuild of the
+ledger of leases does not change them. All methods raise UnavailableError when the server does not
+respond.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -99,7 +100,7 @@ class Budgets(LedgerPart):
         hours: dict[int, CostHour] = {}
         mark = CostMark()
         for batch in in_batches([*hours_of(from_ms, to_ms)] or [0], PAGE_SIZE):
-            (at, sizes), texts, cursor = await self._run("costs", batch)
+            (at, sizes), texts, cursor = await self._read("costs", batch)
             rows = [(start, text) for start, text in zip(batch, texts, strict=True) if text]
             hours |= readable(lambda row: (row[0], _decode_hour(row[1])), rows)
             mark = CostMark(
@@ -109,7 +110,7 @@ class Budgets(LedgerPart):
 
     async def cost_hours(self) -> list[int]:
         """Return the beginnings of the hours of which costs are stored."""
-        return list(readable(int, await self._run("cost_hours")))
+        return list(readable(int, await self._read("cost_hours")))
 
     async def record_costs(self, journal: Journal, before: CostMark, after: CostMark) -> bool:
         """Record hours, and move the cursor of costs; False, without effect, if it has moved."""
@@ -119,7 +120,7 @@ class Budgets(LedgerPart):
 
     async def revisions(self) -> dict[Namespace, int]:
         """Return the revision of every account that can be read."""
-        found = list(pairs(await self._run("revisions")))
+        found = list(pairs(await self._read("revisions")))
         known = dict(readable(lambda row: (Namespace(row[0]), int(row[1])), found))
         self._damaged.update(Namespace(name) for name, _ in found if name not in known)
         return known
@@ -150,7 +151,7 @@ class Budgets(LedgerPart):
         ]
         accounts: list[Account] = []
         for batch in in_batches(rows, PAGE_SIZE):
-            accounts += readable(decode_account, await self._run("load", batch))
+            accounts += readable(decode_account, await self._read("load", batch))
         self._damaged.update(wanted.keys() - {each.namespace for each in accounts})
         return accounts
 
@@ -171,13 +172,13 @@ class Budgets(LedgerPart):
     async def charged_until(self, tenures: Sequence[str]) -> dict[str, int]:
         """Return until when tenures that ended during the last day are charged."""
         keys = [self._keys.of("done", id_) for id_ in tenures]
-        found = await self._run("charged", keys) if keys else []
+        found = await self._read("charged", keys) if keys else []
         pairs_found = ((id_, at) for id_, at in zip(tenures, found, strict=True) if at)
         return dict(readable(lambda row: (row[0], int(row[1])), pairs_found))
 
     async def windows(self, namespace: Namespace) -> list[BudgetWindow]:
         """Return all windows of a namespace, by start."""
-        found = readable(decode_window, await self._run("windows", namespace))
+        found = readable(decode_window, await self._read("windows", namespace))
         return sorted(found, key=lambda window: window.place)
 
     async def save(self, update: AccountUpdate, *, kept_since_ms: int | None = None) -> bool:
@@ -191,12 +192,12 @@ class Budgets(LedgerPart):
         self, namespace: Namespace, *, after: str = "", most: int = PAGE_SIZE
     ) -> list[ChargeEntry]:
         """Return the entries after the given one, oldest first."""
-        rows = await self._run("entries", namespace, after, most)
+        rows = await self._read("entries", namespace, after, most)
         return list(readable(lambda row: decode_charge_entry(*row), rows))
 
     async def now_ms(self) -> int:
         """Return the instant by the server's clock."""
-        return int(await self._run("now"))
+        return int(await self._read("now"))
 
     async def acquire_lock(self, name: str, *, every_ms: int) -> bool:
         """Return whether the caller got the lock, which expires after `every_ms`."""
@@ -208,3 +209,6 @@ class Budgets(LedgerPart):
 
     async def _run(self, *args: object) -> Any:
         return await self._connection.run("budgets", *args, state="any")
+
+    async def _read(self, *args: object) -> Any:
+        return await self._connection.run("read_budgets", *args, state="any")

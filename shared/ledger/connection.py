@@ -1,11 +1,11 @@
-"""The connection to Redis or Valkey: runs the ledger's scripts and reads its feed.
+"""The connection to Redis or Valkey: calls the ledger's functions and reads its feed.
 
-Calls are not retried, except that a script is loaded into a server that does not know it. A user
-who only reads may not load any: a binder loads those of its version for all.
+Calls are not retried, except that the library of functions is loaded into a server that does not
+have it. Only a binder's user may load it: a binder loads the one of its version for all.
 """
 
 import asyncio
-import hashlib
+import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -13,26 +13,26 @@ from typing import Any, Self, TypedDict, TypeVar, Unpack
 
 import msgpack
 import msgspec
-from redis.exceptions import NoPermissionError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from shared.credentials.logins import NO_CREDENTIALS, ClientCredentials
 from shared.ledger.connection_pool import CommandClient, LedgerClock, connection_pool
-from shared.ledger.script_sources import script_names, script_source
-from shared.ledger.server_errors import is_served, translate
+from shared.ledger.function_library import FUNCTIONS, LIBRARY_PREFIX, library
+from shared.ledger.server_errors import is_served, lacks_functions, translate
 from shared.model.errors import UNDECODABLE, PermissionDeniedError
 
 T = TypeVar("T")
 P = TypeVar("P", bound="LedgerPart")
 
 BATCH_SIZE = 64
-"""Items per script call: enough to be cheap, few enough to share Redis."""
+"""Items per call of a function: enough to be cheap, few enough to share Redis."""
 TRY_WRITE_S = 1.0
 """The interval at which a write is tried after the server has refused a call."""
 _unpack = msgspec.msgpack.Decoder().decode
 
 
 def unpack(packed: bytes) -> Any:
-    """Decode a script's reply; bytes that are no text become surrogates."""
+    """Decode a function's reply; bytes that are no text become surrogates."""
     try:
         return _unpack(packed)
     except UNDECODABLE:
@@ -46,17 +46,15 @@ class ConnectionOptions(TypedDict, total=False):
     timeout_s: float
     feed_length: int
     detects_lost_writes: bool
-    loads_scripts: bool
     clock: LedgerClock | None
 
 
 class LedgerConnection:
-    """A pool of connections to one server, and the scripts that it runs.
+    """A pool of connections to one server, and the functions that it runs.
 
-    The feed keeps about `feed_length` script calls. With `detects_lost_writes`, which requires the
+    The feed keeps about `feed_length` calls. With `detects_lost_writes`, which requires the
     right to write, a ledger that has lost what it confirmed to this caller is closed, so that it is
-    rebuilt. With `loads_scripts` the server gets all scripts, also those that only users without
-    the right to load any run.
+    rebuilt.
     """
 
     def __init__(
@@ -68,12 +66,9 @@ class LedgerConnection:
         feed_length: int = 10_000,
         credentials: ClientCredentials = NO_CREDENTIALS,
         detects_lost_writes: bool = False,
-        loads_scripts: bool = False,
         clock: LedgerClock | None = None,
     ) -> None:
         self.prefix = prefix
-        self.loads_scripts = loads_scripts
-        self._has_loaded = False
         self.timeout_s = timeout_s
         self.feed_length = feed_length
         self.detects_lost_writes = detects_lost_writes
@@ -94,7 +89,7 @@ class LedgerConnection:
             if url.startswith("rediss") and not credentials.tls.certificate
             else ""
         )
-        self._scripts: dict[str, tuple[str, str]] = {}
+        self.library = library()
 
     async def __aenter__(self) -> Self:
         return self
@@ -107,51 +102,79 @@ class LedgerConnection:
         if version > self._highest_version and self.detects_lost_writes:
             self._highest_version = version
 
-    async def run(self, script: str, *args: object, state: str = "ready", tail: bytes = b"") -> Any:
-        """Run a script and return its reply, as `run_raw` does, but decoded."""
-        return unpack(await self.run_raw(script, *args, state=state, tail=tail))
+    async def run(
+        self, function: str, *args: object, state: str = "ready", tail: bytes = b""
+    ) -> Any:
+        """Call a function and return its reply, as `run_raw` does, but decoded."""
+        return unpack(await self.run_raw(function, *args, state=state, tail=tail))
 
     async def run_raw(
-        self, script: str, *args: object, state: str = "ready", tail: bytes = b""
+        self, function: str, *args: object, state: str = "ready", tail: bytes = b""
     ) -> Any:
-        """Run a script and return its reply: bytes, or a list of them.
+        """Call a function and return its reply: bytes, or a list of them.
 
-        `tail` is bytes that the script may store unchanged. The ledger must be `ready`, or `open`
+        `tail` is bytes that the function may store unchanged. The ledger must be `ready`, or `open`
         (ready or being rebuilt), or in `any` state. Raises UnavailableError if it is not, or if the
         server does not respond or refuses to write.
         """
         try:
             async with asyncio.timeout(self.timeout_s):
                 await self._read_clock()
-                answer = await self._evaluate(script, args, state, tail)
+                answer = await self._call(function, args, state, tail)
         except (RedisError, OSError, TimeoutError) as error:
             raise await self._translated(error) from error
         await self._note_served()
         return answer
 
-    async def _evaluate(
-        self, script: str, args: tuple[object, ...], state: str, tail: bytes
-    ) -> Any:
-        sha, _ = self._script(script)
+    async def _call(self, function: str, args: tuple[object, ...], state: str, tail: bytes) -> Any:
         packed: bytes = msgpack.packb(args, use_bin_type=False)
+        name = self.library.function(function)
         sent = (0, self.prefix, packed, state, self.feed_length, tail, self._highest_version)
-        if self.loads_scripts and not self._has_loaded:
-            await self._load_scripts(script)
+        reads_only = FUNCTIONS[function].reads_only
+        call = self._redis.fcall_ro if reads_only else self._redis.fcall
         try:
-            return await self._redis.evalsha(sha, *sent)
-        except NoScriptError as missing:
-            try:
-                await self._load_scripts(script)
-            except NoPermissionError:
-                raise missing from None
-            return await self._redis.evalsha(sha, *sent)
+            return await call(name, *sent)
+        except ResponseError as error:
+            if reads_only and str(error).startswith(("LOSTWRITES", "LOSTRECORDS")):
+                await self._close_ledger(sent)
+            if not lacks_functions(error):
+                raise
+            await self._load_library(error)
+            return await call(name, *sent)
 
-    async def _load_scripts(self, script: str) -> None:
-        """Load a script; all of them if this connection loads them for others."""
-        names = script_names() if self.loads_scripts else [script]
-        for name in names:
-            await self._redis.script_load(self._script(name)[1])
-        self._has_loaded = True
+    async def _load_library(self, missing: ResponseError) -> None:
+        """Load the library; raise `missing` if this user may not load any."""
+        try:
+            await self._redis.function_load(self.library.text)
+        except NoPermissionError:
+            raise missing from None
+        except ResponseError as error:
+            # Another service has loaded it meanwhile.
+            if "already exists" not in str(error):
+                raise
+
+    async def _close_ledger(self, sent: tuple[object, ...]) -> None:
+        """Let a function that may write find that writes are lost: it closes the ledger."""
+        with contextlib.suppress(ResponseError):
+            await self._redis.fcall(self.library.function("try_write"), *sent)
+
+    async def library_names(self) -> list[str]:
+        """Return the names of all our libraries on the server, also of other versions.
+
+        Raises UnavailableError as `run_raw` does.
+        """
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                listed = await self._redis.function_list(library=f"{LIBRARY_PREFIX}*")
+        except (RedisError, OSError, TimeoutError) as error:
+            raise await self._translated(error) from error
+        return [_library_name(fields) for fields in listed]
+
+    async def delete_library(self, name: str) -> None:
+        """Delete a library of another version, unless another binder has done so."""
+        with contextlib.suppress(ResponseError):
+            async with asyncio.timeout(self.timeout_s):
+                await self._redis.function_delete(name)
 
     async def _read_clock(self) -> None:
         if self.clock and self.clock.is_due:
@@ -174,13 +197,6 @@ class LedgerConnection:
         entries = found[0][1] if found else []
         return [(entry.decode(), fields) for entry, fields in entries]
 
-    def _script(self, name: str) -> tuple[str, str]:
-        if name not in self._scripts:
-            source = script_source(name)
-            sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-            self._scripts[name] = (sha, source)
-        return self._scripts[name]
-
     async def _note_served(self) -> None:
         """Note that a call was served: a server that refuses writes still serves reads."""
         if self._refuses:
@@ -194,7 +210,7 @@ class LedgerConnection:
     async def _accepts_writes(self) -> bool:
         try:
             async with asyncio.timeout(self.timeout_s):
-                await self._evaluate("try_write", (), "any", b"")
+                await self._call("try_write", (), "any", b"")
         except (RedisError, OSError, TimeoutError) as error:
             # A user without permission to write was refused a read.
             return isinstance(self._translate(error), PermissionDeniedError)
@@ -210,11 +226,11 @@ class LedgerConnection:
         return translated
 
     def _translate(self, error: Exception) -> Exception:
-        return translate(error, where=self._where, hint=self._hint)
+        return translate(error, where=self._where, hint=self._hint, library=self.library)
 
 
 class LedgerPart:
-    """One subject of what is stored: reads and writes it with scripts over a connection."""
+    """One subject of what is stored: reads and writes it with functions over a connection."""
 
     def __init__(self, connection: LedgerConnection) -> None:
         self._connection = connection
@@ -251,3 +267,9 @@ def in_batches(items: Sequence[T], size: int = BATCH_SIZE) -> list[Sequence[T]]:
 def _without_password(url: str) -> str:
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
+def _library_name(fields: Sequence[Any]) -> str:
+    """Return the name in an entry of FUNCTION LIST: names and values in turn."""
+    name = fields[fields.index(b"library_name") + 1]
+    return str(name.decode())

@@ -1,6 +1,6 @@
 """The ledger of leases in Redis or Valkey: which pod holds which share of which device.
 
-Each method runs one script, or pages of one script, on one server. A script reads and leaves
+Each method calls one function, or one for each page, on one server. A function reads and leaves
 totals, slots, fences, versions, indexes and feed in agreement, and writes all or nothing. Every
 method may be repeated: the second call returns what the first one did. None is repeated here. All
 raise UnavailableError while the server does not reply or refuses to write, and while the ledger is
@@ -103,7 +103,7 @@ def _decode_refusal(pod: PodUid, row: Sequence[Any]) -> NoCapacity:
 
 
 _PLACEHOLDER_S = 1.0
-"""Placeholder for the time of the resize, which the script writes."""
+"""Placeholder for the time of the resize, which the function writes."""
 
 
 MOST_UNSYNCED = 100
@@ -194,16 +194,16 @@ class LearnedRunTimes(LedgerPart):
 
     async def load(self) -> RunTimes:
         """Return what was learned."""
-        (data,) = await self._connection.run_raw("run_times", state="any")
+        (data,) = await self._connection.run_raw("read_run_times", state="any")
         return RunTimes.load(data)
 
     async def save(self, learned: RunTimes) -> None:
         """Replace what was learned."""
-        await self._connection.run_raw("run_times", "save", state="any", tail=learned.dump())
+        await self._connection.run_raw("save_run_times", "save", state="any", tail=learned.dump())
 
 
 EXPIRE_BATCHES = 4
-"""Batches of reservations, per script call that ends them."""
+"""Batches of reservations, per call that ends them."""
 _MOVED = -1
 GangNeeds = tuple[str, int, bool]
 """A gang, how many of its pods must hold leases, and whether that is before the call."""

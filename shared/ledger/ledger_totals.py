@@ -135,4 +135,4 @@ class LedgerQuotas(LedgerPart):
 
     async def totals(self, *, charges: bool = True) -> QuotaTotals:
         """Return quotas with the used and the charged amounts, read at one moment."""
-        return decode_quota_totals(*await self._connection.run_raw("quotas", "read", charges))
+        return decode_quota_totals(*await self._connection.run_raw("read_quotas", "read", charges))

@@ -94,7 +94,9 @@ class Preemptions(LedgerPart):
     async def state(self, *, now: float, past_s: float = PAST_S) -> PreemptionState:
         """Return what is open, the evictions of the last `past_s`, and the states of budgets."""
         since_ms = max(0.0, now - past_s) * 1000
-        preemptions, evictions, budgets, starts = await self._run("read", since_ms)
+        preemptions, evictions, budgets, starts = await self._connection.run(
+            "read_preemptions", "read", since_ms
+        )
         return PreemptionState(
             open=tuple(readable(_decode_stored, sorted(preemptions))),
             starts=tuple(sorted(readable(_decode_start, starts), key=lambda start: start.id)),
@@ -131,7 +133,7 @@ def _can_be_stored(wanted: Iterable[Reservation]) -> bool:
 def _claims(
     wanted: Sequence[Reservation], at_once: Sequence[Mapping[str, int]], *, until: int
 ) -> list[tuple[object, ...]]:
-    """Return the claims of pods as the script takes them; of a device only the first has one."""
+    """Return the claims of pods as the function takes them; of a device only the first has one."""
     rows, claimed = list[tuple[object, ...]](), set[DeviceUuid]()
     for each, amounts in zip(wanted, at_once, strict=True):
         (placement,) = each.candidates

@@ -1,20 +1,21 @@
 """The errors of a Redis or Valkey server, translated into ours by what the caller can do.
 
 Whatever the server cannot do now, such as `MISCONF`, `BUSY`, `OOM` or a code of a later version, is
-an UnavailableError: the same call may succeed later. Only an error in a script of ours is a bug.
+an UnavailableError: the same call may succeed later. Only an error in a function of ours is a bug.
 """
 
 import re
 
-from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError, ResponseError
+from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from shared.credentials.tls import tls_fault
+from shared.ledger.function_library import Library
 from shared.model.errors import ConflictError, PermissionDeniedError, RequestError, UnavailableError
 
-_SCRIPT_CODES = frozenset({"CROSSSLOT", "NOPROTO"})
-"""Error codes that a wrong script causes, whatever the state of the server."""
+_BUG_CODES = frozenset({"CROSSSLOT", "NOPROTO"})
+"""Error codes that a wrong function causes, whatever the state of the server."""
 _NOT_SERVED = ("NOTREADY", "FORMAT", "LOSTWRITES", "LOSTRECORDS", "WRONGTYPE")
-"""The scripts' errors while the server responds but its ledger cannot be used."""
+"""The functions' errors while the server responds but its ledger cannot be used."""
 
 
 KEEPS_KEYS = "noeviction"
@@ -31,9 +32,14 @@ def is_served(error: Exception, translated: Exception) -> bool:
     return str(error).startswith(_NOT_SERVED) or not isinstance(translated, UnavailableError)
 
 
-def translate(error: Exception, *, where: str, hint: str) -> Exception:
-    """Return our error for one of the server `where`; bugs of ours are returned as they are."""
-    text, untranslated = str(error) or type(error).__name__, error
+def lacks_functions(error: Exception) -> bool:
+    """Return whether the server does not have a function that was called."""
+    return isinstance(error, ResponseError) and "Function not found" in str(error)
+
+
+def translate(error: Exception, *, where: str, hint: str, library: Library) -> Exception:
+    """Return our error for one of the server `where`; a bug of ours with the files of its lines."""
+    text = str(error) or type(error).__name__
     if reason := _unavailability(error, text):
         return UnavailableError(f"the ledger at {where}{reason}")
     if _lacks_permission(error, text):
@@ -50,7 +56,8 @@ def translate(error: Exception, *, where: str, hint: str) -> Exception:
         if text.startswith("STALETOKEN"):
             return ConflictError("another rebuild of the ledger has begun since")
         if _is_bug(error, text):
-            return untranslated
+            bug: Exception = ResponseError(library.located(text))
+            return bug
     return UnavailableError(
         f"the call to the ledger at {where} failed: {text}; "
         f"check that the server runs, is the primary, has memory and can write to disk{hint}"
@@ -62,19 +69,19 @@ def _code(error: ResponseError, text: str) -> str:
 
 
 def _is_bug(error: ResponseError, text: str) -> bool:
-    """Return whether a script of ours is wrong, as opposed to a state of the server.
+    """Return whether a function of ours is wrong, as opposed to a state of the server.
 
     The library moves a code that it knows from the text to `status_code`. `ERR` is what a server
-    uses for all other errors; those of scripts contain `user_script`.
+    uses for all other errors; those of functions contain `user_function`.
     """
     code = _code(error, text)
     if code == "ERR":
-        return "user_script" in text and "SCRIPT KILL" not in text
-    return code in _SCRIPT_CODES
+        return "user_function" in text and "FUNCTION KILL" not in text
+    return code in _BUG_CODES
 
 
 def _unready_reason(text: str) -> str:
-    """Explain a script's error: its word, the stored format and ours."""
+    """Explain a function's error: its word, the stored format and ours."""
     word, *numbers = text.split()
     key = f"{word} {len(numbers)}" if word == "NOTREADY" else word
     return _UNREADY[key].format(*numbers)
@@ -85,8 +92,8 @@ _UNREADY = {
     "an older file was loaded); it rejects calls until a binder has rebuilt it",
     "LOSTRECORDS": "has {} of its {} records (others were evicted or deleted); it rejects calls "
     "until a binder has rebuilt it",
-    "WRONGTYPE": "has a key of a type that no script of ours gives it (something else has written "
-    "to Redis): delete that key, then a binder rebuilds the ledger",
+    "WRONGTYPE": "has a key of a type that no function of ours gives it (something else has "
+    "written to Redis): delete that key, then a binder rebuilds the ledger",
     "FORMAT": "has format {}, which a newer version writes; this program uses format {} and does "
     "not change it: run the newer version, or see docs/upgrade.md",
     "NOTREADY 2": "has format {} and is being rebuilt in format {}; a binder of this version does "
@@ -94,14 +101,14 @@ _UNREADY = {
     "NOTREADY 0": "is being rebuilt; a binder does it as soon as it has the list of pods, then the "
     "same call succeeds",
 }
-"""What the scripts' errors mean, by their words."""
+"""What the functions' errors mean, by their words."""
 
 
 def _unavailability(error: Exception, text: str) -> str:
-    """Explain why no connection is possible, or no script can be run, if that is known."""
-    if isinstance(error, NoScriptError):
+    """Explain why no connection is possible, or no function can be called, if that is known."""
+    if lacks_functions(error):
         return (
-            " does not have the scripts of this version: a binder of this version loads them; "
+            " does not have the functions of this version: a binder of this version loads them; "
             "check that one runs"
         )
     if fault := tls_fault(error, flag="--redis"):

@@ -178,12 +178,15 @@ class GatedPods(LedgerPart):
         """Return the namespaces with gated pods, and the state of their budgets if it is known."""
         return {
             Namespace(name): next(readable(_decode_budget, [stored]), None) if stored else None
-            for name, stored in await self._run("namespaces")
+            for name, stored in await self._read("namespaces")
         }
 
     async def load(self, namespace: Namespace) -> list[PodGated]:
         """Return the gated pods of a namespace, in no order."""
-        return list(readable(_decode_gated, await self._run("list", namespace)))
+        return list(readable(_decode_gated, await self._read("list", namespace)))
 
     async def _run(self, *args: object) -> Any:
         return await self._connection.run("gated_pods", *args, state="any")
+
+    async def _read(self, *args: object) -> Any:
+        return await self._connection.run("read_gated_pods", *args, state="any")

@@ -14,7 +14,7 @@ from msgspec import Meta
 from shared.model.errors import UNDECODABLE, RequestError
 
 MOST = 2**53 - 1
-"""The largest amount: JSON, MessagePack and the ledger's scripts represent it exactly."""
+"""The largest amount: JSON, MessagePack and the ledger's functions represent it exactly."""
 MOST_VERSION = 2**52
 """Versions and fences are below: the ledger counts in doubles, and could not count on from more."""
 MOST_CONTAINERS = 128

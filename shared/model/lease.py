@@ -58,6 +58,19 @@ TRANSITIONS: Mapping[LeaseState, frozenset[LeaseState]] = {
     LeaseState.EXPIRED: frozenset(),
 }
 
+
+def reachable() -> Mapping[LeaseState, frozenset[LeaseState]]:
+    """Return which states a lease in each state can come to, in one or more transitions."""
+    reached: dict[LeaseState, frozenset[LeaseState]] = {}
+
+    def search(state: LeaseState) -> frozenset[LeaseState]:
+        if state not in reached:
+            reached[state] = TRANSITIONS[state].union(*map(search, TRANSITIONS[state]))
+        return reached[state]
+
+    return {state: search(state) for state in TRANSITIONS}
+
+
 MIB = 1 << 20
 
 LIVE = frozenset({LeaseState.RESERVED, LeaseState.BOUND, LeaseState.ACTIVE})

@@ -3,7 +3,7 @@
 A lease counts, per device, with thousandths of its cores, with thousandths of the device (the
 larger of its parts of the cores and of the memory, as budgets weigh it; a share without cores of
 its own counts as much of them as of the memory), with its MiB, and with the device as a card: two
-leases on one card hold one. The ledger counts the same way (`scripts/common/quota.lua`).
+leases on one card hold one. The ledger counts the same way (`functions/common/quota.lua`).
 """
 
 from collections.abc import Iterable, Mapping

@@ -52,7 +52,7 @@ class DeviceOrder(StrEnum):
 
 
 class SharingPolicy(IntEnum):
-    """How a share shares its device with others. The ledger's scripts use the same numbers."""
+    """How a share shares its device with others. The ledger's functions use the same numbers."""
 
     SHARED = 0
     """Fits while some of the device's cores are unreserved."""

@@ -1,4 +1,4 @@
-"""Which scripts of the ledger each service runs, by its code, and which it may run."""
+"""Which functions of the ledger each service calls, by its code, and which it may call."""
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from services.auth.redis_users import USERS, RedisUser
-from shared.ledger.script_sources import script_names
+from shared.ledger.function_library import FUNCTIONS
 
 LEDGER = Path("shared/ledger")
 FOLDERS = {
@@ -29,6 +29,7 @@ CLASSES = {
     "ledger_quotas": ("LedgerQuotas",),
     "checks": ("RecordChecks",),
     "run_times": ("LearnedRunTimes",),
+    "libraries": ("FunctionLibraries",),
     "budgets": ("Budgets",),
     "accounts": ("Budgets",),
     "preemptions": ("Preemptions",),
@@ -38,7 +39,7 @@ CLASSES = {
 """Classes of objects by the names that services have for them; of `store`, those they import."""
 OWNER_OF = {"Budgets": "budgets", "Preemptions": "preemptions", "GatedPods": "gated_pods"}
 OF_CONNECTIONS = frozenset({"try_write"})
-"""Scripts that any connection runs; without permission to write, it learns that it has none."""
+"""Functions that any connection calls; without permission to write, it learns that it has none."""
 
 
 class Use(NamedTuple):
@@ -51,7 +52,7 @@ class Use(NamedTuple):
 class Method(NamedTuple):
     """What a method of the ledger runs and calls."""
 
-    scripts: frozenset[str]
+    functions: frozenset[str]
     uses: frozenset[Use]
 
 
@@ -65,12 +66,12 @@ def uses_in(tree: ast.AST) -> Iterator[Use]:
             yield Use("", node.id)
 
 
-def scripts_in(tree: ast.AST) -> Iterator[str]:
+def functions_in(tree: ast.AST) -> Iterator[str]:
     calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args)
     for call in calls:
         named = call.args[0]
         is_run = isinstance(call.func, ast.Attribute) and call.func.attr in {"run", "run_raw"}
-        if is_run and isinstance(named, ast.Constant) and named.value in script_names():
+        if is_run and isinstance(named, ast.Constant) and named.value in FUNCTIONS:
             yield str(named.value)
 
 
@@ -83,7 +84,7 @@ def ledger_methods() -> dict[tuple[str, str], Method]:
         for name, body in [("", tree.body), *((each.name, each.body) for each in classes)]:
             for each in body:
                 if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
-                    method = Method(frozenset(scripts_in(each)), frozenset(uses_in(each)))
+                    method = Method(frozenset(functions_in(each)), frozenset(uses_in(each)))
                     found[name, each.name] = method
     return found
 
@@ -100,8 +101,8 @@ def resolved(use: Use, of_class: str, methods: Mapping[tuple[str, str], Method])
     return {owner for owner in owners if (owner, use.name) in methods}
 
 
-def scripts_of(uses: Iterable[tuple[str, Use]]) -> set[str]:
-    """Return the scripts that code runs, of which these are the uses, each with its class."""
+def functions_of(uses: Iterable[tuple[str, Use]]) -> set[str]:
+    """Return the functions that code calls, of which these are the uses, each with its class."""
     methods, found = ledger_methods(), set[str]()
     left, seen = list(uses), set[tuple[str, str]]()
     while left:
@@ -110,7 +111,7 @@ def scripts_of(uses: Iterable[tuple[str, Use]]) -> set[str]:
             if (owner, use.name) not in seen:
                 seen.add((owner, use.name))
                 method = methods[owner, use.name]
-                found |= method.scripts
+                found |= method.functions
                 left += ((owner, each) for each in method.uses)
     return found
 
@@ -133,5 +134,7 @@ def uses_of(user: str) -> Iterator[tuple[str, Use]]:
 
 
 @pytest.mark.parametrize("user", USERS, ids=lambda user: user.name)
-def test_each_user_may_run_the_scripts_that_its_service_runs_and_no_others(user: RedisUser) -> None:
-    assert set(user.scripts) == scripts_of(uses_of(user.name)) | OF_CONNECTIONS
+def test_each_user_may_call_the_functions_that_its_service_calls_and_no_others(
+    user: RedisUser,
+) -> None:
+    assert set(user.functions) == functions_of(uses_of(user.name)) | OF_CONNECTIONS

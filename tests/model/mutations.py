@@ -2,18 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import shared.ledger.scripts
 from services.binder.ledger_sync.agent_reports import LostOutcome
 from services.node_agent.allocate.patience import Patience
-from shared.ledger.script_sources import with_literals
+from shared.ledger.function_library import modules
 from shared.model.clock import Clock
 from tests.model.redis_links import EDITS
-
-FOLDER = Path(shared.ledger.scripts.__file__).parent
 
 
 async def _nothing(*_: object) -> frozenset[Any]:
@@ -38,18 +34,18 @@ def _without_patience(clock: Clock, _: float) -> Patience:
 
 MUTATIONS: Mapping[str, tuple[str, Any]] = {
     "reserve without memory": (
-        "  if not (memory >= 0 and memory_taken + memory <= device[D_MEMORY])"
+        "  if not (memory >= 0 and memory_taken + memory <= device[D.MEMORY])"
         " then return 'memory' end\n",
         "",
     ),
-    "release keeps totals": ("  add_demand(demand, resources, groups_text, -1)\n", ""),
-    "fences stay": ("  device[D_FENCE] = device[D_FENCE] + 1\n", ""),
+    "release keeps totals": ("  capacity.add_demand(demand, resources, groups_text, -1)\n", ""),
+    "fences stay": ("  device[D.FENCE] = device[D.FENCE] + 1\n", ""),
     "gangs begin short": (
-        "gang_lease_count(gang_needs[1]) + #reserved_pods < gang_needs[2]",
+        "waiting.gang_lease_count(gang_needs[1]) + #reserved_pods < gang_needs[2]",
         "false",
     ),
     "lost writes unseen": (
-        "if is_ready and tonumber(ARGV[6]) > last_version then",
+        "if M.is_ready and server.known_version > M.version then",
         "if false then",
     ),
     "older states of nodes count": (
@@ -58,25 +54,28 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
     ),
     "gone pods are placed": ("if score then", "if false then"),
     "devices with shares move": (
-        "is_ours = device[D_SHARES] == 0 and not is_reported_by(device[D_NODE], row[1])",
+        "is_ours = device[D.SHARES] == 0 and not is_reported_by(device[D.NODE], row[1])",
         "is_ours = true",
     ),
     "nodes take idle devices": (
-        "is_ours = device[D_SHARES] == 0 and not is_reported_by(device[D_NODE], row[1])",
-        "is_ours = device[D_SHARES] == 0",
+        "is_ours = device[D.SHARES] == 0 and not is_reported_by(device[D.NODE], row[1])",
+        "is_ours = device[D.SHARES] == 0",
     ),
-    "fences of any height count": ("and fence <= highest_number(time) then", "then"),
+    "fences of any height count": ("and fence <= ledger.highest_number(time) then", "then"),
     "leases of other nodes are activated": (
-        "demand_of(header_of(value), value)[1] ~= row[2] then",
+        "lease.demand_of(lease.header_of(value), value)[1] ~= row[2] then",
         "false then",
     ),
-    "activations are early": ("= now_in_ms() / 1000 end", "= now_in_ms() / 1000 - 99 end"),
+    "activations are early": (
+        "= server.now_in_ms() / 1000 end",
+        "= server.now_in_ms() / 1000 - 99 end",
+    ),
     "layouts do not matter": (
-        "  if device[D_LAYOUT] ~= layout and device[D_SHARES] > 0 then return 'layout' end\n",
+        "  if device[D.LAYOUT] ~= layout and device[D.SHARES] > 0 then return 'layout' end\n",
         "",
     ),
     "positions do not matter": (
-        "if position > MOST_SLOT or position >= 0 and is_slot_taken(device, position) then",
+        "if position > MOST_SLOT or position >= 0 and M.is_slot_taken(device, position) then",
         "if false then",
     ),
     "leases of prepared claims end": (
@@ -131,10 +130,10 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
     ),
     "starts are promised too early": ("shared.model.lease.END_MARGIN_S", -75.0),
     "claims outlive their starts": ("  write_ended(end_claims(pods))\n", ""),
-    "devices stay claimed": ("(is_claimed and claims.MARK or 0)", "claims.MARK"),
+    "devices stay claimed": ("(is_claimed and M.MARK or 0)", "M.MARK"),
     "claims let everything in": (
-        "not (placed.ends_by and placed.ends_by <= device[D_CLAIMED_UNTIL])",
-        "device[D_CLAIMED_UNTIL] == 0",
+        "not (M.ends_by and M.ends_by <= device[D.CLAIMED_UNTIL])",
+        "device[D.CLAIMED_UNTIL] == 0",
     ),
 }
 """By name: a piece of the scripts and its replacement, or the name of a function and another."""
@@ -142,15 +141,15 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
 
 @contextmanager
 def mutated(name: str) -> Iterator[None]:
-    """Take a check out. Raises ValueError if no script contains it."""
+    """Take a check out. Raises ValueError if no module contains it."""
     what, replacement = MUTATIONS[name]
     if not isinstance(replacement, str):
         with patch(what, replacement):
             yield
         return
-    if not any(what in file.read_text() for file in FOLDER.rglob("*.lua")):
-        raise ValueError(f"no script contains what {name!r} takes out: {what!r}")
-    edit = (with_literals(what), with_literals(replacement))
+    if not any(what in text for text in modules().values()):
+        raise ValueError(f"no module contains what {name!r} takes out: {what!r}")
+    edit = (what, replacement)
     EDITS.append(edit)
     try:
         yield

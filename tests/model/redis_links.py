@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import hashlib
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,34 +12,36 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from shared.ledger.connection import LedgerConnection
-from shared.ledger.script_sources import script_source
+from shared.ledger.function_library import Library, bundled, modules
 from tests.model.virtual_time import ActorClock
 
 PREFIX = "lh:"
 LOCK = "call('SET', lock_key(pod), token, 'NX', 'PX', ttl_ms)"
 MODEL_LOCK = """
     local lock = lock_key(pod)
-    if now_ms >= tonumber(call('GET', lock .. '.end') or 0) then call('DEL', lock) end
+    if server.now_in_ms() >= tonumber(call('GET', lock .. '.end') or 0) then call('DEL', lock) end
     if not call('SET', lock, token, 'NX') then return encode(false) end
-    call('SET', lock .. '.end', now_ms + ttl_ms)
+    call('SET', lock .. '.end', server.now_in_ms() + ttl_ms)
     return encode(true)"""
 IS_LOCKED = "call('GET', lock_key(pod)) ~= token"
-MODEL_IS_LOCKED = f"({IS_LOCKED} or now_ms >= tonumber(call('GET', lock_key(pod) .. '.end')))"
+MODEL_IS_LOCKED = (
+    f"({IS_LOCKED} or server.now_in_ms() >= tonumber(call('GET', lock_key(pod) .. '.end')))"
+)
 EDITS = [
-    ("call('TIME')", "({ARGV[7], ARGV[8]})"),
+    ("return call('TIME')", "return {M.argv[7], M.argv[8]}"),
     (f"return encode({LOCK} and true or false)", MODEL_LOCK),
     (IS_LOCKED, MODEL_IS_LOCKED),
     (
         "leader ~= name then",
-        "leader ~= name and ARGV[7] * 1000 < tonumber(call('GET', STORE .. 'led')) then",
+        "leader ~= name and server.argv[7] * 1000 < tonumber(call('GET', STORE .. 'led')) then",
     ),
     (
         "call('SET', STORE .. 'leader', name, 'PX', ttl_ms)",
-        "call('MSET', STORE .. 'leader', name, STORE .. 'led', ARGV[7] * 1000 + ttl_ms)",
+        "call('MSET', STORE .. 'leader', name, STORE .. 'led', server.argv[7] * 1000 + ttl_ms)",
     ),
 ]
-"""What is replaced in scripts: they read the time of the model, by which locks expire, too;
-mutations add to this."""
+"""What is replaced in the ledger's modules: they read the time of the model, by which locks expire,
+too; mutations add to this."""
 FEED_WAIT_S = 4.0
 """A placer that the model does not have read the feed reads it after this, below its timeout."""
 
@@ -86,8 +87,8 @@ class RedisServer:
 
     def __init__(self, url: str) -> None:
         self.wire = Wire(url)
-        self.scripts: dict[str, tuple[str, str]] = {}
-        """Shared by all connections: sources are read once."""
+        self._libraries: dict[tuple[tuple[str, str], ...], Library] = {}
+        """Those that the server has, by their edits."""
         self.saved: list[tuple[bytes, bytes]] | None = None
         self.newest_version = 0
         """That was noted; 0 if no service may know it any more."""
@@ -123,20 +124,17 @@ class RedisServer:
         version = int(self.wire.call("HGET", f"{PREFIX}ledger", "version") or 0)
         self.newest_version = max(self.newest_version, version)
 
-    def script(self, name: str) -> tuple[str, str]:
-        """Return a script's hash and source. The server has it, so that no run has to send it."""
-        if name not in self.scripts:
-            source = script_source(name)
-            for before, after in EDITS:
-                source = source.replace(before, after)
-            sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
-            self.wire.call("SCRIPT", "LOAD", source)
-            self.scripts[name] = (sha, source)
-        return self.scripts[name]
+    def library(self) -> Library:
+        """Return the library with all edits. The server has it, so that no run has to send it."""
+        edits = tuple(EDITS)
+        if edits not in self._libraries:
+            self._libraries[edits] = edited = bundled(dict(map(_edited, modules().items())))
+            self.wire.call("FUNCTION", "LOAD", "REPLACE", edited.text)
+        return self._libraries[edits]
 
-    def run_script(self, how: str, script: str, *sent: Any) -> Any:
+    def call(self, command: str, function: str, *sent: Any) -> Any:
         seconds, fraction = divmod(self.clock.now(), 1)
-        return self.wire.call(how, script, *sent, int(seconds), int(fraction * 1e6))
+        return self.wire.call(command, function, *sent, int(seconds), int(fraction * 1e6))
 
     def run_late_call(self) -> None:
         self.calls += 1
@@ -197,11 +195,11 @@ class Link:
         self.spared_calls = 0
         self._open.set()
 
-    async def evalsha(self, sha: str, *sent: Any) -> Any:
-        return await self._call(lambda: self.server.run_script("EVALSHA", sha, *sent))
+    async def fcall(self, function: str, *sent: Any) -> Any:
+        return await self._call(lambda: self.server.call("FCALL", function, *sent))
 
-    async def script_load(self, source: str) -> Any:
-        return await self._call(lambda: self.server.wire.call("SCRIPT", "LOAD", source))
+    async def fcall_ro(self, function: str, *sent: Any) -> Any:
+        return await self._call(lambda: self.server.call("FCALL_RO", function, *sent))
 
     async def xread(self, streams: dict[str, str], *, count: int, block: int) -> Any:
         """Return what the feed has; if nothing, wait until the model wants it read again."""
@@ -246,13 +244,17 @@ class LinkedConnection(LedgerConnection):
     def __init__(self, link: Link) -> None:
         super().__init__("unix:///unused", prefix=PREFIX, detects_lost_writes=True)
         self._redis = link
-        self._server = link.server
-
-    def _script(self, name: str) -> tuple[str, str]:
-        return self._server.script(name)
+        self.library = link.server.library()
 
     async def _note_served(self) -> None:
         """The server refuses no writes: it need not be tried again after some real time."""
+
+
+def _edited(module: tuple[str, str]) -> tuple[str, str]:
+    name, text = module
+    for before, after in EDITS:
+        text = text.replace(before, after)
+    return name, text
 
 
 def _pairs(flat: Sequence[bytes]) -> dict[bytes, bytes]:

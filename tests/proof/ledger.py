@@ -1,6 +1,6 @@
 """Redis, copies of leases and checkpoints, decoded without the product's code; pure.
 
-The layouts are those of `L_*` and `D_*` in `shared/ledger/scripts/common/state.lua`.
+The layouts are those of `lease.lua` and `records.lua` in `shared/ledger/functions/common`.
 """
 
 import json

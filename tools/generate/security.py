@@ -158,11 +158,11 @@ def redis_users() -> str:
     """Return a table of the keys that each user of Redis may access."""
     rows = [
         f"| {user.name} | {_code(user.writes)} | {_code(user.reads)} | "
-        f"{'of its own choice' if user.loads_scripts else 'those that are loaded'} | "
+        f"{'yes' if user.loads_functions else 'no'} | "
         f"{_code(user.commands)} |"
         for user in REDIS_USERS
     ]
-    head = "| user | writes | reads | runs scripts | commands besides those of the ledger |"
+    head = "| user | writes | reads | loads functions | commands besides those of the ledger |"
     return "\n".join([head, "|---|---|---|---|---|", *rows])
 
 

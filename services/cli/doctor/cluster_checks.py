@@ -141,6 +141,8 @@ WEEK_DAYS = 7.0
 
 
 NAMED_RECORDS = 5
+FUNCTIONS_SINCE = 7
+"""The major version of Redis and Valkey that has libraries of functions."""
 
 
 def redis(
@@ -151,9 +153,9 @@ def redis(
     A single server is fine: the ledger is rebuilt if it is lost. With Sentinels a replica must be
     there for the failover.
     """
-    unsafe = _unsafe(facts)
-    if unsafe is not None:
-        return unsafe
+    unsuited = _too_old(facts) or _unsafe(facts)
+    if unsuited is not None:
+        return unsuited
     if unreadable:
         names = ", ".join(f"{record.kind} {record.key}" for record in unreadable[:NAMED_RECORDS])
         return warn(
@@ -177,6 +179,16 @@ def redis(
     server = f"{facts.program} {facts.version or 'of unknown version'}"
     policy = facts.maxmemory_policy or "policy unknown"
     return ok(f"{server}, primary, {replicas}, appendonly, {policy}")
+
+
+def _too_old(facts: RedisFacts) -> Finding | None:
+    major = facts.version.partition(".")[0]
+    if not major.isdecimal() or int(major) >= FUNCTIONS_SINCE:
+        return None
+    return fail(
+        f"{facts.program} {facts.version} cannot load the ledger's functions",
+        f"upgrade it to {facts.program} 7.2 or newer, see docs/versions.md",
+    )
 
 
 def _unsafe(facts: RedisFacts) -> Finding | None:

@@ -99,7 +99,7 @@ def _attributes(wanted: Reservation) -> dict[str, str]:
         "k8s.pod.name": wanted.name,
         "k8s.namespace.name": wanted.namespace,
         "db.system.name": "redis",
-        "db.operation.name": "EVALSHA",
+        "db.operation.name": "FCALL",
     }
 
 

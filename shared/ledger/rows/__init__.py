@@ -1,1 +1,1 @@
-"""Encoding and decoding of what the ledger's scripts store and return."""
+"""Encoding and decoding of what the ledger's functions store and return."""

@@ -1,7 +1,7 @@
-"""Reservations and leases as bytes: what the ledger's scripts read and store; pure.
+"""Reservations and leases as bytes: what the ledger's functions read and store; pure.
 
-The layout of a lease is that of `L_*` in `scripts/common/state.lua`: numbers, a slot and a fence
-per share, its description, and its demand. Scripts read only the beginning of the last two.
+The layout of a lease is that of `functions/common/lease.lua`: numbers, a slot and a fence
+per share, its description, and its demand. Functions read only the beginning of the last two.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

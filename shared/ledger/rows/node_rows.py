@@ -1,4 +1,4 @@
-"""Nodes, devices, totals and feed entries, as the ledger's scripts return them; pure."""
+"""Nodes, devices, totals and feed entries, as the ledger's functions return them; pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ NO_GROUPS: frozenset[str] = frozenset()
 
 
 class DeviceState(msgspec.Struct, frozen=True, gc=False):
-    """A device as the scripts store it: its capacity and its use."""
+    """A device as the functions store it: its capacity and its use."""
 
     uuid: DeviceUuid
     node: NodeName

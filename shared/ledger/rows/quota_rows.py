@@ -1,4 +1,4 @@
-"""Quotas as the ledger's scripts store them, with used and charged amounts; pure."""
+"""Quotas as the ledger's functions store them, with used and charged amounts; pure."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ _unpack = msgspec.msgpack.Decoder().decode
 
 
 def encode_quota(quota: Quota) -> list[object]:
-    """Pack a quota: its name, and its values (`R_*` in `scripts/common/quota.lua`)."""
+    """Pack a quota: its name, and its values (`R_*` in `functions/common/quota.lua`)."""
     models = [(name, _encode_limits(limits)) for name, limits in quota.models]
     rule = (
         _encode_limits(quota.limits),

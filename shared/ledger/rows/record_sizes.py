@@ -1,6 +1,6 @@
-"""What a record of the ledger may have at most, for Python and the scripts; pure.
+"""What a record of the ledger may have at most, for Python and Lua; pure.
 
-Whatever would be larger is refused where it is encoded, and again where a script writes it.
+Whatever would be larger is refused where it is encoded, and again where a function writes it.
 """
 
 from shared.model.errors import RequestError
@@ -22,7 +22,7 @@ MOST_NAME_BYTES = 1_024
 MOST_MIB = 2**31 - 1
 """Of a device, or of what leases use of it."""
 MOST_AMOUNT = 2**53 - 1
-"""The highest number that a script counts exactly."""
+"""The highest number that a function counts exactly."""
 MOST_REPELLING_BYTES = 262_144
 """Of the anti-affinity of pods that kube-scheduler starts on a node, which the watcher has not
 reported yet."""
@@ -42,10 +42,10 @@ def too_large(what: str, size: int, most: int) -> str:
 
 
 def check_amount(what: str, amount: int) -> None:
-    """Raise RequestError for a number that a script does not count exactly."""
+    """Raise RequestError for a number that a function does not count exactly."""
     if abs(amount) > MOST_AMOUNT:
         raise RequestError(f"the amount of {what} is {amount}; the limit is {MOST_AMOUNT}")
 
 
 LIMITS = {name: value for name, value in sorted(globals().items()) if name.startswith("MOST_")}
-"""The limits by name, as the scripts get them."""
+"""The limits by name, as `constants.lua` has them."""

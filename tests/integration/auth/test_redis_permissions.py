@@ -1,6 +1,7 @@
 """Which operations a real valkey-server with users permits and denies."""
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from services.auth.redis_users import RedisUser
 from services.cli.credentials import CredentialFiles
 from shared.credentials.logins import ClientCredentials, load_login
 from shared.ledger.budgets import Budgets
+from shared.ledger.function_library import FUNCTIONS
 from shared.ledger.leases import RedisLeases
-from shared.ledger.script_sources import script_commands, script_names
 from shared.model.errors import UnavailableError
 from tests.support.placer.ledger import rebuild
 from tests.support.servers.valkey import ValkeyServer
@@ -40,10 +41,13 @@ class Server:
             await until(lambda: _answers(client))
             yield client
 
-    async def loaded(self, script: str) -> str:
-        """Load a script as a writer may; return its name for EVALSHA."""
-        async with self.as_user("binder") as writer:
-            return str(await writer.script_load(script))
+    async def loaded(self, body: str) -> str:
+        """Load a function as a binder may; return its name."""
+        name = f"test_{hashlib.sha256(body.encode()).hexdigest()[:12]}"
+        text = f"#!lua name={name}\nredis.register_function('{name}', function() {body} end)"
+        async with self.as_user("binder") as binder:
+            await binder.function_load(text, replace=True)
+        return name
 
     def keys(self, user: str) -> ClientCredentials:
         return ClientCredentials(login_file=self.written.redis(user))
@@ -66,7 +70,7 @@ async def _answers(client: Any) -> bool:
 
 FORBIDDEN = (
     ("FLUSHALL",), ("FLUSHDB",), ("CONFIG", "SET", "maxmemory", "1"), ("KEYS", "*"), ("MONITOR",),
-    ("SHUTDOWN",), ("ACL", "LIST"), ("SCRIPT", "FLUSH"), ("SAVE",),
+    ("SHUTDOWN",), ("ACL", "LIST"), ("SCRIPT", "FLUSH"), ("FUNCTION", "FLUSH"), ("SAVE",),
     ("REPLICAOF", "other", "1"), ("CLIENT", "LIST"), ("GET", "elsewhere"), ("SET", "lh", "x"),
     ("HSET", "elsewhere", "a", "b"), ("PUBLISH", "c", "x"), ("FUNCTION", "LIST"),
 )  # fmt: skip
@@ -74,47 +78,51 @@ READERS = {"api": ("lh:", "lh-budget:"), "operator": ("lh:",), "timekeeper": ("l
 
 
 @pytest.mark.parametrize(("user", "prefix"), [(u, p) for u, ps in READERS.items() for p in ps])
-async def test_a_read_only_user_cannot_write_through_a_script(
+async def test_a_user_cannot_write_through_a_function_what_it_only_reads(
     at: Server, user: str, prefix: str
 ) -> None:
     async with at.as_user(user) as client:
         await client.hgetall(f"{prefix}ledger")
         with pytest.raises(NoPermissionError):
             await client.hset(f"{prefix}ledger", "generation", "forged")
-        script = await at.loaded(f"return redis.call('HSET', '{prefix}ledger', 'ready', '0')")
-        with pytest.raises(ResponseError, match="ACL failure"):
-            await client.evalsha(script, 0)
+        function = await at.loaded(f"return redis.call('HSET', '{prefix}ledger', 'ready', '0')")
+        with pytest.raises(ResponseError, match=r"ACL failure|no permissions to run the 'fcall'"):
+            await client.fcall(function, 0)
+        with pytest.raises(ResponseError, match="write flag"):
+            await client.fcall_ro(function, 0)
 
 
 LUA = "return 1"
-OWN_SCRIPTS = (
-    ("EVAL", LUA, "0"), ("EVAL_RO", LUA, "0"), ("SCRIPT", "LOAD", LUA),
-    ("FUNCTION", "LOAD", "#!lua name=x"), ("FCALL", "f", "0"), ("FCALL_RO", "f", "0"),
+OWN_CODE = (
+    ("EVAL", LUA, "0"), ("EVAL_RO", LUA, "0"), ("EVALSHA", "0", "0"), ("SCRIPT", "LOAD", LUA),
+    ("FUNCTION", "LOAD", "#!lua name=x"), ("FUNCTION", "DELETE", "x"), ("FUNCTION", "RESTORE", "x"),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("user", LEDGER_USERS, ids=lambda user: user.name)
-async def test_a_user_that_only_reads_runs_no_script_of_its_own_choice(
-    at: Server, user: RedisUser
-) -> None:
+async def test_only_the_binder_decides_what_functions_do(at: Server, user: RedisUser) -> None:
     permitted = set()
     async with at.as_user("admin") as admin:
-        for arguments in OWN_SCRIPTS:
+        for arguments in OWN_CODE:
             if await allowed(admin, user.name, *arguments):
                 permitted.add(arguments[:2])
 
-    assert user.loads_scripts is (user.name in {"placer", "binder", "timekeeper"})
-    assert permitted == ({("SCRIPT", "LOAD")} if user.loads_scripts else set())
+    assert user.loads_functions is (user.name == "binder")
+    loading = {("FUNCTION", "LOAD"), ("FUNCTION", "DELETE")}
+    assert permitted == (loading if user.loads_functions else set())
 
 
-async def test_a_user_that_only_reads_waits_for_the_scripts_that_a_binder_loads(at: Server) -> None:
+@pytest.mark.parametrize("user", ["api", "timekeeper"])
+async def test_other_users_wait_for_the_functions_that_a_binder_loads(
+    at: Server, user: str
+) -> None:
     async with (
         at.as_user("admin") as admin,
-        RedisLeases.connect(at.url, credentials=at.keys("api")) as ledger,
-        RedisLeases.connect(at.url, credentials=at.keys("binder"), loads_scripts=True) as binder,
+        RedisLeases.connect(at.url, credentials=at.keys(user)) as ledger,
+        RedisLeases.connect(at.url, credentials=at.keys("binder")) as binder,
     ):
         api = ledger.part(Budgets)
-        await admin.script_flush()
+        await admin.function_flush()
         with pytest.raises(UnavailableError, match="a binder of this version loads them"):
             await api.revisions()
         assert api.unready_reason() is not None
@@ -123,7 +131,7 @@ async def test_a_user_that_only_reads_waits_for_the_scripts_that_a_binder_loads(
             await binder.generation()
             assert await api.revisions() == {}
             assert api.unready_reason() is None
-            await admin.script_flush()
+            await admin.function_flush()
 
 
 async def test_clients_without_a_user_have_no_permission_and_the_probe_user_may_ping(
@@ -161,7 +169,7 @@ async def test_the_server_replays_the_transactions_of_every_user(at: Server) -> 
 async def test_each_client_does_its_work_as_its_own_user(at: Server) -> None:
     async with (
         at.as_user("admin"),
-        RedisLeases.connect(at.url, credentials=at.keys("binder"), loads_scripts=True) as binder,
+        RedisLeases.connect(at.url, credentials=at.keys("binder")) as binder,
         RedisLeases.connect(at.url, credentials=at.keys("api")) as api,
         RedisLeases.connect(at.url, credentials=at.keys("timekeeper")) as timekeeper,
     ):
@@ -174,12 +182,12 @@ async def test_each_client_does_its_work_as_its_own_user(at: Server) -> None:
         assert await accounts.acquire_lock("count", every_ms=60_000)
 
 
-async def test_scripts_use_no_command_that_the_server_marks_as_dangerous(at: Server) -> None:
+async def test_functions_use_no_command_that_the_server_marks_as_dangerous(at: Server) -> None:
     async with at.as_user("admin") as admin:
         dangerous = {str(word) for word in await admin.acl_cat("dangerous")}
 
-    of_scripts = frozenset[str]().union(*map(script_commands, script_names()))
-    assert of_scripts & dangerous == {"info"}, "which says whether the server may evict keys"
+    of_functions = frozenset[str]().union(*(each.commands for each in FUNCTIONS.values()))
+    assert of_functions & dangerous == {"info"}, "which says whether the server may evict keys"
 
 
 async def test_only_the_user_that_rebuilds_the_ledger_may_list_keys(at: Server) -> None:
@@ -195,9 +203,7 @@ async def test_only_the_user_that_rebuilds_the_ledger_may_list_keys(at: Server) 
 
 
 async def test_a_binder_may_check_the_policy_and_the_records(at: Server) -> None:
-    async with RedisLeases.connect(
-        at.url, credentials=at.keys("binder"), loads_scripts=True
-    ) as binder:
+    async with RedisLeases.connect(at.url, credentials=at.keys("binder")) as binder:
         await rebuild(binder, {"a": 1}, now=1.0, force=True)
 
         await binder.checks.check_policy()
@@ -222,7 +228,7 @@ async def test_each_user_reads_and_writes_the_keys_it_declares_and_no_other(
 
 
 @pytest.mark.parametrize("user", LEDGER_USERS, ids=lambda user: user.name)
-async def test_each_user_may_call_what_the_clients_and_scripts_call_and_no_other_command(
+async def test_each_user_may_call_what_the_clients_and_functions_call_and_no_other_command(
     at: Server, user: RedisUser
 ) -> None:
     line = next(x for x in at.written.acl.read_text().splitlines() if x.split()[1] == user.name)

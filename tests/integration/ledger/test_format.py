@@ -1,6 +1,6 @@
 """The format of what the ledger stores: pinned, served when it is ours, rebuilt or left when not.
 
-Where a row changes, raise `state.format` in `scripts/common/state.lua` (with the reason in
+Where a row changes, raise `FORMAT` in `functions/common/ledger.lua` (with the reason in
 `CHANGELOG.md`) and pin the new rows with `python -m tests.integration.ledger.test_format`.
 """
 
@@ -128,7 +128,7 @@ async def test_the_stored_rows_of_a_format_do_not_change(store: Any, server: Val
 
     changed = sorted(name for name in pinned if pinned[name] != now[name])
     assert changed == [], (
-        "what the ledger stores has changed: raise state.format in common/state.lua, so that older "
+        "what the ledger stores has changed: raise FORMAT in common/ledger.lua, so that older "
         "programs leave it alone, and pin it with `python -m tests.integration.ledger.test_format`"
     )
 

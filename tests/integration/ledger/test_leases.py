@@ -10,7 +10,6 @@ from msgspec import structs
 
 from shared.ledger.leases import RedisLeases
 from shared.ledger.rows.lease_rows import new_lease
-from shared.ledger.script_sources import reachable
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.fair_share import GpuAmount
 from shared.model.lease import (
@@ -25,6 +24,7 @@ from shared.model.lease import (
     bookings,
     ends_by,
     expected_end,
+    reachable,
 )
 from shared.model.ledger import NoCapacity, Reservation, Reserved
 from shared.model.names import Namespace, NodeName, PodUid

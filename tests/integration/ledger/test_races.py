@@ -265,7 +265,7 @@ async def test_a_flushed_ledger_serves_again_after_a_rebuild_and_loses_nothing()
             [bound] = await leases.bind(held[:1])
             assert isinstance(bound, Lease)
             kept = [bound, held[1]]
-            await server.command("SCRIPT", "FLUSH")
+            await server.command("FUNCTION", "FLUSH")
             await server.command("FLUSHALL")
 
             await refuses_everything(leases)

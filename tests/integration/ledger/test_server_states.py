@@ -25,6 +25,7 @@ from services.cli.credentials import CredentialFiles
 from shared.credentials.logins import ClientCredentials
 from shared.ledger.connection import LedgerConnection
 from shared.ledger.connection_pool import connection_pool
+from shared.ledger.function_library import library
 from shared.ledger.leases import RedisLeases
 from shared.ledger.redis_server import default_user_refusal, redis_facts
 from shared.ledger.server_errors import translate
@@ -33,7 +34,7 @@ from shared.model.errors import PermissionDeniedError, RequestError, Unavailable
 from shared.model.events.pod_events import PodGated
 from shared.model.lease import Lease
 from shared.model.names import Namespace, PodUid
-from tests.support.placer.ledger import ledger, rebuild, reservation, reserve, share
+from tests.support.placer.ledger import rebuild, reservation, reserve, share
 from tests.support.servers.nats import free_port
 from tests.support.servers.sentinels import Servers, sentinels
 from tests.support.servers.valkey import ValkeyServer, valkey_binary
@@ -238,10 +239,10 @@ async def test_only_a_service_with_its_secret_can_connect_from_another_machine(
 ) -> None:
     async with (
         served(without_tls(arguments), written, tmp_path) as url,
-        RedisLeases.connect(url, credentials=shown(written, "placer")) as placer,
+        RedisLeases.connect(url, credentials=shown(written, "binder")) as binder,
         RedisLeases.connect(url) as nobody,
     ):
-        assert await placer.generation() is None  # it replies: the ledger is not built yet
+        assert await binder.generation() is None  # it replies: the ledger is not built yet
         with pytest.raises(PermissionDeniedError, match="denies access"):
             await nobody.generation()
 
@@ -286,7 +287,10 @@ async def test_the_operator_sees_whether_the_append_only_file_can_be_replayed(
     assert facts.replay_refusal == "", "this Valkey reads it back whatever its default user may do"
 
 
-ENDLESS = "while true do end"
+ENDLESS = (
+    "#!lua name=endless\nredis.register_function{function_name = 'endless', "
+    "callback = function() while true do end end, flags = {'no-writes'}}"
+)
 GATED = PodGated(pod=PodUid("uid"), namespace=Namespace("ns"), name="pod", resource_version="1")
 
 
@@ -326,14 +330,15 @@ class Refusal:
     async def busy(self) -> None:
         """A script runs for longer than the server waits before it refuses others."""
         await self.set("busy-reply-threshold", "10")
-        self.calls.append(asyncio.create_task(self.server.command("EVAL", ENDLESS, "0")))
+        await self.server.command("FUNCTION", "LOAD", "REPLACE", ENDLESS)
+        self.calls.append(asyncio.create_task(self.server.command("FCALL", "endless", "0")))
         await until(self._is_busy)
 
     async def _is_busy(self) -> bool:
         return (await self.server.command("GET", "a")).startswith(b"-BUSY")
 
     async def end_busy(self) -> None:
-        assert (await self.server.command("SCRIPT", "KILL")).startswith(b"+OK")
+        assert (await self.server.command("FUNCTION", "KILL")).startswith(b"+OK")
         await self.calls.pop()
 
     async def oom(self) -> None:
@@ -432,7 +437,7 @@ async def test_reads_that_are_served_do_not_hide_that_writes_are_refused(refusal
             await ledger.run("gated_pods", "save", [("ns", "pod", "text")], state="any")
 
         await ledger.read_feed("0", count=1, block_s=0.01)
-        await ledger.run("gated_pods", "list", "ns", state="any")
+        await ledger.run("read_gated_pods", "list", "ns", state="any")
 
         assert ledger.unready_reason is not None
         await refusal.end_readonly()
@@ -467,41 +472,34 @@ async def _is_ready_after_read(ledger: LedgerConnection) -> bool:
 async def test_a_code_that_the_library_does_not_know_is_a_state_of_the_server(
     refusal: Refusal, code: str
 ) -> None:
-    error = await _script_error(refusal, f"return redis.error_reply('{code} for now')")
+    error = await _function_error(refusal, f"return redis.error_reply('{code} for now')")
 
-    assert isinstance(translate(error, where="x", hint=""), UnavailableError)
+    assert isinstance(translate(error, where="x", hint="", library=library()), UnavailableError)
 
 
-async def test_a_script_that_an_operator_kills_is_no_bug(refusal: Refusal) -> None:
+async def test_a_function_that_an_operator_kills_is_no_bug(refusal: Refusal) -> None:
     await refusal.busy()
     running = refusal.calls[0]
-    await refusal.server.command("SCRIPT", "KILL")
+    await refusal.server.command("FUNCTION", "KILL")
 
     text = (await running).decode().removeprefix("-ERR ").strip()
 
-    assert "user_script" in text
-    assert isinstance(translate(ResponseError(text), where="x", hint=""), UnavailableError)
+    assert "user_function" in text
+    error = translate(ResponseError(text), where="x", hint="", library=library())
+    assert isinstance(error, UnavailableError)
 
 
-@pytest.mark.parametrize(
-    "script", ["return nil + 1", "redis.call('SET', KEYS[1])", "this is not Lua"]
-)
-async def test_an_error_in_a_script_is_a_bug(refusal: Refusal, script: str) -> None:
-    error = await _script_error(refusal, script)
+@pytest.mark.parametrize("body", ["return nil + 1", "redis.call('SET', keys[1])"])
+async def test_an_error_in_a_function_is_a_bug(refusal: Refusal, body: str) -> None:
+    error = await _function_error(refusal, body)
 
-    assert translate(error, where="x", hint="") is error
+    assert type(translate(error, where="x", hint="", library=library())) is ResponseError
 
 
-async def _script_error(refusal: Refusal, script: str) -> ResponseError:
+async def _function_error(refusal: Refusal, body: str) -> ResponseError:
+    text = f"#!lua name=wrong\nredis.register_function('wrong', function(keys) {body} end)"
     async with LedgerConnection(refusal.server.url, prefix="t:") as ledger:
+        await ledger._redis.function_load(text, replace=True)
         with pytest.raises(ResponseError) as raised:
-            await ledger._redis.eval(script, 1, "t:key")
+            await ledger._redis.fcall("wrong", 1, "t:key")
     return raised.value
-
-
-async def test_the_client_has_no_tasks_of_its_own_that_could_end_unnoticed(url: str) -> None:
-    before = asyncio.all_tasks()
-    async with ledger(url, {"a": 1}) as leases:
-        await asyncio.gather(*(leases.snapshot() for _ in range(20)))
-
-        assert asyncio.all_tasks() == before

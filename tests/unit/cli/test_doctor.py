@@ -204,6 +204,7 @@ def test_an_unhealthy_device_is_named_with_its_fault() -> None:
         ({"last_write_succeeded": False}, False, FAIL, "write to disk"),
         ({"version": "7.4.2"}, False, WARN, "Redis 7.4.2 has vulnerabilities"),
         ({"version": "7.0.15"}, False, WARN, "known"),
+        ({"version": "6.2.14"}, False, FAIL, "cannot load the ledger's functions"),
         ({"version": "7.4.10"}, False, OK, "Redis 7.4.10"),
         ({"program": "Valkey", "version": "9.1.0"}, False, WARN, "Valkey 9.1.0 has"),
         ({"program": "Valkey", "version": "9.1.2"}, False, OK, "Valkey 9.1.2"),

@@ -1,0 +1,19 @@
+"""The libraries of functions on the server: one for each version of the services that runs."""
+
+from shared.ledger.connection import LedgerPart
+
+
+class FunctionLibraries(LedgerPart):
+    """Removes the libraries of versions that run no more."""
+
+    async def remove_unused(self) -> list[str]:
+        """Note that this version is used; delete libraries that no binder has used for a day.
+
+        Returns the names of those that it deleted, for example `leasehold_0d26af55afb0`.
+        """
+        names = await self._connection.library_names()
+        own = self._connection.library.name
+        unused: list[str] = await self._connection.run("keep_library", own, names, state="any")
+        for name in unused:
+            await self._connection.delete_library(name)
+        return unused

@@ -1,0 +1,252 @@
+-- Checks whether a demand fits, and the totals and indexes of leases.
+local constants = require('constants')
+local lease = require('lease')
+local records = require('records')
+local server = require('server')
+local values = require('values')
+local D, N = records.D, records.N
+local FIRST_DEVICE, DEVICE_FIELDS = lease.FIRST_DEVICE, lease.DEVICE_FIELDS
+local EXCLUSIVE, BEST_EFFORT, IDLE_DEVICE = constants.EXCLUSIVE, constants.BEST_EFFORT, constants.IDLE_DEVICE
+local MOST_SLOT = constants.MOST_SLOT
+local DEVICE_BYTES = 63 -- of a device without its texts
+
+local M = {}
+local positions_by_names, amounts_by_resources
+server.on_begin(function()
+  positions_by_names, amounts_by_resources = {}, {}
+  M.ends_by = nil -- when the lease that is being placed ends by its term at the latest; nil: it has none
+end)
+
+-- A slot map is a string of 0 and 1, one character per slot, cut off after the last one that is used.
+
+function M.set_slot(device, slot, mark)
+  local slot_map = device[D.SLOT_MAP]
+  if slot == #slot_map then
+    device[D.SLOT_MAP] = slot_map .. mark
+    return
+  end
+  if slot > #slot_map then slot_map = slot_map .. string.rep('0', slot - #slot_map) end
+  device[D.SLOT_MAP] = string.sub(slot_map, 1, slot) .. mark .. string.sub(slot_map, slot + 2)
+end
+
+-- Whether a lease has the slot.
+function M.is_slot_used(device, slot) return string.sub(device[D.SLOT_MAP], slot + 1, slot + 1) == '1' end
+
+-- Whether a lease has it, or what is held beyond leases.
+function M.is_slot_taken(device, slot)
+  return M.is_slot_used(device, slot) or string.sub(records.held_of(device).slots, slot + 1, slot + 1) == '1'
+end
+
+-- What leases use of a device, and what is held beyond them.
+function M.taken_of(device)
+  local held = records.held_of(device)
+  return device[D.MEMORY_USED] + held.memory_mib, device[D.CORES_USED] + held.cores_percent,
+    device[D.SHARES] + held.shares
+end
+
+-- For each device of a demand: the position of its fields, its UUID, and its record, if there is one.
+function M.each_device(demand)
+  local d = FIRST_DEVICE - DEVICE_FIELDS
+  return function()
+    d = d + DEVICE_FIELDS
+    if d <= demand[2] then return d, demand[d], records.device_of(demand[d]) end
+  end
+end
+
+-- For each share of a demand: the UUID and the record of its device, the slot and the fence that it was
+-- granted, and the number of its slot.
+function M.each_share(demand, grants)
+  local s, last = -1, demand[2]
+  return function()
+    s = s + 2
+    if not demand[last + s] then return nil end
+    local uuid = demand[FIRST_DEVICE + (demand[last + s] - 1) * DEVICE_FIELDS]
+    return uuid, records.device_of(uuid), grants[s], grants[s + 1], demand[last + s + 1]
+  end
+end
+
+function M.append_device_rows(rows, demand)
+  for _, _, device in M.each_device(demand) do
+    if device then rows[#rows + 1] = records.device_row(device) end
+  end
+end
+
+local function find_group(groups_text, group)
+  return string.find(groups_text, '\n' .. group .. '\n', 1, true)
+end
+
+function M.has_group(device, groups_text)
+  for group in string.gmatch(groups_text, '[^\n]+') do
+    if find_group(device[D.GROUPS], group) then return true end
+  end
+  return false
+end
+
+local function changed_groups(known, groups_text, sign)
+  for group in string.gmatch(groups_text, '[^\n]+') do
+    if sign > 0 then
+      known = (known == '' and '\n' or known) .. group .. '\n'
+    else
+      local from, to = find_group(known, group)
+      if from then known = string.sub(known, 1, from) .. string.sub(known, to + 1) end
+      if known == '\n' then known = '' end
+    end
+  end
+  return known
+end
+
+function M.has_room_for_text(device, bytes)
+  return DEVICE_BYTES + #device[D.UUID] + #device[D.NODE] + #device[D.SLOT_MAP] + #device[D.GROUPS]
+    + #device[D.LAYOUT] + #device[D.HELD] + bytes <= constants.MOST_DEVICE_BYTES
+end
+
+-- Whether the names of these resources can be added to those of the node.
+function M.has_room_for_resources(node, resources)
+  local count, bytes = node[N.RESOURCE_COUNT], #node[N.RESOURCE_NAMES]
+  for i = 1, #resources, 2 do count, bytes = count + 1, bytes + #resources[i] + 1 end
+  return count <= constants.MOST_NODE_RESOURCES and #node[N.NAME] + bytes + 16 * count + 21 <= constants.MOST_NODE_BYTES
+end
+
+-- Position of each of a node's resources; its amount in use is at the next position.
+function M.resource_positions(node)
+  local names = node[N.RESOURCE_NAMES]
+  if positions_by_names[names] then return positions_by_names[names] end
+  local positions, at, last = {}, N.AMOUNTS, N.AMOUNTS + 2 * node[N.RESOURCE_COUNT]
+  for name in string.gmatch(names, '[^\n]+') do
+    if at < last then positions[name] = at end
+    at = at + 2
+  end
+  positions_by_names[names] = positions
+  return positions
+end
+
+function M.add_resource(node, name, room, used)
+  local at = N.AMOUNTS + 2 * node[N.RESOURCE_COUNT]
+  node[at], node[at + 1] = room, used
+  node[N.RESOURCE_COUNT] = node[N.RESOURCE_COUNT] + 1
+  node[N.RESOURCE_NAMES] = node[N.RESOURCE_NAMES] .. name .. '\n'
+  return at
+end
+
+-- For each of `resources` its position (0: none), and its amount.
+function M.placed_amounts(resources, node)
+  local by_names, names = amounts_by_resources[resources] or {}, node[N.RESOURCE_NAMES]
+  if by_names[names] then return by_names[names] end
+  local amounts, positions = {}, M.resource_positions(node)
+  for i = 1, #resources, 2 do
+    amounts[i], amounts[i + 1] = positions[resources[i]] or 0, resources[i + 1]
+  end
+  by_names[names], amounts_by_resources[resources] = amounts, by_names
+  return amounts
+end
+
+function M.add_to_node(node, resources, sign)
+  local amounts = M.placed_amounts(resources, node)
+  for i = 1, #amounts, 2 do
+    local at, amount = amounts[i], amounts[i + 1]
+    if at == 0 and amount ~= 0 then at = M.add_resource(node, resources[i], 0, 0) end
+    if at > 0 then node[at + 1] = node[at + 1] + sign * amount end
+  end
+  records.changed_nodes[node[N.NAME]] = true
+end
+
+-- Add the fields of a share, or of several, to the use of a device, or subtract them.
+function M.add_to_device(device, sign, groups_text, memory, cores, shares, _, policy, _, layout)
+  device[D.MEMORY_USED] = device[D.MEMORY_USED] + sign * memory
+  device[D.CORES_USED] = device[D.CORES_USED] + sign * cores
+  device[D.SHARES] = device[D.SHARES] + sign * shares
+  if policy == EXCLUSIVE then
+    local exclusive = device[D.EXCLUSIVE]
+    device[D.EXCLUSIVE] = exclusive - exclusive % 2 + (sign > 0 and 1 or 0)
+  end
+  if layout ~= '' and (sign > 0 or device[D.SHARES] == 0) then device[D.LAYOUT] = sign > 0 and layout or '' end
+  if groups_text ~= '' then device[D.GROUPS] = changed_groups(device[D.GROUPS], groups_text, sign) end
+  records.changed_devices[device[D.UUID]] = true
+end
+
+-- Add a demand to the totals of its node and devices (sign 1), or subtract it (sign -1). What has no
+-- record any more is left out: a lease must be able to end all the same.
+function M.add_demand(demand, resources, groups_text, sign)
+  if records.nodes[demand[1]] then M.add_to_node(records.nodes[demand[1]], resources, sign) end
+  for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do
+    local device = records.devices[demand[d]]
+    if device then M.add_to_device(device, sign, groups_text, unpack(demand, d + 1, d + 7)) end
+  end
+end
+
+-- Reasons are part of refusals, and so of messages about pods. Amounts below 0, and what is no number,
+-- fit nowhere.
+
+function M.node_refusal(node, resources)
+  if not node or node[N.STATUS] ~= 1 then return 'node-unknown' end
+  local amounts = M.placed_amounts(resources, node)
+  for i = 1, #amounts, 2 do
+    local at, amount = amounts[i], amounts[i + 1]
+    if amount ~= 0 and not (amount > 0 and at > 0 and node[at + 1] + amount <= node[at]) then
+      return 'resource:' .. resources[i]
+    end
+  end
+end
+
+-- Why the device is not available, or nil.
+function M.unavailable(device, node_name)
+  if not device then return 'device-unknown' end
+  if device[D.NODE] ~= node_name then return 'device-moved' end
+  if device[D.STATUS] ~= 1 then
+    return device[D.STATUS] == 2 and 'device-excluded' or 'device-unhealthy'
+  end
+end
+
+local function is_closed(device)
+  local exclusive = device[D.EXCLUSIVE]
+  return exclusive % 2 == 1 or exclusive > 0 and not (M.ends_by and M.ends_by <= device[D.CLAIMED_UNTIL])
+end
+
+-- Why a share does not fit on a device, or nil. The order is that of shared.model.device.device_refusal.
+function M.device_refusal(device, node_name, groups_text, memory, cores, shares, new_slots, policy, slots, layout)
+  local reason, slotted = M.unavailable(device, node_name), new_slots > 0
+  if reason then return reason end
+  local memory_taken, cores_taken, shares_taken = M.taken_of(device)
+  if (device[D.MODE] == 1) ~= (layout ~= '') then return 'mode' end
+  if slotted and shares_taken + shares > (slots > 0 and slots or device[D.SLOTS]) then return 'slots' end
+  if groups_text ~= '' and M.has_group(device, groups_text) then return 'anti-affinity' end
+  if not (memory >= 0 and memory_taken + memory <= device[D.MEMORY]) then return 'memory' end
+  if not (cores >= 0 and cores_taken + cores <= 100) then return 'cores' end
+  if (policy == EXCLUSIVE or policy == IDLE_DEVICE) and shares_taken > 0 then return 'not-idle' end
+  if is_closed(device) then return 'in-exclusive-use' end
+  if cores_taken >= 100 and policy ~= BEST_EFFORT then return 'in-exclusive-use' end
+  if device[D.LAYOUT] ~= layout and device[D.SHARES] > 0 then return 'layout' end
+  if shares_taken > device[D.SHARES] and records.held_of(device).layout ~= layout then return 'layout' end
+  if groups_text ~= '' and not M.has_room_for_text(device, #groups_text + 2) then return 'record-size' end
+  if slotted and #device[D.SLOT_MAP] + shares > MOST_SLOT then return 'slots' end
+end
+
+function M.demand_refusal(demand, resources, groups_text)
+  local name = demand[1]
+  local reason = M.node_refusal(records.node_of(name), resources)
+  if reason then return reason end
+  for d, uuid, device in M.each_device(demand) do
+    reason = M.device_refusal(device, name, groups_text, unpack(demand, d + 1, d + 7))
+    if reason then return reason .. ' of ' .. uuid end
+  end
+  for uuid, device, _, _, number in M.each_share(demand, {}) do
+    local position = -1 - number
+    if position > MOST_SLOT or position >= 0 and M.is_slot_taken(device, position) then
+      return 'position ' .. position .. ' of ' .. uuid
+    end
+  end
+end
+
+-- Add a new lease to the indexes.
+function M.index_lease(pod, node, expires_at, gang)
+  if gang ~= '' then values.append(records.gang_members, 0, gang .. '|' .. pod) end
+  records.lease_nodes[#records.lease_nodes + 1] = node[N.NUMBER]
+  records.lease_nodes[#records.lease_nodes + 1] = pod
+  if expires_at > 0 then
+    local pods = records.expiring[expires_at] or {}
+    records.expiring[expires_at] = pods
+    pods[#pods + 1] = pod
+  end
+end
+
+return M

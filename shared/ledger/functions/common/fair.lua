@@ -1,0 +1,186 @@
+-- The order of namespaces whose pods wait: first the one with the smallest dominant share of all healthy
+-- devices, divided by its weight (shared.model.fair_share). It is updated with each lease, so that no pod
+-- has to be read for it.
+--   used-cores, used-mib      hashes  namespace -> use of its live leases
+--   node-sizes                hash    node -> {cores, MiB} of its healthy devices
+--   ledger                    hash    total_cores, total_mib: of all of them; is_ordered: '0' when the
+--                                     order of all groups must be rewritten
+--   entitlements              hash    namespace -> {0: it has budget left, 1: it has none; its weight;
+--                                     1: its budget queues new pods}
+--   queue:N|NAMESPACE|GROUP   zset    order|pod, all of score 0: highest priority first, then oldest; N is
+--                                     the length of the namespace
+--   group-order:GROUP         zset    position|namespace, all of score 0: the queues of a group
+--   queue-positions:NAMESPACE hash    group -> the namespace's entry in the group's order
+local constants = require('constants')
+local lease = require('lease')
+local records = require('records')
+local server = require('server')
+local values = require('values')
+local call, encode, parse_json = redis.call, cmsgpack.pack, cjson.decode
+local D, N = records.D, records.N
+local FIRST_DEVICE, DEVICE_FIELDS, EXCLUSIVE = lease.FIRST_DEVICE, lease.DEVICE_FIELDS, constants.EXCLUSIVE
+local PARTS = 1e9
+
+local M = {}
+local used, entitlements, total
+server.on_begin(function()
+  M.added = {} -- namespace -> {cores, MiB} that this call has added
+  used, entitlements, total = {}, {}, nil
+end)
+
+function M.total_of()
+  if not total then
+    local found = call('HMGET', server.prefix .. 'ledger', 'total_cores', 'total_mib')
+    total = {math.max(1, tonumber(found[1] or 0)), math.max(1, tonumber(found[2] or 0))}
+  end
+  return total
+end
+
+local function used_by(namespace)
+  if not used[namespace] then
+    used[namespace] = {server.number_at('used-cores', namespace), server.number_at('used-mib', namespace)}
+  end
+  return used[namespace]
+end
+
+local function entitlement_of(namespace)
+  if not entitlements[namespace] then
+    local known = values.readable(call('HGET', server.prefix .. 'entitlements', namespace))
+    entitlements[namespace] = known[3] and known or {0, 1, 0}
+  end
+  return entitlements[namespace]
+end
+
+-- The sort key of a pod: whether its namespace has budget left, its rank, and the namespace's dominant
+-- share, with `more` {cores, MiB} added, divided by its weight.
+function M.sort_prefix(namespace, rank, more)
+  local entitlement, own, all = entitlement_of(namespace), used_by(namespace), M.total_of()
+  local cores, mib = own[1], own[2]
+  if more then cores, mib = cores + more[1], mib + more[2] end
+  local part = math.max(cores / all[1], mib / all[2]) / entitlement[2]
+  return string.format('%d%s:%015.0f', entitlement[1], rank, math.min(PARTS * part, 1e14))
+end
+
+-- The position of a waiting pod; of equal ones the oldest comes first.
+function M.position(namespace, order, more)
+  return M.sort_prefix(namespace, string.sub(order, 1, 10), more) .. ':' .. string.sub(order, 12, 25)
+end
+
+function M.queue(namespace, group)
+  return server.prefix .. 'queue:' .. #namespace .. '|' .. namespace .. '|' .. group
+end
+
+-- Update the position of a namespace's queue in the order of its group.
+function M.reorder(namespace, group)
+  local positions = server.prefix .. 'queue-positions:' .. namespace
+  local group_order = server.prefix .. 'group-order:' .. group
+  local before = call('HGET', positions, group) or nil
+  local first = call('ZRANGE', M.queue(namespace, group), 0, 0)[1]
+  local now = first and M.position(namespace, first) .. '|' .. namespace
+  if before == now then return end
+  if before then call('ZREM', group_order, before) end
+  if now then
+    call('ZADD', group_order, 0, now)
+    call('HSET', positions, group, now)
+  else
+    call('HDEL', positions, group)
+  end
+end
+
+function M.reorder_namespace(namespace)
+  for _, group in ipairs(call('HKEYS', server.prefix .. 'queue-positions:' .. namespace)) do
+    M.reorder(namespace, group)
+  end
+end
+
+function M.reorder_all()
+  for _, group in ipairs(call('HKEYS', server.prefix .. 'waiting-groups')) do
+    for _, entry in ipairs(call('ZRANGE', server.prefix .. 'group-order:' .. group, 0, -1)) do
+      M.reorder(string.match(entry, '|(.*)$'), group)
+    end
+  end
+  call('HSET', server.prefix .. 'ledger', 'is_ordered', '1')
+end
+
+function M.must_wait(namespace) return entitlement_of(namespace)[3] == 1 end
+
+-- Returns whether the budget no longer keeps new pods of the namespace waiting.
+function M.set_entitlement(namespace, is_spent, weight, must_wait)
+  local value = encode({is_spent and 1 or 0, math.max(1, weight), must_wait and 1 or 0})
+  if call('HGET', server.prefix .. 'entitlements', namespace) == value then return false end
+  local had_to_wait = M.must_wait(namespace)
+  call('HSET', server.prefix .. 'entitlements', namespace, value)
+  entitlements[namespace] = nil
+  M.reorder_namespace(namespace)
+  return had_to_wait and not must_wait
+end
+
+-- Set all entitlements from the budgets, which a rebuild does not change (preemptions.lua).
+function M.load_entitlements()
+  for namespace, stored in server.each_packed(server.beside .. '-preemption:budgets') do
+    local budget = values.readable(stored[2], parse_json)
+    M.set_entitlement(namespace, budget.lease_class ~= 'guaranteed', budget.weight or 1,
+      (budget.new_pods or 'admit') ~= 'admit')
+  end
+end
+
+-- Add a lease's demand to the use of its namespace (sign 1), or subtract it (sign -1).
+function M.add_demand(namespace, demand, sign)
+  local cores, mib = 0, 0
+  for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do
+    cores = cores + (demand[d + 5] == EXCLUSIVE and 100 or demand[d + 2])
+    mib = mib + demand[d + 1]
+  end
+  M.add(namespace, sign * cores, sign * mib)
+end
+
+function M.add(namespace, cores, mib)
+  local added = M.added[namespace] or {0, 0}
+  added[1], added[2] = added[1] + cores, added[2] + mib
+  M.added[namespace] = added
+end
+
+-- Cores and MiB of the node's healthy devices.
+local function size_of(name)
+  local node, cores, mib = records.node_of(name), 0, 0
+  for _, uuid in ipairs(node and node[N.STATUS] == 1 and records.device_uuids(name) or {}) do
+    local device = records.device_of(uuid)
+    if device and device[D.STATUS] == 1 and device[D.NODE] == name then
+      cores, mib = cores + 100, mib + device[D.MEMORY]
+    end
+  end
+  return cores, mib
+end
+
+local function update_size(name)
+  local before, cores, mib = values.readable(call('HGET', server.prefix .. 'node-sizes', name)), size_of(name)
+  if not before[2] then before = {0, 0} end
+  if cores == before[1] and mib == before[2] then return end
+  if cores > 0 then
+    call('HSET', server.prefix .. 'node-sizes', name, encode({cores, mib}))
+  else
+    call('HDEL', server.prefix .. 'node-sizes', name)
+  end
+  call('HINCRBY', server.prefix .. 'ledger', 'total_cores', string.format('%.0f', cores - before[1]))
+  call('HINCRBY', server.prefix .. 'ledger', 'total_mib', string.format('%.0f', mib - before[2]))
+  call('HSET', server.prefix .. 'ledger', 'is_ordered', '0')
+  total = nil
+end
+
+local function increase(key, namespace, amount)
+  if call('HINCRBY', server.prefix .. key, namespace, string.format('%.0f', amount)) == 0 then
+    call('HDEL', server.prefix .. key, namespace)
+  end
+end
+
+function M.write(changed_names)
+  for name in pairs(changed_names) do update_size(name) end
+  for namespace, added in pairs(M.added) do
+    increase('used-cores', namespace, added[1])
+    increase('used-mib', namespace, added[2])
+    used[namespace], M.added[namespace] = nil, nil
+    M.reorder_namespace(namespace)
+  end
+end
+
+return M

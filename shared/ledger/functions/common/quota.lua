@@ -1,0 +1,295 @@
+-- Quotas: the maximum use of a namespace's live leases, on all devices and on those of each model. Without
+-- any quota, nothing below is called. A lease's charge is stored until the lease ends, even if its quota
+-- or its devices change, so that no lease is read again.
+--   (PREFIX)-quotas  hash  (not changed by a rebuild) namespace -> see R_*
+--   ledger           hash  quotas: their number
+--   quota-charges    hash  pod -> {namespace, {bucket, {cores, milli-GPU, MiB, devices}, ...}}
+--   quota-used       hash  namespace -> {bucket -> {cores, milli-GPU, MiB, device -> leases on it}}
+--   quota-freed      hash  namespace -> capacity number at which it last had more left of its quota
+--   quota-offers     hash  namespace -> how often its waiting pods are still to be offered that
+-- A bucket is '' (all devices) or the name of a model. Pods that wait for a quota have the group
+-- 'q:|NAMESPACE', or 'q:GROUP|NAMESPACE' if capacity freed where the quota allows it may help them, too.
+local capacity = require('capacity')
+local constants = require('constants')
+local lease = require('lease')
+local ledger = require('ledger')
+local records = require('records')
+local server = require('server')
+local values = require('values')
+local waiting = require('waiting')
+local call, encode, parse_json = redis.call, cmsgpack.pack, cjson.decode
+local D = records.D
+local FIRST_DEVICE, EXCLUSIVE = lease.FIRST_DEVICE, constants.EXCLUSIVE
+
+local M = {}
+local rules, used_by, node_kinds, charges, freed, changed
+
+-- Discard counts that must not be written.
+function M.discard() used_by, charges, freed, changed = {}, {}, {}, {} end
+
+server.on_begin(function()
+  M.rules_key = server.beside .. '-quotas'
+  rules, node_kinds = {}, {}
+  M.discard()
+end)
+
+local MEASURES, MAX_OFFERS = {'cores', 'milliGPU', 'memoryMiB', 'cards'}, 4
+-- A quota: limits on all devices (in the order of MEASURES, -1: none); models {name, limits}; whether
+-- other models are refused; the node label with the model ('': the devices' own names); the allowed pools
+-- ({}: all); the node label with the pool; and the longest maximum run time, in seconds (nil, -1: any, and none).
+local R_LIMITS, R_MODELS, R_ONLY, R_MODEL_LABEL, R_POOLS, R_POOL_LABEL, R_MAX_RUN = 1, 2, 3, 4, 5, 6, 7
+
+function M.rule_of(namespace)
+  local known = rules[namespace]
+  if known == nil then
+    local found = call('HMGET', M.rules_key, namespace, '*')
+    known = (found[1] or found[2]) and values.readable(found[1] or found[2])
+    -- A quota that cannot be read allows nothing until it is saved again.
+    if known and not known[R_POOL_LABEL] then known = {{0, 0, 0, 0}, {}, false, '', {}, ''} end
+    rules[namespace] = known
+  end
+  return known
+end
+
+-- A node's labels, and the models of its devices in lower case.
+function M.kinds_on(name)
+  local known = node_kinds[name]
+  if not known then
+    local stored = call('HMGET', server.prefix .. 'facts:' .. name, 'facts', 'devices')
+    known = {labels = values.readable(stored[1], parse_json).labels or {}, models = {}}
+    for _, device in ipairs(values.readable(stored[2], parse_json)) do
+      known.models[device.uuid] = string.lower(device.model)
+    end
+    node_kinds[name] = known
+  end
+  return known
+end
+
+local function is_of_model(rule, model, name, uuid)
+  local kinds = M.kinds_on(name)
+  if rule[R_MODEL_LABEL] ~= '' then return kinds.labels[rule[R_MODEL_LABEL]] == model end
+  return string.find(kinds.models[uuid] or '', string.lower(model), 1, true) ~= nil
+end
+
+-- Thousandths of a device's cores, and of a device: the larger of cores and memory. A share without
+-- cores counts for as many as its memory.
+local function parts_of(device, memory, cores, policy)
+  local size = device and device[D.MEMORY] or 0
+  if policy == EXCLUSIVE or size == 0 then return 1000, 1000 end
+  local part = math.min(1000, math.ceil(1000 * memory / size))
+  local core = cores > 0 and 10 * cores or part
+  return core, math.max(core, part)
+end
+
+local function bucket_in(used, bucket)
+  used[bucket] = used[bucket] or {0, 0, 0, {}}
+  return used[bucket]
+end
+
+local function add_row(rows, bucket, core, milli, memory, uuid)
+  local row = bucket_in(rows, bucket)
+  row[1], row[2], row[3] = row[1] + core, row[2] + milli, row[3] + memory
+  row[4][#row[4] + 1] = uuid
+end
+
+-- The charge of a lease with this demand, by bucket; and whether a device is of a model that the quota
+-- does not contain.
+local function charges_for(rule, demand)
+  local rows, has_other_model, name = {}, false, demand[1]
+  for d, uuid, device in capacity.each_device(demand) do
+    local memory = demand[d + 1]
+    local core, milli = parts_of(device, memory, demand[d + 2], demand[d + 5])
+    add_row(rows, '', core, milli, memory, uuid)
+    local is_named = false
+    for _, model in ipairs(rule[R_MODELS]) do
+      if is_of_model(rule, model[1], name, uuid) then
+        is_named = true
+        add_row(rows, model[1], core, milli, memory, uuid)
+      end
+    end
+    has_other_model = has_other_model or not is_named
+  end
+  return rows, has_other_model
+end
+
+local function used_of(namespace)
+  local used = used_by[namespace] or values.readable(call('HGET', server.prefix .. 'quota-used', namespace))
+  used_by[namespace] = used
+  return used
+end
+
+-- How many devices are used, and how many the request adds.
+local function device_counts(used, requested)
+  local count, more = 0, 0
+  for _ in pairs(used[4]) do count = count + 1 end
+  for _, uuid in ipairs(requested[4]) do
+    if not used[4][uuid] then more = more + 1 end
+  end
+  return count, more
+end
+
+local function names_of(table_of)
+  local names = {}
+  for name in pairs(table_of) do names[#names + 1] = name end
+  table.sort(names)
+  return names
+end
+
+-- Append to `found` what exceeds limits; `before` is the current use of a lease that is being resized.
+local function add_excesses(found, limits, bucket, used, requested, label, before)
+  for m, measure in ipairs(MEASURES) do
+    local limit = limits[m]
+    if limit >= 0 and not (before and (m == 4 or requested[m] <= before[m])) then
+      local now, more = used[m], requested[m]
+      if m == 4 then now, more = device_counts(used, requested) end
+      if more > 0 and now + more > limit then
+        local names = bucket ~= '' and {bucket} or m == 4 and names_of(used[4]) or {}
+        found[#found + 1] = {measure, bucket, limit, now, more, label, names}
+      end
+    end
+  end
+end
+
+-- Why the rule does not allow a namespace so much more, or nil; `before`: see `add_excesses`.
+local function excesses_of(rule, namespace, rows, before)
+  local used, found = used_of(namespace), {}
+  add_excesses(found, rule[R_LIMITS], '', bucket_in(used, ''), rows[''], '', before[''])
+  for _, model in ipairs(rule[R_MODELS]) do
+    local name, limits = unpack(model)
+    if rows[name] then
+      add_excesses(found, limits, name, bucket_in(used, name), rows[name], rule[R_MODEL_LABEL], before[name])
+    end
+  end
+  return found[1] and found
+end
+
+-- Why the quota does not allow this demand for this time (a Term, or no table), as rows {measure, bucket, limit,
+-- used, requested, node label, values}, or nil; and its charge.
+function M.check(namespace, demand, term)
+  local rule = M.rule_of(namespace)
+  if not rule or demand[2] < FIRST_DEVICE then return nil end
+  local longest = rule[R_MAX_RUN] or -1
+  if longest >= 0 and type(term) == 'table' and not term.runs_on and (term.max_run_s or math.huge) > longest then
+    return {{'runTime', '', longest, 0, term.max_run_s or 0, '', {}}}
+  end
+  local pools, name = rule[R_POOLS], demand[1]
+  if #pools > 0 then
+    local pool, is_allowed = M.kinds_on(name).labels[rule[R_POOL_LABEL]], false
+    for _, allowed in ipairs(pools) do is_allowed = is_allowed or allowed == pool end
+    if not is_allowed then return {{'pool', '', 0, 0, 0, rule[R_POOL_LABEL], pools}} end
+  end
+  local rows, has_other_model = charges_for(rule, demand)
+  if has_other_model and rule[R_ONLY] then
+    local models = {}
+    for i, model in ipairs(rule[R_MODELS]) do models[i] = model[1] end
+    return {{'model', '', 0, 0, 0, rule[R_MODEL_LABEL], models}}
+  end
+  return excesses_of(rule, namespace, rows, {}), rows
+end
+
+local function add_charges(namespace, rows, sign)
+  local used = used_of(namespace)
+  for name, row in pairs(rows) do
+    local bucket = bucket_in(used, name)
+    for m = 1, 3 do bucket[m] = bucket[m] + sign * row[m] end
+    for _, uuid in ipairs(row[4]) do
+      local count = (bucket[4][uuid] or 0) + sign
+      bucket[4][uuid] = count > 0 and count or nil
+    end
+  end
+  changed[namespace] = true
+end
+
+function M.charge(pod, namespace, rows)
+  charges[pod] = {namespace, rows}
+  add_charges(namespace, rows, 1)
+end
+
+-- Replace the charge of a lease; or return why the quota does not allow it: then nothing may be written.
+function M.recharge(pod, namespace, demand, is_smaller)
+  local rule = M.rule_of(namespace)
+  if not rule or demand[2] < FIRST_DEVICE then return nil end
+  local charge = values.readable(call('HGET', server.prefix .. 'quota-charges', pod))
+  if not charge[2] then charge = {namespace, {}} end
+  add_charges(charge[1], charge[2], -1)
+  local rows = charges_for(rule, demand)
+  local excesses = excesses_of(rule, namespace, rows, charge[2])
+  if excesses then return excesses end
+  M.charge(pod, namespace, rows)
+  if is_smaller then freed[namespace] = true end
+end
+
+-- Charge a stored lease, unless it is charged already or its namespace has no quota.
+function M.charge_lease(pod, header, value)
+  local _, _, _, _, namespace = lease.description_of(header, value)
+  local rule, demand = M.rule_of(namespace), lease.demand_of(header, value)
+  if rule and demand[2] >= FIRST_DEVICE and not charges[pod] then
+    M.charge(pod, namespace, (charges_for(rule, demand)))
+  end
+end
+
+function M.release(pod)
+  local charge = values.readable(call('HGET', server.prefix .. 'quota-charges', pod))
+  if charge[2] then
+    charges[pod] = false
+    add_charges(charge[1], charge[2], -1)
+    freed[charge[1]] = true
+  end
+end
+
+-- Append to an excess which part of what is used was for other pods of a gang, now that this is discarded.
+function M.add_gang_part(namespace, excess)
+  for m, measure in ipairs(MEASURES) do
+    if excess[1] == measure then
+      local bucket = bucket_in(used_of(namespace), excess[2])
+      excess[8] = excess[4] - (m == 4 and #names_of(bucket[4]) or bucket[m])
+    end
+  end
+end
+
+-- Offer what is left of the quota to pods that wait for it, at most `times` times; again whenever one of
+-- them is placed.
+function M.offer(namespace, times)
+  for _, group in ipairs(call('HKEYS', server.prefix .. 'waiting-groups')) do
+    if waiting.quota_namespace(group) == namespace then
+      call('HSET', server.prefix .. 'quota-offers', namespace, times)
+    end
+  end
+end
+
+function M.write()
+  for pod, charge in pairs(charges) do
+    if charge then
+      call('HSET', server.prefix .. 'quota-charges', pod, encode(charge))
+    else
+      call('HDEL', server.prefix .. 'quota-charges', pod)
+    end
+  end
+  for namespace in pairs(changed) do
+    call('HSET', server.prefix .. 'quota-used', namespace, encode(used_by[namespace]))
+    if freed[namespace] then call('HSET', server.prefix .. 'quota-freed', namespace, ledger.capacity) end
+    M.offer(namespace, MAX_OFFERS)
+  end
+end
+
+-- Save how many quotas there are: all of them are known.
+function M.save_count()
+  local count = call('HLEN', M.rules_key)
+  ledger.has_quotas = count > 0
+  call('HSET', server.prefix .. 'ledger', 'quotas', count)
+end
+
+-- Charge all leases again.
+function M.recount()
+  M.save_count()
+  call('DEL', server.prefix .. 'quota-charges', server.prefix .. 'quota-used')
+  local cursor = ledger.has_quotas and '0'
+  while cursor do
+    local found = call('HSCAN', server.prefix .. 'leases', cursor, 'COUNT', 1000)
+    for pod, value in values.each_pair(found[2]) do M.charge_lease(pod, lease.header_of(value), value) end
+    cursor = found[1] ~= '0' and found[1]
+  end
+  M.write()
+end
+
+return M

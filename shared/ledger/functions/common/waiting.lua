@@ -1,0 +1,285 @@
+-- Waiting pods: their queues, and the free capacity for them.
+local capacity = require('capacity')
+local constants = require('constants')
+local fair = require('fair')
+local lease = require('lease')
+local ledger = require('ledger')
+local records = require('records')
+local server = require('server')
+local values = require('values')
+local call, encode = redis.call, cmsgpack.pack
+local D, L = records.D, lease.L
+local EXCLUSIVE, BEST_EFFORT, IDLE_DEVICE = constants.EXCLUSIVE, constants.BEST_EFFORT, constants.IDLE_DEVICE
+-- Fields of a waiting pod. GROUP: the group of equal smallest needs with which it is offered capacity, or
+-- NO_OFFERS. NEED: that group, whether or not it is offered anything. VERDICT: the capacity number of the
+-- state that its verdict is about. ORDER: its sort key, by priority and age.
+local W = {GROUP = 1, ORDER = 2, VERDICT = 3, SINCE = 4, RECORD = 5, GANG = 6, NEED = 7, NAMESPACE = 8}
+
+local GANG_PAGE = 64
+local MAX_GROUPS, MAX_PER_GROUP = 64, 4 -- to which capacity is offered
+local OFFER_S = 2 -- how long an offer is open
+
+-- Instead of a group: capacity is offered to another pod of its gang, or to none.
+local NO_OFFERS = '-'
+
+local M = {W = W, NO_OFFERS = NO_OFFERS, OFFER_S = OFFER_S}
+local needs, uuids_by_node, freed_at, unit
+server.on_begin(function()
+  needs, uuids_by_node, freed_at = {}, {}, {}
+  unit = 1 -- MiB per unit of the device that was looked at last
+end)
+
+-- The range of all members of a gang in a set of {gang|...}.
+local function gang_range(gang) return '[' .. gang .. '|', '(' .. gang .. '}' end
+
+-- How many pods of the gang hold a live lease.
+function M.gang_lease_count(gang) return call('ZLEXCOUNT', server.prefix .. 'gang-leases', gang_range(gang)) end
+
+function M.gang_waiting_count(gang)
+  return call('ZLEXCOUNT', server.prefix .. 'gang-waiting', gang_range(gang))
+end
+
+-- The pods of the gang in one of these two sets, in order.
+function M.gang_pods(set, gang)
+  local pods = {}
+  for i, entry in ipairs(call('ZRANGEBYLEX', server.prefix .. set, gang_range(gang))) do
+    pods[i] = string.match(entry, set == 'gang-leases' and '^[^|]*|(.*)$' or '^[^|]*|[^|]*|(.*)$')
+  end
+  return pods
+end
+
+-- The pods with leases of a gang of which none is bound; of another gang none.
+function M.reserved_gang(gang)
+  local members = M.gang_pods('gang-leases', gang)
+  for from = 1, #members, GANG_PAGE do
+    local page = {unpack(members, from, math.min(from + GANG_PAGE - 1, #members))}
+    records.fetch('leases', page)
+    for _, pod in ipairs(page) do
+      if records.leases[pod] and lease.header_of(records.leases[pod])[L.STATE] ~= constants.RESERVED then return {} end
+    end
+  end
+  return members
+end
+
+-- Let the verdicts of the gang's waiting pods be decided again.
+function M.mark_gang_changed(gang) call('SADD', server.prefix .. 'changed-gangs', gang) end
+
+-- A waiting pod that cannot be read counts as missing, until it is queued again.
+function M.waiting_of(value)
+  local waiting = values.readable(value)
+  return waiting[W.NAMESPACE] and waiting
+end
+
+-- The gang's first waiting pod, and what it waits with, or nil.
+function M.first_of_gang(gang)
+  local from, to = gang_range(gang)
+  local entry = call('ZRANGEBYLEX', server.prefix .. 'gang-waiting', from, to, 'LIMIT', 0, 1)[1]
+  local pod = entry and string.match(entry, '^[^|]*|[^|]*|(.*)$')
+  return pod, pod and M.waiting_of(call('HGET', server.prefix .. 'waiting', pod))
+end
+
+-- A waiting pod as returned: {verdict, since, record, group}.
+function M.waiting_row(value)
+  local pod = M.waiting_of(value)
+  return pod and {pod[W.VERDICT], pod[W.SINCE], pod[W.RECORD], pod[W.GROUP]}
+end
+
+function M.remove_waiting(pods)
+  if #pods == 0 or call('EXISTS', server.prefix .. 'waiting') == 0 then return end
+  local found, changed_queues = server.call_all('HMGET', 'waiting', pods), {}
+  for i, pod in ipairs(pods) do
+    local waiting = M.waiting_of(found[i])
+    if waiting then
+      local group, gang, namespace = waiting[W.GROUP], waiting[W.GANG], waiting[W.NAMESPACE]
+      local member = waiting[W.ORDER] .. '|' .. pod
+      call('HDEL', server.prefix .. 'waiting', pod)
+      call('ZREM', server.prefix .. 'offers', member)
+      if gang ~= '' then call('ZREM', server.prefix .. 'gang-waiting', gang .. '|' .. member) end
+      if group ~= NO_OFFERS then
+        call('ZREM', server.prefix .. 'verdicts', member)
+        call('ZREM', fair.queue(namespace, group), member)
+        changed_queues[fair.queue(namespace, group)] = {namespace, group}
+        if call('HINCRBY', server.prefix .. 'waiting-groups', group, -1) <= 0 then
+          call('HDEL', server.prefix .. 'waiting-groups', group)
+        end
+      end
+    end
+  end
+  for _, queue in pairs(changed_queues) do fair.reorder(queue[1], queue[2]) end
+end
+
+-- Write a waiting pod, as decided at the capacity number `verdict`. It waits since its first verdict.
+function M.put_waiting(pod, need, order, verdict, record, since, gang, receives_offers, namespace)
+  if #record > constants.MOST_WAITING_BYTES then return end
+  local known = M.waiting_of(call('HGET', server.prefix .. 'waiting', pod))
+  if known then
+    since = known[W.SINCE]
+    M.remove_waiting({pod})
+  end
+  local member, group = order .. '|' .. pod, receives_offers and need or NO_OFFERS
+  call('HSET', server.prefix .. 'waiting', pod,
+    encode({group, order, verdict, since, record, gang, need, namespace}))
+  if gang ~= '' then call('ZADD', server.prefix .. 'gang-waiting', 0, gang .. '|' .. member) end
+  if receives_offers then
+    call('ZADD', server.prefix .. 'verdicts', verdict, member)
+    call('HINCRBY', server.prefix .. 'waiting-groups', group, 1)
+    call('ZADD', fair.queue(namespace, group), 0, member)
+    fair.reorder(namespace, group)
+  end
+end
+
+-- The capacity number at which a namespace last had more left of its quota.
+function M.quota_freed(namespace)
+  local found = call('HMGET', server.prefix .. 'quota-freed', namespace, '*')
+  return math.max(tonumber(found[1] or 0), tonumber(found[2] or 0))
+end
+
+-- The namespace whose quota the pods of this group wait for, or nil.
+function M.quota_namespace(group) return string.match(group, '^q:[%d:]*|(.*)$') end
+
+local function need_of(group)
+  local need = needs[group] or {}
+  if not needs[group] then
+    for part in string.gmatch(group, '%d+') do need[#need + 1] = tonumber(part) end
+    needs[group] = need
+  end
+  return unpack(need)
+end
+
+-- The approximate demand of a pod of the group: cores, and MiB. The exact one is known after placement.
+function M.need_of(group)
+  local need = string.match(group, '^q:([%d:]*)|') or group
+  if need == '' then return 0, 0 end
+  local gpus, units, percent, cores, _, _, mib = need_of(need)
+  local total = fair.total_of()
+  local device_mib = 100 * total[2] / total[1]
+  if units == 0 and percent == 0 and mib == 0 then return 100 * gpus, device_mib * gpus end
+  local per_gpu = mib > 0 and mib or percent > 0 and device_mib * percent / 100 or units * unit
+  return cores * gpus, per_gpu * gpus
+end
+
+local function needed_memory(device, units, percent, mib)
+  local device_unit = device[D.UNIT]
+  if percent > 0 then
+    return math.floor(math.floor(device[D.MEMORY] / device_unit) * percent / 100) * device_unit
+  end
+  if mib > 0 then return mib end
+  if units > 0 then return units * device_unit end
+  return device[D.MEMORY]
+end
+
+-- How often the need fits on the device; policies are not considered for MIG instances.
+local function fits_on_device(device, units, percent, cores, policy, slotted, mib, slots)
+  local is_mig, memory_taken, cores_taken, shares_taken = device[D.MODE] == 1, capacity.taken_of(device)
+  if not is_mig then
+    if cores_taken >= 100 and policy ~= BEST_EFFORT then return 0 end
+    if (policy == EXCLUSIVE or policy == IDLE_DEVICE) and shares_taken > 0 then return 0 end
+  end
+  unit = device[D.UNIT]
+  local need = needed_memory(device, units, percent, mib)
+  local times = need > 0 and math.floor((device[D.MEMORY] - memory_taken) / need) or 64
+  if is_mig then
+    -- A pod that requests all memory gets the largest instance, which may be any part of the device.
+    if need > device[D.MEMORY] - unit and memory_taken < need then times = 1 end
+    return times
+  end
+  if cores > 0 then times = math.min(times, math.floor((100 - cores_taken) / cores)) end
+  if slotted == 1 then
+    times = math.min(times, (slots > 0 and slots or device[D.SLOTS]) - shares_taken)
+  end
+  return times
+end
+
+-- How many pods of the group could fit on the node, by their smallest need alone.
+function M.room_for(group, name)
+  if string.sub(group, 1, 2) == 'q:' then
+    group = string.match(group, '^q:([%d:]*)|')
+    if group == '' then return 0 end
+  end
+  local gpus, units, percent, cores, policy, slotted, mib, slots = need_of(group)
+  if gpus == 0 then return 1 end
+  if not uuids_by_node[name] then
+    uuids_by_node[name] = records.device_uuids(name)
+    records.fetch('devices', uuids_by_node[name])
+  end
+  local times, fitting_devices = 0, 0
+  for _, uuid in ipairs(uuids_by_node[name]) do
+    local device = records.devices[uuid]
+    if device and device[D.STATUS] == 1 and device[D.NODE] == name
+      and (device[D.EXCLUSIVE] == 0 or device[D.EXCLUSIVE] % 2 == 0 and device[D.CLAIMED_UNTIL] > 0) then
+      local n = fits_on_device(device, units, percent, cores, policy, slotted, mib, slots)
+      if n > 0 then fitting_devices, times = fitting_devices + 1, times + n end
+    end
+  end
+  if fitting_devices < gpus then return 0 end
+  return math.max(1, math.floor(times / gpus))
+end
+
+local function is_offering(now)
+  if call('EXISTS', server.prefix .. 'waiting') == 0 then return false end
+  return server.number_at('ledger', 'offered_up_to') < ledger.capacity
+    or call('ZCOUNT', server.prefix .. 'offers', '(' .. now - OFFER_S, '+inf') > 0
+end
+
+-- Return whether a pod of this queue can come before one of the requests, {namespace -> its lowest rank}.
+local function may_come_before(entry, lowest_ranks)
+  local rank = string.sub(entry, 2, 11)
+  for namespace, lowest in pairs(lowest_ranks) do
+    if string.match(entry, '|(.*)$') ~= namespace then
+      if entry < fair.sort_prefix(namespace, lowest, {1e15, 0}) then return true end
+    elseif rank < lowest then
+      return true
+    end
+  end
+  return false
+end
+
+-- Waiting pods to which capacity is or will be offered: the first few of each group, with their sort key,
+-- their verdict, and whether their offer is open.
+function M.pending_offers(now, lowest_ranks)
+  local pending = {}
+  if not is_offering(now) then return pending end
+  local groups = call('HKEYS', server.prefix .. 'waiting-groups')
+  for g = 1, math.min(#groups, MAX_GROUPS) do
+    local group, left = groups[g], groups[g] ~= '' and MAX_PER_GROUP or 0
+    local entries =
+      left > 0 and call('ZRANGE', server.prefix .. 'group-order:' .. group, 0, MAX_PER_GROUP - 1) or {}
+    for _, entry in ipairs(entries) do
+      if left == 0 or not may_come_before(entry, lowest_ranks) then break end
+      local namespace = string.match(entry, '|(.*)$')
+      for _, member in ipairs(call('ZRANGE', fair.queue(namespace, group), 0, left - 1)) do
+        left = left - 1
+        local offered_at = tonumber(call('ZSCORE', server.prefix .. 'offers', member) or 0)
+        local verdict = tonumber(call('ZSCORE', server.prefix .. 'verdicts', member) or ledger.capacity)
+        if offered_at > now - OFFER_S or verdict < ledger.capacity then
+          local rank = string.sub(member, 1, 10)
+          pending[#pending + 1] = {
+            sort_prefix = fair.sort_prefix(namespace, rank), rank = rank, namespace = namespace,
+            group = group, verdict = verdict, is_open = offered_at > now - OFFER_S,
+            pod = string.match(member, '|(.*)$'),
+          }
+        end
+      end
+    end
+  end
+  return pending
+end
+
+-- Return whether the node's free capacity is reserved for a pod that comes before this one. Between pods
+-- of one namespace only the rank counts.
+function M.is_reserved_for_other(pending, pod, namespace, rank, name)
+  local own_prefix = fair.sort_prefix(namespace, rank, fair.added[namespace])
+  for _, offer in ipairs(pending) do
+    local is_before = offer.sort_prefix < own_prefix
+    if offer.namespace == namespace then is_before = offer.rank < rank end
+    if is_before and offer.pod ~= pod then
+      freed_at[name] = freed_at[name] or tonumber(call('ZSCORE', server.prefix .. 'freed-nodes', name) or 0)
+      if (offer.is_open or offer.verdict < freed_at[name]) and M.room_for(offer.group, name) > 0 then
+        return true
+      end
+    end
+  end
+  return false
+end
+
+return M

@@ -1,0 +1,33 @@
+-- List waiting pods. Arguments: {'pods', pods}, {'scan', cursor, count}, {'unreadable', cursor, count} or {'uids'}.
+-- Returns uids; otherwise the next cursor ('0': complete) and rows of {verdict, since, record, group}, or the uids of
+-- pods whose records cannot be read.
+local server = require('server')
+local values = require('values')
+local waiting = require('waiting')
+local call, encode = redis.call, cmsgpack.pack
+
+return function(what, second, count)
+  if what == 'uids' then return encode(call('HKEYS', server.prefix .. 'waiting')) end
+
+  if what == 'unreadable' then
+    local page, broken = call('HSCAN', server.prefix .. 'waiting', second, 'COUNT', count), {}
+    for pod, value in values.each_pair(page[2]) do
+      if not waiting.waiting_of(value) then broken[#broken + 1] = pod end
+    end
+    return encode({page[1], broken})
+  end
+
+  local cursor, stored = '0', {}
+  if what == 'scan' then
+    local found = call('HSCAN', server.prefix .. 'waiting', second, 'COUNT', count)
+    cursor = found[1]
+    for i = 2, #found[2], 2 do stored[#stored + 1] = found[2][i] end
+  else
+    stored = server.call_all('HMGET', 'waiting', second)
+  end
+  local rows = {}
+  for _, value in ipairs(stored) do
+    rows[#rows + 1] = waiting.waiting_row(value) or nil
+  end
+  return encode({cursor, rows})
+end

@@ -1,0 +1,57 @@
+-- Query the ledger. Arguments: what, and a node or pods. `by_agent` says whether our agent sent the node's latest
+-- device report; `gone` returns those of the pods that were reported as gone; `vanished` returns pods that are gone and
+-- have leases, and since when their agents have not replied.
+local claims = require('claims')
+local fair = require('fair')
+local gone_pods = require('gone_pods')
+local server = require('server')
+local values = require('values')
+local call, encode = redis.call, cmsgpack.pack
+local queries = {}
+
+function queries.unreadable() return call('HKEYS', server.prefix .. 'unreadable') end
+function queries.by_agent(name) return server.number_at('facts:' .. name, 'by_agent') == 1 end
+function queries.vanished()
+  local pods = call('SMEMBERS', server.prefix .. 'vanished')
+  return {pods, server.call_all('ZMSCORE', 'silent', pods)}
+end
+
+function queries.gone(pods)
+  local found = {}
+  for pod in pairs(gone_pods.among(pods)) do found[#found + 1] = pod end
+  return found
+end
+
+function queries.claimed()
+  local rows = {}
+  for _, claim in server.each_packed(server.prefix .. 'claims') do
+    local is_here = claim[claims.FIELD.UNTIL] and claims.node_of(claim)
+    for i, reserved in ipairs(is_here and claim[claims.FIELD.HELD] or {}) do
+      if reserved > 0 then
+        rows[#rows + 1] = {claim[claims.FIELD.NODE], claim[claims.FIELD.RESOURCES][2 * i - 1], reserved}
+      end
+    end
+  end
+  return rows
+end
+
+local function gang_and_pod(set, pattern)
+  local rows = {}
+  for i, entry in ipairs(call('ZRANGE', server.prefix .. set, 0, -1)) do rows[i] = {string.match(entry, pattern)} end
+  return rows
+end
+
+function queries.gangs() return gang_and_pod('gang-leases', '^([^|]*)|(.*)$') end
+function queries.waiting_gangs() return gang_and_pod('gang-waiting', '^([^|]*)|[^|]*|(.*)$') end
+
+function queries.fair_share()
+  local entitlements = {}
+  for namespace, stored in server.each_packed(server.prefix .. 'entitlements') do
+    local is_spent, weight, must_wait = unpack(stored)
+    if must_wait then values.append(entitlements, {namespace, is_spent == 1, weight, must_wait == 1}) end
+  end
+  return {fair.total_of(), call('HGETALL', server.prefix .. 'used-cores'), call('HGETALL', server.prefix .. 'used-mib'),
+    entitlements}
+end
+
+return function(what, subject) return encode(queries[what](subject)) end

@@ -1,0 +1,68 @@
+-- Read nodes. Arguments: names (none: return only the names of all nodes); whether to return leases.
+-- Returns {generation, ID of the last feed entry, capacity number, highest version, names, rows of {name, node, facts,
+-- devices, served resources, uuids, device states, number of leases, mismatches, terms of `repelling` pods}, and kind,
+-- key and node ('': not known) of each record that cannot be read}, and the leases.
+local lease = require('lease')
+local ledger = require('ledger')
+local records = require('records')
+local repelling = require('repelling')
+local server = require('server')
+local values = require('values')
+local call, encode = redis.call, cmsgpack.pack
+local N = records.N
+
+local function add_leases(answer, broken, name)
+  local pods, mismatches, count = records.pods_on_node(records.nodes[name]), {}, 0
+  records.fetch('leases', pods)
+  for _, pod in ipairs(pods) do
+    local value = records.leases[pod]
+    if records.unreadable.leases[pod] then
+      values.append(broken, 'leases', pod, '')
+    elseif not value then
+      mismatches[#mismatches + 1] = 'node ' .. name .. ' lists pod ' .. pod .. ', which has no lease'
+    else
+      count = count + 1
+      answer[#answer + 1] = value
+      if lease.demand_of(lease.header_of(value), value)[1] ~= name then
+        mismatches[#mismatches + 1] = 'pod ' .. pod .. ' is on two nodes'
+      end
+    end
+  end
+  return count, mismatches
+end
+
+return function(names, with_leases)
+  if #names == 0 then
+    local all_names = call('HKEYS', server.prefix .. 'nodes')
+    return {encode({ledger.generation, ledger.feed_entry, ledger.capacity, ledger.version, all_names, {}, {}})}
+  end
+
+  local answer, broken, rows = {''}, {}, {}
+  records.fetch('nodes', names)
+  for _, name in ipairs(names) do
+    if records.nodes[name] then
+      local stored = call('HMGET', server.prefix .. 'facts:' .. name, 'facts', 'devices', 'served')
+      local uuids, states, count, mismatches = records.device_uuids(name), {}, 0, {}
+      records.fetch('devices', uuids)
+      if with_leases then count, mismatches = add_leases(answer, broken, name) end
+      if records.nodes[name][N.STATUS] == 1 and not stored[1] then
+        values.append(mismatches, 'node ' .. name .. ' has no facts')
+      end
+      for i, uuid in ipairs(uuids) do
+        local device = records.devices[uuid]
+        states[i] = device and records.device_row(device)
+        if records.unreadable.devices[uuid] then
+          values.append(broken, 'devices', uuid, name)
+        elseif not device then
+          values.append(mismatches, 'node ' .. name .. ' lists device ' .. uuid .. ', which has no record')
+        end
+      end
+      rows[#rows + 1] = {name, records.node_row(records.nodes[name]), stored[1] or '', stored[2] or '[]',
+        records.served_of(name, stored[3]), uuids, states, count, mismatches, repelling.terms_on(name)}
+    elseif records.unreadable.nodes[name] then
+      values.append(broken, 'nodes', name, name)
+    end
+  end
+  answer[1] = encode({ledger.generation, ledger.feed_entry, ledger.capacity, ledger.version, names, rows, broken})
+  return answer
+end

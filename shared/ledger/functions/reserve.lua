@@ -1,0 +1,298 @@
+-- Reserve for a batch of pods. Arguments: now; expires_at; pods; the number of candidates of each; start
+-- and end of each piece in the tail (per pod the description of its lease, then the demand of each
+-- candidate, see lease.lua); false, or {gang, number, whether the pods are further ones}: so many of the
+-- gang must have leases after this, for all or nothing, or before it, for each on its own; each pod's
+-- rank in the order of waiting pods: capacity that is offered to a pod of a lower rank is reserved for that
+-- pod; the version up to which the caller has read the ledger, or false for a choice of kube-scheduler's, which
+-- knows the anti-affinity of its pods; false, or each pod's required anti-affinity as `repelling` has it, or false;
+-- and false, or when each lease ends at the latest (Unix seconds), or false.
+-- Returns numbers, and values, in order. Per pod:
+--   candidate (from 1), version, and a slot and a fence per share
+--   0   the pod has a lease, which is the value
+--   -1  no candidate fits; the value is {reason, devices, excesses of quotas, nodes, whether a candidate
+--       is reserved for another pod}
+--   -2  it fits, but not all of its gang do
+--   -3  the pod is gone
+--   -4  its lease is too large; the value is why
+local capacity = require('capacity')
+local claims = require('claims')
+local constants = require('constants')
+local fair = require('fair')
+local gone_pods = require('gone_pods')
+local lease = require('lease')
+local ledger = require('ledger')
+local quota = require('quota')
+local records = require('records')
+local repelling = require('repelling')
+local server = require('server')
+local values = require('values')
+local waiting = require('waiting')
+local writes = require('writes')
+local encode, unpack_limit, struct_pack = cmsgpack.pack, cmsgpack.unpack_limit, struct.pack
+local D = records.D
+local FIRST_DEVICE, DEVICE_FIELDS, EXCLUSIVE = lease.FIRST_DEVICE, lease.DEVICE_FIELDS, constants.EXCLUSIVE
+local LEASE_OF_ONE_FORMAT = lease.FORMAT .. lease.GRANT_FORMAT
+
+-- Of this call: arguments; whether the caller has not read of all pods whose anti-affinity is not reported yet; waiting
+-- pods that come before others; and the reply.
+local now, expires_at, pods, counts, bounds, joined, known
+local is_behind, pending, is_gone, numbers, answer, new_repelling
+
+-- Fetch what the pods and their first candidates need. Returns {namespace -> the lowest rank of its pods}.
+local function fetch_first(ranks)
+  local first_nodes, first_devices, lowest_ranks = {}, {}, {}
+  local piece = 1
+  for i = 1, #pods do
+    local _, _, _, _, _, namespace = unpack_limit(joined, 5, bounds[piece] + 1)
+    ranks[i] = string.format('%010.0f', ranks[i])
+    if not lowest_ranks[namespace] or lowest_ranks[namespace] < ranks[i] then
+      lowest_ranks[namespace] = ranks[i]
+    end
+    if counts[i] > 0 then
+      local _, node, uuid, demand = unpack_limit(joined, 3, bounds[piece + 1] + 1)
+      first_nodes[#first_nodes + 1] = node
+      if uuid then
+        first_devices[#first_devices + 1] = uuid
+      else
+        for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do first_devices[#first_devices + 1] = demand[d] end
+      end
+    end
+    piece = piece + 1 + counts[i]
+  end
+  records.fetch('leases', pods)
+  records.fetch('nodes', first_nodes)
+  records.fetch('devices', first_devices)
+  return lowest_ranks
+end
+
+local function take_slot(device)
+  local free = string.find(device[D.SLOT_MAP], '0', 1, true)
+  local slot = free and free - 1 or #device[D.SLOT_MAP]
+  while capacity.is_slot_taken(device, slot) do slot = slot + 1 end
+  capacity.set_slot(device, slot, '1')
+  return slot
+end
+
+local function raise_fence(device)
+  device[D.FENCE] = device[D.FENCE] + 1
+  return device[D.FENCE]
+end
+
+local function grants_for(demand)
+  local grants, slots = {}, {}
+  for d, uuid, device in capacity.each_device(demand) do
+    slots[uuid] = {}
+    for s = 1, demand[d + 4] do slots[uuid][s] = take_slot(device) end
+  end
+  for uuid, device, _, _, number in capacity.each_share(demand, grants) do
+    local slot = number > 0 and slots[uuid][number] or -1 - number
+    if number < 0 then capacity.set_slot(device, slot, '1') end
+    values.append(grants, slot, raise_fence(device))
+  end
+  return grants
+end
+
+local function add_refusal(reasons, first, last)
+  numbers[#numbers + 1] = reasons.too_large and -4 or -1
+  if reasons.too_large then
+    answer[#answer + 1] = reasons.too_large
+    return
+  end
+  local node_rows, device_rows = {}, {}
+  for p = first, last do
+    local demand = lease.demand_at(joined, bounds[p])
+    local node = records.node_of(demand[1])
+    if node then node_rows[#node_rows + 1] = records.node_row(node) end
+    capacity.append_device_rows(device_rows, demand)
+  end
+  answer[#answer + 1] = encode({table.concat(reasons, '; '), device_rows, reasons.excesses or {}, node_rows,
+    reasons.reserved_for_other or false})
+end
+
+-- The demand of one share, the usual case: as below, but without intermediate tables.
+local function take_one(resources, groups_text, name, uuid, memory, cores, slotted, slots, policy)
+  local node = records.node_of(name)
+  local reason = capacity.node_refusal(node, resources)
+  if reason then return reason end
+  local device = records.device_of(uuid)
+  reason = capacity.device_refusal(device, name, groups_text, memory, cores, 1, slotted and 1 or 0, policy, slots, '')
+  if reason then return reason .. ' of ' .. uuid end
+  capacity.add_to_node(node, resources, 1)
+  capacity.add_to_device(device, 1, groups_text, memory, cores, 1, 0, policy, 0, '')
+  return nil, {slotted and take_slot(device) or -1, raise_fence(device)}
+end
+
+local function take_several(demand, resources, groups_text)
+  local reason = capacity.demand_refusal(demand, resources, groups_text)
+  if reason then return reason end
+  capacity.add_demand(demand, resources, groups_text, 1)
+  return nil, grants_for(demand)
+end
+
+local function put_reservation(pod, gang, name, number, description, demand, description_bytes, grants)
+  local version, shares, at = ledger.next_version(), #grants / 2, #numbers + 2
+  local format = shares == 1 and LEASE_OF_ONE_FORMAT or lease.FORMAT .. string.rep(lease.GRANT_FORMAT, shares)
+  records.put_lease(pod, struct_pack(format, constants.RESERVED, version, version, now, expires_at, shares,
+    description_bytes, unpack(grants)) .. description .. demand)
+  capacity.index_lease(pod, records.nodes[name], expires_at, gang)
+  numbers[at - 1], numbers[at] = number, version
+  for g = 1, #grants do numbers[at + g] = grants[g] end
+  return version
+end
+
+local function too_large(what, size, most)
+  return string.format('%s would have %d bytes, and the ledger stores at most %d', what, size, most)
+end
+
+-- Write a lease for the first of the pieces `first` to `last` that fits; its description is the piece
+-- before them. Without a rank nothing is reserved for others. Returns nothing, or why none fits.
+local function reserve(pod, rank, terms, first, last)
+  local from, to = bounds[first - 1], bounds[first]
+  local _, groups_text, resources_text, _, gang, namespace = unpack_limit(joined, 5, from + 1)
+  local resources, reasons = lease.resources_in(resources_text), nil
+  if fair.must_wait(namespace) then
+    return {'budget', excesses = {{'budget', '', 0, 0, 0, '', {}}}}
+  end
+  if #groups_text > constants.MOST_GROUPS_BYTES then
+    return {too_large = too_large('the anti-affinity groups', #groups_text, constants.MOST_GROUPS_BYTES)}
+  end
+  for p = first, last do
+    local name, uuid, memory, cores, slotted, slots, policy, reason, grants
+    local excesses, charges
+    _, name, uuid, memory, cores, slotted, slots, policy = unpack_limit(joined, 7, bounds[p] + 1)
+    local shares = uuid and 1 or (#memory - memory[2]) / 2
+    local bytes = lease.BYTES + lease.GRANT_BYTES * shares + to - from + bounds[p + 1] - bounds[p]
+    if bytes > constants.MOST_LEASE_BYTES then
+      return {too_large = too_large('the lease', bytes, constants.MOST_LEASE_BYTES)}
+    end
+    if ledger.has_quotas then
+      -- Without a term, what follows is the demand, or the allocation of a ResourceClaim, for which there is no limit.
+      local term = select(12, unpack_limit(joined, 11, from + 1))
+      excesses, charges = quota.check(namespace, lease.demand_at(joined, bounds[p]), term)
+    end
+    if pending[1] and rank and waiting.is_reserved_for_other(pending, pod, namespace, rank, name) then
+      reason = 'reserved-for-other'
+    elseif is_behind and repelling.is_unknown(name, known) then
+      reason = 'anti-affinity-unknown'
+    elseif terms and #repelling.terms_on(name) + #terms[2] > constants.MOST_REPELLING_BYTES then
+      reason = too_large('the anti-affinity of pods that are being bound there',
+        #repelling.terms_on(name) + #terms[2], constants.MOST_REPELLING_BYTES)
+    elseif excesses then
+      reason = 'quota'
+    elseif uuid then
+      reason, grants = take_one(resources, groups_text, name, uuid, memory, cores, slotted, slots, policy)
+    else
+      reason, grants = take_several(memory, resources, groups_text)
+    end
+    if not reason then
+      local description, demand = string.sub(joined, from + 1, p == first and bounds[p + 1] or to), ''
+      if p > first then demand = string.sub(joined, bounds[p] + 1, bounds[p + 1]) end
+      local version = put_reservation(pod, gang, name, p - first + 1, description, demand, to - from, grants)
+      if terms then new_repelling[#new_repelling + 1] = {pod, version, name, unpack(terms)} end
+      if charges then quota.charge(pod, namespace, charges) end
+      if uuid then
+        fair.add(namespace, policy == EXCLUSIVE and 100 or cores, memory)
+      else
+        fair.add_demand(namespace, memory, 1)
+      end
+      return nil
+    end
+    reasons = reasons or {}
+    reasons[#reasons + 1] = name .. ': ' .. reason
+    if string.find(reason, 'record-size', 1, true) == 1 and first == last then
+      reasons.too_large = 'the anti-affinity groups have no room in the record of a device: ' .. reasons[1]
+    end
+    if reason == 'quota' then
+      reasons.excesses, reasons.namespace = reasons.excesses or {}, namespace
+      values.append(reasons.excesses, unpack(excesses))
+    end
+    reasons.reserved_for_other = reasons.reserved_for_other or reason == 'reserved-for-other'
+  end
+  return reasons or {'no candidate'}
+end
+
+-- Nothing that was counted above is written: return the totals as stored.
+local function refuse_gang(leases_before, refused)
+  for _, cache in ipairs({records.nodes, records.devices}) do
+    for name in pairs(cache) do cache[name] = nil end
+  end
+  quota.discard()
+  fair.added = {}
+  numbers, answer = {}, {''}
+  local at = 1
+  for i = 1, #pods do
+    if is_gone[pods[i]] then
+      numbers[#numbers + 1] = -3
+    elseif leases_before[i] then
+      numbers[#numbers + 1], answer[#answer + 1] = 0, leases_before[i]
+    elseif refused[i] then
+      for _, excess in ipairs(refused[i].namespace and refused[i].excesses or {}) do
+        quota.add_gang_part(refused[i].namespace, excess)
+      end
+      add_refusal(refused[i], at + 1, at + counts[i])
+    else
+      numbers[#numbers + 1] = -2
+    end
+    at = at + 1 + counts[i]
+  end
+  answer[1] = encode(numbers)
+  return answer
+end
+
+return function(at, until_s, for_pods, candidate_counts, ends_of_pieces, gang_needs, ranks, read_version, repels, ends)
+  now, expires_at, pods, counts, bounds, joined, known = at, until_s, for_pods, candidate_counts, ends_of_pieces,
+    server.tail, read_version
+  numbers, answer, new_repelling = {}, {''}, {}
+  is_behind = known and ledger.repels_version and known < tonumber(ledger.repels_version)
+  pending = waiting.pending_offers(now, fetch_first(ranks))
+  is_gone = gone_pods.among(pods)
+
+  local leases_before, refused, reserved_pods = {}, {}, {}
+  if gang_needs and gang_needs[3] then
+    if waiting.gang_lease_count(gang_needs[1]) < gang_needs[2] then
+      for i = 1, #pods do leases_before[i] = records.leases[pods[i]] end
+      return refuse_gang(leases_before, refused)
+    end
+    gang_needs = false
+  end
+  local piece = 1
+  for i = 1, #pods do
+    local pod = pods[i]
+    if is_gone[pod] then
+      numbers[#numbers + 1] = -3
+    elseif records.leases[pod] then
+      leases_before[i] = records.leases[pod]
+      numbers[#numbers + 1], answer[#answer + 1] = 0, records.leases[pod]
+    elseif records.unreadable.leases[pod] then
+      refused[i] = {'record-unreadable'}
+      if not gang_needs then add_refusal(refused[i], piece + 1, piece + counts[i]) end
+    else
+      local claim = claims.suspend(pod)
+      capacity.ends_by = ends and ends[i] or nil
+      -- Capacity that a pod claims is reserved for no other pod, whatever its priority.
+      local reasons = reserve(pod, not claim and ranks[i], repels and repels[i], piece + 1, piece + counts[i])
+      if claim then claims.resume(pod, claim, not reasons) end
+      if not reasons then
+        reserved_pods[#reserved_pods + 1] = pod
+      elseif gang_needs then
+        refused[i] = reasons
+      else
+        add_refusal(reasons, piece + 1, piece + counts[i])
+      end
+    end
+    piece = piece + 1 + counts[i]
+  end
+  if gang_needs
+    and (next(refused) or next(is_gone)
+      or waiting.gang_lease_count(gang_needs[1]) + #reserved_pods < gang_needs[2]) then
+    return refuse_gang(leases_before, refused)
+  end
+  if #reserved_pods > 0 then
+    waiting.remove_waiting(reserved_pods)
+    claims.delete_ended()
+    for _, each in ipairs(new_repelling) do repelling.add(unpack(each)) end
+    writes.write_changes('reserved')
+  end
+  answer[1] = encode(numbers)
+  return answer
+end

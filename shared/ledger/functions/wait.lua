@@ -1,0 +1,116 @@
+-- Add waiting pods, or remove them. Arguments: {'gone', pods}; {'bound', pods}; or {'wait', rows of {pod,
+-- group of its need ('': no freed capacity can help), order, capacity number of the verdict, record, since,
+-- gang ('': none), whether freed capacity is offered to it, the gang's minimum if the verdict is that fewer
+-- of its pods exist (otherwise 0), namespace}}. A capacity number of -1: the capacity is reserved for
+-- another pod, and is offered to this one after that.
+-- Returns the pods that may fit what was freed since their verdict, to be placed again; those that have a
+-- lease and need not wait; those that are gone; and those that waited already, for another reason.
+local gone_pods = require('gone_pods')
+local lease = require('lease')
+local ledger = require('ledger')
+local records = require('records')
+local server = require('server')
+local values = require('values')
+local waiting = require('waiting')
+local call, encode, parse_json = redis.call, cmsgpack.pack, cjson.decode
+local W = waiting.W
+
+-- Remove pods that are gone, or bound.
+local function remove(what, pods)
+  local is_gone, leaving_gang = what == 'gone', {}
+  if is_gone then gone_pods.add(pods) end
+  -- A lease may outlive its pod until the containers have ended. Its gang does not count it any more.
+  records.fetch('leases', is_gone and pods or {})
+  for _, pod in ipairs(pods) do
+    if records.leases[pod] then
+      call('SADD', server.prefix .. 'vanished', pod)
+      local _, _, _, gang = lease.description_of(lease.header_of(records.leases[pod]), records.leases[pod])
+      if gang ~= '' then
+        leaving_gang[#leaving_gang + 1] = gang .. '|' .. pod
+        if waiting.first_of_gang(gang) then waiting.mark_gang_changed(gang) end
+      end
+    end
+  end
+  server.call_all('ZREM', 'gang-leases', leaving_gang)
+  -- A pod that received the offers of its gang is replaced by the gang's next pod.
+  local verdicts = {}
+  for _, value in ipairs(server.call_all('HMGET', 'waiting', pods)) do
+    local pod = value and waiting.waiting_of(value)
+    if pod and pod[W.GANG] ~= '' then
+      waiting.mark_gang_changed(pod[W.GANG])
+      if pod[W.GROUP] ~= waiting.NO_OFFERS then verdicts[pod[W.GANG]] = pod[W.VERDICT] end
+    end
+  end
+  waiting.remove_waiting(pods)
+  for gang, verdict in pairs(verdicts) do
+    local name, pod = waiting.first_of_gang(gang)
+    if pod then
+      waiting.put_waiting(name, pod[W.NEED], pod[W.ORDER], verdict, pod[W.RECORD], pod[W.SINCE], gang, true,
+        pod[W.NAMESPACE])
+    end
+  end
+  return encode({{}, {}, {}, {}})
+end
+
+local MAX_NODES = 64
+
+-- Return whether a pod of the group may fit what was freed after a capacity number; `crowded`, if that is on
+-- more nodes than are looked at.
+local function may_fit_freed(group, after, crowded)
+  local names = call('ZRANGEBYSCORE', server.prefix .. 'freed-nodes', '(' .. after, '+inf', 'LIMIT', 0, MAX_NODES + 1)
+  if #names > MAX_NODES and crowded then return true end
+  for i = 1, math.min(#names, MAX_NODES) do
+    if waiting.room_for(group, names[i]) > 0 then return true end
+  end
+  return false
+end
+
+local function is_stale(group, verdict)
+  local namespace = waiting.quota_namespace(group)
+  if namespace and waiting.quota_freed(namespace) > verdict then return true end
+  if group == '' or verdict >= ledger.capacity then return false end
+  return may_fit_freed(group, string.format('%.0f', verdict), true)
+end
+
+local function is_outdated(group, verdict, gang, receives_offers, min_members)
+  if min_members > 0 then return waiting.gang_lease_count(gang) + waiting.gang_waiting_count(gang) >= min_members end
+  return receives_offers and is_stale(group, verdict)
+end
+
+local function offered_up_to() return call('HGET', server.prefix .. 'ledger', 'offered_up_to') or '0' end
+
+-- The reason in a record {pod, refusal}.
+local function reason_of(record) return (values.readable(record, parse_json)[2] or {}).reason end
+
+local function add(rows)
+  local pods, reasons_changed_at = records.fetch_leases_of(rows), server.number_at('ledger', 'reasons_changed')
+  local stale, with_lease, gone, is_gone = {}, {}, {}, gone_pods.among(pods)
+  local changed, before = {}, server.call_all('HMGET', 'waiting', pods)
+  for i, row in ipairs(rows) do
+    local pod, group, order, verdict, record, since, gang, receives_offers, min_members, namespace =
+      unpack(row)
+    if is_gone[pod] then
+      gone[#gone + 1] = pod
+    elseif records.leases[pod] then
+      with_lease[#with_lease + 1] = pod
+    elseif verdict < 0 and may_fit_freed(group, offered_up_to(), false) then
+      waiting.put_waiting(pod, group, order, 0, record, since, gang, true, namespace)
+    elseif verdict < 0 or is_outdated(group, verdict, gang, receives_offers, min_members) then
+      stale[#stale + 1] = pod
+    else
+      -- The placer may not have seen the last change of the reasons yet: the pod is offered again.
+      local decided_at = verdict < reasons_changed_at and verdict or ledger.capacity
+      waiting.put_waiting(pod, group, order, decided_at, record, since, gang, receives_offers, namespace)
+      local known = before[i] and waiting.waiting_of(before[i])
+      if known and reason_of(known[W.RECORD]) ~= reason_of(record) then
+        changed[#changed + 1] = pod
+      end
+    end
+  end
+  return encode({stale, with_lease, gone, changed})
+end
+
+return function(what, items)
+  if what == 'wait' then return add(items) end
+  return remove(what, items)
+end
