@@ -35,7 +35,7 @@ CONNECTION_LIMITS = {
     "max_connections": 6_000,
     "max_payload": MAX_PAYLOAD,
     "max_pending": 32 * 2**20,
-    "max_subscriptions": 64,
+    "max_subscriptions": 80,
     "max_sub_tokens": 8,
 }
 """What the server keeps in memory: connections in total, with TLS about 100 KiB for each; then for
