@@ -440,13 +440,11 @@ class NodeProbes:
         pods = await self._kubelet_pods()
         if not views.count and any(pod.container_ids for pod in pods if not pod.terminal):
             return judge.no_bundles([str(path) for path in directories])
-        leases = self.leases
+        entries = self._checkpoint().entries
         view = NodeView(
             node=self.settings.node_name,
             devices=self.devices,
-            leased=leased_containers(
-                self._checkpoint().entries, leases or {}, complete=leases is not None
-            ),
+            leased=leased_containers(entries, self.leases or {}, complete=False),
             pods={pod.uid: pod for pod in pods},
             claims=await self._held_claims(),
         )

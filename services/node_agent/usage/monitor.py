@@ -259,7 +259,7 @@ class UsageMonitor(Collector):
         )
         snapshot = build_snapshot(scan)
         if seeing and scan.complete:
-            visible = await self._visibility(seeing, containers)
+            visible = await self._visibility(seeing)
             snapshot = replace(snapshot, violations=(*snapshot.violations, *visible))
         altered = {use.container.key for use in snapshot.containers if use.lacks_limits}
         await self._restore(altered, complete=complete)
@@ -366,14 +366,14 @@ class UsageMonitor(Collector):
             self._pods = {pod.uid: pod for pod in pods}
         return self._pods
 
-    async def _visibility(
-        self, seeing: Sequence[ContainerDevices], leased: Sequence[LeasedContainer]
-    ) -> list[ViolationFound]:
+    async def _visibility(self, seeing: Sequence[ContainerDevices]) -> list[ViolationFound]:
         """Return which pods' containers may open GPUs that they do not lease.
 
         These containers existed before the leases were read. A lease ends after the containers of
-        its pod: one without a lease that still exists had none.
+        its pod: one without a lease that still exists had none. What this agent has given to a
+        container counts as well: while the ledger is rebuilt, its lease may be missing there.
         """
+        leased = self._leased_containers(complete=False)
         pods = await self._list_pods(self._listable(seeing)) or {}
         view = NodeView(node=self.node.name, devices=self.node.devices, leased=leased, pods=pods)
         unleased = unleased_views(seeing, view)

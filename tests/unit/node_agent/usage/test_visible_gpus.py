@@ -172,6 +172,17 @@ async def test_nothing_is_reported_before_leases_and_checkpoint_are_known(
     assert await seen.scan() == [(VISIBLE, "pod-1")]
 
 
+async def test_a_container_that_got_its_gpu_by_a_lease_is_not_reported_once_the_lease_is_lost(
+    seen: SeenNode,
+) -> None:
+    """While the ledger is rebuilt, for example, some of its leases are missing."""
+    pod = seen.run(1, devices=[node(0)])
+    entry = entry_of(lease_of(pod.uid, share(0), name=pod.name))
+    seen.node.checkpoint.by_key[entry.key] = entry
+
+    assert await seen.scan() == []
+
+
 async def test_gpus_beside_those_of_the_lease_are_reported(seen: SeenNode) -> None:
     pod = seen.run(1, devices=[node(0), node(3)])
     seen.lease(lease_of(pod.uid, share(0), name=pod.name))
