@@ -198,12 +198,26 @@ class Judge(Watches):
     def note_admitted(self, node: NodeName, lease: Lease) -> None:
         """Note which devices of a pod that an agent admits are closed.
 
-        A binder requests it again of a pod whose Binding it may have sent.
+        A binder requests it again of a pod whose Binding it may have sent, sometimes with the lease
+        as it was reserved.
         """
-        if lease.state is not LeaseState.RESERVED:
+        if lease.state is not LeaseState.RESERVED or self._is_committed(node, lease.pod):
             return
         open_ = {each.uuid for each in self.world.nodes[node].reported_devices() if each.healthy}
         self.closed[lease.pod] = {share.device for share in lease.shares} - open_
+
+    def _is_committed(self, node: NodeName, pod: PodUid) -> bool:
+        """Whether a pod's Binding to the node may have been sent.
+
+        After Redis was lost, its agent may be the last that knows.
+        """
+        stored = self.read_ledger().leases.get(pod)
+        known = self.world.nodes[node].agent.leases.find(pod) if self.world.lost_redis else None
+        return any(
+            lease.node == node and lease.state != LeaseState.RESERVED
+            for lease in (stored, known)
+            if lease is not None
+        )
 
     def check_refused(self, node: NodeName, pod: Pod, reason: str, waited_s: float) -> None:
         """P8: an agent refuses one pod at most for one cause, and none for what it cannot see.

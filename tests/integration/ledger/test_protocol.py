@@ -154,6 +154,14 @@ SICK = (
     *(do.work(),) * 3,
 )
 """The device of a pod hangs before the node's agent is asked whether the pod may be bound."""
+SICK_WHILE_BOUND = (
+    do.device_hangs(node="b", position=1),
+    *(do.pass_time(seconds=7.0),) * 3,
+    do.flow(),
+    do.answer_write(position=0, outcome="done"),
+    *(do.work(),) * 3,
+)
+"""Its device hangs before the Binding of a pod arrives; its agent is asked again meanwhile."""
 HANGS = (
     *ONLY_B,
     do.device_hangs(node="b", position=0),
@@ -458,3 +466,23 @@ def test_a_rollback_is_seen_although_the_ledger_was_being_rebuilt_before_it(loss
         assert not machine.judge.read_ledger().ready
         machine.settle()
         machine.close()
+
+
+@pytest.mark.parametrize(
+    "loss", [(), (do.redis(what="roll back unseen"),)], ids=["", "the ledger has lost it"]
+)
+def test_no_agent_is_blamed_for_a_pod_whose_binding_was_sent_before(
+    loss: tuple[Step, ...],
+) -> None:
+    steps = (
+        *ONLY_B,
+        do.create_pods(mib=(60,)),
+        do.deliver(deliveries=((0, 0, False),)),
+        do.redis(what="save"),
+        do.slow_api(writes=1),
+        do.flow(),
+        *loss,
+        *SICK_WHILE_BOUND,
+    )
+    with model_on_server() as model:
+        assert not model.repeat(steps).failure
