@@ -6,13 +6,14 @@ ledger in device reports.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.device_config import DeviceConfigLoader
 from services.node_agent.gpus import inventory
 from services.node_agent.gpus.device_faults import Fault, no_response
+from services.node_agent.gpus.driver import GpuDiscovery
 from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.gpus.inventory import Gpu, SharingConfig
 from services.node_agent.kubelet.registration import DevicePlugins
@@ -41,7 +42,7 @@ class DeviceWatcher:
         self,
         node: Node,
         *,
-        discover: Callable[[], Awaitable[tuple[Gpu, ...]]],
+        driver: GpuDiscovery,
         config: DeviceConfigLoader,
         health: HealthMonitor,
         mig: LayoutReconciler,
@@ -50,8 +51,7 @@ class DeviceWatcher:
         views: ViewWriter,
     ) -> None:
         self.node = node
-        self.discover = discover
-        """Returns all GPUs; raises UnavailableError while the driver does not respond."""
+        self.driver = driver
         self.config = config
         self.health = health
         self.mig = mig
@@ -84,14 +84,14 @@ class DeviceWatcher:
         """
         config = await self.config.load()
         try:
-            gpus = await self.discover()
+            gpus = await self.driver.discover()
         except UnavailableError as error:
             await self._mark_silent(config, no_response(str(error)))
             raise
         if self._remembered is None:
             self._remembered = self.node.checkpoint.devices
             self.health.remember(self._remembered)
-        self.health.update(gpus)
+        self.health.update(gpus, self.driver.unreadable)
         software = NodeSoftware(
             driver_version=inventory.driver_version(gpus),
             isolation_available=await self.node.files.library.update(),
@@ -115,7 +115,7 @@ class DeviceWatcher:
             logger.debug("the devices are not recorded: %s", error)
 
     async def _mark_silent(self, config: SharingConfig, fault: Fault) -> None:
-        self.health.update((), fault)
+        self.health.update((), driver_fault=fault)
         snapshot = self.node.snapshot
         if snapshot is not None and snapshot.devices:
             known = self.node.devices

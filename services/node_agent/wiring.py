@@ -143,7 +143,7 @@ def _build_agent(node: Node, settings: AgentSettings, gpus: NodeGpus) -> NodeAge
     )
     watcher = DeviceWatcher(
         node,
-        discover=gpus.driver.discover,
+        driver=gpus.driver,
         config=DeviceConfigLoader(node, settings),
         health=HealthMonitor(
             node.name,

@@ -110,8 +110,6 @@ class ModelDriver:
     Like NVML's, a call that was begun is carried out, whether or not its caller still waits.
     """
 
-    unreadable: Mapping[int, str] = {}
-
     def __init__(
         self,
         clock: ActorClock,
@@ -132,6 +130,7 @@ class ModelDriver:
         """How often each device has begun to hang."""
         self.calls: dict[DeviceUuid, asyncio.Task[Any]] = {}
         """The latest of each device."""
+        self.unreadable: dict[int, str] = {}
         self.life = 0
         """Calls of a killed partitioner's earlier lives are not made."""
 
@@ -146,14 +145,18 @@ class ModelDriver:
     def probe(self, since_s: float) -> tuple[Gpu, ...]:
         """Return what an agent finds that has probed the devices since then.
 
-        A device that hangs has a fault; one that has hung for all that time is not found.
+        A device that hangs has a fault; one that has hung for all that time is not found, but
+        listed.
         """
         found = []
+        self.unreadable = {}
         for device in self.get_devices():
             hang = self.hanging.get(device.uuid)
             if hang is None or hang.since_s > since_s:
                 is_silent = hang and self.clock.ticks() >= hang.since_s + PROBE_LIMIT_S
                 found.append(replace(_gpu(device), fault=HANGS if is_silent else None))
+            else:
+                self.unreadable[device.index] = HANGS.text
         return tuple(found)
 
     def hang(self, device: DeviceUuid) -> None:

@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 from services.binder.ledger_sync.agent_reports import LostOutcome
 from services.node_agent.allocate.patience import Patience
+from services.node_agent.gpus.device_faults import NOT_LISTED
 from shared.ledger.function_library import modules
 from shared.model.clock import Clock
 from tests.model.redis_links import EDITS
@@ -105,6 +106,10 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
     "devices that hang stay open": (
         "services.node_agent.gpus.health_monitor.HealthMonitor.faults",
         property(lambda _: {}),
+    ),
+    "devices that hang count as removed": (
+        "services.node_agent.gpus.health_monitor.missing_fault",
+        lambda _: NOT_LISTED,
     ),
     "what fails closes nothing": (
         "services.node_agent.node.Node.closed",

@@ -162,7 +162,7 @@ class Agent:
         """Look at the devices; the kubelet sees those that are only suspect as healthy."""
         node = self.node
         found = node.driver.probe(self.began_s)
-        self.health.update(found)
+        self.health.update(found, node.driver.unreadable)
         devices = tuple(
             replace(each, healthy=not fault, fault=fault)
             for each in node.devices

@@ -88,6 +88,10 @@ NOT_LISTED = Fault(
     text="the driver no longer lists it: check `nvidia-smi -L` and the kernel log; exclude it by "
     "filterdevices if it was removed",
 )
+LISTED_AGAIN = Fault(
+    code="ListedAgain",
+    text="the driver had not listed it: it gets pods again once it has responded for a while",
+)
 EXCLUDED = Fault(
     code="Excluded",
     text="filterdevices of the node configuration excludes it; its pods keep it until they end",
@@ -98,6 +102,20 @@ def replaced_by(uuid: DeviceUuid) -> Fault:
     """Return the fault of a GPU in whose place on the PCI bus there is another one."""
     return Fault(
         code=REPLACED_CODE, text=f"{uuid} is in its place on the PCI bus now: delete its pods"
+    )
+
+
+def missing_fault(unreadable: Mapping[int, str]) -> Fault:
+    """Return the fault of a GPU that a probe did not find.
+
+    `unreadable` says, by the driver's index, why the probe could not read GPUs that are listed. The
+    missing one may be among them, so it does not count as removed.
+    """
+    if not unreadable:
+        return NOT_LISTED
+    index, reason = next(iter(unreadable.items()))
+    return no_response(
+        f"it may be the GPU with driver index {index}, which cannot be read: {reason}"
     )
 
 

@@ -11,7 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from services.node_agent.gpus.device_faults import NOT_LISTED, Fault, Xid, XidRules
+from services.node_agent.gpus.device_faults import (
+    LISTED_AGAIN,
+    NOT_LISTED,
+    Fault,
+    Xid,
+    XidRules,
+)
 from services.node_agent.gpus.inventory import Gpu
 from shared.model.device import DeviceMode
 from shared.model.names import DeviceUuid
@@ -90,10 +96,15 @@ class HealthPolicy:
             return replace(record, state=HealthState.HEALTHY, since=now, fault=None, streak=0)
         if fault.severe or record.streak + 1 >= self.failure_threshold:
             return self._cordon(record, fault, now)
-        return replace(record, streak=record.streak + 1)
+        return replace(record, fault=fault, streak=record.streak + 1)
 
     def _cordoned(self, record: DeviceHealth, fault: Fault | None, now: float) -> DeviceHealth:
-        """Wait until `probe_at`; if there is a fault then, back off longer."""
+        """Wait until `probe_at`; if there is a fault then, back off longer.
+
+        A severe fault stays until the device is healthy; of others, the latest one counts.
+        """
+        if fault is not None and record.fault is not None and not record.fault.severe:
+            record = replace(record, fault=fault)
         if now < record.probe_at:
             return record
         if fault is not None:
@@ -134,18 +145,17 @@ def update_health(
     rules: XidRules,
     policy: HealthPolicy,
     now: float,
-    driver_fault: Fault | None = None,
+    missing_fault: Fault = NOT_LISTED,
 ) -> dict[DeviceUuid, DeviceHealth]:
     """Return the health of all devices after one probe, including devices that it did not find.
 
-    With `driver_fault` the driver did not respond at all.
+    These have the `missing_fault`.
     """
     found = {gpu.uuid: gpu for gpu in gpus}
     xid_faults: dict[DeviceUuid, Fault] = {}
     for xid in xids:
         if rules.is_critical(xid.number):
             xid_faults.setdefault(xid.device, xid.fault)
-    missing_fault = driver_fault or NOT_LISTED
     return {
         uuid: _probed(known.get(uuid), gpu, xid_faults.get(uuid), policy, now)
         for uuid, gpu in found.items()
@@ -163,6 +173,8 @@ def _probed(
     if before is None:
         before = DeviceHealth(since=now, memory_mib=gpu.usable_mib, mode=gpu.mode)
     health = policy.next_record(before, fault or _change_fault(before, gpu), now)
+    if health.fault == NOT_LISTED:
+        health = replace(health, fault=LISTED_AGAIN)
     if gpu.fault is not None:
         return health
     ecc_errors = before.ecc_errors if gpu.ecc_errors is None else gpu.ecc_errors

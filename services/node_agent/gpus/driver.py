@@ -13,8 +13,8 @@ TakeXids = Callable[[], tuple[Xid, ...]]
 """Returns the driver's XID events since the last call."""
 
 
-class GpuDriver(MigDriver, Protocol):
-    """The node's GPUs with all that the driver reports of them."""
+class GpuDiscovery(Protocol):
+    """Finds the node's GPUs."""
 
     async def discover(self) -> tuple[Gpu, ...]:
         """Return all GPUs. Raises UnavailableError, with a remedy, while none responds."""
@@ -24,6 +24,10 @@ class GpuDriver(MigDriver, Protocol):
     def unreadable(self) -> Mapping[int, str]:
         """By the driver's index, why the latest probe could not read a GPU."""
         ...
+
+
+class GpuDriver(GpuDiscovery, MigDriver, Protocol):
+    """The node's GPUs with all that the driver reports of them."""
 
     def xids(self) -> tuple[Xid, ...]:
         """Return the XID events since the last call."""

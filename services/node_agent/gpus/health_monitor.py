@@ -13,6 +13,7 @@ from services.node_agent.gpus.device_faults import (
     Fault,
     Xid,
     XidRules,
+    missing_fault,
 )
 from services.node_agent.gpus.device_health import (
     DeviceHealth,
@@ -34,6 +35,7 @@ from shared.model.names import DeviceUuid, NodeName
 logger = logging.getLogger(__name__)
 
 MAX_QUEUED = 256
+NONE_UNREADABLE: Mapping[int, str] = {}
 
 
 class HealthMonitor:
@@ -114,8 +116,17 @@ class HealthMonitor:
             self._indices.pop(uuid, None)
             HEALTH.remove_by_labels({"device_uuid": uuid})
 
-    def update(self, gpus: Sequence[Gpu], driver_fault: Fault | None = None) -> None:
-        """Apply one probe; with `driver_fault`, the driver did not respond."""
+    def update(
+        self,
+        gpus: Sequence[Gpu],
+        unreadable: Mapping[int, str] = NONE_UNREADABLE,
+        *,
+        driver_fault: Fault | None = None,
+    ) -> None:
+        """Apply one probe, which could not read some GPUs.
+
+        With `driver_fault`, the driver did not respond at all.
+        """
         xids = self.xids()
         self._keep(xids)
         if gpus == self._gpus and not (xids or driver_fault or self.faults):
@@ -131,7 +142,7 @@ class HealthMonitor:
             rules=self.rules,
             policy=self.policy,
             now=self.clock.ticks(),
-            driver_fault=driver_fault,
+            missing_fault=driver_fault or missing_fault(unreadable),
         )
         events: list[HealthChanged] = []
         for uuid, record in sorted(self.devices.items()):

@@ -70,15 +70,19 @@ class GpuProber:
     ) -> None:
         self._reader = GpuReader(count, read, limit_s=limit_s)
         self.unreadable: dict[int, str] = {}
-        """By index, why the latest probe left out a GPU: it has never responded."""
+        """By index, why the latest probe could not read a GPU.
+
+        One that has never responded was left out: which one it is, is not known.
+        """
         self._known: dict[int, Gpu] = {}
 
     async def probe(self) -> tuple[Gpu, ...]:
         """Return all GPUs. Raises UnavailableError while none is known."""
         found = await self._reader.read_all()
-        results = [self._observe(number, result) for number, result in found.items()]
-        gpus = _unique_gpus([one for one in results if isinstance(one, Gpu)])
-        errors = {n: one for n, one in enumerate(results) if isinstance(one, UnavailableError)}
+        results = {number: self._checked(number, result) for number, result in found.items()}
+        errors = {n: one for n, one in results.items() if isinstance(one, UnavailableError)}
+        observed = [self._observe(number, result) for number, result in results.items()]
+        gpus = _unique_gpus([gpu for gpu in observed if gpu is not None])
         if errors and not gpus:
             raise next(iter(errors.values()))
         self._log_unreadable({number: str(error) for number, error in errors.items()})
@@ -86,7 +90,7 @@ class GpuProber:
 
     def _log_unreadable(self, unreadable: dict[int, str]) -> None:
         for number, reason in unreadable.items():
-            if number not in self.unreadable:
+            if number not in self.unreadable and number not in self._known:
                 logger.warning(
                     "the GPU with driver index %d is not served, as it has never responded: %s",
                     number,
@@ -94,15 +98,18 @@ class GpuProber:
                 )
         self.unreadable = unreadable
 
-    def _observe(self, number: int, found: Gpu | Exception | None) -> Gpu | UnavailableError | None:
+    def _checked(self, number: int, found: Gpu | Exception | None) -> Gpu | UnavailableError | None:
+        if isinstance(found, Exception) and not isinstance(found, UnavailableError):
+            raise found
         if isinstance(found, Gpu) and found != self._known.get(number):
             problem = problem_of(found)
-            found = UnavailableError(problem) if problem else found
+            return UnavailableError(problem) if problem else found
+        return found
+
+    def _observe(self, number: int, found: Gpu | UnavailableError | None) -> Gpu | None:
         if isinstance(found, UnavailableError):
             known = self._known.get(number)
-            return found if known is None else replace(known, fault=no_response(str(found)))
-        if isinstance(found, Exception):
-            raise found
+            return None if known is None else replace(known, fault=no_response(str(found)))
         if found is None:
             self._known.pop(number, None)
             return None

@@ -170,6 +170,13 @@ HANGS = (
     *(do.pass_time(seconds=7.0), do.work()) * 7,
 )
 """Two pods need a MIG layout of a device that hangs."""
+STOLEN_WHILE_IT_HANGS = (
+    do.device_hangs(node="b", position=0),
+    do.kill(which="agent", number=1),
+    do.agent_lies(what="devices", size="same", node="a", number=0),
+    do.flow(),
+)
+"""A device hangs while its agent restarts, and the agent of another node says that it has it."""
 UNSEEN_LEASE = (
     *ONLY_B,
     do.create_pods(mib=(60,)),
@@ -226,6 +233,7 @@ def test_random_runs_find_the_mutation(name: str) -> None:
         ("gangs begin short", GANG_ENDS, "P5"),
         ("agents admit what they refuse", OUTLIVED, "P8"),
         ("agents admit pods to devices that hang", SICK, "P8"),
+        ("devices that hang count as removed", STOLEN_WHILE_IT_HANGS, "S10"),
         ("agents refuse what they cannot see", UNSEEN_LEASE, "P8"),
         ("only listed pods count", OLD_LIST, "P8"),
         ("leases shrink before limits", SHRINK, "S7"),

@@ -149,12 +149,30 @@ async def test_an_idle_gpu_that_is_missing_after_a_restart_is_reported_as_it_was
         (event,) = await until(lambda: cluster.events_of(HealthChanged))
         shown = state_shown(SECOND, 1)
         inject(cluster)
+        await until_unhealthy(cluster, "ListedAgain")
         await until(lambda: [each.healthy for each in cluster.events_of(HealthChanged)] == [True])
         await until(lambda: all(device.healthy for device in cluster.reported[-1].devices))
 
     assert (missing.index, missing.model, missing.memory_mib) == (1, before.model, 15360)
     assert (event.device, event.index, event.healthy) == (SECOND, 1, False)
     assert shown == {"cordoned": 1.0}
+
+
+async def test_a_gpu_that_hangs_since_before_a_restart_does_not_count_as_removed(
+    cluster: OneNodeCluster,
+) -> None:
+    async with cluster.running() as agent:
+        await recorded(agent)
+    inject(cluster, gpu1="hang")
+
+    async with cluster.running():
+        unhealthy = await until_unhealthy(cluster, "cordoned")
+        cluster.inject()
+        await until(lambda: all(device.healthy for device in cluster.reported[-1].devices))
+
+    assert unhealthy.fault.startswith("cordoned: NoResponse: it may be the GPU with driver index 1")
+    faults = [device.fault for report in cluster.reported for device in report.devices]
+    assert not [fault for fault in faults if "NotListed" in fault]
 
 
 async def test_the_pods_of_a_missing_gpu_get_an_event_and_its_containers_do_not_start_again(

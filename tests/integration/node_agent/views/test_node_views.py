@@ -58,7 +58,7 @@ async def test_a_missing_driver_is_reported_and_found_without_a_restart() -> Non
     ):
         await until(lambda: "Install the NVIDIA driver" in (agent.watcher.unready_reason() or ""))
         assert cluster.reported == []
-        agent.watcher.discover = SimulatedGpus(NodeName(NODE), "2xT4").discover
+        agent.watcher.driver = SimulatedGpus(NodeName(NODE), "2xT4")
         await until(lambda: cluster.reported)
 
         assert agent.watcher.unready_reason() is None

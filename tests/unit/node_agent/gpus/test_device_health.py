@@ -10,10 +10,12 @@ from prometheus_client import REGISTRY
 
 from services.node_agent.gpus.device_faults import (
     APPLICATION_XIDS,
+    LISTED_AGAIN,
     NOT_LISTED,
     Fault,
     Xid,
     XidRules,
+    missing_fault,
     no_response,
 )
 from services.node_agent.gpus.device_health import (
@@ -135,10 +137,10 @@ def probe(
     *gpus: Gpu,
     now: float = 0.0,
     xids: Sequence[Xid] = (),
-    driver_fault: Fault | None = None,
+    missing_fault: Fault = NOT_LISTED,
 ) -> dict[DeviceUuid, DeviceHealth]:
     return update_health(
-        health, gpus, xids, rules=XidRules(), policy=POLICY, now=now, driver_fault=driver_fault
+        health, gpus, xids, rules=XidRules(), policy=POLICY, now=now, missing_fault=missing_fault
     )
 
 
@@ -190,16 +192,41 @@ def test_a_device_that_returns_is_recognised_by_its_uuid() -> None:
     assert health[A].state is HealthState.CORDONED
     assert health[B].state is HealthState.HEALTHY
 
+    health = probe(health, gpu(A, index=1), gpu(B, index=0), now=10)
+    assert health[A].fault == LISTED_AGAIN
     for now in (30, 35, 40, 45):
         health = probe(health, gpu(A, index=1), gpu(B, index=0), now=now)
 
     assert {device.state for device in health.values()} == {HealthState.HEALTHY}
 
 
+def test_a_cordoned_device_is_not_listed_only_while_that_is_certain() -> None:
+    silent = missing_fault({0: "NVML: Unknown Error"})
+    health = probe({}, gpu())
+    codes = []
+    for now, (gpus, fault) in enumerate(
+        [
+            ((), silent),
+            ((), silent),
+            ((), missing_fault({})),
+            ((gpu(),), NOT_LISTED),
+            ((), NOT_LISTED),
+            ((gpu(fault=MILD),), NOT_LISTED),
+        ]
+    ):
+        health = probe(health, *gpus, now=now, missing_fault=fault)
+        codes.append(health[A].message.split(": ")[1])
+
+    assert codes == [
+        *("NoResponse", "NoResponse", "NotListed"),
+        *("ListedAgain", "NotListed", "NoResponse"),
+    ]
+
+
 def test_while_the_driver_does_not_respond_all_devices_are_cordoned_and_none_is_dropped() -> None:
     health = probe({}, gpu(A), gpu(B))
     for now in (5, 10):
-        health = probe(health, driver_fault=MILD, now=now)
+        health = probe(health, missing_fault=MILD, now=now)
 
     assert [device.state for device in health.values()] == [HealthState.CORDONED] * 2
 

@@ -99,6 +99,28 @@ async def test_a_gpu_with_a_reused_index_is_not_mistaken_for_another() -> None:
     assert [(one.uuid, one.fault) for one in found] == [("GPU-b", None)]
 
 
+async def test_gpus_that_cannot_be_read_are_named_whether_or_not_they_are_known(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lost: set[int] = {2}
+
+    def read_gpu(number: int) -> Gpu:
+        if number in lost:
+            raise UnavailableError("NVML: Unknown Error")
+        return gpu(DeviceUuid(f"GPU-{number}"), index=number)
+
+    prober = GpuProber(lambda: 3, read_gpu, limit_s=lambda: 30.0)
+    await prober.probe()
+    lost.add(0)
+    found = await prober.probe()
+
+    assert [one.uuid for one in found] == ["GPU-0", "GPU-1"]
+    assert sorted(prober.unreadable) == [0, 2]
+    assert [one.getMessage() for one in caplog.records] == [
+        "the GPU with driver index 2 is not served, as it has never responded: NVML: Unknown Error"
+    ]
+
+
 async def test_of_two_gpus_with_the_same_index_the_first_is_served() -> None:
     prober = GpuProber(
         lambda: 2, lambda number: gpu(DeviceUuid(f"GPU-{number}"), index=5), limit_s=lambda: 5.0
