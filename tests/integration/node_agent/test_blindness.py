@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from services.node_agent.agent_timing import AgentTiming
+from services.node_agent.allocate.handler import RESOLVE_S
 from services.node_agent.kubelet.pod_list import KubeletPods
 from services.node_agent.kubelet.pod_resources import KubeletPodResources
 from services.node_agent.kubelet.pods import KubeletPod, PodResources
@@ -203,12 +204,9 @@ async def test_a_pod_waits_for_silent_pod_resources_and_others_are_not_bound_mea
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     is_silent = True
-    called = 0
     listed = KubeletPodResources.list_holdings
 
     async def list_holdings(self: KubeletPodResources) -> PodResources:
-        nonlocal called
-        called += 1
         if is_silent:
             self.silent_reason = "the kubelet's PodResources: no answer within 10 s"
             raise UnavailableError(self.silent_reason)
@@ -219,7 +217,9 @@ async def test_a_pod_waits_for_silent_pod_resources_and_others_are_not_bound_mea
         await end_first(cluster)
         monkeypatch.setattr(KubeletPodResources, "list_holdings", list_holdings)
         cluster.bind(short("second"), next_share())
-        await until(lambda: called > 20)
+        await until(lambda: agent.plugins.handler.patience.is_serving)
+        asked_at = agent.node.clock.ticks()
+        await until(lambda: agent.node.clock.ticks() > asked_at + 3 * RESOLVE_S)
         little = share(0, 100, slot=2, fence=3)
         others = BindRequest(
             node=NodeName(NODE), leases=(lease_of("uid-third", little, name="third"),)
