@@ -29,11 +29,17 @@ Peer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Port:
-    """An application that returns how long a body is, with a large response at /long."""
+    """An application that returns how long a body is, at /held once it is released.
 
-    def __init__(self, address: str) -> None:
-        self.host, _, self.port = address.partition(":")
+    There is a large response at /long.
+    """
+
+    def __init__(self) -> None:
+        self.host = ""
+        self.port = ""
         self.writers: list[asyncio.StreamWriter] = []
+        self.held = 0
+        self.released = asyncio.Event()
 
     async def connect(self, source: str = "127.0.0.1") -> Peer:
         peer = await asyncio.open_connection(self.host, int(self.port), local_addr=(source, 0))
@@ -46,11 +52,20 @@ class Port:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    async def send(self, peer: Peer, body: bytes, *headers: str, length: int | None = None) -> str:
+    async def send(
+        self, peer: Peer, body: bytes, *headers: str, length: int | None = None, path: str = "/"
+    ) -> str:
         """Send a request, and return the status with the body of the response."""
         reader, writer = peer
         length = len(body) if length is None else length
-        head = ("POST / HTTP/1.1", "Host: port", f"Content-Length: {length}", *headers, "", "")
+        head = (
+            f"POST {path} HTTP/1.1",
+            "Host: port",
+            f"Content-Length: {length}",
+            *headers,
+            "",
+            "",
+        )
         writer.write("\r\n".join(head).encode() + body)
         return await answer(reader)
 
@@ -79,9 +94,15 @@ async def is_closed(peer: Peer) -> bool:
 @asynccontextmanager
 async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Port]:
     monkeypatch.setattr(listener, "SWEEP_S", 0.05)
+    port = Port()
 
     async def length(request: web.Request) -> web.Response:
         return web.Response(text=str(len(request[BODY])))
+
+    async def held(request: web.Request) -> web.Response:
+        port.held += 1
+        await port.released.wait()
+        return await length(request)
 
     async def long(_: web.Request) -> web.Response:
         return web.Response(body=bytes(20_000_000))
@@ -89,9 +110,10 @@ async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Port]:
     pages = web.Application()
     pages[BOUNDS] = BOUNDED
     pages.router.add_post("/", length)
+    pages.router.add_post("/held", held)
     pages.router.add_get("/long", long)
     async with health.served(pages, "127.0.0.1:0") as address:
-        port = Port(address)
+        port.host, _, port.port = address.partition(":")
         try:
             yield port
         finally:
@@ -135,6 +157,21 @@ async def test_a_large_body_without_progress_loses_its_turn(
 
         assert await port.send(other, b"x" * LARGE) == f"200 {LARGE}"
         assert (await slow).startswith("408")
+
+
+async def test_no_more_large_bodies_are_read_than_have_turns_until_one_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with served(monkeypatch) as port:
+        first, second, small = [await port.connect() for _ in range(3)]
+        held = asyncio.create_task(port.send(first, b"x" * LARGE, path="/held"))
+        await until(lambda: port.held)
+
+        assert (await port.send(second, b"x" * LARGE)).startswith("408")
+        assert await port.send(small, b"x" * SMALL) == f"200 {SMALL}"
+        port.released.set()
+        assert await held == f"200 {LARGE}"
+        assert await port.send(first, b"x" * LARGE) == f"200 {LARGE}"
 
 
 async def test_a_small_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,7 +218,9 @@ def test_no_more_binds_than_two_are_in_flight_whatever_they_request() -> None:
     unreadable = World(UNREADABLE)
     unreadable.serve_one()
     pods = [
-        reserved(f"pod-{n}", *(share(0, memory_mib=1, cores_percent=0, slot=slot) for slot in slots))
+        reserved(
+            f"pod-{n}", *(share(0, memory_mib=1, cores_percent=0, slot=slot) for slot in slots)
+        )
         for n, slots in enumerate(([0], [1, 2], [3, 4, 5], [6, 7, 8, 9]))
     ]
 
