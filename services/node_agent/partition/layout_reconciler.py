@@ -30,6 +30,7 @@ from services.node_agent.mig.partitioner import Partitioner
 from services.node_agent.node import Node
 from services.node_agent.partition.partition_client import RemotePartitioner
 from services.node_agent.reconcile.pod_end import NodeSight, PodEnd, ends_of_pods
+from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.model.bounds import cut
 from shared.model.device import MigLayout
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
@@ -139,21 +140,28 @@ class LayoutReconciler:
     async def _wait_until_released(self, instance: str, pod: PodUid) -> None:
         """Wait until the kubelet has released the pods that were given the instance before.
 
-        Raises InUseError if one may still use it after `RELEASE_S`.
+        A pod whose record is removed meanwhile has ended, whatever an old list shows. Raises
+        InUseError if one may still use it after `RELEASE_S`.
         """
-        holders = [
+        until = self.node.clock.ticks() + RELEASE_S
+        while self._holders(instance, pod):
+            running = await self._running_pods()
+            users = [
+                entry for entry in self._holders(instance, pod) if entry.allocation.pod in running
+            ]
+            if not users:
+                return
+            if self.node.clock.ticks() >= until:
+                raise InUseError(f"instance {instance} is in use by {users[0].holder}")
+            await self.node.clock.sleep(RETRY_S)
+
+    def _holders(self, instance: str, pod: PodUid) -> list[CheckpointEntry]:
+        """Return the records of other pods that were given the instance."""
+        return [
             entry
             for entry in self.node.checkpoint.entries
             if instance in entry.instances and entry.allocation.pod != pod
         ]
-        until = self.node.clock.ticks() + RELEASE_S
-        while holders:
-            running = await self._running_pods()
-            holders = [entry for entry in holders if entry.allocation.pod in running]
-            if holders and self.node.clock.ticks() >= until:
-                raise InUseError(f"instance {instance} is in use by {holders[0].holder}")
-            if holders:
-                await self.node.clock.sleep(RETRY_S)
 
     async def _check_newest(self, lease: Lease, share: Share) -> None:
         """Raise RequestError if a newer lease has given the device another layout.

@@ -14,6 +14,7 @@ from services.node_agent.kubelet.pod_list import KubeletPods
 from services.node_agent.kubelet.pod_resources import KubeletPodResources
 from services.node_agent.kubelet.pods import KubeletPod, PodResources
 from services.node_agent.partition import layout_reconciler
+from services.node_agent.partition.layout_reconciler import LayoutReconciler
 from services.node_agent.service import NodeAgent
 from shared.kubernetes.errors import UnreachableError
 from shared.model.errors import UnavailableError
@@ -142,9 +143,12 @@ async def test_a_mig_layout_is_made_whatever_the_kubelet_answers(
             assert f"failed: {code}" in agent.pods.unreadable_reason
 
 
+@pytest.mark.parametrize("is_waiting", [False, True])
 async def test_an_instance_whose_pod_has_ended_is_given_out_although_an_old_list_shows_the_pod(
-    monkeypatch: pytest.MonkeyPatch,
+    is_waiting: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is given to a pod that comes later, or to one that waits for it while the lease ends."""
+    second = pod("second", limits={NUMBER: 1})
     listed, before = KubeletPods.list_pods, dict[PodUid, KubeletPod]()
 
     async def list_pods(self: KubeletPods) -> tuple[KubeletPod, ...]:
@@ -153,6 +157,16 @@ async def test_an_instance_whose_pod_has_ended_is_given_out_although_an_old_list
 
     monkeypatch.setattr(KubeletPods, "list_pods", list_pods)
     monkeypatch.setattr(layout_reconciler, "RELEASE_S", 30.0)
+    monkeypatch.setattr(layout_reconciler, "RETRY_S", 2.0)  # the record is removed before
+    was_seen, look = asyncio.Event(), LayoutReconciler._running_pods
+
+    async def running_pods(self: LayoutReconciler) -> dict[PodUid, str]:
+        running = await look(self)
+        if first.pod in running:
+            was_seen.set()
+        return running
+
+    monkeypatch.setattr(LayoutReconciler, "_running_pods", running_pods)
     async with one_node_cluster("1xA100-40GB:mig", proc_dir=None) as cluster:
         show_processes(cluster)
         async with cluster.running() as agent:
@@ -160,8 +174,14 @@ async def test_an_instance_whose_pod_has_ended_is_given_out_although_an_old_list
             await cluster.node.phase("first", "Running")
             before |= {pod.uid: pod for pod in await agent.node.kubelet.list_pods()}
             await cluster.node.phase("first", "Succeeded")
+            if is_waiting:
+                was_seen.clear()
+                cluster.bind(second, mig_share("group1", 0, fence=2))
+                await was_seen.wait()
             await cluster.release(first)
-            await cluster.run_pod("second", mig_share("group1", 0, fence=2))
+            if not is_waiting:
+                cluster.bind(second, mig_share("group1", 0, fence=2))
+            await cluster.node.phase("second", "Running")
 
             assert not cluster.refused
 
