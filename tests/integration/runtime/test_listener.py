@@ -174,6 +174,25 @@ async def test_no_more_large_bodies_are_read_than_have_turns_until_one_is_answer
         assert await port.send(first, b"x" * LARGE) == f"200 {LARGE}"
 
 
+async def test_connections_of_one_address_leave_room_for_those_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with served(monkeypatch) as port:
+        held: list[asyncio.Task[str]] = []
+        for number in range(BOUNDED.connections):
+            sending = port.send(await port.connect(), b"abc", path="/held")
+            held.append(asyncio.create_task(sending))
+            most = min(number + 1, BOUNDED.of_address)
+            await until(lambda: port.held, most.__le__)
+
+        async with asyncio.timeout(10):
+            assert await port.is_served("127.0.0.2")
+        assert port.held == BOUNDED.of_address
+        assert not any(task.done() for task in held)
+        port.released.set()
+        await asyncio.gather(*held, return_exceptions=True)
+
+
 async def test_a_small_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served(monkeypatch) as port:
         assert (await port.send(await port.connect(), b"x", length=SMALL)).startswith("408")
