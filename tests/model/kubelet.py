@@ -242,9 +242,19 @@ class Kubelet:
 
     async def list_pods(self) -> tuple[KubeletPod, ...]:
         answer = self._answer("/pods")
-        before = self.listed_before if answer else {}
+        before = self._still_listed() if answer else {}
         now = self._listed() if answer != "old" else {}
         return tuple((before | now).values())
+
+    def _still_listed(self) -> dict[PodUid, KubeletPod]:
+        """Return its list of before, without pods of which it has one that was made again.
+
+        It knows pods of the API server by their names: it removes the earlier one first.
+        """
+        names = {r.pod.name: uid for uid, r in self.records.items() if isinstance(r.pod, Pod)}
+        return {
+            uid: pod for uid, pod in self.listed_before.items() if names.get(pod.name, uid) == uid
+        }
 
     async def list_running(self) -> Set[PodUid]:
         self._answer("/runningpods/")
