@@ -6,8 +6,10 @@ A node's agent also speaks of the devices, pods and leases of another node.
 import asyncio
 import json
 import ssl
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from shared.model.events.event import Event
 from shared.model.names import NodeName
 from shared.nats import subjects, wire
 from shared.nats.bus import Bus
+from shared.nats.sender_rates import LEAST_BYTES, MOST_BYTES
 from tests.support.auth.logins import covers
 from tests.support.dialects.checklist import ledger_of
 from tests.support.fuzz.messages import extremes
@@ -69,10 +72,24 @@ def messages(user: NatsUser, names: Mapping[str, str]) -> Iterator[tuple[str, by
                 yield subject, data
 
 
+def is_after(second: float) -> bool:
+    return time.monotonic() // 1 > second
+
+
 async def send(bus: Bus, found: Iterator[tuple[str, bytes]]) -> int:
-    """Send messages as work is sent; also with reply subjects that are no such number."""
+    """Send messages as work is sent; also with reply subjects that are no such number.
+
+    They are sent more slowly than those of an agent whose connections a binder closes.
+    """
     count = 0
+    sent_bytes = 0
     for count, (subject, data) in enumerate(found, start=1):
+        sent_bytes += max(len(data), LEAST_BYTES)
+        if sent_bytes > MOST_BYTES // 4:
+            await flush(bus.client)
+            second = time.monotonic() // 1
+            await until(partial(is_after, second))
+            sent_bytes = 0
         inbox = bus.client.new_inbox()
         number = (str(count), "9" * 40, "x")[count % 3 if count % 50 == 0 else 0]
         await bus.client.publish(subject, data, reply=f"{inbox}.{number}")
