@@ -22,7 +22,8 @@ class EventRecorder:
     ) -> None:
         """Write an event about an object of a kind, or raise the count of an equal one."""
         key = (about["metadata"]["uid"], container, reason, message)
-        known, namespace = self._written.get(key), namespace_of(about)
+        known = self._written.get(key)
+        namespace = namespace_of(about)
         try:
             if known is not None and self._store.find("events", namespace, known):
                 self._store.patch("events", namespace, known, self._counted)

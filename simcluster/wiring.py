@@ -109,7 +109,8 @@ async def serve(options: argparse.Namespace) -> None:
         schedulers.append(
             Scheduler(store, server.bind, matches_device, server.write_status, extender=extender)
         )
-    claims, volumes = ResourceClaimController(store), VolumeController(store)
+    claims = ResourceClaimController(store)
+    volumes = VolumeController(store)
     try:
         async with (
             fleet,

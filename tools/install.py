@@ -31,7 +31,8 @@ KUBECTL = (
 
 
 def main() -> None:
-    lock, stamp = Path(sys.argv[1]), Path(sys.argv[2])
+    lock = Path(sys.argv[1])
+    stamp = Path(sys.argv[2])
     check_python()
     check_disk(NEEDED_MB[lock.name])
     warn_of_missing_programs()

@@ -84,12 +84,10 @@ class _Source:
             if line.startswith("type ") and line.endswith("struct {"):
                 struct = line.split()[1]
             elif tag := _GO_FIELD.match(line):
-                go_name, kind, (name, *options), proto_name = (
-                    tag[1],
-                    tag[2],
-                    tag[3].split(","),
-                    tag[4],
-                )
+                go_name = tag[1]
+                kind = tag[2]
+                (name, *options) = tag[3].split(",")
+                proto_name = tag[4]
                 place = (struct, proto_name or name or go_name[0].lower() + go_name[1:])
                 self.json_names[place] = name
                 if "inline" in options:
@@ -101,7 +99,8 @@ class _Source:
 
     def schemas(self) -> Iterator[tuple[str, dict[str, Any]]]:
         comments: list[str] = []
-        name, schema = "", {}
+        name = ""
+        schema = {}
         for line in map(str.strip, self.proto.splitlines()):
             if line.startswith("//"):
                 comments.append(line.removeprefix("//").strip())

@@ -216,8 +216,10 @@ class ReadApi:
 
     async def _no_end(self, pod: PodUid, call: ApiCall) -> str:
         """Return for which leases without a known end a pod waits, or its gang; empty: none."""
-        now, projection = self.service.clock.now(), self.service.projection
-        totals, end_of = list(projection.totals.values()), partial(projection.end_of, now=now)
+        now = self.service.clock.now()
+        projection = self.service.projection
+        totals = list(projection.totals.values())
+        end_of = partial(projection.end_of, now=now)
         try:  # after the nodes, so that a start that claims devices of these is among them
             starts = (await self.service.preemptions.state(now=now, past_s=0)).starts
         except UnavailableError:
@@ -350,7 +352,8 @@ class ReadApi:
     @ROUTES.at("/api/v1/finished", {name: f"of this {name} only" for name in OF_FINISHED})
     async def finished(self, call: ApiCall) -> FinishedView:
         """Return the pods that finished within a day; at most 500, the latest first."""
-        now, leases = self.service.clock.now(), self.service.projection.totals.values()
+        now = self.service.clock.now()
+        leases = self.service.projection.totals.values()
         live = {lease.pod for totals in leases for lease in totals.leases}
         asked = {name: value for name in OF_FINISHED if (value := call.query.get(name))}
         found = [
@@ -411,7 +414,8 @@ class ReadApi:
     )
     async def ledger(self, call: ApiCall) -> LedgerPage:
         """Return the entries of a namespace's budget, oldest first, 1000 at a time."""
-        namespace, cursor = Namespace(call.path["namespace"]), call.query.get("cursor", "")
+        namespace = Namespace(call.path["namespace"])
+        cursor = call.query.get("cursor", "")
         if namespace not in await self._charged_namespaces(call):
             raise web.HTTPNotFound(reason="no such namespace that you may see has used a GPU")
         if cursor and not _CURSOR.fullmatch(cursor):
@@ -454,7 +458,8 @@ class ReadApi:
     async def preemption_plan(self, call: ApiCall) -> DryRunView:
         """Return the preemption of a waiting pod, or what a binder would plan for it."""
         self._require_all(call)
-        pod, waiting = PodUid(call.path["pod"]), self.service.projection.waiting
+        pod = PodUid(call.path["pod"])
+        waiting = self.service.projection.waiting
         if pod not in waiting:
             raise web.HTTPNotFound(reason="no waiting pod has this UID")
         shown = await self.preemptions(call)
@@ -480,7 +485,8 @@ class ReadApi:
     async def placing(self, call: ApiCall) -> PlacingView:
         """Return all that placing and preemption decide on, to viewers of all namespaces."""
         self._require_all(call)
-        now, projection = self.service.clock.now(), self.service.projection
+        now = self.service.clock.now()
+        projection = self.service.projection
         return PlacingView(
             nodes=tuple(projection.totals[name] for name in sorted(projection.totals)),
             waiting=tuple(projection.queue()),
@@ -490,7 +496,8 @@ class ReadApi:
     @ROUTES.at("/api/v1/what-if", body=WhatIfOrder, needs_sync=True)
     async def what_if(self, call: ApiCall) -> Forecast:
         """Return whether the pods of a manifest would fit now, where, and what is missing."""
-        order, now = call.decode(WhatIfOrder), self.service.clock.now()
+        order = call.decode(WhatIfOrder)
+        now = self.service.clock.now()
         starts = (await self.service.preemptions.state(now=now, past_s=0)).starts
         nodes = with_claims(self.service.projection.totals.values(), starts, ())
         end_of = partial(self.service.projection.end_of, now=now) if order.when else None

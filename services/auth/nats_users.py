@@ -204,7 +204,8 @@ def auth_callout_configuration(
 
     `issuer` is the public key that signs the responses; `files` is the directory of certificates.
     """
-    system, requests = "system", f"{AUTH_CALLOUT_SUBJECT} {auth.name}"
+    system = "system"
+    requests = f"{AUTH_CALLOUT_SUBJECT} {auth.name}"
     answering = _entry(replace(auth, subscribe=(*auth.subscribe, requests)), secrets)
     answering["permissions"]["allow_responses"] = True
     tls: dict[str, object] = {"cert_file": f"{files}/server.crt", "key_file": f"{files}/server.key"}

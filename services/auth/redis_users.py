@@ -10,8 +10,12 @@ from dataclasses import dataclass
 
 from shared.ledger.function_library import FUNCTIONS
 
-LEDGER, QUOTAS, PREEMPTION, BUDGET = "lh:*", "lh-quotas*", "lh-preemption:*", "lh-budget:*"
-TENURES, RUN_TIMES = "lh:tenures", "lh-run-times"
+LEDGER = "lh:*"
+QUOTAS = "lh-quotas*"
+PREEMPTION = "lh-preemption:*"
+BUDGET = "lh-budget:*"
+TENURES = "lh:tenures"
+RUN_TIMES = "lh-run-times"
 
 CONNECTION_COMMANDS = ("ping", "select", "client|setinfo", "client|setname", "fcall_ro", "time")
 """What clients of all users send; all other commands run inside functions."""

@@ -198,7 +198,8 @@ class AuthService:
         not respond, or not before the NATS server has given up.
         """
         parsed = auth_callout.parse_request(request.decode(errors="replace"))
-        issuer, now_s = self._issuer, round(self.clock.now())
+        issuer = self._issuer
+        now_s = round(self.clock.now())
         if issuer is None:
             raise ConflictError("the secrets were not read yet")
         try:

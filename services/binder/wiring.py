@@ -67,7 +67,10 @@ def build_binder(
     events_per_s: float = EVENTS_PER_S,
 ) -> Binder:
     """Return a binder on these ports."""
-    ledger, pods, agents, clock = ports.ledger, ports.pods, ports.agents, ports.clock
+    ledger = ports.ledger
+    pods = ports.pods
+    agents = ports.agents
+    clock = ports.clock
     sender = BindingSender(pods, clock, concurrency=concurrency, batch_wait_s=batch_wait_s)
     events = EventWriter(pods, ports.host_clock, per_s=events_per_s, is_busy=sender.is_busy)
     conditions = ConditionWriter(pods, ports.host_clock)
@@ -172,7 +175,8 @@ def _claim_leaser(ports: BinderPorts, ender: ClaimEnder) -> ClaimLeaser:
 async def serve_binder(settings: BinderSettings, process: SharedProcess | None = None) -> None:
     """Build the binder with real clients and serve it until it is stopped."""
     credentials = load_credentials(settings.kubeconfig)
-    redis_url, login = settings.redis_url, settings.redis_client_credentials
+    redis_url = settings.redis_url
+    login = settings.redis_client_credentials
     clock = LedgerClock()
     async with (
         KubernetesClient(credentials, timeout_s=settings.api_timeout_s) as client,

@@ -140,7 +140,9 @@ class Node:
         self, snapshot: NodeSnapshot, software: NodeSoftware, shown: NodeAdvertisement
     ) -> None:
         """Set newly discovered devices; a report is due."""
-        self.snapshot, self.software, self.shown = snapshot, software, shown
+        self.snapshot = snapshot
+        self.software = software
+        self.shown = shown
         self.report_due.set()
         for notify in self.on_devices:
             notify()

@@ -219,7 +219,8 @@ class NodeAgent:
         """Admit no more pods, report that, and wait until the kubelet starts the admitted."""
         self.window.draining = True
         self.node.report_due.set()
-        began_at, timing = self.clock.ticks(), self.node.timing
+        began_at = self.clock.ticks()
+        timing = self.node.timing
         await self.clock.sleep(GRACE_S)
         while True:
             try:
@@ -284,7 +285,8 @@ class NodeAgent:
             return (AGENT_STOPPING,), ()
         if not self.numa.is_known:
             return (AGENT_STARTING,) * self.numa.is_starting, ()
-        unserved, newly_served = self.plugins.unserved(), self.plugins.newly_served()
+        unserved = self.plugins.unserved()
+        newly_served = self.plugins.newly_served()
         usable = [
             name
             for name in self.node.shown.served

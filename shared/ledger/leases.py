@@ -63,7 +63,10 @@ from shared.model.names import NodeName, PodUid
 from shared.model.request import Gang
 from shared.placing.run_times import RunTimes
 
-_ALREADY_LEASED, _GANG_INCOMPLETE, _GONE, _TOO_LARGE = 0, -2, -3, -4
+_ALREADY_LEASED = 0
+_GANG_INCOMPLETE = -2
+_GONE = -3
+_TOO_LARGE = -4
 
 
 def decode_outcome(
@@ -309,7 +312,8 @@ class RedisLeases(LedgerInventory):
             _ends(batch, now),
             tail=pieces,
         )
-        numbers, following = iter(unpack(packed)), iter(values)
+        numbers = iter(unpack(packed))
+        following = iter(values)
         outcomes = [decode_outcome(each, numbers, following, now, expires_at) for each in batch]
         self._observe(outcome.lease for outcome in outcomes if isinstance(outcome, Reserved))
         return outcomes

@@ -134,7 +134,8 @@ def _claims(
     wanted: Sequence[Reservation], at_once: Sequence[Mapping[str, int]], *, until: int
 ) -> list[tuple[object, ...]]:
     """Return the claims of pods as the function takes them; of a device only the first has one."""
-    rows, claimed = list[tuple[object, ...]](), set[DeviceUuid]()
+    rows = list[tuple[object, ...]]()
+    claimed = set[DeviceUuid]()
     for each, amounts in zip(wanted, at_once, strict=True):
         (placement,) = each.candidates
         devices = {share.device for share in placement.shares} - claimed

@@ -28,7 +28,8 @@ class RecordChecks(LedgerPart):
         totals = LedgerTotals(self._connection)
         quotas = LedgerQuotas(self._connection)
         start = await read_nodes(self._connection, [])
-        nodes, unreadable = [], await self._unreadable_waiting()
+        nodes = []
+        unreadable = await self._unreadable_waiting()
         for names in in_batches(sorted(start.names), NODES_PER_CALL):
             found, broken = await totals.read(names)
             nodes += found
@@ -50,7 +51,8 @@ class RecordChecks(LedgerPart):
         )
 
     async def _unreadable_waiting(self) -> list[UnreadableRecord]:
-        cursor, found = "0", list[UnreadableRecord]()
+        cursor = "0"
+        found = list[UnreadableRecord]()
         while True:
             cursor, pods = await self._connection.run(
                 "list_waiting", "unreadable", cursor, WAITING_PER_CALL

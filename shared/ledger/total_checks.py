@@ -84,9 +84,11 @@ def quota_usage(reading: LedgerReading) -> Iterator[Difference]:
         for model, usage in usage_by_model.items():
             charges.setdefault(namespace, {}).setdefault(model, []).append(usage)
     for namespace in sorted(charges.keys() | quotas.used.keys()):
-        charged, used = charges.get(namespace, {}), quotas.used.get(namespace, {})
+        charged = charges.get(namespace, {})
+        used = quotas.used.get(namespace, {})
         for model in sorted(charged.keys() | used.keys()):
-            stored, summed = used.get(model, QuotaUsage()), total_of(charged.get(model, ()))
+            stored = used.get(model, QuotaUsage())
+            summed = total_of(charged.get(model, ()))
             if stored != summed:
                 text = (
                     f"the ledger counts {stored.milli_gpu} milli-GPU, {len(stored.devices)} "

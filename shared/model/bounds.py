@@ -46,7 +46,10 @@ MOST_FACTS = 262_144
 LONGEST_MESSAGE = 1024
 """Characters of a message for people: the API server rejects Events with longer ones."""
 
-SHORT, NAME, KEY, LONG = 63, 253, 317, 1024
+SHORT = 63
+NAME = 253
+KEY = 317
+LONG = 1024
 """Kubernetes' limits of labels (and of container and namespace names), of object names, and of keys
 with a prefix; and ours for what a component writes."""
 

@@ -105,7 +105,9 @@ class QuotaTotals:
 
 def total_of(charges: Iterable[QuotaUsage]) -> QuotaUsage:
     """Add up what leases count as."""
-    cores = milli = memory = 0
+    cores = 0
+    milli = 0
+    memory = 0
     devices: dict[DeviceUuid, int] = {}
     for charge in charges:
         cores += charge.cores_milli

@@ -347,12 +347,14 @@ class Bus:
         inbox = Inbox(on_refused=self._note_refused)
         for kind in kinds:
             if is_work(kind):
-                queue, subject = group, subjects.subscribe_subject(kind)
+                queue = group
+                subject = subjects.subscribe_subject(kind)
                 callback = inbox.receive_work(kind, self._confirmations)
                 if self._handlers is not None:
                     self._handlers[kind] = inbox
             else:
-                queue, subject = "", subjects.subscribe_subject(kind, route)
+                queue = ""
+                subject = subjects.subscribe_subject(kind, route)
                 callback = inbox.receive_broadcasts(kind)
             await self._receive(inbox, kind, subject, queue, callback)
         return inbox

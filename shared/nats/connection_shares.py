@@ -200,7 +200,8 @@ class _ConnectionShares:
 
     async def _connections(self, server: str, user: str) -> AsyncIterator[_Connection]:
         """Yield connections, oldest first."""
-        offset, asked = 0, {"user": user} if user else {}
+        offset = 0
+        asked = {"user": user} if user else {}
         while True:
             page = (await self._listing(server, limit=PAGE, offset=offset, **asked)).data
             for connection in page.connections:
@@ -220,7 +221,8 @@ class _ConnectionShares:
 
     async def _close(self, server: str, cids: Sequence[int]) -> None:
         """Close connections. A server ignores a request without a reply subject."""
-        subject, inbox = subjects.server_request(server, "KICK"), self._bus.client.new_inbox()
+        subject = subjects.server_request(server, "KICK")
+        inbox = self._bus.client.new_inbox()
         for cid in cids:
             request = json.dumps({"cid": cid}).encode()
             await self._bus.client.publish(subject, request, reply=f"{inbox}.{cid}")

@@ -53,7 +53,8 @@ class Replies:
         Up to `concurrency` requests are handled at once; the others wait, those of one node in
         their share.
         """
-        free, shares = asyncio.Semaphore(concurrency), SenderShares(MOST_OF_SERVICES)
+        free = asyncio.Semaphore(concurrency)
+        shares = SenderShares(MOST_OF_SERVICES)
 
         async def handle(message: Msg) -> None:
             async with free:

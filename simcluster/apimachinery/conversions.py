@@ -22,7 +22,8 @@ _NEW_NAMES: Mapping[str, str] = {
 _OLD_NAMES = {new: old for old, new in _NEW_NAMES.items()}
 
 
-_OLD_AUTOSCALER, _CPU_TARGET = "autoscaling/v1", "targetCPUUtilizationPercentage"
+_OLD_AUTOSCALER = "autoscaling/v1"
+_CPU_TARGET = "targetCPUUtilizationPercentage"
 
 
 def _to_cpu_target(spec: Json) -> Json:

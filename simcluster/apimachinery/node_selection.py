@@ -45,7 +45,8 @@ def _tolerates(toleration: Json, taint: Json) -> bool:
 
 
 def _term_matches(term: Json, name: str, labels: Mapping[str, str]) -> bool:
-    of_labels, of_fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
+    of_labels = term.get("matchExpressions") or ()
+    of_fields = term.get("matchFields") or ()
     if not of_labels and not of_fields:
         return False
     return all(_expression_matches(each, labels) for each in of_labels) and all(

@@ -30,7 +30,9 @@ def format_age(since: object, now: float) -> str:
 def format_duration(seconds: float) -> str:
     """Format a duration as kubectl does."""
     total = int(seconds)
-    minutes, hours, days = total // 60, total // 3600, total // 86400
+    minutes = total // 60
+    hours = total // 3600
+    days = total // 86400
     steps = (
         (total < 120, f"{total}s"),
         (minutes < 10, _two_units(minutes, "m", total % 60, "s")),

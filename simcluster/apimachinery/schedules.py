@@ -60,7 +60,8 @@ class Schedule:
 
     def last(self, until: datetime, after: datetime) -> datetime | None:
         """Return the last time after one and until the other, or None."""
-        found, at = None, self.next(after)
+        found = None
+        at = self.next(after)
         while at is not None and at <= until:
             found, at = at, self.next(at)
         return found
@@ -68,7 +69,8 @@ class Schedule:
     def _has_day(self, at: datetime) -> bool:
         if at.month not in self.months:
             return False
-        in_month, in_week = at.day in self.days, at.isoweekday() % 7 in self.weekdays
+        in_month = at.day in self.days
+        in_week = at.isoweekday() % 7 in self.weekdays
         return in_month or in_week if self.either_day else in_month and in_week
 
 

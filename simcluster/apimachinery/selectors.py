@@ -71,7 +71,8 @@ def selector_requirements(selector: Json | None) -> tuple[LabelRequirement, ...]
         return (lambda _labels: False,)
     terms = [f"{key}={value}" for key, value in (selector.get("matchLabels") or {}).items()]
     for expression in selector.get("matchExpressions") or ():
-        key, values = expression["key"], ",".join(expression.get("values") or ())
+        key = expression["key"]
+        values = ",".join(expression.get("values") or ())
         terms.append(
             {
                 "In": f"{key} in ({values})",

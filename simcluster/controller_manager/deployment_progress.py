@@ -16,9 +16,13 @@ from simcluster.apimachinery.objects import (
 from simcluster.controller_manager.plans import condition_of, with_condition
 
 PROGRESSING = "Progressing"
-CREATED, FOUND, UPDATED = "NewReplicaSetCreated", "FoundNewReplicaSet", "ReplicaSetUpdated"
-AVAILABLE, TIMED_OUT = "NewReplicaSetAvailable", "ProgressDeadlineExceeded"
-PAUSED, RESUMED = "DeploymentPaused", "DeploymentResumed"
+CREATED = "NewReplicaSetCreated"
+FOUND = "FoundNewReplicaSet"
+UPDATED = "ReplicaSetUpdated"
+AVAILABLE = "NewReplicaSetAvailable"
+TIMED_OUT = "ProgressDeadlineExceeded"
+PAUSED = "DeploymentPaused"
+RESUMED = "DeploymentResumed"
 _NEVER_S = (1 << 31) - 1
 """This deadline stands for none."""
 
@@ -56,7 +60,8 @@ def _condition(
     deployment: Json, before: Json, current: Json | None, counts: Mapping[str, int], now: float
 ) -> Json | None:
     """Return the condition if it changes, or if the rollout has progressed; else None."""
-    reason, is_paused = before.get("reason"), bool(deployment["spec"].get("paused"))
+    reason = before.get("reason")
+    is_paused = bool(deployment["spec"].get("paused"))
     replicas = deployment["spec"]["replicas"]
     is_complete = all(
         counts[field] == replicas for field in ("replicas", "updatedReplicas", "availableReplicas")

@@ -199,7 +199,8 @@ def _status(deployment: Json, current: Json | None, old: Objects, now: float) ->
     def total(field: str, replica_sets: Objects) -> int:
         return sum(number_at(each, f"status.{field}") for each in replica_sets)
 
-    replicas, available = total("replicas", every), total("availableReplicas", every)
+    replicas = total("replicas", every)
+    available = total("availableReplicas", every)
     updated = total("replicas", [current] if current else [])
     conditions = list_at(deployment, "status.conditions")
     enough = available >= spec["replicas"] - _limits(deployment)[1]

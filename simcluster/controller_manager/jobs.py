@@ -121,7 +121,8 @@ def _free_indexes(job: Json, counted: _Counts) -> Iterator[int]:
 
 
 def _set_index(pod: Json, job: str, index: int) -> None:
-    meta, spec = pod["metadata"], pod["spec"]
+    meta = pod["metadata"]
+    spec = pod["spec"]
     meta.setdefault("annotations", {})[INDEX] = str(index)
     meta.setdefault("labels", {})[INDEX] = str(index)
     meta["generateName"] = f"{job}-{index}-"
@@ -160,7 +161,8 @@ def _failure(job: Json, counted: _Counts, now: float) -> tuple[str, str] | None:
 
 
 def _end(plan: WorkloadPlan, now: float, kind: str, reason: str, message: str) -> None:
-    conditions, time = plan.status.get("conditions") or [], rfc3339(now)
+    conditions = plan.status.get("conditions") or []
+    time = rfc3339(now)
     condition = condition_of(kind, "True", reason, message)
     plan.status["conditions"] = with_condition(conditions, time, condition)
     if kind == "Complete":

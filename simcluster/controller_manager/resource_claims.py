@@ -40,7 +40,8 @@ class ResourceClaimController:
     async def run(self) -> None:
         """Follow pods and claims."""
         while True:
-            pods, claims = self._store.watch("pods"), self._store.watch("resourceclaims")
+            pods = self._store.watch("pods")
+            claims = self._store.watch("resourceclaims")
             try:
                 while True:
                     changed = [each for watch in (pods, claims) for each in watch.poll()]
@@ -147,7 +148,8 @@ def _is_of_ended_pods(claim: Json, pods: Mapping[str, Json]) -> bool:
 
 
 def _uses_claims(obj: Json) -> bool:
-    spec, status = obj.get("spec") or {}, obj.get("status") or {}
+    spec = obj.get("spec") or {}
+    status = obj.get("status") or {}
     return bool({"resourceClaims", "devices"} & spec.keys()) or (
         "extendedResourceClaimStatus" in status
     )

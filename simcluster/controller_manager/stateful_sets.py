@@ -60,7 +60,8 @@ def _create_pods(
     claims: Objects,
 ) -> bool:
     """Create the pods that may be created now; return whether all exist, and work if ordered."""
-    known, ordered = {name_of(claim) for claim in claims}, _is_ordered(stateful_set)
+    known = {name_of(claim) for claim in claims}
+    ordered = _is_ordered(stateful_set)
     for at, name in enumerate(names):
         pod = pods.get(name)
         if pod is None:

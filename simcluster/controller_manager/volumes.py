@@ -22,9 +22,11 @@ from simcluster.ports import ClusterStore
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-ZONE, HOSTNAME = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
+ZONE = "topology.kubernetes.io/zone"
+HOSTNAME = "kubernetes.io/hostname"
 SELECTED_NODE = "volume.kubernetes.io/selected-node"
-CLAIMS, VOLUMES = "persistentvolumeclaims", "persistentvolumes"
+CLAIMS = "persistentvolumeclaims"
+VOLUMES = "persistentvolumes"
 
 
 class VolumeController:
@@ -58,7 +60,9 @@ class VolumeController:
         volume = self._volume(claim)
         if volume is None:
             return True
-        name, namespace, spec = name_of(volume), namespace_of(claim), volume["spec"]
+        name = name_of(volume)
+        namespace = namespace_of(claim)
+        spec = volume["spec"]
         self._store.patch(VOLUMES, None, name, {"spec": {"claimRef": _reference(claim)}})
         self._store.patch(VOLUMES, None, name, {"status": {"phase": "Bound"}}, subresource="status")
         self._store.patch(CLAIMS, namespace, name_of(claim), {"spec": {"volumeName": name}})

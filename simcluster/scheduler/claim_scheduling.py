@@ -131,7 +131,8 @@ class ClaimScheduling:
 
         A webhook may answer the binding conditions in these writes, or deny them.
         """
-        nodes, pods = self._store.list("nodes"), self._store.list("pods")
+        nodes = self._store.list("nodes")
+        pods = self._store.list("pods")
         pinned = {_node_of(claim) for claim in claims if at_path(claim, "status.allocation")}
         refusal = choose_node(pod, nodes, pods, volumes)
         if not refusal.node:
@@ -274,7 +275,8 @@ def _failure(claim: Json) -> str:
         for name in result.get("bindingFailureConditions") or ():
             condition = conditions.get(name, {})
             if condition.get("status") == "True":
-                reason, message = condition.get("reason"), condition.get("message")
+                reason = condition.get("reason")
+                message = condition.get("message")
                 return (
                     f"device binding failed: claim={name_of(claim)}, reason={reason}, "
                     f'message="{message}"'

@@ -42,7 +42,8 @@ class SchedulerExtender:
     def load(cls, path: Path) -> Self:
         """Read a KubeSchedulerConfiguration."""
         configuration = yaml.safe_load(path.read_text(encoding="utf-8"))
-        [profile], [extender] = configuration["profiles"], configuration["extenders"]
+        [profile] = configuration["profiles"]
+        [extender] = configuration["extenders"]
         return cls(profile["schedulerName"], extender)
 
     def is_interested(self, pod: Json) -> bool:

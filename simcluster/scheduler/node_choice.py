@@ -88,7 +88,8 @@ def _requests(pod: Json) -> Counter[str]:
 
 
 def _refusal(pod: Json, wanted: Mapping[str, int], node: Json, used: Mapping[str, int]) -> str:
-    spec, labels = pod["spec"], labels_of(node)
+    spec = pod["spec"]
+    labels = labels_of(node)
     if not node_selected(spec, name_of(node), labels):
         return "node(s) didn't match Pod's node affinity/selector"
     if not tolerates_node(spec.get("tolerations") or (), node):

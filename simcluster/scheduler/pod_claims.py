@@ -59,7 +59,10 @@ def claims_of(
     pod: Json, claims: Mapping[str, Json], volumes: Mapping[str, Json], kinds: Mapping[str, Json]
 ) -> PodClaims:
     """Return the claims of a pod, given those of its namespace, all volumes and StorageClasses."""
-    missing, bound, immediate, waiting = [], [], [], []
+    missing = []
+    bound = []
+    immediate = []
+    waiting = []
     for name in _claim_names(pod):
         claim = claims.get(name)
         if claim is None:

@@ -112,7 +112,8 @@ class Scheduler:
     async def _choose(
         self, pod: Json, volumes: PodClaims, extender: SchedulerExtender | None
     ) -> NodeChoice:
-        nodes, extended = self._store.list("nodes"), [] if extender else extended_requests(pod)
+        nodes = self._store.list("nodes")
+        extended = [] if extender else extended_requests(pod)
         if extended:
             classes = classes_by_resource(self._store.list("deviceclasses"))
             if refusal := unserved_text(extended, classes, nodes):

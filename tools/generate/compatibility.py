@@ -245,7 +245,8 @@ def proofs(names: Iterable[str], files: Mapping[str, str]) -> list[str]:
 
 
 def checklist_table(checklist: str) -> str:
-    shown, files = shown_by(), all_tests()
+    shown = shown_by()
+    files = all_tests()
     rows = ["| no. | shown by |", "|---|---|"]
     for number in LISTS[checklist]:
         names = proofs(shown.get((checklist, number), ()), files)

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parents[2] / "k8s" / "monitoring" / "grafana" / "dashboards"
-MODEL, NAMESPACE, NODE = (
-    '{model=~"$model"}',
-    '{namespace=~"$namespace"}',
-    '{instance=~"$instance:.*"}',
-)
+MODEL = '{model=~"$model"}'
+NAMESPACE = '{namespace=~"$namespace"}'
+NODE = '{instance=~"$instance:.*"}'
 SYSTEM = '{system=~"$system"}'
 
 

@@ -21,7 +21,8 @@ METRICS = "leasehold.dev/allow-metrics"
 """Label of namespaces whose pods may read metrics: that of Prometheus."""
 NAMESPACE_NAME = "kubernetes.io/metadata.name"
 """The label with a namespace's name, which the API server sets."""
-NAME, PART_OF = "app.kubernetes.io/name", "app.kubernetes.io/part-of"
+NAME = "app.kubernetes.io/name"
+PART_OF = "app.kubernetes.io/part-of"
 OURS = {PART_OF: "leasehold"}
 ANY_POD: Peers = ({"namespaceSelector": {}},)
 """Any pod of the cluster, and no other address."""

@@ -91,7 +91,9 @@ def _row(family: Metric, labels: Iterable[str]) -> Row:
 
 def _everything() -> UsageSnapshot:
     """Return a picture in which there is one of everything."""
-    pod, namespace, node = PodUid("u1"), Namespace("default"), NodeName("n")
+    pod = PodUid("u1")
+    namespace = Namespace("default")
+    node = NodeName("n")
     share = Share(
         container="main",
         device=DeviceUuid("GPU-0"),

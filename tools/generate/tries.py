@@ -10,7 +10,8 @@ from typing import Any
 
 from shared.model.names import SYSTEM_NAMESPACE
 
-OWN, OTHER = "gpu-1", "gpu-2"
+OWN = "gpu-1"
+OTHER = "gpu-2"
 """The node that the token is bound to, and another one."""
 PODS = "/api/v1/namespaces/team-a/pods"
 SYSTEM = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}"
@@ -38,7 +39,9 @@ class Try:
     """For PATCH, a merge patch."""
 
 
-ALLOWED, POLICY, RBAC = TryOutcome.ALLOWED, TryOutcome.POLICY, TryOutcome.RBAC
+ALLOWED = TryOutcome.ALLOWED
+POLICY = TryOutcome.POLICY
+RBAC = TryOutcome.RBAC
 POD = {"metadata": {"name": "new"}, "spec": {"containers": [{"name": "a", "image": "evil"}]}}
 IMAGE = {"spec": {"containers": [{"name": "main", "image": "evil"}]}}
 TAINT = {"spec": {"taints": [{"key": "stolen", "effect": "NoExecute"}]}}
@@ -67,7 +70,8 @@ GROUPS = "/apis/scheduling.k8s.io/v1alpha2/namespaces/team-a/podgroups"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
 BINDINGS = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
-NODE, NODE_2 = f"/api/v1/nodes/{OWN}", f"/api/v1/nodes/{OTHER}"
+NODE = f"/api/v1/nodes/{OWN}"
+NODE_2 = f"/api/v1/nodes/{OTHER}"
 
 
 def _annotate(outcome: TryOutcome, words: str, path: str, key: str) -> Try:

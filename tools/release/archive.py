@@ -26,7 +26,8 @@ def tar_gz(files: Iterable[ArchivedFile], built_at: int) -> bytes:
     ):
         for file in files:
             entry = tarfile.TarInfo(file.name)
-            entry.size, entry.mtime = len(file.content), built_at
+            entry.size = len(file.content)
+            entry.mtime = built_at
             entry.mode = 0o755 if file.executable else 0o644
             archive.addfile(entry, io.BytesIO(file.content))
     return packed.getvalue()

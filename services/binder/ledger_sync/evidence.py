@@ -14,7 +14,8 @@ from shared.model.events.pod_events import LEASE_PRESENT, ListedPods, PodsListed
 from shared.model.names import NodeName
 from shared.runtime.service import observes
 
-MOST_LISTINGS, LISTING_S = 4, 600.0
+MOST_LISTINGS = 4
+LISTING_S = 600.0
 MOST_REPORTS = 16
 """Of one node that are read: a node that always reports something else would hold up a rebuild."""
 

@@ -90,7 +90,8 @@ class LedgerRebuild:
     async def _restore(self, token: str) -> list[RebuildEvent]:
         await self._await_bindings(token)
         recovery = Recovery(await self._list_pods(token))
-        restored, misfits = 0, []
+        restored = 0
+        misfits = []
         async for evidence in self._leases(recovery, token):
             refused = await self.ledger.restore(
                 [each.lease for each in evidence],
@@ -139,7 +140,8 @@ class LedgerRebuild:
 
     async def _list_pods(self, token: str) -> list[BoundPod]:
         """Request a resync, again until a listing is there; return its pods and claims."""
-        pause_s, requested_at = 0.0, self.clock.ticks()
+        pause_s = 0.0
+        requested_at = self.clock.ticks()
         while True:
             has_quotas = await self._extend_lock(token)
             pages = self.evidence.answer_to(token)
@@ -159,7 +161,8 @@ class LedgerRebuild:
 
         First those of agents' reports, as they arrive; see `RebuildTiming.silent_node_s`.
         """
-        since, awaited = self.clock.ticks(), len(recovery.silent)
+        since = self.clock.ticks()
+        awaited = len(recovery.silent)
         silent_before = awaited
         while True:
             await self._extend_lock(token)
@@ -175,7 +178,8 @@ class LedgerRebuild:
                 progress = silent_before - len(recovery.silent)
                 if progress < self.timing.progress_share * awaited:
                     break
-                since, silent_before = self.clock.ticks(), len(recovery.silent)
+                since = self.clock.ticks()
+                silent_before = len(recovery.silent)
             await self.clock.sleep(self.timing.poll_s)
         if recovery.silent:
             logger.error(

@@ -40,7 +40,8 @@ from shared.runtime.service import Publish, handles
 logger = logging.getLogger(__name__)
 BINDING_S = 5.0
 """The Binding of a lease that is younger than this may still be in progress."""
-CHUNK_WAIT_S, CHUNK_POLL_S = 5.0, 0.2
+CHUNK_WAIT_S = 5.0
+CHUNK_POLL_S = 0.2
 """How long the last chunk of a list waits for the others, which arrive as copies."""
 Correction = HolderGone | PlacementChosen | LeaseChanged | ResyncRequested
 """What a difference leads to."""

@@ -78,8 +78,11 @@ def _miscounted(
     present: set[PodUid],
 ) -> Iterator[Difference]:
     for gang in sorted(counted.keys() | recorded.keys()):
-        listed, found = counted.get(gang, frozenset()), recorded.get(gang, set())
-        missing, extra, gone = (found & present) - listed, listed - found, listed - present
+        listed = counted.get(gang, frozenset())
+        found = recorded.get(gang, set())
+        missing = (found & present) - listed
+        extra = listed - found
+        gone = listed - present
         for pods, text, settles_s in (
             (missing, "%d of its pods %s and are not counted", BIND_S),
             (extra, "%d pods are counted that do not %s", BIND_S),

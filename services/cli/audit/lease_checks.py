@@ -72,7 +72,8 @@ def annotation_views(snapshot: Snapshot) -> Iterator[Difference]:
     """O2: a pod's annotations agree with its lease."""
     pods = {pod.pod: pod for pod in snapshot.pods}
     for lease in snapshot.leases:
-        pod, dialect = pods.get(lease.pod), DIALECTS.get(lease.dialect)
+        pod = pods.get(lease.pod)
+        dialect = DIALECTS.get(lease.dialect)
         if pod is not None and pod.node and pod.is_active and dialect is not None:
             text = dialect.annotation_difference(lease, pod.annotations)
             if text:

@@ -76,7 +76,8 @@ async def _read(
 
 def settings(wanted: Mapping[str, WorkloadSettings], heartbeats: Iterable[Heartbeat]) -> Finding:
     """Judge which components run with other settings than new pods would get."""
-    others, compared = dict[str, tuple[str, list[str]]](), 0
+    others = dict[str, tuple[str, list[str]]]()
+    compared = 0
     for each in heartbeats:
         expected = wanted.get(each.service, wanted.get(COMBINED))
         if expected is None or not each.settings:
@@ -245,7 +246,8 @@ def webhook(
 ) -> Finding:
     """Judge registration and certificate; `refusal` is why the server is not trusted."""
     command = f"kubectl -n {SYSTEM_NAMESPACE} %s deployment/webhook"
-    restart, logs = command % "rollout restart", command % "logs"
+    restart = command % "rollout restart"
+    logs = command % "logs"
     if missing:
         return fail(
             f"not registered: {', '.join(missing)}: pods pass unchecked",

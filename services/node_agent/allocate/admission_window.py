@@ -197,7 +197,8 @@ class AdmissionWindow:
         Each has the reason why Allocate would refuse it, or nothing if it comes next. If they must
         be `distinct`, a pod waits for those in flight with the same request.
         """
-        allocated, most = self.node.checkpoint.allocated, self._most_in_flight()
+        allocated = self.node.checkpoint.allocated
+        most = self._most_in_flight()
         coming = self.coming()
         pending = set[RequestSignature]()
         for lease in self.in_flight().values() if distinct else ():
@@ -235,7 +236,8 @@ class AdmissionWindow:
 
     def _update(self) -> None:
         """Drop pods that are no longer in flight, and add those that were bound otherwise."""
-        allocated, now = self.node.checkpoint.allocated, self.ticks()
+        allocated = self.node.checkpoint.allocated
+        now = self.ticks()
         refused = self.node.refused
         bound = {
             pod: lease

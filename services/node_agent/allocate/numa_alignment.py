@@ -39,7 +39,8 @@ MOST_NUMA_NODES = 8
 TAKEN_S = 0.25
 """How long a kubelet may take to apply a list. Its binder waits, for less than 0.5 s in all."""
 LOOK_S = 0.01
-ALIGN_S, IDLE_S = 1.0, 10.0
+ALIGN_S = 1.0
+IDLE_S = 10.0
 """Interval of comparisons with pods and CPUs, and while the kubelet aligns nothing."""
 COUNT_S = 0.1
 """How long the kubelet may take to list pods before one is bound, which waits for that."""
@@ -111,7 +112,8 @@ class NumaAlignment:
 
     def described(self, devices: Iterable[Device]) -> tuple[Device, ...]:
         """Return the devices with what the kubelet requires of pods that get them."""
-        one_numa, cpus = self._policy == SINGLE_NODE, self._cpus
+        one_numa = self._policy == SINGLE_NODE
+        cpus = self._cpus
         return tuple(
             replace(each, one_numa=one_numa, numa_cpus=cpus.get(each.numa))
             if each.numa is not None
@@ -138,7 +140,8 @@ class NumaAlignment:
             except UnavailableError as error:
                 logger.debug("the kubelet's topology manager policy: %s", error)
                 return
-            self._registrations, self._policy = registrations, policy
+            self._registrations = registrations
+            self._policy = policy
             self.window.aligns_numa = policy in ALIGNING
             self.node.report_due.set()
         await self.align()

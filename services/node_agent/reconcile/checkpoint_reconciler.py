@@ -50,7 +50,8 @@ class CheckpointReconciler:
             return
         pods = await self.pods.list_pods()
         pod_resources = await self.node.pod_resources.list_holdings()
-        leases, now = self.leases.leases, self.node.clock.now()
+        leases = self.leases.leases
+        now = self.node.clock.now()
         instances = await self._instances(pod_resources)
         entries = rebuild_entries(node, leases, pods, pod_resources, instances=instances, now=now)
         lost = [entry for entry in entries if entry.allocation.pod not in self.checkpoint.pods]
@@ -73,7 +74,8 @@ class CheckpointReconciler:
         pods = await self.forget_ended()
         if self.checkpoint.unrecorded:
             await self.rebuild()  # a lease may be known again, or a MIG instance exist again
-        listed, leased = {pod.uid for pod in pods}, set(self.leases.leases)
+        listed = {pod.uid for pod in pods}
+        leased = set(self.leases.leases)
         terminal = {pod.uid for pod in pods if pod.terminal}
         self.node.refused &= listed - terminal
         self.node.refused |= terminal & leased
@@ -116,7 +118,8 @@ class CheckpointReconciler:
         live = {pod.uid for pod in pods if not pod.terminal}
         self.over = (self.over | ended) & live
         if left and pod_resources is not None and running is not None:
-            allocations, leases = self.checkpoint.allocations, self.leases.leases
+            allocations = self.checkpoint.allocations
+            leases = self.leases.leases
             ended |= unused_claims(allocations, pods, pod_resources, leases, running.uids)
         await self.checkpoint.forget(ended)
         if not reason:

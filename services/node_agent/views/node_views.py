@@ -144,7 +144,8 @@ class ViewWriter:
 
     async def _watch_node(self) -> None:
         """Compare at once when somebody changes what is written here, such as a new kubelet."""
-        selector, retry_s = f"metadata.name={self.node}", UNWATCHABLE_RETRY_S
+        selector = f"metadata.name={self.node}"
+        retry_s = UNWATCHABLE_RETRY_S
         found = follow(self.client, NODES, ApiNode, retry_s=retry_s, field_selector=selector)
         async with aclosing(found) as batches:
             async for batch in batches:
@@ -165,7 +166,8 @@ class ViewWriter:
         self.known.api_away_at = self.clock.ticks()
 
     def _observe(self, node: ApiNode) -> None:
-        self._status, wanted = node.status, self.advertisement
+        self._status = node.status
+        wanted = self.advertisement
         if wanted is not None and (
             _metadata_changes(node.metadata, wanted) or _status_changes(node.status, wanted)
         ):
@@ -173,7 +175,8 @@ class ViewWriter:
             self._node_changed.set()
 
     async def _write_node(self, wanted: NodeAdvertisement) -> None:
-        node = observed = self._observed
+        observed = self._observed
+        node = observed
         self._observed = None
         if self._read_at is None:
             self._read_at = self.clock.ticks()
@@ -181,7 +184,8 @@ class ViewWriter:
             # Any version may be compared; this one is in the API server's memory.
             node = await self.client.read(f"{self.path}?resourceVersion=0", ApiNode)
             self._status = node.status
-        self._read_at, self._failure = self.clock.ticks(), ""
+        self._read_at = self.clock.ticks()
+        self._failure = ""
         if metadata := _metadata_changes(node.metadata, wanted):
             self._take_written(
                 await self.client.patch_merge(self.path, {"metadata": metadata}, ApiNode)
@@ -214,7 +218,8 @@ class ViewWriter:
                 logger.warning("%s %s was not written: %s", wanted.kind, self.node, error)
 
     async def _sync_object(self, wanted: NodeObject, node_uid: str) -> None:
-        path, now = f"{wanted.collection}/{self.node}", self.clock.now()
+        path = f"{wanted.collection}/{self.node}"
+        now = self.clock.now()
         try:
             stored = await self.client.read(path, RawObject)
         except NotFoundError:

@@ -119,7 +119,8 @@ class Rounds:
     """Called before another round: the mirror shall follow the ledger now."""
 
     def __post_init__(self) -> None:
-        self.mirror, self.quotas = self.context.mirror, self.context.quotas
+        self.mirror = self.context.mirror
+        self.quotas = self.context.quotas
         self.events: list[PlacementEvent] = []
         """The outcomes of the batch."""
         self._reasons: dict[PodUid, str] = {}
@@ -199,7 +200,8 @@ class Rounds:
     async def _send(
         self, wanted: Sequence[Reservation], gang: Gang | None, together: bool
     ) -> list[ReservationOutcome]:
-        now, ttl_s = self.clock.now(), self.ttl_s
+        now = self.clock.now()
+        ttl_s = self.ttl_s
         if gang is None:
             return await self.ledger.reserve(wanted, now=now, ttl_s=ttl_s)
         if together:
@@ -234,8 +236,10 @@ class Rounds:
         )
         self.quotas.forget(pod for pod, _ in refused if pod.pod in result.stale)
         self._drop_gone(result.gone)
-        stale, leases = set(result.stale), {lease.pod: lease for lease in result.already_leased}
-        dropped, changed = stale | set(result.gone), set(result.changed)
+        stale = set(result.stale)
+        leases = {lease.pod: lease for lease in result.already_leased}
+        dropped = stale | set(result.gone)
+        changed = set(result.changed)
         count("stale", len(stale))
         count("already_leased", len(leases))
         count("refused", len(refused) - len(dropped) - len(leases))
@@ -433,8 +437,10 @@ class Rounds:
         self, gang: Gang, enrollment: GangEnrollment, members: Mapping[PodUid, PodQueued]
     ) -> list[PodQueued] | None:
         """Decide once; return the pods that the gang runs without, or None for another round."""
-        capacity, pods = self.mirror.capacity, list(members.values())
-        live, waiting = enrollment.live_count, enrollment.waiting_count
+        capacity = self.mirror.capacity
+        pods = list(members.values())
+        live = enrollment.live_count
+        waiting = enrollment.waiting_count
         if live + waiting < gang.min_member:
             refusal = gang_too_small(gang, live=live, waiting=waiting)
             return await self._refuse(

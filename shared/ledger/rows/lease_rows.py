@@ -62,7 +62,8 @@ _BOOKED = ("device", "memory_mib", "cores_percent", "slotted", "slots", "sharing
 _DEVICE = ("index", "device_mib", "device_model")
 _OTHERS = ("unit_mib", "init", "whole", "mig", "requested_units")
 """A share's values in their order; those of its device are an array."""
-_booked_values, _device_values = attrgetter(*_BOOKED), attrgetter(*_DEVICE)
+_booked_values = attrgetter(*_BOOKED)
+_device_values = attrgetter(*_DEVICE)
 _other_values = attrgetter(*_OTHERS)
 _described_values = attrgetter("namespace", "name", "dialect", "memo", "trace", "weighed")
 
@@ -238,7 +239,9 @@ def encode_leases(
     leases: Iterable[Lease],
 ) -> tuple[list[Lease], list[bytes], list[tuple[Lease, str]]]:
     """Pack leases; return those that can be stored, packed, and the others with the reasons."""
-    packed, values, refused = [], [], []
+    packed = []
+    values = []
+    refused = []
     for lease in leases:
         try:
             value = encode_lease(lease)

@@ -245,7 +245,8 @@ def is_known(row: Sequence[Any]) -> bool:
 
 def decode_change(position: str, fields: Mapping[bytes, bytes]) -> LedgerChange:
     """Decode one entry of the feed."""
-    uses, states = decode_node_values(fields[b"n"]), decode_device_values(fields[b"d"])
+    uses = decode_node_values(fields[b"n"])
+    states = decode_device_values(fields[b"d"])
     by_kind: dict[str, dict[NodeName, str]] = {kind: {} for kind in "fgsrx"}
     for key, value in fields.items():
         if chr(key[0]) in by_kind:

@@ -97,7 +97,8 @@ class BoundPolicies:
         """
         versions = self._store.kinds.versions(request.kind.table)
         exact = match.get("matchPolicy") == "Exact"
-        rules, excluded = match.get("resourceRules") or (), match.get("excludeResourceRules") or ()
+        rules = match.get("resourceRules") or ()
+        excluded = match.get("excludeResourceRules") or ()
         if matching_version(excluded, request, versions, exact=exact) is not None:
             return None
         kind = matching_version(rules, request, versions, exact=exact)
@@ -134,7 +135,8 @@ class BoundPolicies:
         self, spec: Json, bound: Json, request: AdmissionAttributes
     ) -> Sequence[Json | None]:
         """Return the parameter objects of a policy; one None if the policy takes none."""
-        wanted, ref = spec.get("paramKind"), bound.get("paramRef")
+        wanted = spec.get("paramKind")
+        ref = bound.get("paramRef")
         if not wanted or not ref:
             return [None]
         type_of = (wanted.get("apiVersion"), wanted.get("kind"))
@@ -218,6 +220,7 @@ def _refusal(request: AdmissionAttributes, binding_text: str, denial: PolicyDeni
     text = f"{binding_text} denied request: {denial.message}"
     name = request.name or (name_of(request.obj) if request.obj else "")
     refused = ApiError.forbidden(request.kind.qualified, name, text)
-    refused.reason, refused.code = denial.reason, _CODES.get(denial.reason, 422)
+    refused.reason = denial.reason
+    refused.code = _CODES.get(denial.reason, 422)
     refused.details = {**(refused.details or {}), "causes": [{"message": text}]}
     return refused

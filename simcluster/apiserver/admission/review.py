@@ -63,7 +63,8 @@ def parse_review(body: JsonValue, *, uid: str, mutating: bool) -> AdmissionRespo
 
 
 def _patch(response: Json, *, mutating: bool) -> Sequence[Json]:
-    patch, form = response.get("patch"), response.get("patchType")
+    patch = response.get("patch")
+    form = response.get("patchType")
     if not mutating:
         for field, value in (("patch", patch), ("patchType", form)):
             if value:

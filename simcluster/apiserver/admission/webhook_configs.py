@@ -116,7 +116,8 @@ def rule_causes(rules: JsonValue, path: str) -> Iterator[Cause]:
 
 def _client_causes(hook: Json, path: str) -> Iterator[Cause]:
     config = hook.get("clientConfig") or {}
-    url, service = config.get("url"), config.get("service") or {}
+    url = config.get("url")
+    service = config.get("service") or {}
     if bool(url) == bool(service):
         yield _required(path, "exactly one of url or service is required")
     elif url:

@@ -47,7 +47,8 @@ def version_priority(version: str) -> tuple[int, int, int, str]:
 
 
 def _kind(definition: Json, version: Json) -> CustomKind:
-    spec, names = definition["spec"], definition["spec"]["names"]
+    spec = definition["spec"]
+    names = definition["spec"]["names"]
     group = spec["group"]
     schema = at_path(version, "schema.openAPIV3Schema") or {}
     deprecation_warning = version.get("deprecationWarning") or (

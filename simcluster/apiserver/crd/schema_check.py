@@ -198,7 +198,8 @@ def _max_length(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
 def _at_most(kind: type, keyword: str) -> "_Check":
     def check(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
         if isinstance(value, kind) and len(value) > schema[keyword]:  # type: ignore[arg-type]
-            most, size = schema[keyword], len(value)  # type: ignore[arg-type]
+            most = schema[keyword]
+            size = len(value)  # type: ignore[arg-type]
             items = "item" if most == 1 else "items"
             text = f"Too many: {size}: must have at most {most} {items}"
             yield Cause("FieldValueTooMany", text, path)

@@ -73,7 +73,8 @@ class Aggregator:
         """Return the kinds of groups whose servers respond, if the path is one of discovery."""
         found: list[Resource] = []
         for spec in self._served() if path.rstrip("/").count("/") < 4 else ():
-            group, version = spec["group"], spec["version"]
+            group = spec["group"]
+            version = spec["version"]
             try:
                 async with self._sent("GET", spec, f"/apis/{group}/{version}", _SYSTEM) as response:
                     listed = decode(await response.read()) if response.status == 200 else {}
@@ -99,7 +100,8 @@ class Aggregator:
         if match := _PATH.fullmatch(request.path):
             namespace, plural, name, below = (part or "" for part in match.groups())
             kind = Resource(plural=plural, kind="", group=spec["group"], version=spec["version"])
-            watch, fields = is_set(request.query, "watch"), request.query.get("fieldSelector", "")
+            watch = is_set(request.query, "watch")
+            fields = request.query.get("fieldSelector", "")
             target = RequestTarget(kind, namespace, name, below)
             attributes = attributes_of(request.method, target, watch=watch, fields=fields)
             authorize(self._roles, user, attributes)

@@ -22,7 +22,12 @@ log = logging.getLogger(__name__)
 
 V5 = "v5.channel.k8s.io"
 V4 = "v4.channel.k8s.io"
-_STDIN, _STDOUT, _STDERR, _STATUS, _SIZE, _CLOSE = 0, 1, 2, 3, 4, 255
+_STDIN = 0
+_STDOUT = 1
+_STDERR = 2
+_STATUS = 3
+_SIZE = 4
+_CLOSE = 255
 _CHUNK_BYTES = 32 * 1024
 _PENDING_CHUNKS = 64
 
@@ -66,7 +71,8 @@ class WebSocketStreams:
         async for message in self._socket:
             if message.type is not WSMsgType.BINARY or not message.data:
                 continue
-            channel, data = message.data[0], message.data[1:]
+            channel = message.data[0]
+            data = message.data[1:]
             if channel == _STDIN and data:
                 await self._input.put(data)
             elif channel == _SIZE:

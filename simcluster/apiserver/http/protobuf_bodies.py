@@ -29,7 +29,8 @@ def decode_body(body: bytes) -> Json:
     try:
         outer = dict(_fields(body.removeprefix(_MAGIC)))
         head = dict(_fields(outer[1]))
-        api_version, kind = head.get(1, b"").decode(), head[2].decode()
+        api_version = head.get(1, b"").decode()
+        kind = head[2].decode()
         name = _schema_name(api_version, kind)
         if name not in published():
             raise ApiError(
@@ -151,7 +152,8 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
+    value = 0
+    shift = 0
     while True:
         byte = data[at]
         value |= (byte & 127) << shift

@@ -293,7 +293,8 @@ class ApiServer:
         if response is not None:
             return response
         target = parse_target(path, self.store.kinds)
-        labels.resource, labels.subresource = target.kind.table, target.subresource
+        labels.resource = target.kind.table
+        labels.subresource = target.subresource
         watch = is_set(request.query, "watch")
         fields = request.query.get("fieldSelector", "")
         attributes = attributes_of(request.method, target, watch=watch, fields=fields)

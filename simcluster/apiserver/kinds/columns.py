@@ -80,7 +80,8 @@ def _quota(part: str) -> Callable[[Json, float], str]:
     """Show used and hard amounts, either of limits or of everything else."""
 
     def cell(quota: Json, _now: float) -> str:
-        hard, used = at_path(quota, "status.hard") or {}, at_path(quota, "status.used") or {}
+        hard = at_path(quota, "status.hard") or {}
+        used = at_path(quota, "status.used") or {}
         return ", ".join(
             f"{name}: {used.get(name, '0')}/{hard[name]}"
             for name in sorted(hard)
@@ -119,14 +120,16 @@ def _job_status(job: Json, _now: float) -> str:
 
 
 def _job_completions(job: Json, _now: float) -> str:
-    wanted, parallelism = at_path(job, "spec.completions"), at_path(job, "spec.parallelism") or 0
+    wanted = at_path(job, "spec.completions")
+    parallelism = at_path(job, "spec.parallelism") or 0
     if wanted is None:
         wanted = f"1 of {parallelism}" if parallelism > 1 else 1
     return f"{at_path(job, 'status.succeeded') or 0}/{wanted}"
 
 
 def _job_duration(job: Json, now: float) -> str:
-    started, ended = at_path(job, "status.startTime"), at_path(job, "status.completionTime")
+    started = at_path(job, "status.startTime")
+    ended = at_path(job, "status.completionTime")
     return "" if not started else format_age(started, parse_time(ended) if ended else now)
 
 

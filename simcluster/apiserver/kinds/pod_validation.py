@@ -248,7 +248,8 @@ def _directive_causes(new: Json, old: Json) -> Iterator[Cause]:
         text = f"Invalid value: {json_text(after)}: field is immutable"
         yield Cause("FieldValueInvalid", text, "spec.nodeSelector")
     where = f"spec.affinity.nodeAffinity.{_AFFINITY}.nodeSelectorTerms"
-    terms, old_terms = _terms(new), _terms(old)
+    terms = _terms(new)
+    old_terms = _terms(old)
     if old_terms and len(terms) != len(old_terms):
         text = (
             f"Invalid value: {json_text(terms)}: no additions/deletions to non-empty "

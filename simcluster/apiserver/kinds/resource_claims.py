@@ -101,7 +101,8 @@ class ResourceSliceStrategy(KindStrategy):
         names = [device.get("name") for device in spec.get("devices") or ()]
         for index, name in enumerate(names):
             if name in names[:index]:
-                text, field = f'Duplicate value: "{name}"', f"spec.devices[{index}].name"
+                text = f'Duplicate value: "{name}"'
+                field = f"spec.devices[{index}].name"
                 causes.append(Cause("FieldValueDuplicate", text, field))
         return causes
 

@@ -92,7 +92,8 @@ class ServiceAccountTokens:
         """Return the claims of the bound object; those of a pod include its node."""
         if not reference:
             return {}
-        kind, name = str(reference.get("kind")), str(reference.get("name"))
+        kind = str(reference.get("kind"))
+        name = str(reference.get("name"))
         if kind not in _BOUND_KINDS or reference.get("apiVersion", "v1") not in {"v1", ""}:
             group = reference.get("apiVersion", "")
             raise ApiError.bad_request(f"cannot bind token to object of type {group}, Kind={kind}")
@@ -102,7 +103,8 @@ class ServiceAccountTokens:
                 f'cannot bind token for serviceaccount "{account}" to pod running with different '
                 "serviceaccount name."
             )
-        wanted, uid = reference.get("uid"), obj["metadata"]["uid"]
+        wanted = reference.get("uid")
+        uid = obj["metadata"]["uid"]
         if wanted and wanted != uid:
             raise ApiError.conflict(
                 kind,
@@ -162,7 +164,8 @@ class ServiceAccountTokens:
 
     def _user(self, claims: Json) -> Json:
         private = claims["kubernetes.io"]
-        namespace, account = private["namespace"], private["serviceaccount"]
+        namespace = private["namespace"]
+        account = private["serviceaccount"]
         found = self.store.find("serviceaccounts", namespace, account["name"])
         if found is None:
             raise TokenError(f'serviceaccounts "{account["name"]}" not found')
@@ -200,7 +203,8 @@ class ServiceAccountTokens:
         """Refuse a token whose bound object was deleted or replaced."""
         if found is None:
             raise TokenError(_INVALIDATED)
-        uid, claimed = found.obj["metadata"]["uid"], private[kind]["uid"]
+        uid = found.obj["metadata"]["uid"]
+        claimed = private[kind]["uid"]
         if uid != claimed:
             raise TokenError(
                 f"{kind} UID ({uid}) does not match service account {kind} ref claim ({claimed})"

@@ -91,7 +91,8 @@ class JobStrategy(WorkloadStrategy):
 
     def prepare_for_create(self, obj: Json, cluster: ObjectLookup) -> None:
         """Set the selector and the labels of the template; only a work queue has no completions."""
-        spec, meta = obj.get("spec"), obj["metadata"]
+        spec = obj.get("spec")
+        meta = obj["metadata"]
         if not isinstance(spec, dict) or not isinstance(spec.get("template"), dict):
             return
         if spec.get("parallelism") is None and spec.get("completions") is None:
@@ -153,7 +154,8 @@ def _set_default(holder: Json, field: str, value: JsonValue) -> None:
 
 
 def _schedule_causes(spec: Json) -> Iterator[Cause]:
-    schedule, zone = str(spec.get("schedule") or ""), str(spec.get("timeZone") or "UTC")
+    schedule = str(spec.get("schedule") or "")
+    zone = str(spec.get("timeZone") or "UTC")
     try:
         Schedule.parse(schedule)
     except ValueError as error:
@@ -205,7 +207,8 @@ def _rolling_causes(spec: Json) -> Iterator[Cause]:
     rolling = at_path(spec, "updateStrategy.rollingUpdate")
     if not isinstance(rolling, dict) or "maxSurge" not in rolling:
         return
-    surge, unavailable = rolling["maxSurge"], rolling.get("maxUnavailable")
+    surge = rolling["maxSurge"]
+    unavailable = rolling.get("maxUnavailable")
     if _is_some(surge) and _is_some(unavailable):
         text = f"Invalid value: {json_text(surge)}: may not be set when maxUnavailable is non-zero"
         yield Cause("FieldValueInvalid", text, f"{where}.maxSurge")

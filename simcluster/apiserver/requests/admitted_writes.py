@@ -98,7 +98,8 @@ class AdmittedWrites:
         warnings: list[str],
         verb: str,
     ) -> Json:
-        table, part = target.kind.table, target.subresource
+        table = target.kind.table
+        part = target.subresource
         kind = target.kind
         draft, old = self.store.draft_update(table, new, subresource=part)
         request = self._attributes(

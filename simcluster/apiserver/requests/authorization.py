@@ -75,13 +75,18 @@ def refuse_escalation(roles: RoleIndex, user: Json, target: RequestTarget, obj: 
 
     The verbs `escalate` and `bind` on the role permit it.
     """
-    table, namespace = target.kind.table, target.namespace
+    table = target.kind.table
+    namespace = target.namespace
     if table in {"roles", "clusterroles"}:
-        verb, role_table, role, rules = "escalate", table, name_of(obj), obj.get("rules") or ()
+        verb = "escalate"
+        role_table = table
+        role = name_of(obj)
+        rules = obj.get("rules") or ()
     elif table in {"rolebindings", "clusterrolebindings"}:
         reference = obj.get("roleRef") or {}
         role = str(reference.get("name"))
-        verb, role_table = "bind", f"{str(reference.get('kind')).lower()}s"
+        verb = "bind"
+        role_table = f"{str(reference.get('kind')).lower()}s"
         rules = roles.rules_of_reference(obj, namespace)
     else:
         return

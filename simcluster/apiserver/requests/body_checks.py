@@ -33,7 +33,8 @@ def drop_unknown_fields(kind: Resource, obj: Json, query: Mapping[str, str]) -> 
     is_custom = isinstance(kind, CustomKind)
     if not is_custom and has_shape(schema_name(kind), obj):
         return []
-    schema, meta = schema_of(kind), {"metadata": obj.get("metadata")}
+    schema = schema_of(kind)
+    meta = {"metadata": obj.get("metadata")}
     wrong = next(_wrong_types(_METADATA, meta, ""), None)
     if wrong is None and not is_custom:  # others are validated by their schema
         wrong = next(_wrong_types(schema, obj, ""), None)

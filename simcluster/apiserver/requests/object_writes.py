@@ -205,7 +205,8 @@ class ObjectWriter:
     async def _update(
         self, request: WriteRequest, make: Callable[[], Json], verb: str, warnings: list[str]
     ) -> WriteResult:
-        target, query = request.target, request.query
+        target = request.target
+        query = request.query
 
         def checked() -> Json:
             obj = make()
@@ -272,7 +273,8 @@ class ObjectWriter:
         )
 
     async def _delete_collection(self, request: WriteRequest) -> WriteResult:
-        target, query = request.target, request.query
+        target = request.target
+        query = request.query
         if target.kind is BINDINGS:
             raise method_not_allowed("DELETE")
         options = _object(request.body) if request.body else {}

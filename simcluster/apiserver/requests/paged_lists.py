@@ -27,7 +27,8 @@ def list_page(
     """Return a list or a page of it; 410 for an expired token, 504 for a future version."""
     if options.version is not None and options.version > store.version:
         raise version_too_large(options.version, store.version)
-    version, start = (None, "")
+    version = None
+    start = ""
     if options.continue_token:
         version, start = _read_token(options.continue_token)
     elif options.match == "Exact":

@@ -161,7 +161,8 @@ def event_for(change: ObjectChange, selection: Selection) -> ObjectEvent | None:
     An object that stops matching is DELETED for the watch: its last matching state, at the version
     of the change. One that starts to match is ADDED.
     """
-    was, now = _selects(change.before, selection), _selects(change.after, selection)
+    was = _selects(change.before, selection)
+    now = _selects(change.after, selection)
     if now:
         return ObjectEvent("MODIFIED" if was else "ADDED", change.latest)
     if not was or change.before is None:

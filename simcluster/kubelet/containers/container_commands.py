@@ -43,7 +43,8 @@ async def exec_command(
 
 def is_built_in(command: Sequence[str]) -> bool:
     """Return whether a command is built in, or a script of built-in commands."""
-    name, arguments = PurePosixPath(command[0]).name, command[1:]
+    name = PurePosixPath(command[0]).name
+    arguments = command[1:]
     if name not in _SHELLS:
         return name in _BUILTINS
     if len(arguments) < 2 or arguments[0] not in {"-c", "-lc"} or set("|<>()`*?") & {*arguments[1]}:
@@ -56,7 +57,8 @@ def run_command(state: ContainerState, command: Sequence[str]) -> CommandResult:
     """Run one of the built-in commands."""
     if not command:
         return _unknown("")
-    name, arguments = PurePosixPath(command[0]).name, command[1:]
+    name = PurePosixPath(command[0]).name
+    arguments = command[1:]
     if name in _SHELLS and len(arguments) >= 2 and arguments[0] in {"-c", "-lc"}:
         return _script(state, arguments[1])
     builtin = _BUILTINS.get(name)
@@ -149,7 +151,8 @@ class LogReader:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """Yield the requested lines; with `follow`, also new ones until the container ends."""
-        options, state = self._options, self._state
+        options = self._options
+        state = self._state
         waits = state.phase is ContainerPhase.WAITING  # the latest log is the previous one, too
         log = state.previous_log if options.previous and not waits else state.log
         since = 0.0 if options.since_s is None else time.time() - options.since_s

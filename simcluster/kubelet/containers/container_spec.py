@@ -90,7 +90,8 @@ class PodSpec:
 
 def parse_pod(obj: Json) -> PodSpec:
     """Parse a pod object."""
-    meta, spec = obj["metadata"], obj["spec"]
+    meta = obj["metadata"]
+    spec = obj["spec"]
     init = [
         _container(
             c,

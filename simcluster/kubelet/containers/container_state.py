@@ -91,12 +91,18 @@ class ContainerState:
 
     def set_waiting(self, reason: str, message: str = "") -> None:
         """Record why the container is not running."""
-        self.phase, self.reason, self.message = ContainerPhase.WAITING, reason, message
+        self.phase = ContainerPhase.WAITING
+        self.reason = reason
+        self.message = message
 
     def set_running(self, container_id: str, at: float, ends_at: float | None) -> None:
         """Record the start of the container."""
-        self.phase, self.reason, self.message = ContainerPhase.RUNNING, "", ""
-        self.container_id, self.started_at, self.ends_at = container_id, at, ends_at
+        self.phase = ContainerPhase.RUNNING
+        self.reason = ""
+        self.message = ""
+        self.container_id = container_id
+        self.started_at = at
+        self.ends_at = ends_at
         self.termination = None
 
     def set_terminated(self, exit_code: int, at: float) -> None:
@@ -111,7 +117,8 @@ class ContainerState:
 
     def _end(self, ending: ContainerTermination) -> None:
         self.phase = ContainerPhase.TERMINATED
-        self.termination = self.last_termination = ending
+        self.termination = ending
+        self.last_termination = ending
 
 
 @dataclass(slots=True)

@@ -155,7 +155,8 @@ class PodWorker:
         await asyncio.wait([containers])
         if not self.is_final:
             self.state.past_deadline = True
-            reason, message = PAST_DEADLINE["reason"], PAST_DEADLINE["message"]
+            reason = PAST_DEADLINE["reason"]
+            message = PAST_DEADLINE["message"]
             self._host.event(self.pod, "Normal", reason, message, "")
             await self._stop_containers()
 
@@ -193,7 +194,8 @@ class PodWorker:
 
     async def _supervise(self, spec: ContainerSpec) -> int:
         """Run one container and its restarts; return its final exit code."""
-        state, ends = self.state.containers[spec.name], 0
+        state = self.state.containers[spec.name]
+        ends = 0
         while True:
             if state.phase is ContainerPhase.TERMINATED and state.termination is not None:
                 if not self._restarts(spec, state.termination.exit_code):

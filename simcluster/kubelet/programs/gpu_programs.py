@@ -53,7 +53,8 @@ def hidden_files(state: ContainerState, gpus: Path = Path("/proc/driver/nvidia/g
     hidden = []
     for file in gpus.glob("*/information"):
         facts = dict(line.partition(":")[::2] for line in file.read_text().splitlines())
-        uuid, minor = facts.get("GPU UUID", "?").strip(), facts.get("Device Minor", "").strip()
+        uuid = facts.get("GPU UUID", "?").strip()
+        minor = facts.get("Device Minor", "").strip()
         if "?" not in uuid and minor.isdecimal() and uuid not in visible and "MIG" not in visible:
             hidden.append(f"/dev/nvidia{minor}")
     return [*hidden, "/usr/bin/nvidia-modprobe"] if hidden else []
@@ -87,7 +88,8 @@ class SimulatedPrograms:
         namespaces: Namespaces,
     ) -> Launch:
         node = self._files.root
-        scratch, directory = node / "scratch", node / "containers"
+        scratch = node / "scratch"
+        directory = node / "containers"
         for each in (scratch, directory):
             each.mkdir(parents=True, exist_ok=True)
         mounts = {str(Path(one.host_path)) for one in state.mounts if not one.read_only}

@@ -17,10 +17,20 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-NEW_NAMESPACE, NEW_USERS = 0x20000, 0x10000000
-NO_SUID, NO_DEVICES, NO_PROGRAMS = 2, 4, 8
-READ_ONLY, REMOUNT, BIND, RECURSIVE, UNBINDABLE, PRIVATE = 1, 32, 4096, 16384, 1 << 17, 1 << 18
-MOUNT_SETATTR, AT_WORKING_DIRECTORY, AT_RECURSIVE = 442, -100, 0x8000
+NEW_NAMESPACE = 0x20000
+NEW_USERS = 0x10000000
+NO_SUID = 2
+NO_DEVICES = 4
+NO_PROGRAMS = 8
+READ_ONLY = 1
+REMOUNT = 32
+BIND = 4096
+RECURSIVE = 16384
+UNBINDABLE = 1 << 17
+PRIVATE = 1 << 18
+MOUNT_SETATTR = 442
+AT_WORKING_DIRECTORY = -100
+AT_RECURSIVE = 0x8000
 SCRATCH = "/tmp/"  # noqa: S108 - what lacks there is made on this machine
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -79,7 +89,8 @@ def make_place(path: Path, *, directory: bool) -> None:
 
 def enter_users() -> None:
     """Enter a mount namespace as any user may, by one of users that has this user only."""
-    user, group = os.geteuid(), os.getegid()
+    user = os.geteuid()
+    group = os.getegid()
     _checked(_libc.unshare(NEW_NAMESPACE | NEW_USERS), "unshare")
     own = Path("/proc/self")
     (own / "setgroups").write_text("deny")
@@ -125,7 +136,8 @@ def set_read_only(place: str, value: bool, *, below: bool = False) -> None:
     """Forbid or allow writing to a mount, and to all below it; raises OSError."""
     flag = MountAttributes(set=value, clear=not value)
     size = ctypes.c_size_t(ctypes.sizeof(flag))
-    where, flags = ctypes.c_int(AT_WORKING_DIRECTORY), ctypes.c_uint(AT_RECURSIVE * below)
+    where = ctypes.c_int(AT_WORKING_DIRECTORY)
+    flags = ctypes.c_uint(AT_RECURSIVE * below)
     result = _libc.syscall(
         MOUNT_SETATTR, where, os.fsencode(place), flags, ctypes.byref(flag), size
     )

@@ -58,7 +58,8 @@ class ProcessTable:
                     self._add(process, cgroup(pod_uid, container_id))
 
     def _add(self, process: int, own_cgroup: str) -> None:
-        entry, draft = self.root / str(process), self.root / f".{process}"
+        entry = self.root / str(process)
+        draft = self.root / f".{process}"
         for left in (entry, draft):  # of an earlier process with this PID
             shutil.rmtree(left, ignore_errors=True)
         draft.mkdir()
@@ -107,7 +108,8 @@ class ProcessTable:
 
     def _remove_ended(self, container_id: str) -> None:
         """Remove the entries of processes that have ended, reaped by their parent or not."""
-        started, kept = self._started.get(container_id, {}), self._kept.get(container_id, ())
+        started = self._started.get(container_id, {})
+        kept = self._kept.get(container_id, ())
         for process in [pid for pid, since in started.items() if _start_of(pid) != since]:
             del started[process]
             if (entry := self.root / str(process)) not in kept:

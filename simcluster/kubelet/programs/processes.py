@@ -192,7 +192,8 @@ class NodeProcesses:
 
     async def stop(self, container_id: str, grace_s: float, now: asyncio.Event) -> int:
         """Terminate a container's command, and kill it after its grace or `now`."""
-        process, ending = self._processes.get(container_id), self._endings.get(container_id)
+        process = self._processes.get(container_id)
+        ending = self._endings.get(container_id)
         if process is not None and ending is not None:
             await self._keep_stuck(container_id)
             if grace_s > 0:
@@ -223,7 +224,8 @@ class NodeProcesses:
 
     async def attach(self, container_id: str, streams: ExecStreams) -> bool:
         """Attach a client to a container's command until that ends; False if it has no process."""
-        process, ending = self._processes.get(container_id), self._endings.get(container_id)
+        process = self._processes.get(container_id)
+        ending = self._endings.get(container_id)
         if process is None or ending is None:
             return False
         clients = self._attached[container_id]
@@ -339,7 +341,9 @@ class NodeProcesses:
 
         Its terminal gets the size of the client's.
         """
-        container, size, stdin = state.container_id, None, process.stdin
+        container = state.container_id
+        size = None
+        stdin = process.stdin
         while True:
             if streams.size != size and stdin and not stdin.closed and stdin.isatty():
                 size = streams.size

@@ -67,7 +67,9 @@ def test_kernels_of_two_processes_take_turns(driver: GpuDriver) -> None:
 
 
 def test_devices_are_those_that_the_runtime_injects_and_cuda_orders_them(driver: GpuDriver) -> None:
-    slow, hidden, fast = gpu(1, sms=40), gpu(2), gpu(3, sms=100, memory_mib=8192)
+    slow = gpu(1, sms=40)
+    hidden = gpu(2)
+    fast = gpu(3, sms=100, memory_mib=8192)
     driver.create(slow, hidden, fast)
     injected = {"NVIDIA_VISIBLE_DEVICES": f"{fast.uuid},{slow.uuid}"}
 

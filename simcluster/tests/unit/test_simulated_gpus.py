@@ -35,7 +35,8 @@ def test_profiles_are_the_published_ones() -> None:
 
 
 async def test_simulated_gpus_keep_their_names_and_read_their_faults(tmp_path: Path) -> None:
-    node, faults = NodeName("node-0"), tmp_path / "faults.json"
+    node = NodeName("node-0")
+    faults = tmp_path / "faults.json"
     gpus = SimulatedGpus(node, "2xT4", faults)
 
     before = await gpus.discover()
@@ -70,7 +71,8 @@ class OnASlowMachine(SimulatedGpus):
 
 
 async def test_a_slow_machine_is_not_mistaken_for_a_hanging_simulated_gpu(tmp_path: Path) -> None:
-    node, faults = NodeName("node-0"), tmp_path / "faults.json"
+    node = NodeName("node-0")
+    faults = tmp_path / "faults.json"
     gpus = OnASlowMachine(node, "2xT4", faults, hang_limit_s=0.05)
 
     slow = await gpus.discover()

@@ -22,7 +22,8 @@ from tests.support.simcluster.apiserver import (
 )
 
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
-PODS, NAMESPACES = "/api/v1/namespaces/default/pods", "/api/v1/namespaces"
+PODS = "/api/v1/namespaces/default/pods"
+NAMESPACES = "/api/v1/namespaces"
 BINDINGS = f"{RBAC}/namespaces/default/rolebindings"
 CLAIMS_PATH = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 TEMPLATES = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaimtemplates"
@@ -184,7 +185,8 @@ async def test_admin_access_needs_the_label_of_the_namespace(
 
 
 async def test_each_part_of_a_claims_status_needs_a_right(client: Client) -> None:
-    claims, group = f"{CLAIMS_PATH}/one", "resource.k8s.io"
+    claims = f"{CLAIMS_PATH}/one"
+    group = "resource.k8s.io"
     await create(client, CLAIMS_PATH, {"metadata": {"name": "one"}, "spec": {"devices": {}}})
     rules: list[Json] = [
         {"apiGroups": [group], "resources": ["resourceclaims/status"], "verbs": ["patch"]}

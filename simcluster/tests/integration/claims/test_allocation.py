@@ -15,7 +15,8 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.servers
 DRIVER = "gpu.example.com"
-LEASED, REFUSED = "example.com/Leased", "example.com/Refused"
+LEASED = "example.com/Leased"
+REFUSED = "example.com/Refused"
 
 
 def device(name: str = "gpu-0", *, memory: str = "15Gi", **more: Any) -> Json:
@@ -143,7 +144,8 @@ async def test_a_failure_condition_deallocates_and_the_next_attempt_has_a_new_sh
     create_template(store, exactly("1Gi"))
     create_pod(store, "a")
     await until(lambda: results(store))
-    [claim], [first] = claims(store), results(store)
+    [claim] = claims(store)
+    [first] = results(store)
 
     answer(store, claim, REFUSED, "pod x holds it")
     await until(lambda: 'message="pod x holds it"' in message_of(store, "a"))
@@ -191,7 +193,8 @@ def create_extended(store: ObjectStore, name: str, **resources: int) -> None:
 
 
 async def test_a_claim_serves_the_extended_resources_of_classes(store: ObjectStore) -> None:
-    own, by_name = "example.com/gpu", "deviceclass.resource.kubernetes.io/gpu"
+    own = "example.com/gpu"
+    by_name = "deviceclass.resource.kubernetes.io/gpu"
     prepare(store, *(device(f"gpu-{number}") for number in range(3)))
     store.patch("deviceclasses", None, "gpu", {"spec": {"extendedResourceName": own}})
 

@@ -62,7 +62,8 @@ async def test_a_rolling_update_keeps_the_minimum_of_available_pods(kubectl: Kub
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
     await apply(kubectl, workload("Deployment", replicas=4, strategy=strategy))
     await kubectl.run("rollout status deployment/web")
-    fewest, most = 4, 4
+    fewest = 4
+    most = 4
 
     def observe(*_change: object) -> None:
         nonlocal fewest, most
@@ -109,7 +110,8 @@ async def test_a_daemon_set_surges_before_it_ends_old_pods(kubectl: Kubectl) -> 
     )
     await apply(kubectl, workload("DaemonSet", updateStrategy=surging))
     await kubectl.run("rollout status daemonset/web")
-    fewest, most = 3, 3
+    fewest = 3
+    most = 3
 
     def observe(*_change: object) -> None:
         nonlocal fewest, most

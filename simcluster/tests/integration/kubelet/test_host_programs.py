@@ -142,7 +142,8 @@ class Keyboard:
     """A client at a terminal, who types and reads, and stays until the program has ended."""
 
     def __init__(self, typed: str) -> None:
-        self.typed, self.seen = [typed.encode()], b""
+        self.typed = [typed.encode()]
+        self.seen = b""
         self.size = (132, 43)
 
     async def read_stdin(self) -> bytes:
@@ -177,7 +178,8 @@ async def test_a_pod_is_its_command_whatever_its_image(one: tuple[KubeletFleet, 
         for name, spec in {"py": main | {"resources": {}, "env": [{"name": "LIMIT", "value": "1"}]},
                            "sh": waits, "gone": gone, "idle": idle}.items():  # fmt: skip
             node.create(pod(name, containers=[spec], restartPolicy="Never"))
-        ended, failed = await node.phase("py", "Failed"), await node.phase("gone", "Failed")
+        ended = await node.phase("py", "Failed")
+        failed = await node.phase("gone", "Failed")
         await node.phase("sh", "Running")
         await node.phase("idle", "Running")
         keyboard = Keyboard("echo $((1+1)) $LIMIT; tty; stty size; exit 3\n")

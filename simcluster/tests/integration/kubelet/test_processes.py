@@ -46,7 +46,8 @@ class Cluster:
     """One node whose containers have logs."""
 
     def __init__(self, fleet: KubeletFleet, node: Node) -> None:
-        self.fleet, self.node = fleet, node
+        self.fleet = fleet
+        self.node = node
 
     async def log(self, name: str, container: str = "main", **options: Any) -> str:
         log = self.fleet.log("default", name, container, LogOptions(**options))
@@ -210,7 +211,8 @@ async def test_deletion_terminates_within_the_grace_and_then_kills(one: Cluster)
 @pytest.fixture
 def no_reaper() -> Iterator[None]:
     """Orphans become children of this process, which leaves them as zombies."""
-    libc, subreaper = ctypes.CDLL(None), 36
+    libc = ctypes.CDLL(None)
+    subreaper = 36
     before = set(children())
     assert libc.prctl(subreaper, 1, 0, 0, 0) == 0
     yield

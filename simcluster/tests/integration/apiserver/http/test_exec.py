@@ -11,7 +11,8 @@ from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.echo_runtime import Echo
 
 POD = "/api/v1/namespaces/default/pods/web"
-V5, V4 = "v5.channel.k8s.io", "v4.channel.k8s.io"
+V5 = "v5.channel.k8s.io"
+V4 = "v4.channel.k8s.io"
 
 
 @pytest.fixture

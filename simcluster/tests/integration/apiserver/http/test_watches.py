@@ -128,7 +128,8 @@ async def test_a_streamed_list_ends_with_a_marked_bookmark(api: ApiUnderTest) ->
         resourceVersionMatch="NotOlderThan",
         allowWatchBookmarks="true",
     ) as events:
-        first, end = await anext(events), await anext(events)
+        first = await anext(events)
+        end = await anext(events)
 
     assert event_summary(first) == "ADDED web"
     assert end["type"] == "BOOKMARK"

@@ -34,7 +34,8 @@ def causes_of(pod: Json) -> dict[str, str]:
 def test_defaults_are_those_of_kubernetes() -> None:
     pod = a_cluster().create("pods", a_pod())
 
-    spec, container = pod["spec"], pod["spec"]["containers"][0]
+    spec = pod["spec"]
+    container = pod["spec"]["containers"][0]
     assert spec["restartPolicy"] == "Always"
     assert spec["terminationGracePeriodSeconds"] == 30
     assert spec["schedulerName"] == "default-scheduler"

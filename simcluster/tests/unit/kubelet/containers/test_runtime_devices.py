@@ -66,7 +66,9 @@ def test_the_drivers_variable_names_what_was_given() -> None:
 
 
 def test_the_node_agent_reads_the_bundles(tmp_path: Path) -> None:
-    bundles, some, other = Bundles(tmp_path), f"containerd://{'a' * 64}", "b" * 64
+    bundles = Bundles(tmp_path)
+    some = f"containerd://{'a' * 64}"
+    other = "b" * 64
     bundles.add(POD, some, [0, 3], privileged=False)
     bundles.add(POD, other, [], privileged=True)
 

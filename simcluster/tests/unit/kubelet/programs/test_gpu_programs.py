@@ -20,7 +20,8 @@ from tests.support.hami_core import can_unshare
 
 GPU = "GPU-00000001-0000-4000-8000-000000000000"
 POD = "6f1f0a7f-5c11-4f58-9a39-0d1e2f3a4b5c"
-DRIVER, GPUS = Path("/driver"), Path("/gpus")
+DRIVER = Path("/driver")
+GPUS = Path("/gpus")
 
 
 def limited(root: Path, *, preload: str) -> ContainerState:
@@ -104,7 +105,8 @@ async def test_without_a_compiler_the_program_says_so_in_a_sentence(
 
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    files, streams = NodeFiles(tmp_path / "node"), Streams()
+    files = NodeFiles(tmp_path / "node")
+    streams = Streams()
     processes = NodeProcesses(files, SimulatedPrograms(files))
 
     code = await processes.run(POD, ContainerState(), ["gpu-load", "info"], streams)
@@ -117,7 +119,9 @@ async def test_without_a_compiler_the_program_says_so_in_a_sentence(
 @pytest.mark.skipif(not can_unshare(), reason="mount namespaces need root")
 @pytest.mark.parametrize("read_only", [True, False])
 def test_a_shell_writes_to_the_node_and_its_mounts_only(tmp_path: Path, *, read_only: bool) -> None:
-    files, volume, outside = NodeFiles(tmp_path / "node"), tmp_path / "volume", tmp_path / "other"
+    files = NodeFiles(tmp_path / "node")
+    volume = tmp_path / "volume"
+    outside = tmp_path / "other"
     for each in (files.root, volume, outside):
         each.mkdir()
     mount = MountPoint(host_path=str(volume), container_path="/data", read_only=read_only)
