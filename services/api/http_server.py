@@ -280,7 +280,7 @@ def refusal(error: web.HTTPException | LeaseholdError) -> tuple[int, str]:
     if isinstance(error, TooManyRequestsError):
         return 429, str(error)
     if isinstance(error, AccessDeniedError):
-        return 403 if error.known else 401, str(error)
+        return 403 if error.authenticated else 401, str(error)
     return 503 if isinstance(error, UnavailableError) else 400, str(error)
 
 

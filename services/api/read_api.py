@@ -478,7 +478,7 @@ class ReadApi:
         if call.visible is not all_namespaces:
             raise AccessDeniedError(
                 f"{call.viewer.name} may not see all namespaces, on whose pods it depends",
-                known=True,
+                authenticated=True,
             )
 
     @ROUTES.at("/api/v1/placing", needs_sync=True)
@@ -557,7 +557,7 @@ class ReadApi:
         """Raise AccessDeniedError unless the viewer may do it; anonymous viewers must log in."""
         if not may:
             text = f"{call.viewer.name} may not {right} in namespace {namespace}"
-            raise AccessDeniedError(text, known=not call.anonymous)
+            raise AccessDeniedError(text, authenticated=not call.anonymous)
 
     async def _budget_history(self, view: NamespaceView) -> BudgetHistory | None:
         (account,) = await self.budgets.load({view.namespace: None})

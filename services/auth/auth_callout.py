@@ -94,7 +94,7 @@ def user_of_token(reviewed: TokenUser, namespaces: ServiceNamespaces) -> NatsUse
     account = reviewed.username
     if account == namespaces.account(OPERATOR):
         return operator_user()
-    listed = next((each for each in SERVICES if account == namespaces.account(each)), None)
+    listed = next((service for service in SERVICES if account == namespaces.account(service)), None)
     if listed is None:
         raise AuthorizationRefusedError(f"{account} is not a service account of Leasehold")
     nodes = [NodeName(name) for name in reviewed.extra.get(NODE_NAME_KEY, ()) if name]
@@ -121,8 +121,8 @@ def user_of_client(user: NatsUser, named: str, *, combined_scheduler: bool) -> N
         raise AuthorizationRefusedError(
             f"the token of the binder authorizes no {named} without --combined-scheduler"
         )
-    (found,) = service_users((each for each in SERVICES if each.name == named), [])
-    return found
+    (service_user,) = service_users((service for service in SERVICES if service.name == named), [])
+    return service_user
 
 
 def encode_grant(

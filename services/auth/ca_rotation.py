@@ -74,8 +74,10 @@ def create_missing(data: dict[str, bytes], now: datetime) -> None:
         created = certificates.authority("leasehold", now, days=AUTHORITY_DAYS)
         data |= {CERTIFICATE: created.certificate, KEY: created.key}
     current = certificates.load(data[CERTIFICATE])
-    others = [one for one in trusted if one != current]
-    data[TRUSTED] = b"".join(one.public_bytes(Encoding.PEM) for one in (current, *others))
+    others = [certificate for certificate in trusted if certificate != current]
+    data[TRUSTED] = b"".join(
+        certificate.public_bytes(Encoding.PEM) for certificate in (current, *others)
+    )
 
 
 def issue(
@@ -93,12 +95,12 @@ def issue(
     """
     present = data.get(f"{name}.crt")
     if present:
-        found = certificates.load(present)
-        if _is_by(found, certificates.load(data[CERTIFICATE])):
+        certificate = certificates.load(present)
+        if _is_by(certificate, certificates.load(data[CERTIFICATE])):
             if not certificates.is_due(present, names, now):
                 return
         elif observed.loaded != data[TRUSTED] and any(
-            _is_by(found, authority) for authority in _parsed(data[TRUSTED])
+            _is_by(certificate, authority) for authority in _parsed(data[TRUSTED])
         ):
             return
     authority = Issued(certificate=data[CERTIFICATE], key=data[KEY])
@@ -118,7 +120,7 @@ def rotation(data: Mapping[str, bytes]) -> Rotation:
     if not others:
         return Rotation.COMPLETE
     issued = [certificates.load(data[name]) for name in _names_of_issued(data)]
-    is_replaced = all(_is_by(one, current) for one in issued)
+    is_replaced = all(_is_by(certificate, current) for certificate in issued)
     return Rotation.REPLACING if is_replaced else Rotation.TRUSTING
 
 

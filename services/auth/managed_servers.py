@@ -68,9 +68,9 @@ class ManagedServers:
         system = replace(self._nats_system, tls=alone)
         served = await certificate_expirations(self.settings.nats_url, system)
         if served != {expected}:
-            found = ", ".join(sorted(map(str, served))) or "none"
+            versions = ", ".join(sorted(map(str, served))) or "none"
             raise UnavailableError(
-                f"NATS servers serve certificates that expire at {found}, not {expected}"
+                f"NATS servers serve certificates that expire at {versions}, not {expected}"
             )
         if self.settings.redis_files:
             redis = replace(self.redis_credentials, tls=alone)

@@ -146,7 +146,7 @@ def _reply_subjects(
     for role in service_roles:
         if role.kind in {"answers", "handles"}:
             replied_to = (event for event in role.consumes if event in senders)
-            yield from (_inboxes(each) for event in replied_to for each in senders[event])
+            yield from (_inboxes(sender) for event in replied_to for sender in senders[event])
 
 
 def _subscribe_subjects(
@@ -176,8 +176,8 @@ def _inboxes(requester: ServiceEntry) -> str:
     return subjects.inboxes_of(subjects.user_of(requester.name, "*" if requester.per_node else ""))
 
 
-def _sorted_unique(found: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(set(found)))
+def _sorted_unique(subjects: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(subjects)))
 
 
 def nats_configuration(

@@ -51,14 +51,14 @@ class RootSecretStore:
             if managed.kind == "secrets":
                 secret = await self.client.read(self._path(managed), ApiSecret)
                 return secret.data or {}, secret.metadata.resource_version
-            found = await self.client.read(self._path(managed), RawObject)
+            config_map = await self.client.read(self._path(managed), RawObject)
         except NotFoundError as error:
             raise UnavailableError(
                 f"{kind} {self._namespace(managed)}/{name} not found: apply the manifests again, "
                 "which contain it empty"
             ) from error
-        data = {key: text.encode() for key, text in (found.data or {}).items()}
-        return data, found.metadata.resource_version
+        data = {key: text.encode() for key, text in (config_map.data or {}).items()}
+        return data, config_map.metadata.resource_version
 
     async def _write(self, managed: ManagedObject, version: str) -> None:
         data: Mapping[str, object] = managed.data

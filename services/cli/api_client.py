@@ -70,22 +70,24 @@ class KubernetesApi:
     @cached_property
     def _complete(self) -> ClusterCredentials:
         """The credentials with what the plugin of the kubeconfig returns."""
-        found = self.credentials
-        if found.token_file is not None:
+        credentials = self.credentials
+        if credentials.token_file is not None:
             try:
-                return replace(found, token=found.token_file.read_text().strip())
+                return replace(credentials, token=credentials.token_file.read_text().strip())
             except OSError as error:
                 raise KubeconfigError(
-                    str(found.token_file), f"cannot be read ({error.strerror})", "Check the path"
+                    str(credentials.token_file),
+                    f"cannot be read ({error.strerror})",
+                    "Check the path",
                 ) from error
-        if found.exec_plugin is None:
-            return found
-        status = found.exec_plugin.run()
+        if credentials.exec_plugin is None:
+            return credentials
+        status = credentials.exec_plugin.run()
         return replace(
-            found,
-            token=status.token or found.token,
-            client_cert_pem=status.client_certificate_data or found.client_cert_pem,
-            client_key_pem=status.client_key_data or found.client_key_pem,
+            credentials,
+            token=status.token or credentials.token,
+            client_cert_pem=status.client_certificate_data or credentials.client_cert_pem,
+            client_key_pem=status.client_key_data or credentials.client_key_pem,
         )
 
     def exchange(
@@ -198,7 +200,7 @@ class ApiClient:
     def server(self) -> KubernetesApi:
         """The API server of the kubeconfig. Raises UnavailableError if there is none."""
         try:
-            found = load_credentials(self._kubeconfig, context=self._context)
+            credentials = load_credentials(self._kubeconfig, context=self._context)
         except KubeconfigError as error:
             if self._hint:
                 raise UnavailableError(f"{self._hint} ({error.what})") from error
@@ -209,7 +211,7 @@ class ApiClient:
                 "a cluster with --kubeconfig or KUBECONFIG "
                 f"(no stack in {self._root}; {error.what})"
             ) from error
-        return KubernetesApi(found)
+        return KubernetesApi(credentials)
 
     def _decoded(self, method: str, path: str, body: object, kind: type[T]) -> T:
         try:

@@ -241,12 +241,12 @@ def _usage_of(action: argparse.Action) -> str:
     return f"[{name}{more}]" if action.nargs in {"?", "*"} else f"{name}{more}"
 
 
-def _nearest(word: str, known: Iterable[str]) -> str:
+def _nearest(word: str, words: Iterable[str]) -> str:
     """Return a question about the most similar word, or an empty text."""
     from difflib import get_close_matches
 
-    found = get_close_matches(word, list(known), n=1)
-    return f"; did you mean {found[0]}?" if found else ""
+    matches = get_close_matches(word, list(words), n=1)
+    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 def candidates(whole: CommandParser, words: Sequence[str]) -> list[str]:
@@ -256,17 +256,17 @@ def candidates(whole: CommandParser, words: Sequence[str]) -> list[str]:
     actions = parser._option_string_actions  # noqa: SLF001 - argparse has no other list of flags
     taking = actions.get(rest[-1]) if rest else None
     if taking is not None and taking.nargs != 0:
-        known = list(taking.choices or _names(whole, taking.dest, rest[:-1]))
+        choices = list(taking.choices or _names(whole, taking.dest, rest[:-1]))
     elif word.startswith("-"):
-        known = list(actions)
+        choices = list(actions)
     else:
         positional = parser._get_positional_actions()  # noqa: SLF001
-        known = [
+        choices = [
             choice
             for action in positional
             for choice in action.choices or _names(whole, action.dest, rest)
         ]
-    return sorted(choice for choice in map(str, known) if choice.startswith(word))
+    return sorted(choice for choice in map(str, choices) if choice.startswith(word))
 
 
 def _names(whole: CommandParser, dest: str, words: Sequence[str]) -> Sequence[str]:

@@ -47,7 +47,7 @@ POD_TEMPLATE_HASH = "pod-template-hash"
 def _deployment_of(meta: ObjectMeta) -> str:
     """Return a pod's Deployment: the names of its ReplicaSets end with their revision."""
     suffix = f"-{meta.labels.get(POD_TEMPLATE_HASH, '')}"
-    owners = (each.name for each in meta.owner_references if each.kind == "ReplicaSet")
+    owners = (owner.name for owner in meta.owner_references if owner.kind == "ReplicaSet")
     return next((name.removesuffix(suffix) for name in owners if name.endswith(suffix)), "")
 
 

@@ -33,8 +33,8 @@ def program() -> str:
     typed = Path(sys.argv[0])
     if typed.name != NAME:
         return program_name()
-    found = shutil.which(NAME)
-    if found is not None and typed.exists() and Path(found).samefile(typed):
+    path = shutil.which(NAME)
+    if path is not None and typed.exists() and Path(path).samefile(typed):
         return NAME
     return shlex.quote(str(typed))
 
@@ -62,12 +62,12 @@ def present(
     watch = getattr(flags, "watch", False)
     before = None
     while True:
-        found = read()
-        lasting = _lasting(msgspec.to_builtins(found)) if watch else None
+        view = read()
+        lasting = _lasting(msgspec.to_builtins(view)) if watch else None
         if before is None or lasting != before:
             if before is not None:
                 print()
-            show(flags.output, found, text, names)
+            show(flags.output, view, text, names)
             sys.stdout.flush()
         if not watch:
             return 0
@@ -86,17 +86,17 @@ def _lasting(document: Any) -> Any:
 
 def show(
     output: str,
-    found: T,
+    view: T,
     text: Callable[[T], "RenderableType"],
     names: Callable[[T], Iterable[str]] = lambda _: (),
 ) -> None:
     """Show a document in a form."""
     if output in {"json", "yaml"}:
-        print_document(found, output)
+        print_document(view, output)
     elif output == "name":
-        print(printable_lines("".join(f"{name}\n" for name in dict.fromkeys(names(found)))), end="")
+        print(printable_lines("".join(f"{name}\n" for name in dict.fromkeys(names(view)))), end="")
     else:
-        print_text(text(found))
+        print_text(text(view))
 
 
 def print_document(document: Any, output: str) -> None:

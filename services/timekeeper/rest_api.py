@@ -129,7 +129,7 @@ class BudgetApi:
         seen = await viewer.visible([namespace])
         if seen is not None and namespace not in seen:
             text = f"{viewer.name} may not read namespace {namespace}"
-            raise AccessDeniedError(text, known=True)
+            raise AccessDeniedError(text, authenticated=True)
         return web.json_response(proof_of_concept_json(self.timekeeper.balance_of(namespace)))
 
     async def old_report(self, request: web.Request) -> web.Response:
@@ -164,7 +164,7 @@ class BudgetApi:
         viewer = await self.authenticator.authenticate(token, request.remote or "")
         if viewer is None:
             raise AccessDeniedError(
-                "a known token is required: Authorization: Bearer ...", known=False
+                "a known token is required: Authorization: Bearer ...", authenticated=False
             )
         return viewer
 
@@ -173,13 +173,13 @@ class BudgetApi:
         viewer = await self._viewer(request)
         if self.authenticator.is_anonymous:
             text = "granting needs a token; start the timekeeper with --auth tokens or --auth kube"
-            raise AccessDeniedError(text, known=False)
+            raise AccessDeniedError(text, authenticated=False)
         if not await viewer.may_grant(namespace):
             text = (
                 f"{viewer.name} may not grant to namespace {namespace}: use a token for *, or in a "
                 "cluster the right to create gpubudgets/grants in leasehold.dev"
             )
-            raise AccessDeniedError(text, known=True)
+            raise AccessDeniedError(text, authenticated=True)
         return viewer.name
 
     async def _may_terminate(self, namespace: Namespace, name: str, address: str) -> bool:
@@ -215,7 +215,7 @@ async def _with_json_errors(request: web.Request, handler: Handler) -> web.Strea
     try:
         return await handler(request)
     except AccessDeniedError as error:
-        return _error(403 if error.known else 401, str(error))
+        return _error(403 if error.authenticated else 401, str(error))
     except TooManyRequestsError as error:
         return _error(429, str(error))
     except RequestError as error:

@@ -38,11 +38,11 @@ REVIEW_ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
 class AccessDeniedError(RequestError):
-    """The client may not do this; `known`: it is authenticated."""
+    """The client, authenticated or not, may not do this."""
 
-    def __init__(self, reason: str, *, known: bool) -> None:
+    def __init__(self, reason: str, *, authenticated: bool) -> None:
         super().__init__(reason)
-        self.known = known
+        self.authenticated = authenticated
 
 
 def bearer_token(header: str) -> str:
@@ -144,7 +144,7 @@ class TokenAuthenticator:
         """Return a viewer of the namespaces of the token."""
         given = token.strip().encode()
         scopes = frozenset(
-            scope for known, scope in self.tokens if hmac.compare_digest(known, given)
+            scope for token, scope in self.tokens if hmac.compare_digest(token, given)
         )
         return ScopedViewer(scopes, changes=EVERYTHING in scopes) if scopes else None
 

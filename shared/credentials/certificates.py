@@ -66,12 +66,12 @@ def is_due(certificate: bytes, names: Sequence[str], now: datetime) -> bool:
 
     Raises RequestError for an invalid certificate.
     """
-    found = load(certificate)
-    begins = found.not_valid_before_utc
-    ends = found.not_valid_after_utc
+    loaded = load(certificate)
+    begins = loaded.not_valid_before_utc
+    ends = loaded.not_valid_after_utc
     if now >= begins + (ends - begins) / 2:
         return True
-    extension = found.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    extension = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     return not {str(name.value) for name in extension.value}.issuperset(names)
 
 

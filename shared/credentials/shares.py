@@ -59,7 +59,7 @@ class OpenResponses:
 
     def _take_from_largest(self, own: int) -> None:
         """End the oldest response of the owner with most, unless both would have as many then."""
-        owner, scopes = max(self._open.items(), key=lambda each: len(each[1]))
+        owner, scopes = max(self._open.items(), key=lambda entry: len(entry[1]))
         if len(scopes) <= own + 1:
             raise TooManyRequestsError(
                 f"{self._count()} watches and live pages are open, the most at a time: try later"

@@ -63,7 +63,7 @@ def tls_fault(error: BaseException | None, *, flag: str) -> str | None:
 
     `flag` is the prefix of this server's settings: `--nats` or `--redis`.
     """
-    return next((text for one in _chain(error) if (text := _one_fault(one, flag))), None)
+    return next((text for cause in _chain(error) if (text := _one_fault(cause, flag))), None)
 
 
 def _one_fault(error: BaseException, flag: str) -> str | None:

@@ -81,7 +81,7 @@ def named_gpu(value: str) -> str:
     for name in _CDI_NAMES.finditer(text):
         if _is_gpu(*name.groups()):
             return name[0]
-    hidden = next((found[0] for each in _DIRECT if (found := each.search(text))), "")
+    hidden = next((match[0] for pattern in _DIRECT if (match := pattern.search(text))), "")
     return hidden.strip()
 
 

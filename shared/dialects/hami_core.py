@@ -32,7 +32,11 @@ def encode_memo(
     """Encode the memo of a pod; empty if its shares are enough."""
     init = tuple(container.name for container in pod.containers if container.init)
     containers = tuple(container.name for container in pod.containers if not container.init)
-    if not priorities and not init and containers == tuple(each.container for each in requests):
+    if (
+        not priorities
+        and not init
+        and containers == tuple(request.container for request in requests)
+    ):
         return ""
     return msgspec.json.encode(PodMemo(init, containers, priorities or {})).decode()
 

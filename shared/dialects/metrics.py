@@ -28,13 +28,13 @@ class PublishedMetric:
 
     def value(self, subject: object) -> float | None:
         """Return the value."""
-        found: float | None = _read(subject, self.attribute)
-        return found
+        value: float | None = _read(subject, self.attribute)
+        return value
 
     def labels(self, subject: object) -> Labels:
         """Return the labels; one that is not known is empty."""
-        found = ((name, _read(subject, path)) for name, path in self.label_attributes.items())
-        return {name: "" if each is None else str(each) for name, each in found}
+        labels = ((name, _read(subject, path)) for name, path in self.label_attributes.items())
+        return {name: "" if value is None else str(value) for name, value in labels}
 
 
 def _read(subject: Any, path: str) -> Any:

@@ -102,9 +102,9 @@ def parse_pod_group(
         return PodGroupReference(name=f"{namespace}/{name}", kind=PodGroupKind.KUBERNETES)
     _check_gang(namespace, annotations)
     for keys, values in ((KOORDINATOR, annotations), (LIGHTWEIGHT, labels)):
-        found = [key for key in keys if key in values]
-        if found:
-            return _group_with_number(namespace, keys, found, values)
+        present_keys = [key for key in keys if key in values]
+        if present_keys:
+            return _group_with_number(namespace, keys, present_keys, values)
     for keys, values, kind in (
         (VOLCANO_GROUPS, annotations, PodGroupKind.VOLCANO),
         (COSCHEDULING_GROUPS, labels, PodGroupKind.COSCHEDULING),
@@ -125,12 +125,14 @@ def group_name(namespace: Namespace, keys: Sequence[str], values: Mapping[str, s
 
 
 def _group_with_number(
-    namespace: Namespace, keys: tuple[str, str], found: list[str], values: Mapping[str, str]
+    namespace: Namespace, keys: tuple[str, str], present_keys: list[str], values: Mapping[str, str]
 ) -> PodGroupReference:
     name_key, number_key = keys
-    if len(found) < len(keys):
-        (missing,) = set(keys) - set(found)
-        raise RequestError(f"{found[0]} needs {missing} beside it: a gang has a name and a size")
+    if len(present_keys) < len(keys):
+        (missing,) = set(keys) - set(present_keys)
+        raise RequestError(
+            f"{present_keys[0]} needs {missing} beside it: a gang has a name and a size"
+        )
     name = parse_name(name_key, values[name_key])
     number = parse_whole_number(number_key, values[number_key], least=1, most=MOST_MEMBERS)
     return PodGroupReference(name=f"{namespace}/{name}", min_member=number)

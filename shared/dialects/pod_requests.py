@@ -98,8 +98,10 @@ def strict_request(request: PodRequest) -> PodRequest:
     Raises RequestError for a part of a device that cannot be a MIG instance.
     """
     containers = tuple(_strict_container(container) for container in request.containers)
-    parts = [one for one in containers if one.sharing is not SharingPolicy.EXCLUSIVE]
-    instances = all(one.mig_allowed and not one.whole for one in containers)
+    parts = [
+        container for container in containers if container.sharing is not SharingPolicy.EXCLUSIVE
+    ]
+    instances = all(container.mig_allowed and not container.whole for container in containers)
     if parts and not (instances and request.selection.mode in {None, "mig"}):
         raise RequestError(
             f"container {parts[0].container} requests a part of a GPU, and the pod's isolation "
@@ -126,7 +128,9 @@ def _check_sizes(pod: PodManifest) -> None:
     ):
         for key in keys & values.keys():
             check_text(f"{kind} {key}", values[key])
-    names = {name for each in pod.containers for name in (*each.limits, *each.requests)}
+    names = {
+        name for container in pod.containers for name in (*container.limits, *container.requests)
+    }
     if len(names) > MOST_ENTRIES:
         raise RequestError(
             f"the pod names {len(names)} different resources; at most {MOST_ENTRIES} are allowed"
@@ -252,12 +256,12 @@ def vendor_denial(pod: PodManifest, names: Collection[str], *, refused: bool) ->
 
 def cordoned_devices(annotations: Mapping[str, str]) -> dict[int, str]:
     """Return the indices of devices that a node's annotations cordon, ascending, and why."""
-    found: dict[int, str] = {}
+    texts: dict[int, str] = {}
     for dialect in DIALECTS.values():
         for index, annotation in dialect.cordoned_devices(annotations).items():
-            found[index] = f"listed in the node's annotation {annotation}"
+            texts[index] = f"listed in the node's annotation {annotation}"
     for key, reason in annotations.items():
         index_text = key.removeprefix(DEVICE_CORDON_PREFIX)
         if index_text != key and (own := parse_decimal(index_text)) is not None:
-            found[own] = f"{CORDONED}: {reason[:MOST_REASON]}" if reason else CORDONED
-    return {index: found[index] for index in sorted(found) if 0 <= index <= HIGHEST_INDEX}
+            texts[own] = f"{CORDONED}: {reason[:MOST_REASON]}" if reason else CORDONED
+    return {index: texts[index] for index in sorted(texts) if 0 <= index <= HIGHEST_INDEX}

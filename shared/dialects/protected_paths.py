@@ -39,7 +39,7 @@ def lease_conflict(mount_path: str) -> str:
     """Return the path of the lease with which a container's mount conflicts; empty: none."""
     path = normalized(mount_path)
     name = path.rpartition("/")[2]
-    touched = next((each for each in LEASE_PATHS if _touches(path, each)), "")
+    touched = next((lease_path for lease_path in LEASE_PATHS if _touches(path, lease_path)), "")
     return touched or (name if name in _LEASE_NAMES else "")
 
 
@@ -47,7 +47,9 @@ def is_data_path(host_path: str, directories: Iterable[str] = HOST_PATHS) -> boo
     """Return whether a `hostPath` is one of the directories with data, or below one."""
     path = normalized(host_path)
     allowed = map(normalized, (*HARMLESS_PATHS, *directories))
-    return any(path == each or path.startswith(f"{each}/") for each in allowed)
+    return any(
+        path == allowed_path or path.startswith(f"{allowed_path}/") for allowed_path in allowed
+    )
 
 
 def host_path_advice(directories: Iterable[str]) -> str:

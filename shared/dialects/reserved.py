@@ -164,7 +164,7 @@ def may_set_reserved(prefix: str) -> bool:
     Its keys may change whenever a container starts, so only the prefix says what it cannot set.
     """
     reserved = (*PREFIXES, *NAMES)
-    return prefix.startswith(tuple(PREFIXES)) or any(each.startswith(prefix) for each in reserved)
+    return prefix.startswith(tuple(PREFIXES)) or any(key.startswith(prefix) for key in reserved)
 
 
 def is_device_name_mount(mount_path: str) -> bool:

@@ -25,12 +25,12 @@ def load_json(text: str) -> Any:
 
 
 def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in values:
             raise ValueError(f"the key {key!r} is there twice")
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 SHOWN = 100
@@ -127,14 +127,14 @@ def parse_object(key: str, text: str | None, fields: Collection[str] = ()) -> Ma
 def parse_list(key: str, text: str) -> tuple[str, ...]:
     """Parse a JSON list of texts."""
     read = _json(key, text)
-    if not isinstance(read, list) or not all(isinstance(each, str) for each in read):
+    if not isinstance(read, list) or not all(isinstance(item, str) for item in read):
         raise _refused(key, text, "a JSON list of texts")
     return tuple(read)
 
 
-def check_fields(key: str, found: Mapping[str, object], fields: Collection[str]) -> None:
+def check_fields(key: str, names: Mapping[str, object], fields: Collection[str]) -> None:
     """Check that a JSON object has only these fields; empty: any."""
-    unknown = sorted(found.keys() - set(fields)) if fields else []
+    unknown = sorted(names.keys() - set(fields)) if fields else []
     if unknown:
         raise RequestError(
             f"{key} has the field {_shown(unknown[0])}: it may have {', '.join(fields)}"

@@ -175,7 +175,7 @@ def find_unread(pod: PodManifest, dialect: str) -> Iterator[str]:
 
 
 _OF_DIALECTS = frozenset().union(
-    *(each.request_annotations | each.request_labels for each in DIALECTS.values())
+    *(dialect.request_annotations | dialect.request_labels for dialect in DIALECTS.values())
 ) - (pod_groups.READ_ANNOTATIONS | pod_groups.READ_LABELS)
 
 
@@ -205,18 +205,18 @@ def _unknown(fault: str, small: str, place: Place) -> Misplaced:
     return Misplaced(f"{fault}: write {word.name}", is_resource=place is Place.RESOURCE)
 
 
-def _nearest(small: str, known: Mapping[str, Word]) -> Word | None:
+def _nearest(small: str, words: Mapping[str, Word]) -> Word | None:
     """Return the word that was probably meant by an unknown one, in small letters."""
-    for word in known.values():
+    for word in words.values():
         if word.name.endswith("*") and small.startswith(word.name[:-1]):
             return word
     _, _, ending = small.rpartition("/")
-    same = [name for name in known if name.rpartition("/")[2] == ending]
-    close = difflib.get_close_matches(small, same or known, n=1, cutoff=0.0 if same else 0.8)
+    same = [name for name in words if name.rpartition("/")[2] == ending]
+    close = difflib.get_close_matches(small, same or words, n=1, cutoff=0.0 if same else 0.8)
     if not close:
-        endings = {name.rpartition("/")[2]: name for name in known}
+        endings = {name.rpartition("/")[2]: name for name in words}
         close = [endings[e] for e in difflib.get_close_matches(ending, endings, n=1, cutoff=0.8)]
-    return known[close[0]] if close else None
+    return words[close[0]] if close else None
 
 
 _RESOURCES = {name.lower(): word for name, word in WORDS.items() if word.place is Place.RESOURCE}

@@ -102,7 +102,9 @@ def conditions_of(item: RawObject, fault: str, *, reason: str, at: str) -> list[
     """
     status = "False" if fault else "True"
     before = _status_of(item).conditions
-    since = {(each.type, each.status): each.last_transition_time for each in before}
+    since = {
+        (condition.type, condition.status): condition.last_transition_time for condition in before
+    }
     return [
         Condition(
             type=name,
@@ -133,7 +135,7 @@ class LatestSpecs(Generic[T]):
         Without a valid version, that counts which its status has, as of before a restart.
         """
         name = Namespace(item.metadata.name)
-        known = _status_of(item).spec_in_force
+        in_force = _status_of(item).spec_in_force
         self.items[name] = item
         self.problems.pop(name, None)
         try:
@@ -142,28 +144,28 @@ class LatestSpecs(Generic[T]):
         except RequestError as error:
             self.problems[name] = cut(str(error))
             with suppress(RequestError):
-                if name not in self.valid and known is not None:
-                    self.valid[name] = self.parse(name, known)
-                    self.specs[name] = known
+                if name not in self.valid and in_force is not None:
+                    self.valid[name] = self.parse(name, in_force)
+                    self.specs[name] = in_force
         return self.problems.get(name, "")
 
     def remove(self, name: Namespace) -> None:
         """Remove an object."""
-        for known in (self.items, self.valid, self.specs, self.problems):
-            known.pop(name, None)
+        for values in (self.items, self.valid, self.specs, self.problems):
+            values.pop(name, None)
 
 
 def by_namespace(
     items: Iterable[object], kind: str, parse_spec: Callable[[Namespace, object], T]
 ) -> dict[Namespace, T]:
     """Parse objects of one kind. Raises RequestError for any other, and for two of one name."""
-    found: dict[Namespace, T] = {}
+    specs: dict[Namespace, T] = {}
     for item in items:
         name, spec = _named_spec(item, kind)
-        if name in found:
+        if name in specs:
             raise RequestError(f"{kind} {name} is defined twice")
-        found[name] = parse_spec(name, spec)
-    return found
+        specs[name] = parse_spec(name, spec)
+    return specs
 
 
 def _named_spec(item: object, kind: str) -> tuple[Namespace, object]:
@@ -211,24 +213,24 @@ def structural_schema(kind: object) -> dict[str, Any]:
 
 def _structural(schema: Mapping[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:
     """Replace references, and unions with null, by what they stand for."""
-    found = _resolved(schema, components)
-    if "properties" in found:
-        fields = found["properties"].items()
-        found["properties"] = {name: _structural(each, components) for name, each in fields}
-    if "items" in found:
-        found["items"] = _structural(found["items"], components)
-    default = found.pop("default", None)
+    resolved = _resolved(schema, components)
+    if "properties" in resolved:
+        fields = resolved["properties"].items()
+        resolved["properties"] = {name: _structural(field, components) for name, field in fields}
+    if "items" in resolved:
+        resolved["items"] = _structural(resolved["items"], components)
+    default = resolved.pop("default", None)
     if default not in (None, "", ()) and not isinstance(default, dict):
-        found["default"] = list(default) if isinstance(default, tuple) else default
+        resolved["default"] = list(default) if isinstance(default, tuple) else default
     unused = {"additionalProperties", "description", "title"}
-    return {key: each for key, each in found.items() if key not in unused and each != []}
+    return {key: value for key, value in resolved.items() if key not in unused and value != []}
 
 
 def _resolved(schema: Mapping[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(schema)
-    if reference := found.pop("$ref", "").rpartition("/")[2]:
-        found = {**components[reference], **found}
-    options = [each for each in found.pop("anyOf", ()) if each != {"type": "null"}]
+    resolved = dict(schema)
+    if reference := resolved.pop("$ref", "").rpartition("/")[2]:
+        resolved = {**components[reference], **resolved}
+    options = [option for option in resolved.pop("anyOf", ()) if option != {"type": "null"}]
     if len(options) == 1:
-        return {**_resolved(options[0], components), **found}
-    return {**found, "anyOf": options} if options and "type" not in found else found
+        return {**_resolved(options[0], components), **resolved}
+    return {**resolved, "anyOf": options} if options and "type" not in resolved else resolved

@@ -157,7 +157,7 @@ def decode_pod(document: bytes | msgspec.Raw) -> FullPod:
 
 
 def _paths(spec: FullPodSpec) -> Iterator[str]:
-    yield from (each.host_path.path for each in spec.volumes if each.host_path)
+    yield from (volume.host_path.path for volume in spec.volumes if volume.host_path)
     for container in _all_containers(spec):
         yield from (mount.mount_path for mount in container.volume_mounts)
         yield from (block.device_path for block in container.volume_devices)
@@ -174,9 +174,9 @@ def _counts(pod: FullPod) -> Iterator[tuple[str, int]]:
     yield "scheduling_gates", len(pod.spec.scheduling_gates)
     containers = _all_containers(pod.spec)
     for name in ("env", "env_from", "ports", "volume_mounts", "volume_devices"):
-        yield name, sum(len(getattr(each, name)) for each in containers)
+        yield name, sum(len(getattr(container, name)) for container in containers)
     for name in ("limits", "requests", "claims"):
-        yield name, sum(len(getattr(each.resources, name)) for each in containers)
+        yield name, sum(len(getattr(container.resources, name)) for container in containers)
 
 
 def _check_count(name: str, count: int, most: int) -> None:

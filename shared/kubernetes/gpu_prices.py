@@ -27,8 +27,8 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def of(self, model: str) -> Fraction | None:
         """Return the price of a model, by the longest name in it."""
-        found = self.models.get(longest_name_in(model, self.models) or "*")
-        return None if found is None else Fraction(found)
+        price = self.models.get(longest_name_in(model, self.models) or "*")
+        return None if price is None else Fraction(price)
 
     def refusal(self, currency: str) -> str:
         """Return why a budget in this currency cannot be charged; empty if it can."""
@@ -47,17 +47,17 @@ def load_prices(path: Path) -> Prices:
     if len(text) > MOST_BYTES:
         raise RequestError(f"{path} has more than {MOST_BYTES} bytes")
     try:
-        found = msgspec.convert(load_document(text.decode()), Prices)
+        prices = msgspec.convert(load_document(text.decode()), Prices)
     except ValueError as error:
         advice = "write `currency: EUR` and `models: {A100: 2.50}`, a GPU's price for an hour"
         raise RequestError(f"{path}: {error}; {advice}") from error
-    for name, price in found.models.items():
+    for name, price in prices.models.items():
         if not (price.is_finite() and 0 <= price <= MOST_PRICE and price == round(price, 6)):
             raise RequestError(
                 f"{path}: the price of {name}, {price}, is not from 0 to {MOST_PRICE} with six "
                 "decimals"
             )
-    return found
+    return prices
 
 
 @dataclass(slots=True)

@@ -104,12 +104,12 @@ NOTHING = QuotaLimits(cores_milli=0, milli_gpu=0, memory_mib=0, cards=0)
 def parse_spec(namespace: Namespace, spec: object) -> Quota:
     """Parse a GPUQuota's spec. Raises RequestError naming the field and its valid values."""
     read = convert_spec(spec, QuotaSpec, f"{KIND} {namespace}")
-    if len({each.name for each in read.models}) < len(read.models):
+    if len({model.name for model in read.models}) < len(read.models):
         raise RequestError(f"{KIND} {namespace}: spec.models lists a model twice")
     return Quota(
         namespace=namespace,
         limits=_limits(read),
-        models=tuple((each.name, _limits(each)) for each in read.models),
+        models=tuple((model.name, _limits(model)) for model in read.models),
         only_models=read.only_models,
         model_label=read.model_label or "",
         pools=read.pools,
@@ -121,11 +121,11 @@ def parse_spec(namespace: Namespace, spec: object) -> Quota:
 
 def merge_sources(sources: Iterable[Mapping[Namespace, Quota]]) -> tuple[Quota, ...]:
     """Return one quota per namespace, from the first source that has one."""
-    found: dict[Namespace, Quota] = {}
+    quotas: dict[Namespace, Quota] = {}
     for source in sources:
         for name, quota in source.items():
-            found.setdefault(name, replace(quota, namespace=name))
-    return tuple(found[name] for name in sorted(found))
+            quotas.setdefault(name, replace(quota, namespace=name))
+    return tuple(quotas[name] for name in sorted(quotas))
 
 
 def _limits(spec: LimitsSpec) -> QuotaLimits:

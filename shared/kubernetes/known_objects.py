@@ -20,17 +20,17 @@ matches the selectors; the resource version is then that of the deletion or of t
 TOMBSTONES = 4096
 
 
-def newer(version: str, known: str) -> bool:
-    """Return whether `version` comes after `known`.
+def newer(version: str, known_version: str) -> bool:
+    """Return whether `version` comes after `known_version`.
 
     Decimal versions compare as integers, as documented since Kubernetes 1.35; others are opaque,
     so that all but the very same version counts as newer.
     """
     number = parse_decimal(version)
-    known_number = parse_decimal(known)
+    known_number = parse_decimal(known_version)
     if number is not None and known_number is not None:
         return number > known_number
-    return version != known
+    return version != known_version
 
 
 def as_number(version: str) -> int:
@@ -38,9 +38,9 @@ def as_number(version: str) -> int:
     return parse_decimal(version) or 0
 
 
-def is_older(version: str, known: str) -> bool:
-    """Return whether `version` certainly comes before `known`: both are numbers."""
-    return 0 < as_number(version) < as_number(known)
+def is_older(version: str, known_version: str) -> bool:
+    """Return whether `version` certainly comes before `known_version`: both are numbers."""
+    return 0 < as_number(version) < as_number(known_version)
 
 
 class _Known(NamedTuple):
@@ -76,8 +76,8 @@ class KnownObjects(Generic[R]):
 
     def list_undecodable(self, named: ObjectIdentity) -> None:
         """Keep the known state of an item that cannot be decoded."""
-        known = self._objects.get(_key(named))
-        if known is not None and known.uid == named.uid:
+        latest = self._objects.get(_key(named))
+        if latest is not None and latest.uid == named.uid:
             self._missing.pop(_key(named), None)
 
     def end_list(self, resource_version: str) -> tuple[Change[R], ...]:
@@ -103,8 +103,8 @@ class KnownObjects(Generic[R]):
             return ()
         self.advance(named.resource_version)
         self._record_deletion(named)
-        known = self._objects.get(_key(named))
-        if known is None or known.uid != named.uid:
+        latest = self._objects.get(_key(named))
+        if latest is None or latest.uid != named.uid:
             return ()
         return (self._delete(_key(named), named.resource_version),)
 
@@ -113,8 +113,8 @@ class KnownObjects(Generic[R]):
         if self._is_old(named):
             return ()
         self.advance(named.resource_version)
-        known = self._objects.get(_key(named))
-        if known is None or known.uid == named.uid:
+        latest = self._objects.get(_key(named))
+        if latest is None or latest.uid == named.uid:
             return ()
         return (self._delete(_key(named), named.resource_version),)
 
@@ -125,9 +125,9 @@ class KnownObjects(Generic[R]):
 
     def _is_old(self, named: Named) -> bool:
         """Return whether the event is stale: a repetition, or older than the known state."""
-        known = self._objects.get(_key(named))
-        if known is not None:
-            floor = known.resource_version
+        latest = self._objects.get(_key(named))
+        if latest is not None:
+            floor = latest.resource_version
         else:
             floor = self._tombstones.get(named.uid, self._listed_at)
         return not newer(named.resource_version, floor)
@@ -136,8 +136,8 @@ class KnownObjects(Generic[R]):
         metadata = item.metadata
         key = _key(metadata)
         version = metadata.resource_version
-        known = self._objects.get(key)
-        is_replaced = known is not None and known.uid != metadata.uid
+        latest = self._objects.get(key)
+        is_replaced = latest is not None and latest.uid != metadata.uid
         deleted = (self._delete(key, version),) if is_replaced else ()
         self._objects[key] = _Known(metadata.uid, version)
         return (*deleted, (metadata, item))

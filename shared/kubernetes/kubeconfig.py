@@ -332,7 +332,7 @@ def _exec_plugin(cluster: "_Section", user: "_Section") -> ExecPlugin | None:
     return ExecPlugin(
         command=resolve_command(command, user.folder),
         args=tuple(map(str, arguments)),
-        env={str(each["name"]): str(each["value"]) for each in variables},
+        env={str(variable["name"]): str(variable["value"]) for variable in variables},
         api_version=version,
         install_hint=plugin.text("installHint") or "",
         interactive_mode=plugin.text("interactiveMode") or "IfAvailable",

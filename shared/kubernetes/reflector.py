@@ -60,10 +60,10 @@ logger = logging.getLogger(__name__)
 class RestoredError(ConflictError):
     """The API server's store is older than what it reported before: it was restored."""
 
-    def __init__(self, *, known: str, found: str) -> None:
+    def __init__(self, *, earlier: str, listed: str) -> None:
         super().__init__(
-            f"the API server is at resource version {found}, after it was at {known}: its etcd was "
-            "restored from a backup"
+            f"the API server is at resource version {listed}, after it was at {earlier}: its etcd "
+            "was restored from a backup"
         )
 
 
@@ -186,7 +186,7 @@ class Reflector(Generic[R]):
 
     def _refuse_older(self, version: str) -> None:
         if is_older(version, self._known.resource_version):
-            raise RestoredError(known=self._known.resource_version, found=version)
+            raise RestoredError(earlier=self._known.resource_version, listed=version)
 
     def _watched_s(self) -> float:
         return asyncio.get_running_loop().time() - self._watching_since_s
@@ -280,14 +280,14 @@ class Reflector(Generic[R]):
             return ()
         return self._known.list_item(item)
 
-    def _report(self, found: Undecodable) -> None:
+    def _report(self, undecodable: Undecodable) -> None:
         logger.error(
             "%s: ignored %s/%s at version %s, which cannot be decoded: %s",
             self._path,
-            found.item.namespace,
-            found.item.name,
-            found.item.resource_version,
-            found.why,
+            undecodable.item.namespace,
+            undecodable.item.name,
+            undecodable.item.resource_version,
+            undecodable.why,
         )
 
 

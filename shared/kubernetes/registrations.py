@@ -34,8 +34,8 @@ class Registration(Struct, frozen=True, gc=False):
     @property
     def services(self) -> frozenset[ServiceReference]:
         """The Services that it names."""
-        named = (each.client_config.service for each in self.webhooks)
-        return frozenset(each for each in (*named, self.spec.service) if each is not None)
+        named = (webhook.client_config.service for webhook in self.webhooks)
+        return frozenset(service for service in (*named, self.spec.service) if service is not None)
 
 
 class _ServiceSpec(Struct, frozen=True, rename="camel", gc=False):
@@ -80,6 +80,7 @@ class ServiceEndpoints(Struct, frozen=True, gc=False):
     def is_ready(self) -> bool:
         """Whether some endpoint is ready; one whose readiness is unknown counts as ready."""
         of_slice = any(
-            each.addresses and each.conditions.ready is not False for each in self.endpoints or ()
+            endpoint.addresses and endpoint.conditions.ready is not False
+            for endpoint in self.endpoints or ()
         )
-        return of_slice or any(each.addresses for each in self.subsets or ())
+        return of_slice or any(subset.addresses for subset in self.subsets or ())

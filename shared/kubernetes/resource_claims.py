@@ -106,7 +106,7 @@ def allocated_claim(claim: ApiResourceClaim) -> AllocatedClaim | None:
     if allocation is None or not results:
         return None
     devices, administered = (
-        tuple(_device(each) for each in results if bool(each.admin_access) is admin)
+        tuple(_device(result) for result in results if bool(result.admin_access) is admin)
         for admin in (False, True)
     )
     nodes = sorted({result.pool for result in results})
@@ -115,12 +115,14 @@ def allocated_claim(claim: ApiResourceClaim) -> AllocatedClaim | None:
             f"ResourceClaim {claim.metadata.namespace}/{claim.metadata.name} has devices of "
             f"several nodes: {', '.join(nodes)}"
         )
-    statuses = [each for each in claim.status.devices if each.driver == DRIVER]
-    copies = (bytes(each.data).decode() for each in statuses)
-    pods = (each for each in claim.status.reserved_for if each.resource == "pods")
-    consumers = dict(sorted((PodUid(each.uid), each.name) for each in pods))
-    given = ((each.request, each.device, each.share_id) for each in (*devices, *administered))
-    found = AllocatedClaim(
+    statuses = [status for status in claim.status.devices if status.driver == DRIVER]
+    copies = (bytes(status.data).decode() for status in statuses)
+    pods = (consumer for consumer in claim.status.reserved_for if consumer.resource == "pods")
+    consumers = dict(sorted((PodUid(consumer.uid), consumer.name) for consumer in pods))
+    given = (
+        (device.request, device.device, device.share_id) for device in (*devices, *administered)
+    )
+    allocated = AllocatedClaim(
         claim=PodUid(claim.metadata.uid),
         namespace=Namespace(claim.metadata.namespace),
         name=claim.metadata.name,
@@ -134,16 +136,17 @@ def allocated_claim(claim: ApiResourceClaim) -> AllocatedClaim | None:
         answer=_answer(statuses, len(results)),
         lease=next((text for text in copies if text != "null"), ""),
     )
-    check_bounds(found, f"ResourceClaim {found.namespace}/{found.name}")
-    return found
+    check_bounds(allocated, f"ResourceClaim {allocated.namespace}/{allocated.name}")
+    return allocated
 
 
 def _our_results(allocation: AllocationResult) -> list[DeviceRequestAllocationResult]:
     results = allocation.devices.results
     return [
-        each
-        for each in results
-        if each.driver == DRIVER and (not each.admin_access or LEASED in each.binding_conditions)
+        result
+        for result in results
+        if result.driver == DRIVER
+        and (not result.admin_access or LEASED in result.binding_conditions)
     ]
 
 
@@ -162,7 +165,8 @@ def _device(result: DeviceRequestAllocationResult) -> AllocatedDevice:
 def _answer(statuses: list[AllocatedDeviceStatus], devices: int) -> str:
     """Return the condition that was written for all devices, or that refuses one."""
     written = [
-        {each.type for each in status.conditions if each.status == "True"} for status in statuses
+        {condition.type for condition in status.conditions if condition.status == "True"}
+        for status in statuses
     ]
     if any(REFUSED in conditions for conditions in written):
         return REFUSED

@@ -158,7 +158,9 @@ class _ConnectionShares:
     async def _close_listed(self, message: Any) -> None:
         with contextlib.suppress(*_UNREADABLE):
             listing = _decode_listing(message.data)
-            await self._close(listing.server.id, [each.cid for each in listing.data.connections])
+            await self._close(
+                listing.server.id, [connection.cid for connection in listing.data.connections]
+            )
 
     async def _note_any_server(self) -> None:
         """Note all users of the server that responds first: of more servers, others report."""

@@ -24,9 +24,9 @@ async def reload_servers(url: str, credentials: ClientCredentials) -> int:
     """
     async with _connected(url, credentials, "leasehold reload") as client:
         replies = await _replies(client, ["$SYS.REQ.SERVER.PING"])
-        found = {each["server"]["id"] for each in replies}
-        await _replies(client, [f"$SYS.REQ.SERVER.{server}.RELOAD" for server in found])
-        return len(found)
+        reply = {reply["server"]["id"] for reply in replies}
+        await _replies(client, [f"$SYS.REQ.SERVER.{server}.RELOAD" for server in reply])
+        return len(reply)
 
 
 async def certificate_expirations(url: str, credentials: ClientCredentials) -> set[datetime | None]:
@@ -36,7 +36,7 @@ async def certificate_expirations(url: str, credentials: ClientCredentials) -> s
     """
     async with _connected(url, credentials, "leasehold certificates") as client:
         replies = await _replies(client, ["$SYS.REQ.SERVER.PING.VARZ"])
-    expirations = (each.get("data", {}).get("tls_cert_not_after") for each in replies)
+    expirations = (reply.get("data", {}).get("tls_cert_not_after") for reply in replies)
     return {datetime.fromisoformat(at) if at else None for at in expirations}
 
 
@@ -62,15 +62,15 @@ async def _connected(
 
 async def _replies(client: Any, subjects: Iterable[str]) -> list[Any]:
     """Return what servers reply to requests; one without a reply subject would be ignored."""
-    found = list[Any]()
+    replies = list[Any]()
     inbox = client.new_inbox()
 
     async def collect(message: Any) -> None:
-        found.append(json.loads(message.data))
+        replies.append(json.loads(message.data))
 
     await client.subscribe(inbox, cb=collect)
     for subject in subjects:
         await client.publish(subject, b"", reply=inbox)
     await client.flush()
     await asyncio.sleep(LISTEN_S)
-    return found
+    return replies

@@ -103,10 +103,16 @@ def to_close(connections: Iterable[ConnectionState], now: float) -> ConnectionSt
     progress for longest.
     """
     everyone = [*connections]
-    unproven = [each for each in everyone if each.progress < Progress.PROVEN]
-    slow = [each for each in unproven if now - each.since >= GRACE_S]
+    unproven = [connection for connection in everyone if connection.progress < Progress.PROVEN]
+    slow = [connection for connection in unproven if now - connection.since >= GRACE_S]
     if not slow and len(unproven) * 2 > len(everyone):
         slow = unproven
-    candidates = slow or [each for each in everyone if each.rests(now)] or unproven
-    counts = Counter(each.address for each in candidates)
-    return max(candidates, key=lambda each: (counts[each.address], -each.since), default=None)
+    candidates = (
+        slow or [connection for connection in everyone if connection.rests(now)] or unproven
+    )
+    counts = Counter(connection.address for connection in candidates)
+    return max(
+        candidates,
+        key=lambda connection: (counts[connection.address], -connection.since),
+        default=None,
+    )

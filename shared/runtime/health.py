@@ -124,5 +124,5 @@ class BadRequestFilter(logging.Filter):
 def suppress_bad_request_tracebacks() -> None:
     """Install the filter for all servers of this process."""
     logger = logging.getLogger(LOGGER)
-    if not any(isinstance(one, BadRequestFilter) for one in logger.filters):
+    if not any(isinstance(log_filter, BadRequestFilter) for log_filter in logger.filters):
         logger.addFilter(BadRequestFilter())

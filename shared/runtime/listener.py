@@ -213,14 +213,18 @@ class Listener:
     def _has_room(self, address: str) -> bool:
         """Return whether a connection may be opened, if need be in place of another one."""
         if self._of_address[address] >= self.bounds.of_address:
-            own = [each for each in self._connections.values() if each.state.address == address]
+            own = [
+                connection
+                for connection in self._connections.values()
+                if connection.state.address == address
+            ]
             return self._make_room(own)
         if len(self._connections) >= self.bounds.connections:
             return self._make_room(self._connections.values())
         return True
 
     def _make_room(self, connections: Iterable[_Connection]) -> bool:
-        by_state = {each.state: each for each in connections}
+        by_state = {connection.state: connection for connection in connections}
         state = to_close(by_state, asyncio.get_running_loop().time())
         if state is None:
             return False
@@ -349,9 +353,9 @@ async def listening(
         async with contextlib.AsyncExitStack() as stack:
             await runner.setup()
             assert runner.server is not None  # noqa: S101 - it is set up
-            work = [listener.accept(each, runner.server) for each in sockets]
-            for each in (*work, listener.sweep(), listener.open_waiting()):
-                await stack.enter_async_context(in_background(each))
+            work = [listener.accept(bound, runner.server) for bound in sockets]
+            for task in (*work, listener.sweep(), listener.open_waiting()):
+                await stack.enter_async_context(in_background(task))
             host, port = sockets[0].getsockname()[:2]
             yield str(host), int(port)
     finally:
@@ -368,10 +372,10 @@ async def _bind(address: str, flag: str) -> list[socket.socket]:
     loop = asyncio.get_running_loop()
     sockets: list[socket.socket] = []
     try:
-        found = await loop.getaddrinfo(
+        addresses = await loop.getaddrinfo(
             host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        for family, target in dict.fromkeys((each[0], each[4]) for each in found):
+        for family, target in dict.fromkeys((address[0], address[4]) for address in addresses):
             made = socket.create_server(
                 target[:2], family=family, backlog=BACKLOG, reuse_port=False
             )

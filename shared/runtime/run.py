@@ -171,9 +171,11 @@ def run(entry: Callable[[], Coroutine[Any, Any, None]], *, service: str, log_lev
         sys.exit(130)
     except (LeaseholdError, BaseExceptionGroup) as error:
         errors = _known_errors(error)
-        for known in errors:
-            sys.stderr.write(f"leasehold {service}: {known}\n")
-        sys.exit(2 if all(isinstance(known, RequestError) for known in errors) else 1)
+        for leasehold_error in errors:
+            sys.stderr.write(f"leasehold {service}: {leasehold_error}\n")
+        sys.exit(
+            2 if all(isinstance(leasehold_error, RequestError) for leasehold_error in errors) else 1
+        )
 
 
 def run_service(
@@ -220,7 +222,11 @@ def _known_errors(error: BaseException) -> list[BaseException]:
     if isinstance(error, LeaseholdError):
         return [error]
     if isinstance(error, BaseExceptionGroup):
-        return [known for inner in error.exceptions for known in _known_errors(inner)]
+        return [
+            leasehold_error
+            for inner in error.exceptions
+            for leasehold_error in _known_errors(inner)
+        ]
     raise error
 
 

@@ -237,7 +237,7 @@ class Runner:
         if not events:
             return
         await self.bus.publish(events)
-        for subject, count in collections.Counter(each.subject for each in events).items():
+        for subject, count in collections.Counter(event.subject for event in events).items():
             self._series(PUBLISHED, subject).inc(count)
 
     def _series(self, metric: M, *labels: str) -> M:

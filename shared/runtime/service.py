@@ -152,19 +152,19 @@ def roles_of(service: type | object) -> tuple[Role, ...]:
     kind = service if isinstance(service, type) else type(service)
     declared = getattr(kind, _PUBLISHES, ())
     whole = Role(kind="publishes", method=kind.__name__, publishes=declared)
-    found = [*_roles(kind)]
+    roles = [*_roles(kind)]
     for name, part in _parts(kind):
-        found += (replace(role, part=name) for role in _roles(part))
-    found.sort(key=lambda role: role.method)
-    return (*found, *((whole,) if declared else ()))
+        roles += (replace(role, part=name) for role in _roles(part))
+    roles.sort(key=lambda role: role.method)
+    return (*roles, *((whole,) if declared else ()))
 
 
 def _parts(service: type) -> Iterator[tuple[str, type]]:
     if is_dataclass(service):
         hints = typing.get_type_hints(service)
-        for each in fields(service):
-            if isinstance(hints[each.name], type):
-                yield each.name, hints[each.name]
+        for field in fields(service):
+            if isinstance(hints[field.name], type):
+                yield field.name, hints[field.name]
 
 
 def _roles(service: type) -> Iterator[Role]:

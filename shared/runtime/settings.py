@@ -301,11 +301,11 @@ def load_each(
         epilog="\n".join(["examples:", *(f"  {line}" for line in examples)]) if examples else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    known: set[str] = set()
+    added: set[str] = set()
     for kind in kinds:
-        _add_flags(parser, kind, environ=environ, known=known)
+        _add_flags(parser, kind, environ=environ, added=added)
     flags = parser.parse_args(argv)
-    check_variables(environ, {variable_of(name) for name in known})
+    check_variables(environ, {variable_of(name) for name in added})
     return [from_arguments(kind, flags) for kind in kinds]
 
 
@@ -337,14 +337,14 @@ def _add_flags(
     kind: type[Any],
     *,
     environ: Mapping[str, str],
-    known: set[str],
+    added: set[str],
 ) -> None:
-    """Add one flag per field of `kind`, unless it is `known`; the environment has its default."""
+    """Add one flag per field of `kind`, unless it is `added`; the environment has its default."""
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):
-        if item.name in known:
+        if item.name in added:
             continue
-        known.add(item.name)
+        added.add(item.name)
         variable = variable_of(item.name)
         fallback = _default_of(item)
         read = argument_reader(reader_of(hints[item.name], item.metadata.get("bounds", UNBOUNDED)))

@@ -34,7 +34,7 @@ class SharedProcess:
         alone = len(self.started) == 1
         del self.checks[name]
         self.checks |= {
-            each if alone else f"{name} {each}": probe for each, probe in checks.items()
+            check if alone else f"{name} {check}": probe for check, probe in checks.items()
         }
         return self.started[name]
 

@@ -46,21 +46,21 @@ def read_spans(directory: Path, *, namespace: str, name: str) -> tuple[TraceSpan
     `name` is the pod's name or its uid; the pod may be gone. A pod with a ResourceClaim has the
     trace of the claim.
     """
-    found = [span for path in _files(directory) for span in _matching(path, namespace, name)]
-    if not found:
+    spans = [span for path in _files(directory) for span in _matching(path, namespace, name)]
+    if not spans:
         return ()
-    return read_trace(directory, max(found, key=lambda span: span.start_ns).trace)
+    return read_trace(directory, max(spans, key=lambda span: span.start_ns).trace)
 
 
 def read_trace(directory: Path, trace: str) -> tuple[TraceSpan, ...]:
     """Return the spans of a trace by their start."""
-    found = {
+    roots = {
         span.span: span
         for path in _files(directory)
         for line in _lines(path)
         if trace in line and (span := _parse(line)) and span.trace == trace
     }
-    return tuple(sorted(found.values(), key=lambda span: (span.start_ns, span.span)))
+    return tuple(sorted(roots.values(), key=lambda span: (span.start_ns, span.span)))
 
 
 def span_views(spans: Sequence[TraceSpan]) -> tuple[SpanView, ...]:
@@ -80,10 +80,10 @@ def span_views(spans: Sequence[TraceSpan]) -> tuple[SpanView, ...]:
 
 def _in_tree(spans: Sequence[TraceSpan]) -> Iterator[TraceSpan]:
     """Yield spans, each before those below it; the spans of one parent by their start."""
-    known = {span.span for span in spans}
+    span_ids = {span.span for span in spans}
     below: dict[str, list[TraceSpan]] = {}
     for span in spans:
-        above = span.parent if span.parent in known and span.parent != span.span else ""
+        above = span.parent if span.parent in span_ids and span.parent != span.span else ""
         below.setdefault(above, []).append(span)
 
     def under(parent: str) -> Iterator[TraceSpan]:

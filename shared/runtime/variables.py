@@ -61,7 +61,7 @@ def _reader_of_text(hint: Any, bounds: ValueBounds) -> Callable[[str], Any]:
     if hint in {int, float}:
         return lambda text: parse_number(text, hint, bounds)
     if isinstance(hint, type) and issubclass(hint, Enum):
-        choices = dataclasses.replace(bounds, one_of=tuple(str(each.value) for each in hint))
+        choices = dataclasses.replace(bounds, one_of=tuple(str(member.value) for member in hint))
         return lambda text: hint(_word(text, choices))
     if hint is Path:
         return _path
@@ -238,8 +238,8 @@ _OF_SERVICE = re.compile(r"(\w+?)_(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT(?:_
 
 def _is_of_service(name: str, environ: Mapping[str, str]) -> bool:
     """Whether Kubernetes sets the variable for a Service, which then has a SERVICE_HOST, too."""
-    found = _OF_SERVICE.fullmatch(name)
-    return found is not None and f"{found[1]}_SERVICE_HOST" in environ
+    match = _OF_SERVICE.fullmatch(name)
+    return match is not None and f"{match[1]}_SERVICE_HOST" in environ
 
 
 def variable_of(name: str) -> str:

@@ -43,24 +43,24 @@ def budget_table(
         least=("", "WINDOW", "LEASES", "CURRENT RATE", "OF"),
         wide=wide,
     )
-    for each in budgets:
+    for budget in budgets:
         table.add_row(
-            each.namespace,
-            Text(each.state, style=STYLES[each.state]),
-            Text(_bar(each), style=STYLES[each.state]),
-            amount(int(each.used_units), each.currency),
-            _amount(each, each.allowed_units, "no limit"),
-            _amount(each, each.remaining_units, "-"),
-            f"{each.current_rate_milli_gpu / 1000:.3f} {each.currency or 'GPU'}"
-            + ("/h" if each.currency else ""),
-            str(each.leases),
-            _runs_out(each, now),
-            each.window.partition("+")[0] + _window_end(each),
+            budget.namespace,
+            Text(budget.state, style=STYLES[budget.state]),
+            Text(_bar(budget), style=STYLES[budget.state]),
+            amount(int(budget.used_units), budget.currency),
+            _amount(budget, budget.allowed_units, "no limit"),
+            _amount(budget, budget.remaining_units, "-"),
+            f"{budget.current_rate_milli_gpu / 1000:.3f} {budget.currency or 'GPU'}"
+            + ("/h" if budget.currency else ""),
+            str(budget.leases),
+            _runs_out(budget, now),
+            budget.window.partition("+")[0] + _window_end(budget),
         )
     problems = [
-        Text(f"{each.namespace} is invalid: {each.problem}", style="red")
-        for each in budgets
-        if each.problem
+        Text(f"{budget.namespace} is invalid: {budget.problem}", style="red")
+        for budget in budgets
+        if budget.problem
     ]
     return Group(table, *problems, Text("amounts without a currency are GPU-minutes", style="dim"))
 
@@ -108,20 +108,20 @@ def budget(flags: BudgetArguments) -> int:
     wide = flags.output == "wide"
 
     def read() -> BudgetsView:
-        found = api.get("/api/v1/budgets", BudgetsView)
-        chosen = [each for each in found.budgets if namespace in {"", each.namespace}]
+        view = api.get("/api/v1/budgets", BudgetsView)
+        chosen = [budget for budget in view.budgets if namespace in {"", budget.namespace}]
         if namespace and not chosen:
             raise NothingFoundError(
                 f"namespace {namespace} has no budget and has used no GPU; `{program()} budget` "
                 "lists those that have"
             )
-        return structs.replace(found, budgets=tuple(chosen))
+        return structs.replace(view, budgets=tuple(chosen))
 
     return terminal.present(
         flags,
         read,
-        lambda found: budget_table(found.budgets, found.read_at, wide=wide),
-        lambda found: [f"namespace/{each.namespace}" for each in found.budgets],
+        lambda view: budget_table(view.budgets, view.read_at, wide=wide),
+        lambda view: [f"namespace/{budget.namespace}" for budget in view.budgets],
     )
 
 

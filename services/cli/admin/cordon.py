@@ -60,9 +60,9 @@ def _find(api: ApiClient, flags: GpuArguments) -> DeviceView:
         raise RequestError(f"{flags.gpu!r} is not NODE/GPU; `{program()} gpus -o name` lists them")
     devices = {
         name: device
-        for each in api.get("/api/v1/gpus", GpusView).nodes
-        if each.node == node
-        for device in each.devices
+        for gpus in api.get("/api/v1/gpus", GpusView).nodes
+        if gpus.node == node
+        for device in gpus.devices
         for name in (str(device.index), device.uuid)
     }
     if gpu not in devices:

@@ -21,54 +21,54 @@ def _dry_run(api: ApiClient, flags: PreemptionsArguments) -> int:
     pod = api.server.pod(flags.namespace, flags.dry_run)
     runtime = "" if flags.min_runtime_s is None else f"{flags.min_runtime_s:g}"
     try:
-        found = api.get(f"/api/v1/preemptions/{pod.pod}", DryRunView, min_runtime_s=runtime)
+        view = api.get(f"/api/v1/preemptions/{pod.pod}", DryRunView, min_runtime_s=runtime)
     except RefusedError as error:
         if error.status != 404:
             raise
         raise NothingFoundError(
             f"pod {name} does not wait for devices; `{program()} explain` shows its state"
         ) from error
-    terminal.show(flags.output, found, dry_run_text)
-    return 0 if found.plan or found.in_progress else 1
+    terminal.show(flags.output, view, dry_run_text)
+    return 0 if view.plan or view.in_progress else 1
 
 
-def dry_run_text(found: DryRunView) -> str:
+def dry_run_text(view: DryRunView) -> str:
     """Format a dry run for people."""
-    lines = [f"pod         {found.pod}"]
-    if found.in_progress is not None:
-        lines.append(f"in progress {_preemption_line(found.in_progress)}")
-    elif found.plan is None:
-        lines.append(f"plan        none: {found.reason}")
+    lines = [f"pod         {view.pod}"]
+    if view.in_progress is not None:
+        lines.append(f"in progress {_preemption_line(view.in_progress)}")
+    elif view.plan is None:
+        lines.append(f"plan        none: {view.reason}")
     else:
-        shares = [f"{each.memory_mib} MiB of GPU {each.index}" for each in found.plan.shares]
-        where = f"{', '.join(shares)} on {found.plan.node}"
+        shares = [f"{share.memory_mib} MiB of GPU {share.index}" for share in view.plan.shares]
+        where = f"{', '.join(shares)} on {view.plan.node}"
         lines.append(f"plan        {where}, once these are evicted:")
-        for each in found.plan.victims:
-            bare = ", no controller replaces it" if each.bare else ""
+        for victim in view.plan.victims:
+            bare = ", no controller replaces it" if victim.bare else ""
             lines.append(
-                f"            {each.pod}: {each.cause}, budget {each.budget}, priority "
-                f"{each.priority}, {each.gpu_s_lost:.0f} GPU-seconds{bare}"
+                f"            {victim.pod}: {victim.cause}, budget {victim.budget}, priority "
+                f"{victim.priority}, {victim.gpu_s_lost:.0f} GPU-seconds{bare}"
             )
-    lines += [f"stays       {each.pod}: {each.reason}" for each in found.protected]
-    if found.protected_left_out:
-        lines.append(f"stays       {found.protected_left_out} more pods")
+    lines += [f"stays       {pod.pod}: {pod.reason}" for pod in view.protected]
+    if view.protected_left_out:
+        lines.append(f"stays       {view.protected_left_out} more pods")
     return "\n".join(lines)
 
 
 def text(view: PreemptionsView) -> str:
     """Format the preemptions in progress and the evictions of the last day for people."""
-    lines = [f"in progress {_preemption_line(each)}" for each in view.in_progress]
-    for each in view.evictions:
-        budget = f", budget {each.budget}" if each.budget else ""
+    lines = [f"in progress {_preemption_line(preemption)}" for preemption in view.in_progress]
+    for eviction in view.evictions:
+        budget = f", budget {eviction.budget}" if eviction.budget else ""
         lines.append(
-            f"{timestamp(each.at)}  {each.outcome} {each.pod} on {each.node} "
-            f"for {each.beneficiary or 'no pod'}: {each.cause}{budget}"
+            f"{timestamp(eviction.at)}  {eviction.outcome} {eviction.pod} on {eviction.node} "
+            f"for {eviction.beneficiary or 'no pod'}: {eviction.cause}{budget}"
         )
     return "\n".join(lines) or "no preemption in progress, and no eviction in the last day"
 
 
 def _preemption_line(preemption: PreemptionView) -> str:
-    victims = ", ".join(each.pod for each in preemption.victims)
+    victims = ", ".join(victim.pod for victim in preemption.victims)
     not_before = f", not before {timestamp(preemption.evict_at)}" if preemption.evict_at else ""
     beneficiary = preemption.beneficiary or "no pod"
     return f"for {beneficiary}: {preemption.stage}{not_before}: {victims}"

@@ -36,12 +36,12 @@ def report(flags: Report) -> int:
         raise RequestError("--window reports all of a window: omit it, or --from and --to")
     api = ApiClient(flags)
     query = {"window": flags.window, "from": flags.from_, "to": flags.to}
-    found = api.get("/api/v1/reports/showback", ReportView, groupBy=flags.group_by, **query)
+    showback = api.get("/api/v1/reports/showback", ReportView, groupBy=flags.group_by, **query)
     if flags.output == "csv":
-        print(printable_lines(found.as_csv()), end="")
+        print(printable_lines(showback.as_csv()), end="")
         return 0
     wide = flags.output == "wide"
-    return terminal.present(flags, lambda: found, lambda report: report_table(report, wide=wide))
+    return terminal.present(flags, lambda: showback, lambda report: report_table(report, wide=wide))
 
 
 def report_table(report: ReportView, *, wide: bool = False) -> RenderableType:
@@ -97,39 +97,39 @@ def report_costs(flags: Report) -> int:
     as_csv = flags.output == "csv"
     step = flags.step or ("day" if as_csv else "")
     query = {"from": flags.from_, "to": flags.to, "step": step}
-    found = ApiClient(flags).get("/api/v1/reports/costs", CostView, **query)
+    costs = ApiClient(flags).get("/api/v1/reports/costs", CostView, **query)
     if as_csv:
-        print(printable_lines(focus_csv(found.lines, found.currency)), end="")
+        print(printable_lines(focus_csv(costs.lines, costs.currency)), end="")
     else:
-        terminal.show(flags.output, found, cost_table)
+        terminal.show(flags.output, costs, cost_table)
     return 0
 
 
-def cost_table(found: CostView) -> RenderableType:
+def cost_table(costs: CostView) -> RenderableType:
     """List GPU-hours by use, and the cost, of each namespace and model, and their sums."""
-    if not found.lines:
+    if not costs.lines:
         return Text("nothing is recorded of this time; the timekeeper records once a minute")
     rows: dict[tuple[float, str, str], dict[str, Decimal]] = {}
     total: dict[str, Decimal] = defaultdict(Decimal)
-    for line in found.lines:
+    for line in costs.lines:
         key = (line.start, line.namespace, line.model)
-        for each in (rows.setdefault(key, defaultdict(Decimal)), total):
-            each[line.use] += Decimal(line.gpu_hours)
-            each["cost"] += Decimal(line.cost or 0)
+        for sums in (rows.setdefault(key, defaultdict(Decimal)), total):
+            sums[line.use] += Decimal(line.gpu_hours)
+            sums["cost"] += Decimal(line.cost or 0)
     table = FittedTable(
-        *("FROM", "NAMESPACE", "MODEL", *(use.upper() for use in USES), found.currency or "COST"),
+        *("FROM", "NAMESPACE", "MODEL", *(use.upper() for use in USES), costs.currency or "COST"),
         least=("FROM", "UNMEASURED", "MODEL"),
     )
-    for (start, name, model), row in (*rows.items(), ((found.start, "total", ""), total)):
+    for (start, name, model), row in (*rows.items(), ((costs.start, "total", ""), total)):
         amounts = [f"{row[use]:.3f}" if row[use] else "-" for use in USES]
-        cost = f"{row['cost']:.2f}" if found.currency else "-"
+        cost = f"{row['cost']:.2f}" if costs.currency else "-"
         table.add_row(timestamp(start), name or "(free)", model, *amounts, cost)
     remarks = [
-        f"GPU-hours from {timestamp(found.start)} to {timestamp(found.end)}",
-        "prices: " + found.problem if found.problem else "",
-        "" if found.currency or found.problem else "there are no prices: see --prices of the API",
+        f"GPU-hours from {timestamp(costs.start)} to {timestamp(costs.end)}",
+        "prices: " + costs.problem if costs.problem else "",
+        "" if costs.currency or costs.problem else "there are no prices: see --prices of the API",
     ]
-    missing_s = round(found.end - found.start - found.recorded_s)
+    missing_s = round(costs.end - costs.start - costs.recorded_s)
     if missing_s:
         remarks.append(f"{missing_s} s of that are not recorded")
     return Group(table, *(Text(remark, style="dim") for remark in remarks if remark))
@@ -197,7 +197,7 @@ def by_owner(view: IdleView, owners: Mapping[PodUid, str]) -> IdleReport:
         IdleHolder.total(held, view.read_at, namespace=namespace, owner=owner)
         for (namespace, owner), held in grouped.items()
     ]
-    holders.sort(key=lambda one: (-one.gpu_hours, one.namespace, one.owner))
+    holders.sort(key=lambda holder: (-holder.gpu_hours, holder.namespace, holder.owner))
     return IdleReport(
         read_at=view.read_at,
         idle_after_s=view.idle_after_s,
@@ -207,26 +207,26 @@ def by_owner(view: IdleView, owners: Mapping[PodUid, str]) -> IdleReport:
     )
 
 
-def idle_table(found: IdleReport, view: IdleView, *, wide: bool = False) -> RenderableType:
+def idle_table(report: IdleReport, view: IdleView, *, wide: bool = False) -> RenderableType:
     """List the owners of idle shares, and their sum."""
-    if not found.holders:
-        text = f"no share has been idle for {age(found.idle_after_s)}"
+    if not report.holders:
+        text = f"no share has been idle for {age(report.idle_after_s)}"
         return Group(Text(text), *notes(view))
     listed = FittedTable(
         *("NAMESPACE", "OWNER", "SHARES", "GPUS", "MIB", "GPU-HOURS", "MIB-HOURS", "SINCE"),
         least=("MIB-HOURS", "SHARES", "MIB", "SINCE"),
         wide=wide,
     )
-    for one in (*found.holders, structs.replace(found.total, owner="total")):
+    for holder in (*report.holders, structs.replace(report.total, owner="total")):
         listed.add_row(
-            one.namespace,
-            one.owner,
-            str(one.shares),
-            f"{one.gpus:.2f}",
-            str(one.memory_mib),
-            f"{one.gpu_hours:.2f}",
-            f"{one.mib_hours:.0f}",
-            timestamp(one.idle_since),
+            holder.namespace,
+            holder.owner,
+            str(holder.shares),
+            f"{holder.gpus:.2f}",
+            str(holder.memory_mib),
+            f"{holder.gpu_hours:.2f}",
+            f"{holder.mib_hours:.0f}",
+            timestamp(holder.idle_since),
         )
     return Group(listed, *notes(view))
 
@@ -246,6 +246,6 @@ def report_idle(flags: Report) -> int:
     terminal.show(
         flags.output,
         by_owner(view, owners),
-        lambda found: idle_table(found, view, wide=flags.output == "wide"),
+        lambda report: idle_table(report, view, wide=flags.output == "wide"),
     )
     return 0

@@ -62,7 +62,7 @@ def lines(view: ResizeView) -> list[str]:
         first = f"{container} has {size_text(after)} of {gpus} already"
     else:
         first = f"{container} has {size_text(after)} of {gpus} now; it had {size_text(before)}"
-    return [first, *view.notes, *(f"pending: {each}" for each in view.pending)]
+    return [first, *view.notes, *(f"pending: {change}" for change in view.pending)]
 
 
 def refusal(view: ResizeView) -> str:

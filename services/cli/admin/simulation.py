@@ -71,7 +71,7 @@ def _check(directory: StateDir, node: str, index: str, device: str) -> None:
 
 def _faults(file: Path) -> dict[str, str]:
     try:
-        found = json.loads(file.read_text())
+        document = json.loads(file.read_text())
     except (OSError, ValueError):
         return {}
-    return dict(found) if isinstance(found, dict) else {}
+    return dict(document) if isinstance(document, dict) else {}

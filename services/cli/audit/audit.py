@@ -42,8 +42,8 @@ async def _audit(flags: Audit) -> tuple[Snapshot, tuple[Difference, ...]]:
         while True:
             now = time.time()
             snapshot = await reader.snapshot(now)
-            found = (*differences(snapshot), *unexplained(snapshot, schedulers))
-            lasting, first_seen = lasting_differences(found, first_seen, now)
+            current = (*differences(snapshot), *unexplained(snapshot, schedulers))
+            lasting, first_seen = lasting_differences(current, first_seen, now)
             if len(lasting) == len(first_seen):
                 return snapshot, lasting
             if flags.now:
@@ -59,8 +59,12 @@ def shape(snapshot: Snapshot, lasting: Sequence[Difference]) -> dict[str, Any]:
         "not_checked": list(snapshot.not_checked),
         "unreadable": [f"{record.kind} {record.key}" for record in snapshot.damaged],
         "differences": [
-            {"invariant": one.invariant, "subject": one.subject, "text": one.text}
-            for one in lasting
+            {
+                "invariant": difference.invariant,
+                "subject": difference.subject,
+                "text": difference.text,
+            }
+            for difference in lasting
         ],
     }
 
@@ -74,8 +78,11 @@ def render(snapshot: Snapshot, lasting: Sequence[Difference]) -> RenderableType:
     if lasting:
         head = f"{_count(len(lasting), 'differences')} among {checked}"
         lines = [Text(head, style="bold red")]
-        lines += [Text(f"{one.invariant}  {one.subject}: {one.text}") for one in lasting]
-    notes = [f"not checked: {one}" for one in snapshot.not_checked]
+        lines += [
+            Text(f"{difference.invariant}  {difference.subject}: {difference.text}")
+            for difference in lasting
+        ]
+    notes = [f"not checked: {reason}" for reason in snapshot.not_checked]
     notes += [
         f"damaged in the last 24 hours, and rebuilt: {record.kind} {record.key}"
         for record in snapshot.damaged

@@ -19,7 +19,9 @@ from shared.model.request import SharingPolicy
 def over_commitment(snapshot: Snapshot) -> Iterator[Difference]:
     """S1: no device is over-committed, and no exclusive device is shared."""
     for totals in snapshot.nodes:
-        booked = _by_device(booking for each in totals.leases for booking in bookings(each.shares))
+        booked = _by_device(
+            booking for lease in totals.leases for booking in bookings(lease.shares)
+        )
         for device, _ in totals.node.devices:
             shares = list(shares_on(totals, device.uuid))
             for excess in _excesses(device, booked.get(device.uuid, []), _slots(device, shares)):
@@ -33,10 +35,12 @@ def allocated_totals(snapshot: Snapshot) -> Iterator[Difference]:
     devices = snapshot.devices
     for node, allocations in snapshot.allocations.items():
         leases: dict[PodUid, dict[str, Lease]] = {}
-        for each in allocations:
-            leases.setdefault(each.pod, {})[each.container] = each.lease
+        for allocation in allocations:
+            leases.setdefault(allocation.pod, {})[allocation.container] = allocation.lease
         booked = _by_device(
-            booking for each in leases.values() for booking in bookings(allocated_shares(each))
+            booking
+            for allocation in leases.values()
+            for booking in bookings(allocated_shares(allocation))
         )
         for uuid, held in sorted(booked.items()):
             if uuid in devices:
@@ -44,10 +48,10 @@ def allocated_totals(snapshot: Snapshot) -> Iterator[Difference]:
 
 
 def _by_device(booked: Iterable[Booking]) -> dict[DeviceUuid, list[Booking]]:
-    found: dict[DeviceUuid, list[Booking]] = {}
+    by_device: dict[DeviceUuid, list[Booking]] = {}
     for booking in booked:
-        found.setdefault(booking.device, []).append(booking)
-    return found
+        by_device.setdefault(booking.device, []).append(booking)
+    return by_device
 
 
 def fences(snapshot: Snapshot) -> Iterator[Difference]:

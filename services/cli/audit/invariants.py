@@ -16,10 +16,10 @@ def nodes(snapshot: Snapshot) -> Iterator[Difference]:
     """O2: the ledger has every node of the API server, and no other."""
     if snapshot.api_nodes is None:
         return
-    known = {totals.node.facts.name for totals in snapshot.nodes if totals.known}
-    for name in sorted(snapshot.api_nodes ^ known):
+    known_nodes = {totals.node.facts.name for totals in snapshot.nodes if totals.known}
+    for name in sorted(snapshot.api_nodes ^ known_nodes):
         text = "the API server has it, the ledger does not"
-        if name in known:
+        if name in known_nodes:
             text = "the ledger has it, the API server does not"
         yield Difference("O2", f"node {name}", text, OUTLIVE_S)
 
@@ -63,9 +63,10 @@ def gangs(snapshot: Snapshot) -> Iterator[Difference]:
         if lease.gang:
             holders.setdefault(lease.gang, set()).add(lease.pod)
     waiting: dict[str, set[PodUid]] = {}
-    for each in snapshot.waiting:
-        if each.queued.request.gang is not None:
-            waiting.setdefault(each.queued.request.gang.name, set()).add(each.queued.pod)
+    for waiting_pod in snapshot.waiting:
+        queued = waiting_pod.queued
+        if queued.request.gang is not None:
+            waiting.setdefault(queued.request.gang.name, set()).add(queued.pod)
     # A lease may outlive its pod until the containers have ended: it is not counted then.
     yield from _miscounted("hold a lease", snapshot.gangs, holders, present)
     yield from _miscounted("wait", snapshot.waiting_gangs, waiting, present)
@@ -79,9 +80,9 @@ def _miscounted(
 ) -> Iterator[Difference]:
     for gang in sorted(counted.keys() | recorded.keys()):
         listed = counted.get(gang, frozenset())
-        found = recorded.get(gang, set())
-        missing = (found & present) - listed
-        extra = listed - found
+        recorded_pods = recorded.get(gang, set())
+        missing = (recorded_pods & present) - listed
+        extra = listed - recorded_pods
         gone = listed - present
         for pods, text, settles_s in (
             (missing, "%d of its pods %s and are not counted", BIND_S),
@@ -116,7 +117,7 @@ def claims(snapshot: Snapshot) -> Iterator[Difference]:
 
 
 def _allocated(claim: AllocatedClaim) -> list[tuple[str, str, str]]:
-    return sorted((each.request, each.device, each.share_id) for each in claim.devices)
+    return sorted((device.request, device.device, device.share_id) for device in claim.devices)
 
 
 def _leased(lease: Lease) -> list[tuple[str, str, str]]:
@@ -141,8 +142,8 @@ CHECKS: tuple[Callable[[Snapshot], Iterator[Difference]], ...] = (
 
 def differences(snapshot: Snapshot) -> tuple[Difference, ...]:
     """Return every difference, sorted by invariant."""
-    found = [difference for check in CHECKS for difference in check(snapshot)]
-    return tuple(sorted(set(found), key=lambda d: (d.invariant, d.subject, d.text)))
+    differences = [difference for check in CHECKS for difference in check(snapshot)]
+    return tuple(sorted(set(differences), key=lambda d: (d.invariant, d.subject, d.text)))
 
 
 def unread_checkpoints(snapshot: Snapshot) -> Iterator[str]:

@@ -47,9 +47,13 @@ def agents(snapshot: Snapshot) -> Iterator[Difference]:
     for node, allocations in snapshot.allocations.items():
         for allocation in allocations:
             yield from _allocation_mismatches(allocation, leases.get((allocation.pod, node)))
-        known = {allocation.pod for allocation in allocations}
+        allocated_pods = {allocation.pod for allocation in allocations}
         for lease in snapshot.leases:
-            if lease.node == node and lease.state is LeaseState.ACTIVE and lease.pod not in known:
+            if (
+                lease.node == node
+                and lease.state is LeaseState.ACTIVE
+                and lease.pod not in allocated_pods
+            ):
                 text = "its lease is active, and the node's agent handed no device to the kubelet"
                 yield Difference("S5", pod_name(lease), text, OUTLIVE_S)
 
@@ -105,10 +109,10 @@ CHECKS = (one_lease, bound_is_leased, agents, outlived, lease_copies, annotation
 
 def unexplained(snapshot: Snapshot, schedulers: frozenset[str]) -> Iterator[Difference]:
     """P1: every pod of Leasehold's schedulers is bound, or has a reason why not."""
-    known = {lease.pod for lease in snapshot.leases} | {w.queued.pod for w in snapshot.waiting}
+    known_pods = {lease.pod for lease in snapshot.leases} | {w.queued.pod for w in snapshot.waiting}
     for pod in snapshot.pods:
         ours = pod.scheduler in schedulers and pod.is_active and not pod.node and not pod.gates
-        if ours and pod.pod not in known and not pod.unschedulable_message:
+        if ours and pod.pod not in known_pods and not pod.unschedulable_message:
             text = "it waits with neither a lease nor an explanation"
             yield Difference("P1", pod_name(pod), text, EXPLAIN_S)
 

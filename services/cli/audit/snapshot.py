@@ -21,10 +21,10 @@ OUTLIVE_S = 30.0
 
 
 def lasting_differences(
-    found: Iterable[Difference], first_seen: Mapping[Difference, float], now: float
+    current: Iterable[Difference], first_seen: Mapping[Difference, float], now: float
 ) -> tuple[tuple[Difference, ...], dict[Difference, float]]:
     """Return the differences that have lasted too long, and when each was first seen."""
-    seen = {difference: first_seen.get(difference, now) for difference in found}
+    seen = {difference: first_seen.get(difference, now) for difference in current}
     lasting = tuple(d for d, first in seen.items() if now - first >= d.settles_s)
     return lasting, seen
 

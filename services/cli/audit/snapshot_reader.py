@@ -89,7 +89,7 @@ class SnapshotReader:
             window = account.windows[-1]
             name = account.namespace
             after = f"{window.start_ms - 1}"
-            entries = [each async for each in entries_of(budgets, name, after=after)]
+            entries = [entry async for entry in entries_of(budgets, name, after=after)]
             windows.append(window_totals(name, window, entries))
         return replace(snapshot, budget_windows=tuple(windows), cost_hours=tuple(hours))
 
@@ -103,8 +103,8 @@ async def pods_of(kubernetes: KubernetesClient) -> tuple[PodSummary, ...]:
 async def node_names(kubernetes: KubernetesClient) -> frozenset[NodeName]:
     """Return the names of the nodes that the API server has."""
     pages = kubernetes.pages("/api/v1/nodes")
-    found = [each.metadata.name async for page in pages for each in page.read(ApiObject)]
-    return frozenset(map(NodeName, found))
+    names = [obj.metadata.name async for page in pages for obj in page.read(ApiObject)]
+    return frozenset(map(NodeName, names))
 
 
 async def claims_of(kubernetes: KubernetesClient) -> tuple[AllocatedClaim, ...] | None:

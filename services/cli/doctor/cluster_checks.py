@@ -50,27 +50,29 @@ async def read_settings(kubernetes: KubernetesClient) -> dict[str, WorkloadSetti
 
     Raises SkipError if there is none.
     """
-    found: dict[str, WorkloadSettings] = {}
+    settings: dict[str, WorkloadSettings] = {}
     for namespace, kind in ((SYSTEM_NAMESPACE, "deployments"), (AGENTS_NAMESPACE, "daemonsets")):
         path = objects_path(namespace, kind, group="/apis/apps/v1")
         for workload in (await kubernetes.read(path, ObjectList[Workload])).items or ():
             for container in workload.spec.template.spec.containers[:1]:
-                found[workload.metadata.name] = await _read(kubernetes, namespace, container)
-    if not found:
+                settings[workload.metadata.name] = await _read(kubernetes, namespace, container)
+    if not settings:
         raise SkipError("the components do not run as workloads of this cluster")
-    return found
+    return settings
 
 
 async def _read(
     kubernetes: KubernetesClient, namespace: str, container: FullContainer
 ) -> WorkloadSettings:
     values: dict[str, str] = {}
-    for source in (each.config_map_ref for each in container.env_from):
+    for source in (source.config_map_ref for source in container.env_from):
         if source:
             path = objects_path(namespace, "configmaps", source.name)
             values |= (await kubernetes.read(path, RawObject)).data or {}
-    values |= {each.name: each.value for each in container.env}
-    computed = {each.name for each in container.env if each.value_from or "$(" in each.value}
+    values |= {variable.name: variable.value for variable in container.env}
+    computed = {
+        variable.name for variable in container.env if variable.value_from or "$(" in variable.value
+    }
     return WorkloadSettings(values, frozenset(computed))
 
 
@@ -78,13 +80,13 @@ def settings(wanted: Mapping[str, WorkloadSettings], heartbeats: Iterable[Heartb
     """Judge which components run with other settings than new pods would get."""
     others = dict[str, tuple[str, list[str]]]()
     compared = 0
-    for each in heartbeats:
-        expected = wanted.get(each.service, wanted.get(COMBINED))
-        if expected is None or not each.settings:
+    for heartbeat in heartbeats:
+        expected = wanted.get(heartbeat.service, wanted.get(COMBINED))
+        if expected is None or not heartbeat.settings:
             continue  # it runs outside the cluster
         compared += 1
-        if keys := _differing(expected, each.settings):
-            others[each.instance] = each.service, keys
+        if keys := _differing(expected, heartbeat.settings):
+            others[heartbeat.instance] = heartbeat.service, keys
     if not others:
         return ok(f"{compared} components run with the settings of their workloads")
     shown = "; ".join(f"{name} ({', '.join(keys)})" for name, (_, keys) in sorted(others.items()))
@@ -348,12 +350,13 @@ def components(
     """
     running = tuple(heartbeats)
     problems = [
-        f"no heartbeat of {one} within {observed_s:g} s" for one in _missing(running, nodes)
+        f"no heartbeat of {component} within {observed_s:g} s"
+        for component in _missing(running, nodes)
     ]
     problems += sorted(
-        f"{one.instance}: {', '.join(one.unready_reasons)}"
-        for one in running
-        if one.unready_reasons
+        f"{component.instance}: {', '.join(component.unready_reasons)}"
+        for component in running
+        if component.unready_reasons
     )
     problems += [f"node {name} gets no pods: {why}" for name, why in sorted(nodes.items()) if why]
     if problems:
@@ -366,21 +369,21 @@ def components(
 
 def leftovers(nodes: Mapping[NodeName, Sequence[Device]]) -> Finding:
     """Judge what pods that have ended still hold, as agents report it with their devices."""
-    found = [
+    findings = [
         leftover.text(f"GPU {device.index} of node {node}")
         for node, devices in sorted(nodes.items())
         for device in devices
         for leftover in device.leftovers
     ]
-    if not found:
+    if not findings:
         return ok("no process of an earlier pod holds a GPU")
-    more = f"; and {len(found) - NAMED_RECORDS} more" if len(found) > NAMED_RECORDS else ""
-    return fail("; ".join(found[:NAMED_RECORDS]) + more, END_LEFTOVERS)
+    more = f"; and {len(findings) - NAMED_RECORDS} more" if len(findings) > NAMED_RECORDS else ""
+    return fail("; ".join(findings[:NAMED_RECORDS]) + more, END_LEFTOVERS)
 
 
 def _missing(running: Sequence[Heartbeat], nodes: Iterable[NodeName]) -> list[str]:
-    services = {one.service for one in running}
-    served = {one.node for one in running if one.service == AGENT}
+    services = {heartbeat.service for heartbeat in running}
+    served = {heartbeat.node for heartbeat in running if heartbeat.service == AGENT}
     absent = [f"any {name}" for name in REQUIRED_SERVICES if name not in services]
     return absent + [f"the {AGENT} of {node}" for node in sorted(nodes) if node not in served]
 
@@ -422,7 +425,7 @@ def resource_quotas(hard: Mapping[str, Iterable[str]]) -> Finding:
         return ok(f"ResourceQuotas that limit GPUs: {number}")
     first = next(iter(wrong))
     namespace, _, name = first.partition("/")
-    instead = ", ".join(sorted(f"requests.{each.removeprefix('limits.')}" for each in wrong[first]))
+    instead = ", ".join(sorted(f"requests.{name.removeprefix('limits.')}" for name in wrong[first]))
     return warn(
         "not counted, so they limit nothing: "
         + "; ".join(f"{', '.join(sorted(names))} of {quota}" for quota, names in wrong.items()),

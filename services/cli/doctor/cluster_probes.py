@@ -158,9 +158,9 @@ class ClusterProbes:
             webhooks = ()
             missing = [kind]
         missing += await self._unreviewed_claims(webhooks)
-        configs = [each.client_config for each in webhooks]
-        trusted = next((each.ca_bundle for each in configs if each.ca_bundle), b"")
-        url = next((each.url for each in configs if each.url), "")
+        configs = [webhook.client_config for webhook in webhooks]
+        trusted = next((config.ca_bundle for config in configs if config.ca_bundle), b"")
+        url = next((config.url for config in configs if config.url), "")
         refusal = await self._refusal(url, trusted) if url and trusted else ""
         knows_callers = await self._knows_callers(url, trusted)
         return judge.webhook(missing, _days_left(trusted), refusal, knows_callers=knows_callers)
@@ -182,13 +182,17 @@ class ClusterProbes:
 
     async def _unreviewed_claims(self, webhooks: Iterable[RegisteredWebhook]) -> list[str]:
         """Return the webhook that the component `dra` has beside its DeviceClass, if it lacks."""
-        if CLAIMS_WEBHOOK in {each.name for each in webhooks}:
+        if CLAIMS_WEBHOOK in {webhook.name for webhook in webhooks}:
             return []
         try:
             classes = await self._device_classes()
         except NotFoundError:
             return []
-        return [CLAIMS_WEBHOOK] if DRIVER in {each.metadata.name for each in classes} else []
+        return (
+            [CLAIMS_WEBHOOK]
+            if DRIVER in {device_class.metadata.name for device_class in classes}
+            else []
+        )
 
     async def _device_classes(self) -> Sequence[DeviceClass]:
         return (await self.kubernetes.read(DEVICE_CLASSES, ObjectList[DeviceClass])).items or ()
@@ -243,7 +247,7 @@ class ClusterProbes:
             classes = await self._device_classes()
         except NotFoundError:
             return True
-        if DRIVER not in {each.metadata.name for each in classes}:
+        if DRIVER not in {device_class.metadata.name for device_class in classes}:
             return True
         listed = await self.kubernetes.read(SLICES, ObjectList[RawObject])
         return bool(listed.items)
@@ -254,7 +258,7 @@ class ClusterProbes:
         selector = f"?labelSelector=kubernetes.io/service-name={service.name}"
         listed = await self.kubernetes.read(slices + selector, ObjectList[ServiceEndpoints])
         if listed.items:
-            return any(each.is_ready for each in listed.items)
+            return any(item.is_ready for item in listed.items)
         path = objects_path(service.namespace, "endpoints", service.name)
         with contextlib.suppress(NotFoundError):
             return (await self.kubernetes.read(path, ServiceEndpoints)).is_ready
@@ -268,13 +272,13 @@ class ClusterProbes:
         sizes: dict[str, judge.Replicas] = {}
         for namespace, kind in WORKLOADS:
             path = objects_path(namespace, kind, group="/apis/apps/v1")
-            for each in (await self.kubernetes.read(path, ObjectList[Workload])).items or ():
-                wanted = each.spec.replicas
-                ready = each.status.ready_replicas
+            for workload in (await self.kubernetes.read(path, ObjectList[Workload])).items or ():
+                wanted = workload.spec.replicas
+                ready = workload.status.ready_replicas
                 if kind == "daemonsets":
-                    wanted = each.status.desired_number_scheduled
-                    ready = each.status.number_ready
-                sizes[each.metadata.name] = judge.Replicas(namespace, kind, wanted, ready)
+                    wanted = workload.status.desired_number_scheduled
+                    ready = workload.status.number_ready
+                sizes[workload.metadata.name] = judge.Replicas(namespace, kind, wanted, ready)
         if not sizes:
             raise SkipError("the components do not run as workloads of this cluster")
         return judge.workloads(sizes)
@@ -282,7 +286,7 @@ class ClusterProbes:
     async def versions(self) -> Finding:
         """Observe the replicas' heartbeats for their versions."""
         heartbeats = await self._heartbeats()
-        return judge.versions({one.instance: one.version for one in heartbeats})
+        return judge.versions({heartbeat.instance: heartbeat.version for heartbeat in heartbeats})
 
     async def components(self) -> Finding:
         """Observe heartbeats for components that are missing or not ready."""
@@ -307,7 +311,7 @@ class ClusterProbes:
             for verb, resource in RIGHTS:
                 if not await self._is_allowed(verb, resource):
                     denied.append(f"{verb} {resource}")
-            if not any([await self._is_allowed("get", each) for each in POD_LISTS]):
+            if not any([await self._is_allowed("get", path) for path in POD_LISTS]):
                 denied.append(f"get {' or '.join(POD_LISTS)}")
         except NotFoundError as error:
             raise SkipError("this API server has no access reviews") from error
@@ -328,8 +332,8 @@ class ClusterProbes:
         listed = await self.kubernetes.read("/api/v1/resourcequotas", ObjectList[ApiResourceQuota])
         return judge.resource_quotas(
             {
-                f"{each.metadata.namespace}/{each.metadata.name}": each.spec.hard
-                for each in listed.items or ()
+                f"{item.metadata.namespace}/{item.metadata.name}": item.spec.hard
+                for item in listed.items or ()
             }
         )
 
@@ -340,9 +344,9 @@ class ClusterProbes:
         except NotFoundError as error:
             raise SkipError("this API server has no DeviceClasses") from error
         resources = {
-            each.metadata.name: each.spec.extended_resource_name
-            for each in classes
-            if each.spec.extended_resource_name
+            device_class.metadata.name: device_class.spec.extended_resource_name
+            for device_class in classes
+            if device_class.spec.extended_resource_name
         }
         if not resources:
             raise SkipError("no DeviceClass has an extended resource")
@@ -447,5 +451,7 @@ def _days_left(trusted: bytes) -> float | None:
     """Return how long the newest authority is valid; None: there is none."""
     if not trusted:
         return None
-    expiries = [one.not_valid_after_utc for one in x509.load_pem_x509_certificates(trusted)]
+    expiries = [
+        certificate.not_valid_after_utc for certificate in x509.load_pem_x509_certificates(trusted)
+    ]
     return (max(expiries) - datetime.now(UTC)).total_seconds() / 86400

@@ -200,8 +200,8 @@ def target_of(flags: Doctor) -> DoctorTarget:
             only=flags.only,
         )
     if flags.node and flags.node not in saved.nodes:
-        known = ", ".join(saved.nodes)
-        raise RequestError(f"{directory.root} runs no node {flags.node!r}; it runs {known}")
+        node_names = ", ".join(saved.nodes)
+        raise RequestError(f"{directory.root} runs no node {flags.node!r}; it runs {node_names}")
     library = flags.library_source or saved.library_source
     return DoctorTarget(
         nodes=tuple(
@@ -342,15 +342,17 @@ def render(findings: Sequence[Finding]) -> RenderableType:
     lines: list[Text] = []
     for subject in dict.fromkeys(finding.subject for finding in findings):
         lines.append(Text(f"node {subject}" if subject else "cluster", style="bold"))
-        for one in findings:
-            if one.subject != subject:
+        for finding in findings:
+            if finding.subject != subject:
                 continue
             line = Text("  ")
-            line.append(f"{one.outcome:8}", style=COLOURS[one.outcome])
-            line.append(f"{one.check:20}{one.text}")
+            line.append(f"{finding.outcome:8}", style=COLOURS[finding.outcome])
+            line.append(f"{finding.check:20}{finding.text}")
             lines.append(line)
-            if one.fix:
-                lines.append(Text(f"{'':10}-> {one.fix}", style="cyan"))
-    counts = {outcome: sum(one.outcome is outcome for one in findings) for outcome in Outcome}
+            if finding.fix:
+                lines.append(Text(f"{'':10}-> {finding.fix}", style="cyan"))
+    counts = {
+        outcome: sum(finding.outcome is outcome for finding in findings) for outcome in Outcome
+    }
     lines.append(Text(", ".join(f"{count} {outcome}" for outcome, count in counts.items())))
     return Group(*lines)

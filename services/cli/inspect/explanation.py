@@ -64,15 +64,15 @@ class Explanation(View, frozen=True, kw_only=True, omit_defaults=True):
 
 def explanation_of(
     pod: PodSummary,
-    found: PodView | None,
+    view: PodView | None,
     schedulers: frozenset[str],
     program: str = "leasehold",
 ) -> Explanation:
     """Explain the state of one pod that exists; `program` runs this program again."""
-    if found is not None and found.lease is not None:
-        return _running(pod, found, found.lease, program)
-    if found is not None and found.waiting is not None and BUDGET_GATE not in pod.gates:
-        return _waiting(pod, found, found.waiting, program)
+    if view is not None and view.lease is not None:
+        return _running(pod, view, view.lease, program)
+    if view is not None and view.waiting is not None and BUDGET_GATE not in pod.gates:
+        return _waiting(pod, view, view.waiting, program)
     return _without_lease(pod, schedulers, program)
 
 
@@ -100,8 +100,8 @@ def _gang_lines(gang: GangView | None) -> Iterator[str]:
             yield f"            {title}: {', '.join(names[:NAMED_PODS])}{more}"
 
 
-def _running(pod: PodSummary, found: PodView, lease: LeaseView, program: str) -> Explanation:
-    devices = {device.uuid: device for device in found.devices}
+def _running(pod: PodSummary, view: PodView, lease: LeaseView, program: str) -> Explanation:
+    devices = {device.uuid: device for device in view.devices}
     views = {key: value for key, value in sorted(pod.annotations.items()) if _is_view(key)}
     details = [
         f"lease       {lease.state}: {STATES.get(LeaseState(lease.state), '')}",
@@ -121,31 +121,31 @@ def _running(pod: PodSummary, found: PodView, lease: LeaseView, program: str) ->
         pod,
         "running",
         f"{verb} on node {lease.node}; the pod is {pod.phase}",
-        lines=tuple(_summary_lines(pod, found, lease)),
+        lines=tuple(_summary_lines(pod, view, lease)),
         details=tuple(details),
         next=then,
         lease=lease,
         annotations=views,
-        gang=found.gang,
+        gang=view.gang,
     )
 
 
-def _summary_lines(pod: PodSummary, found: PodView, lease: LeaseView) -> Iterator[str]:
+def _summary_lines(pod: PodSummary, view: PodView, lease: LeaseView) -> Iterator[str]:
     """Yield which GPU it has, how much of it, since when, what it uses, and until when."""
-    yield from _gang_lines(found.gang)
+    yield from _gang_lines(view.gang)
     if lease.claim is not None:
         pods = len(lease.claim.consumers)
         users = f", which {pods} pods use" if pods > 1 else ""
         yield f"claim       {lease.namespace}/{lease.name}{users}"
-    devices = {device.uuid: device for device in found.devices}
+    devices = {device.uuid: device for device in view.devices}
     alike: dict[tuple[str, str, MigPlacement | None], list[ShareView]] = {}
     for share in lease.shares:
         alike.setdefault(_share_kind(lease, share, devices.get(share.device)), []).append(share)
     for (kind, size, _), shares in alike.items():
-        yield from _alike_lines(kind, size, shares, found.read_at)
-    yield f"since       {timestamp(lease.created_at)}, {age(found.read_at - lease.created_at)} ago"
+        yield from _alike_lines(kind, size, shares, view.read_at)
+    yield f"since       {timestamp(lease.created_at)}, {age(view.read_at - lease.created_at)} ago"
     if (since := lease.idle_since) is not None:
-        idle_for = f"for {age(found.read_at - since)}, since {timestamp(since)}"
+        idle_for = f"for {age(view.read_at - since)}, since {timestamp(since)}"
         yield f"idle        {idle_for}: its pod holds it without using it"
     if lease.state == LeaseState.RESERVED:
         yield f"until       {timestamp(lease.expires_at)} if it is not bound before"
@@ -155,15 +155,15 @@ def _summary_lines(pod: PodSummary, found: PodView, lease: LeaseView) -> Iterato
             latest = f"{timestamp(lease.ends_by)} at the latest: its maximum run time"
         expected = lease.expected_end
         yield f"until       {latest}{f'; expected {timestamp(expected)}' if expected else ''}"
-    if found.cordoned and lease.state == LeaseState.RESERVED:
-        yield f"waits for   {found.cordoned}; if that lasts, the pod is placed elsewhere"
+    if view.cordoned and lease.state == LeaseState.RESERVED:
+        yield f"waits for   {view.cordoned}; if that lasts, the pod is placed elsewhere"
 
 
 def _share_kind(
     lease: LeaseView, share: ShareView, device: DeviceView | None
 ) -> tuple[str, str, MigPlacement | None]:
     """Return of which GPU a share is, but for its index, how much, and which of its instances."""
-    several = len({each.container for each in lease.shares}) > 1
+    several = len({share.container for share in lease.shares}) > 1
     of = f" for {'request' if lease.claim else 'container'} {share.container}" if several else ""
     init = " (init)" if share.init else ""
     model = f", {device.model}" if device else ""
@@ -189,15 +189,17 @@ def _alike_lines(kind: str, size: str, shares: Sequence[ShareView], now: float) 
     used = [(share.index, share.measured) for share in shares if share.measured is not None]
     if not used:
         return
-    index, least = min(used, key=lambda each: (each[1].cores_percent or 0, each[1].memory_mib or 0))
+    index, least = min(
+        used, key=lambda entry: (entry[1].cores_percent or 0, entry[1].memory_mib or 0)
+    )
     if not several:
         yield f"uses        {measured_text(least, now)}"
         return
-    memory = [each.memory_mib for _, each in used if each.memory_mib is not None]
-    cores = [each.cores_percent for _, each in used if each.cores_percent is not None]
+    memory = [share.memory_mib for _, share in used if share.memory_mib is not None]
+    cores = [share.cores_percent for _, share in used if share.cores_percent is not None]
     mib = str(sum(memory)) if memory else "-"
     percent = f"{round(fmean(cores))}%" if cores else "-"
-    idle = sum(each.idle_since is not None for _, each in used)
+    idle = sum(share.idle_since is not None for _, share in used)
     unknown = f", {len(shares) - len(used)} not measured" if len(used) < len(shares) else ""
     yield f"uses        {mib} MiB and {percent} of their cores; {idle} of them idle{unknown}"
     yield f"least used  GPU {index}: {measured_text(least, now)}"
@@ -217,8 +219,8 @@ def _detail_lines(lease: LeaseView, share: ShareView, device: DeviceView | None)
         )
 
 
-def _waiting(pod: PodSummary, found: PodView, waiting: WaitingDetails, program: str) -> Explanation:
-    waited = age(found.read_at - waiting.since)
+def _waiting(pod: PodSummary, view: PodView, waiting: WaitingDetails, program: str) -> Explanation:
+    waited = age(view.read_at - waiting.since)
     start = waiting.start.text if waiting.start else waiting.no_end
     return _explained(
         pod,
@@ -226,9 +228,9 @@ def _waiting(pod: PodSummary, found: PodView, waiting: WaitingDetails, program: 
         f"has waited for {waited}: {waiting.reason}",
         lines=(
             *([f"start       {start}"] if start else ()),
-            *_gang_lines(found.gang),
+            *_gang_lines(view.gang),
             *_nearest_lines(waiting),
-            *_prospects(waiting, found.gang),
+            *_prospects(waiting, view.gang),
             *_queue_lines(waiting.namespace, waiting.queue),
         ),
         next="; ".join(
@@ -238,7 +240,7 @@ def _waiting(pod: PodSummary, found: PodView, waiting: WaitingDetails, program: 
             )
         ),
         waiting=waiting,
-        gang=found.gang,
+        gang=view.gang,
     )
 
 

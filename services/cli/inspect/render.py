@@ -88,8 +88,9 @@ def ps(
         titles = ("WAITING", "FOR", "START", "REASON")
         waiting = FittedTable(*titles, wrapped="REASON", of_wide=("START",), wide=wide)
         alike: dict[str, list[WaitingView]] = {}
-        for one in view.waiting:
-            alike.setdefault(one.pod if wide else one.first_alike, []).append(one)
+        for waiting_pod in view.waiting:
+            key = waiting_pod.pod if wide else waiting_pod.first_alike
+            alike.setdefault(key, []).append(waiting_pod)
         for first, *others in alike.values():
             pod = f"{first.namespace}/{first.name}" + (f" and {len(others)} more" if others else "")
             start = first.start.short if first.start else "-"
@@ -148,7 +149,7 @@ def _device_lines(device: DeviceView, width: int, now: float) -> list[Renderable
         lines.append(Text(f"      closed to new pods: {device.excluded}", style="yellow"))
     if device.fault:
         lines.append(Text(f"      {device.fault}", style="red"))
-    left = [each.text("it") for each in device.leftovers]
+    left = [leftover.text("it") for leftover in device.leftovers]
     lines += [
         Text(f"      {text}", style="yellow") for text in (*left, *[END_LEFTOVERS] * bool(left))
     ]
@@ -232,8 +233,8 @@ def _device_indices(shares: Iterable[ShareView]) -> str:
 
 
 def _sum_text(amounts: Iterable[str]) -> str:
-    counted = [(each, len(list(equal))) for each, equal in groupby(amounts)]
-    return "+".join(f"{n}x{each}" if n > 1 else each for each, n in counted) or "-"
+    counted = [(amount, len(list(equal))) for amount, equal in groupby(amounts)]
+    return "+".join(f"{n}x{amount}" if n > 1 else amount for amount, n in counted) or "-"
 
 
 def cores_text(share: ShareView) -> str:

@@ -87,7 +87,7 @@ def ps(flags: Ps) -> int:
 
 
 def _pod_names(view: LeasesView) -> list[str]:
-    names = [*(one.name for one in view.leases), *(one.name for one in view.waiting)]
+    names = [*(lease.name for lease in view.leases), *(pod.name for pod in view.waiting)]
     return [f"pod/{name}" for name in names]
 
 
@@ -106,7 +106,7 @@ def _leases(api: ApiClient, flags: Ps | Top, name: str = "") -> LeasesView:
     return structs.replace(
         view,
         leases=tuple(lease for lease in view.leases if chosen.intersection(lease.users)),
-        waiting=tuple(each for each in view.waiting if each.pod in chosen),
+        waiting=tuple(pod for pod in view.waiting if pod.pod in chosen),
     )
 
 
@@ -123,15 +123,13 @@ def top(flags: Top) -> int:
         view = _leases(api, flags)
         return top_view(top_rows(view, sort=flags.sort, node=flags.node), view)
 
-    def show(found: TopView) -> "RenderableType":
+    def show(top: TopView) -> "RenderableType":
         narrowed = bool(flags.node or flags.selector)
-        return top_table(
-            found.shares, view, namespace=flags.namespace, wide=wide, narrowed=narrowed
-        )
+        return top_table(top.shares, view, namespace=flags.namespace, wide=wide, narrowed=narrowed)
 
     if flags.once or flags.output not in {"", "wide"} or not sys.stdout.isatty():
         return terminal.present(
-            flags, read, show, lambda found: [f"pod/{row.name}" for row in found.shares]
+            flags, read, show, lambda view: [f"pod/{row.name}" for row in view.shares]
         )
     from rich.live import Live
 
@@ -150,8 +148,8 @@ def names_in_cluster(kind: str, flags: Ps) -> list[str]:
     try:
         api = ApiClient(flags)
         if kind in {"node", "gpu"}:
-            found = api.get("/api/v1/gpus", GpusView)
-            return _gpu_names(found) if kind == "gpu" else [node.node for node in found.nodes]
+            view = api.get("/api/v1/gpus", GpusView)
+            return _gpu_names(view) if kind == "gpu" else [node.node for node in view.nodes]
         namespace = "" if kind == "namespace" else flags.namespace
         if namespace is None:
             namespace = api.namespace
@@ -159,7 +157,7 @@ def names_in_cluster(kind: str, flags: Ps) -> list[str]:
     except LeaseholdError:
         return []
     attribute = "name" if kind == "pod" else "namespace"
-    return list({getattr(one, attribute) for one in (*leases.leases, *leases.waiting)})
+    return list({getattr(item, attribute) for item in (*leases.leases, *leases.waiting)})
 
 
 def explain(flags: Explain) -> int:
@@ -174,15 +172,15 @@ def explain(flags: Explain) -> int:
 
     def read() -> Explanation:
         pod = api.server.pod(flags.namespace, flags.pod)
-        found = _pod_view(api, pod.pod, flags.idle_after_s)
-        return explanation_of(pod, found, own_schedulers(flags.schedulers), program())
+        view = _pod_view(api, pod.pod, flags.idle_after_s)
+        return explanation_of(pod, view, own_schedulers(flags.schedulers), program())
 
-    def show(found: Explanation) -> "RenderableType":
+    def show(explanation: Explanation) -> "RenderableType":
         from services.cli.inspect import render
 
-        return render.explanation(found, wide=flags.output == "wide")
+        return render.explanation(explanation, wide=flags.output == "wide")
 
-    return terminal.present(flags, read, show, lambda found: [f"pod/{found.name}"])
+    return terminal.present(flags, read, show, lambda explanation: [f"pod/{explanation.name}"])
 
 
 def _pod_view(api: ApiClient, uid: str, idle_s: str = "") -> PodView | None:
@@ -199,21 +197,21 @@ def trace(flags: Trace) -> int:
     name = f"{flags.namespace}/{flags.pod}"
 
     def read() -> TraceView:
-        found = _trace_in(flags.trace_dir, flags) if flags.trace_dir else _trace_of_api(flags)
-        if found is None:
+        trace = _trace_in(flags.trace_dir, flags) if flags.trace_dir else _trace_of_api(flags)
+        if trace is None:
             raise NothingFoundError(
                 f"no span of pod {name} is in {flags.trace_dir or 'the API'}; spans arrive half a "
                 "second after they end. Services with --otlp-endpoint send them there: the trace "
                 "id is the pod's uid without its hyphens"
             )
-        return found
+        return trace
 
-    def show(found: TraceView) -> str:
-        claim = next((f", ResourceClaim {span.claim}" for span in found.spans if span.claim), "")
-        lines = [f"trace {found.trace} of {name}{claim}"]
-        lines += waterfall(found.spans, terminal.terminal_width())
-        if found.url or not any(span.service for span in found.spans):
-            lines.append(found.url or NO_TRACE_URL)
+    def show(trace: TraceView) -> str:
+        claim = next((f", ResourceClaim {span.claim}" for span in trace.spans if span.claim), "")
+        lines = [f"trace {trace.trace} of {name}{claim}"]
+        lines += waterfall(trace.spans, terminal.terminal_width())
+        if trace.url or not any(span.service for span in trace.spans):
+            lines.append(trace.url or NO_TRACE_URL)
         return "\n".join(lines)
 
     return terminal.present(flags, read, show)
@@ -234,14 +232,14 @@ def _trace_of_api(flags: Trace) -> TraceView | None:
     try:
         return api.get(
             "/api/v1/traces/"
-            + "/".join(quote(each, safe="") for each in (flags.namespace, flags.pod)),
+            + "/".join(quote(name, safe="") for name in (flags.namespace, flags.pod)),
             TraceView,
         )
     except RefusedError as error:
         if error.status != 404:
             raise
-    found = _pod_view(api, api.server.pod(flags.namespace, flags.pod).pod)
-    return found.trace if found else None
+    view = _pod_view(api, api.server.pod(flags.namespace, flags.pod).pod)
+    return view.trace if view else None
 
 
 class Versions(View, frozen=True, kw_only=True):
@@ -261,15 +259,15 @@ def version(flags: Version) -> int:
             server = ApiClient(flags).get("/api/v1/version", VersionView)
         return Versions(client=metadata.version("leasehold"), server=server)
 
-    def show(found: Versions) -> str:
-        lines = [f"client {found.client}"]
-        if found.server is not None:
+    def show(versions_view: Versions) -> str:
+        lines = [f"client {versions_view.client}"]
+        if versions_view.server is not None:
             others = [
                 f"{service} {', '.join(versions)}"
-                for service, versions in found.server.services.items()
-                if versions != (found.server.version,)
+                for service, versions in versions_view.server.services.items()
+                if versions != (versions_view.server.version,)
             ]
-            lines += [f"server {found.server.version}", *others]
+            lines += [f"server {versions_view.server.version}", *others]
         return "\n".join(lines)
 
     return terminal.present(flags, read, show)

@@ -33,24 +33,24 @@ async def read_requests(
     kubernetes: KubernetesClient, pods: Collection[PodUid], rules: Rules
 ) -> dict[PodUid, PodRequest]:
     """Return the requests of these pods; those that are gone or cannot be parsed are left out."""
-    found: dict[PodUid, PodRequest] = {}
+    requests: dict[PodUid, PodRequest] = {}
     async for page in kubernetes.pages("/api/v1/pods"):
         for pod in page.read(ApiPod):
             if pod.metadata.uid in pods:
                 parser = PodParser(frozenset({pod.spec.scheduler_name}), rules)
                 parsed = parser.parse(pod)
                 if parsed.request is not None and not parsed.request_error:
-                    found[parsed.pod] = parsed.request
-    return found
+                    requests[parsed.pod] = parsed.request
+    return requests
 
 
 def what_if(flags: WhatIf) -> int:
     """Show whether a manifest's pods would fit; return 1 if one of them would wait."""
     _, text = load(flags.file, sys.stdin)
     order = WhatIfOrder(manifest=text, when=flags.when)
-    found = ApiClient(flags).post("/api/v1/what-if", order, Forecast)
-    terminal.show(flags.output, found, render.forecast_text)
-    return 1 if found.waiting else 0
+    forecast = ApiClient(flags).post("/api/v1/what-if", order, Forecast)
+    terminal.show(flags.output, forecast, render.forecast_text)
+    return 1 if forecast.waiting else 0
 
 
 def defrag(flags: Defrag) -> int:
@@ -64,7 +64,7 @@ async def _defrag(flags: Defrag) -> int:
     api = ApiClient(flags)
     pod = api.server.pod(flags.namespace, flags.pod)
     placing = api.get("/api/v1/placing", PlacingView)
-    waiting = [each for each in placing.waiting if each.queued.pod == pod.pod]
+    waiting = [pod_waiting for pod_waiting in placing.waiting if pod_waiting.queued.pod == pod.pod]
     if not waiting:
         raise NothingFoundError(
             f"pod {name} does not wait for devices; `{program()} explain` shows its state"
@@ -84,8 +84,8 @@ async def _defrag(flags: Defrag) -> int:
         requests = await read_requests(kubernetes, leases.keys() - staying.keys(), watcher_rules)
         nodes = nodes_for(pod.pod, placing)
         plan = plan_moves(waiting[0].queued.request, nodes, requests, now=now)
-        found = DefragView(pod=name, plan=plan, stays=_kept(leases, staying))
-        terminal.show(flags.output, found, render.moves_text)
+        view = DefragView(pod=name, plan=plan, stays=_kept(leases, staying))
+        terminal.show(flags.output, view, render.moves_text)
         if plan is None:
             return 1
         return await _evict(plan, cluster.pods, evictions) if flags.evict else 0
@@ -108,7 +108,7 @@ def _stays(lease: Lease, cluster: ClusterSnapshot, exclusions: Exclusions) -> st
         return reason or "it is gone"
     if not pod.owner:
         return "no controller would replace it"
-    selecting = [each for each in cluster.disruption_budgets if lease.pod in each.pods]
+    selecting = [budget for budget in cluster.disruption_budgets if lease.pod in budget.pods]
     blocking = [budget.name for budget in selecting if budget.allowed < 1 or len(selecting) > 1]
     return f"PodDisruptionBudget {blocking[0]} allows no eviction now" if blocking else ""
 

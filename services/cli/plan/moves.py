@@ -54,8 +54,8 @@ class DefragView(View, frozen=True, kw_only=True):
 def nodes_for(pod: PodUid, placing: PlacingView) -> list[NodeTotals]:
     """Return the nodes with what is claimed for planned starts, but not for that of the pod."""
     starts = placing.preemptions.starts
-    own = [each for each in starts if pod in each.pods]
-    return with_claims(placing.nodes, [each for each in starts if each not in own], own)
+    own = [start for start in starts if pod in start.pods]
+    return with_claims(placing.nodes, [start for start in starts if start not in own], own)
 
 
 def plan_moves(
@@ -71,9 +71,9 @@ def plan_moves(
     same node.
     """
     trials = ClusterTrials(nodes)
-    found = trials.cluster.place(_WANTED, request)
-    if isinstance(found, Placement):
-        return MovePlan(node=found.node, shares=PlannedShare.of(found.shares))
+    place = trials.cluster.place(_WANTED, request)
+    if isinstance(place, Placement):
+        return MovePlan(node=place.node, shares=PlannedShare.of(place.shares))
     rooms = rooms_by_few(request, trials, lambda lease: lease.pod in requests, now=now)
     for room in islice(rooms, MAX_ROOMS):
         moves = _moves(request, room, requests, trials.cluster, now=now)
@@ -102,16 +102,16 @@ def _moves(
     cluster.reserve(_WANTED, request, room.placement)
     moves: list[Move] = []
     for lease in sorted(room.leases, key=_size, reverse=True):
-        found = cluster.place(lease.pod, requests[lease.pod])
-        if isinstance(found, Refusal):
+        place = cluster.place(lease.pod, requests[lease.pod])
+        if isinstance(place, Refusal):
             break
         moves.append(
             Move(
                 pod=f"{lease.namespace}/{lease.name}",
                 uid=lease.pod,
                 from_=lease.node,
-                to=found.node,
-                shares=PlannedShare.of(found.shares),
+                to=place.node,
+                shares=PlannedShare.of(place.shares),
                 running_s=round(now - lease.created_at),
             )
         )

@@ -16,32 +16,32 @@ SHOWN = 10
 """Places, and pods that are not moved, that the text lists."""
 
 
-def forecast_text(found: Forecast) -> RenderableType:
+def forecast_text(forecast: Forecast) -> RenderableType:
     """Format a forecast for people."""
     lines: list[Text] = []
-    for origin, members in groupby(found.pods, key=lambda each: each.origin):
+    for origin, members in groupby(forecast.pods, key=lambda pod: pod.origin):
         lines += _origin_lines(origin, list(members))
-    if found.waiting:
-        lines += [_addition_line(added, len(found.waiting)) for added in found.add_nodes[:3]]
-        if not found.add_nodes:
+    if forecast.waiting:
+        lines += [_addition_line(added, len(forecast.waiting)) for added in forecast.add_nodes[:3]]
+        if not forecast.add_nodes:
             lines.append(Text("more nodes of the kinds that the cluster has would not help"))
     lines.append(Text("Budgets, quotas and pods that wait already are not counted.", style="dim"))
     return Group(*lines)
 
 
 def _origin_lines(origin: str, members: Sequence[TriedOutcome]) -> list[Text]:
-    places = [f"{each.node}: {shares_text(each.shares)}" for each in members if each.node]
+    places = [f"{pod.node}: {shares_text(pod.shares)}" for pod in members if pod.node]
     lines = [Text(f"{origin}: {len(places)} of {len(members)} would run", style="bold")]
     lines += [Text(f"  {place}") for place in places[:SHOWN]]
     if len(places) > SHOWN:
         lines.append(Text(f"  and {len(places) - SHOWN} more; -o json lists all"))
-    refusals = Counter(each.refusal for each in members if not each.node)
+    refusals = Counter(pod.refusal for pod in members if not pod.node)
     lines += [
         Text(f"  {count} would wait: {text}", style="red") for text, count in refusals.items()
     ]
     whose = "" if len(members) == 1 else "the last of them: "
-    lines += [Text(f"  {whose}{each.when}") for each in members if each.when]
-    room = next((each.room for each in members if each.room), None)
+    lines += [Text(f"  {whose}{pod.when}") for pod in members if pod.when]
+    room = next((pod.room for pod in members if pod.room), None)
     if room is not None:
         names = ", ".join(room.leases)
         lines.append(Text(f"  one more would run on {room.node} without {names}"))
@@ -64,10 +64,10 @@ def shares_text(shares: Iterable[PlannedShare]) -> str:
     return ", ".join(f"{share.memory_mib} MiB of GPU {share.index}" for share in shares)
 
 
-def moves_text(found: DefragView) -> RenderableType:
+def moves_text(view: DefragView) -> RenderableType:
     """Format a plan of moves for people."""
-    lines = [f"pod         {found.pod}"]
-    plan = found.plan
+    lines = [f"pod         {view.pod}"]
+    plan = view.plan
     if plan is None:
         lines.append("plan        none: no move of up to four pods makes room for it")
     elif not plan.moves:
@@ -81,9 +81,9 @@ def moves_text(found: DefragView) -> RenderableType:
             "cost        each restarts, and loses what it has not saved of its part of "
             f"{plan.gpu_s_used:.0f} GPU-seconds"
         )
-    lines += [f"stays       {each.pod}: {each.reason}" for each in found.stays[:SHOWN]]
-    if len(found.stays) > SHOWN:
-        lines.append(f"            and {len(found.stays) - SHOWN} more; -o json lists all")
+    lines += [f"stays       {pod.pod}: {pod.reason}" for pod in view.stays[:SHOWN]]
+    if len(view.stays) > SHOWN:
+        lines.append(f"            and {len(view.stays) - SHOWN} more; -o json lists all")
     return Text("\n".join(lines))
 
 

@@ -69,7 +69,8 @@ class ExampleNode:
     def for_request(self, request: PodRequest) -> "ExampleNode":
         """Return the same node, in MIG mode if the pod requires it and the model has it."""
         required = request.selection.mode == DeviceMode.MIG or any(
-            one.strict and one.sharing is not SharingPolicy.EXCLUSIVE for one in request.containers
+            container.strict and container.sharing is not SharingPolicy.EXCLUSIVE
+            for container in request.containers
         )
         return replace(self, mig=self.mig or (required and bool(GPU_MODELS[self.model].mig)))
 
@@ -184,8 +185,8 @@ def report_of(
     if parsed.request_error or parsed.request is None:
         return structs.replace(report, fault=parsed.request_error)
     containers = tuple(
-        ContainerReport(container=each.container, request=request_text(each))
-        for each in parsed.request.containers
+        ContainerReport(container=container.container, request=request_text(container))
+        for container in parsed.request.containers
     )
     report = structs.replace(report, dialect=parsed.request.dialect, containers=containers)
     if not containers:
@@ -219,7 +220,9 @@ def _place_and_grant(
         return structs.replace(
             report,
             binding=dict(DIALECTS[lease.dialect].binding_annotations(lease, example.now_s)),
-            containers=tuple(_granted(each, lease, node, example) for each in report.containers),
+            containers=tuple(
+                _granted(container, lease, node, example) for container in report.containers
+            ),
         )
     except RequestError as error:
         return structs.replace(report, fault=str(error))
@@ -339,10 +342,12 @@ def explain_manifest(flags: Explain) -> int:
     rules = load_watcher_rules(flags.volcano_conf)
     schedulers = own_schedulers(flags.schedulers)
     pods = pods_in(text, source)
-    found = ManifestReport(pods=tuple(report_of(pod, rules, schedulers, example) for pod in pods))
+    manifest_report = ManifestReport(
+        pods=tuple(report_of(pod, rules, schedulers, example) for pod in pods)
+    )
     terminal.show(
         flags.output,
-        found,
-        lambda found: Group(*(line for report in found.pods for line in _lines(report))),
+        manifest_report,
+        lambda view: Group(*(line for report in view.pods for line in _lines(report))),
     )
-    return 1 if any(report.fault or report.refusal for report in found.pods) else 0
+    return 1 if any(report.fault or report.refusal for report in manifest_report.pods) else 0

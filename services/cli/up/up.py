@@ -176,9 +176,11 @@ def up(settings: Up) -> int:
     )
     settings = with_library(settings, nodes, before)
     plan = plan_of(settings, nodes, before)
-    known = [component.name for component in components_of(plan, directory)]
-    if unknown := [name for name in settings.without if name not in known]:
-        raise RequestError(f"--without {unknown[0]}: the components are {', '.join(known)}")
+    component_names = [component.name for component in components_of(plan, directory)]
+    if unknown := [name for name in settings.without if name not in component_names]:
+        raise RequestError(
+            f"--without {unknown[0]}: the components are {', '.join(component_names)}"
+        )
     directory.make()
     _check_disk(directory)
     with locked(directory):
@@ -234,7 +236,9 @@ def _run(plan: Plan, directory: StateDir, report: Report) -> int:
         if short is not directory:
             report(f"  sockets are reached through {short.root}: {directory.root} is too long")
         without = plan.settings.without
-        components = [each for each in components_of(plan, short) if each.name not in without]
+        components = [
+            component for component in components_of(plan, short) if component.name not in without
+        ]
         _write_files(components, plan, directory)
         _rotate_logs(components, directory)
         try:

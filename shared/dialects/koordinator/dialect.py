@@ -176,7 +176,11 @@ _NAMES = (GPU, SHARED, CORE, MEMORY, RATIO)
 
 def denial(pod: PodManifest, _: bool) -> str:
     """Return the webhook's message for the pod's app containers; empty: none."""
-    return denial_message({**one.limits, **one.requests} for one in pod.containers if not one.init)
+    return denial_message(
+        {**container.limits, **container.requests}
+        for container in pod.containers
+        if not container.init
+    )
 
 
 def denial_message(containers: Iterable[Mapping[str, int]]) -> str:
@@ -260,7 +264,9 @@ def parse(pod: PodManifest, rules: Rules) -> PodRequest | None:
     device_order, node_order = ORDERS[rules.scoring_strategy]
     selection, scope = parse_hints(
         pod.annotations,
-        resources={name for one in pod.containers for name, n in one.limits.items() if n},
+        resources={
+            name for container in pod.containers for name, n in container.limits.items() if n
+        },
         shared=any(not _is_all_memory(part) for part in parts),
     )
     by_nvidias_name = _check_names([container for container, _ in asking.values()])
@@ -283,12 +289,12 @@ def limits(container: GpuRequest, pod: PodRequest) -> dict[str, int]:
     if NVIDIA_GPUS in pod.triggers:
         return {NVIDIA_GPUS: container.gpus} if container.whole else {}
     full = FULL * container.whole
-    each = {
+    values = {
         CORE: full or container.cores_percent,
         RATIO: full or container.memory_percent or 0,
         MEMORY: container.memory_bytes or 0,
     }
-    amounts = {PREFIX + name: amount * container.gpus for name, amount in each.items() if amount}
+    amounts = {PREFIX + name: amount * container.gpus for name, amount in values.items() if amount}
     return {TRIGGER: container.gpus, **amounts}
 
 

@@ -366,19 +366,23 @@ def _selected(selector: Mapping[str, Any]) -> DeviceSelection:
 def _requirements(selector: Mapping[str, Any]) -> list[tuple[str, str, tuple[str, ...]]]:
     try:
         equal = [(key, "In", (str(v),)) for key, v in (selector.get("matchLabels") or {}).items()]
-        found = [
-            (str(one["key"]), str(one["operator"]), tuple(map(str, one.get("values") or ())))
-            for one in selector.get("matchExpressions") or ()
+        requirements = [
+            (
+                str(requirement["key"]),
+                str(requirement["operator"]),
+                tuple(map(str, requirement.get("values") or ())),
+            )
+            for requirement in selector.get("matchExpressions") or ()
         ]
     except (AttributeError, KeyError, TypeError) as error:
         raise RequestError(f"{HINT}: {json.dumps(selector)} is not a label selector") from error
-    for key, operator, _ in found:
+    for key, operator, _ in requirements:
         if operator not in LABEL_OPERATORS:
             raise RequestError(
                 f"{HINT}: operator of {key} must be one of {', '.join(LABEL_OPERATORS)}, "
                 f"got {operator}"
             )
-    return equal + found
+    return equal + requirements
 
 
 _ANY_MODEL = "(any)"

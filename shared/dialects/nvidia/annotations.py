@@ -57,7 +57,9 @@ def encode_devices(lease: Lease, done: frozenset[str] = frozenset()) -> str:
 
 
 def _element(lease: Lease, container: str) -> str:
-    return "".join(encode_share(one, one.memory_mib) for one in shares_by_index(lease, container))
+    return "".join(
+        encode_share(share, share.memory_mib) for share in shares_by_index(lease, container)
+    )
 
 
 def device_type(model: str) -> str:

@@ -119,7 +119,9 @@ def parse(pod: PodManifest, rules: Rules) -> PodRequest | None:
     most = max(_amounts(container)[COUNT] for container in requesting)
     choice, idle_only = parse_device_choice(pod.annotations, rules, gpus=most)
     mig_only = choice.selection.mode == DeviceMode.MIG
-    containers = tuple(_request(each, mig_only=mig_only, idle=idle_only) for each in requesting)
+    containers = tuple(
+        _request(container, mig_only=mig_only, idle=idle_only) for container in requesting
+    )
     priorities = {
         container.name: _amounts(container)[PRIORITY]
         for container in requesting

@@ -35,23 +35,23 @@ def parse_config_map(data: Mapping[str, str]) -> dict[Namespace, Quota]:
     if KEY not in data:
         raise RequestError(f"{place} has no key {KEY}")
     try:
-        quotas = msgspec.convert(load_json(data[KEY]), dict[str, _NamespaceQuota])
+        listed = msgspec.convert(load_json(data[KEY]), dict[str, _NamespaceQuota])
     except ValueError as error:
         raise RequestError(f"{place}: {KEY}: {error}") from error
-    found = {
+    quotas = {
         Namespace(name): Quota(
             namespace=Namespace(name),
             models=tuple(
                 (model, QuotaLimits(cores_milli=min(max(0, MILLI * gpus), MOST)))
-                for model, gpus in sorted((quota.quota or {}).items())
+                for model, gpus in sorted((limits.quota or {}).items())
             ),
             only_models=True,
             model_label=MODEL_LABEL,
-            pools=quota.pool or (),
+            pools=limits.pool or (),
             pool_label=POOL_LABEL,
         )
-        for name, quota in quotas.items()
+        for name, limits in listed.items()
     }
-    for name, each in found.items():
-        check_bounds(each, f"{place}: {KEY}: {name[:SHORT]}")
-    return found
+    for name, quota in quotas.items():
+        check_bounds(quota, f"{place}: {KEY}: {name[:SHORT]}")
+    return quotas

@@ -123,13 +123,15 @@ def _check_core_limit(annotations: Mapping[str, str]) -> None:
 
 def added_annotations(pod: PodManifest) -> dict[str, str]:
     """Return the core limit that GPUSharing's webhook adds to a pod with shares."""
-    cores = max((one.limits.get(CORE, 0) for one in pod.containers), default=0)
+    cores = max((container.limits.get(CORE, 0) for container in pod.containers), default=0)
     return {CORE_LIMIT: str(cores)} if 0 < cores < WHOLE else {}
 
 
 def vendor_denial(pod: PodManifest, refused: bool) -> str:
     """Return the message of GPUSharing's webhook for a pod with only one of the two resources."""
-    one_of_two = any((CORE in one.limits) != (MEMORY in one.limits) for one in pod.containers)
+    one_of_two = any(
+        (CORE in container.limits) != (MEMORY in container.limits) for container in pod.containers
+    )
     return DENIAL if refused and one_of_two else ""
 
 

@@ -102,14 +102,14 @@ class _Findings:
         self.errors: list[str] = []
         self.warnings: list[str] = []
 
-    def section(self, value: object, where: str, known: Collection[str]) -> Mapping[str, object]:
+    def section(self, value: object, where: str, keys: Collection[str]) -> Mapping[str, object]:
         """Return a mapping, with a warning of each unknown key; an empty one for anything else."""
         if not isinstance(value, Mapping):
             self.errors.append(f"{where} is not a mapping, but {_brief(value)}")
             return {}
         for key in value:
-            if key not in known:
-                lowered = {name.lower(): name for name in known}
+            if key not in keys:
+                lowered = {name.lower(): name for name in keys}
                 near = difflib.get_close_matches(str(key).lower(), lowered, n=1, cutoff=0.6)
                 hint = f"; did you mean {lowered[near[0]]}?" if near else ""
                 self.warnings.append(f"{where} has a key {_brief(key)} that nothing reads{hint}")
@@ -148,78 +148,82 @@ class _Findings:
 
 def parse_device_config(device: object, node: object, name: str) -> DeviceConfig:
     """Parse both documents (None: there is none) for the node of this name."""
-    found = _Findings()
-    config = DeviceConfig() if device is None else _parse_device_map(device, found)
-    config = config if node is None else _parse_node_map(config, node, name, found)
-    return replace(config, warnings=tuple(found.warnings), errors=tuple(found.errors))
+    findings = _Findings()
+    config = DeviceConfig() if device is None else _parse_device_map(device, findings)
+    config = config if node is None else _parse_node_map(config, node, name, findings)
+    return replace(config, warnings=tuple(findings.warnings), errors=tuple(findings.errors))
 
 
-def _parse_device_map(document: object, found: _Findings) -> DeviceConfig:
-    whole = found.section(document, "the device configuration", (SECTION,))
+def _parse_device_map(document: object, findings: _Findings) -> DeviceConfig:
+    whole = findings.section(document, "the device configuration", (SECTION,))
     keys = (SPLIT_COUNT, FACTOR, GEOMETRIES, *NAMES, *WITHOUT_EFFECT)
-    section = found.section(whole.get(SECTION, {}), f"section {SECTION}", keys)
+    section = findings.section(whole.get(SECTION, {}), f"section {SECTION}", keys)
     for key, ours in NAMES.items():
         if section.get(key, ours) != ours:
-            found.warnings.append(f"{key} is {_brief(section[key])}: Leasehold serves it as {ours}")
-    found.warn_of(section, WITHOUT_EFFECT)
+            findings.warnings.append(
+                f"{key} is {_brief(section[key])}: Leasehold serves it as {ours}"
+            )
+    findings.warn_of(section, WITHOUT_EFFECT)
     return DeviceConfig(
-        split_count=found.positive(section, SPLIT_COUNT),
-        unit_mib=found.positive(section, FACTOR),
-        geometries=tuple(_geometries(section.get(GEOMETRIES) or (), found)),
+        split_count=findings.positive(section, SPLIT_COUNT),
+        unit_mib=findings.positive(section, FACTOR),
+        geometries=tuple(_geometries(section.get(GEOMETRIES) or (), findings)),
     )
 
 
-def _geometries(listed: object, found: _Findings) -> Iterable[MigGeometries]:
-    for number, entry in enumerate(found.sequence(listed, GEOMETRIES)):
+def _geometries(listed: object, findings: _Findings) -> Iterable[MigGeometries]:
+    for number, entry in enumerate(findings.sequence(listed, GEOMETRIES)):
         where = f"{GEOMETRIES}[{number}]"
-        table = found.section(entry, where, ("models", "allowedGeometries"))
-        models = found.sequence(table.get("models"), f"{where}.models")
+        table = findings.section(entry, where, ("models", "allowedGeometries"))
+        models = findings.sequence(table.get("models"), f"{where}.models")
         named = tuple(str(model) for model in models if model)
         allowed = f"{where}.allowedGeometries"
         layouts: dict[str, MigLayout] = {}
-        for order, layout in enumerate(found.sequence(table.get("allowedGeometries"), allowed)):
-            read = _layout(layout, f"{allowed}[{order}]", found)
+        for order, layout in enumerate(findings.sequence(table.get("allowedGeometries"), allowed)):
+            read = _layout(layout, f"{allowed}[{order}]", findings)
             if read is not None and read.name in layouts:
-                found.errors.append(f"{where} has group {read.name!r} twice: the first one counts")
+                findings.errors.append(
+                    f"{where} has group {read.name!r} twice: the first one counts"
+                )
             elif read is not None:
                 layouts[read.name] = read
         if named and layouts:
             yield MigGeometries(models=named, layouts=tuple(layouts.values()))
 
 
-def _layout(entry: object, where: str, found: _Findings) -> MigLayout | None:
-    layout = found.section(entry, where, ("group", "geometries"))
+def _layout(entry: object, where: str, findings: _Findings) -> MigLayout | None:
+    layout = findings.section(entry, where, ("group", "geometries"))
     name = layout.get("group")
     if not isinstance(name, str) or not 1 <= len(name) <= SHORT or set(name) & set(FORBIDDEN):
-        found.errors.append(
+        findings.errors.append(
             f"{where}.group is {_brief(name)}: a group needs a name of up to {SHORT} characters, "
             f"without any of {' '.join(FORBIDDEN)}; it is ignored"
         )
         return None
     profiles: dict[str, MigProfile] = {}
     instances = f"{where}.geometries"
-    for number, one in enumerate(found.sequence(layout.get("geometries"), instances)):
-        profile = _profile(one, f"{instances}[{number}]", found)
+    for number, instance in enumerate(findings.sequence(layout.get("geometries"), instances)):
+        profile = _profile(instance, f"{instances}[{number}]", findings)
         if profile is None:
             text = f"group {name} is ignored, because one of its instances is invalid"
-            found.errors.append(text)
+            findings.errors.append(text)
             return None
         if profile.name in profiles:
             text = f"{where} has {profile.name} twice: list it once, with the sum as count"
-            found.errors.append(text)
+            findings.errors.append(text)
             return None
         profiles[profile.name] = profile
     return MigLayout(name=name, profiles=tuple(profiles.values())) if profiles else None
 
 
-def _profile(entry: object, where: str, found: _Findings) -> MigProfile | None:
-    profile = found.section(entry, where, ("name", "memory", "count"))
+def _profile(entry: object, where: str, findings: _Findings) -> MigProfile | None:
+    profile = findings.section(entry, where, ("name", "memory", "count"))
     name = profile.get("name")
-    memory = found.positive(profile, "memory")
-    count = found.positive(profile, "count")
+    memory = findings.positive(profile, "memory")
+    count = findings.positive(profile, "count")
     named = isinstance(name, str) and 1 <= len(name) <= SHORT
     if not isinstance(name, str) or not named or memory is None or count is None:
-        found.errors.append(
+        findings.errors.append(
             f"{where} needs a name of up to {SHORT} characters, a memory in MiB and a count of 1 "
             "or more"
         )
@@ -228,23 +232,23 @@ def _profile(entry: object, where: str, found: _Findings) -> MigProfile | None:
 
 
 def _parse_node_map(
-    config: DeviceConfig, document: object, name: str, found: _Findings
+    config: DeviceConfig, document: object, name: str, findings: _Findings
 ) -> DeviceConfig:
-    whole = found.section(document, "the node configuration", ("nodeconfig",))
+    whole = findings.section(document, "the node configuration", ("nodeconfig",))
     listed = whole.get("nodeconfig")
     entries = listed if isinstance(listed, Sequence) and not isinstance(listed, str) else ()
     if not isinstance(listed, Sequence | None) or isinstance(listed, str):
-        found.errors.append(f"nodeconfig is not a list, but {_brief(listed)}")
+        findings.errors.append(f"nodeconfig is not a list, but {_brief(listed)}")
     for number, entry in enumerate(entries):
         where = f"nodeconfig[{number}]"
         if not isinstance(entry, Mapping):
-            found.errors.append(f"{where} is not a mapping, but {_brief(entry)}")
+            findings.errors.append(f"{where} is not a mapping, but {_brief(entry)}")
         elif entry.get("name") == name:
-            config = _merge_entry(config, entry, where, name, found)
+            config = _merge_entry(config, entry, where, name, findings)
         elif not isinstance(entry.get("name"), str):
-            found.errors.append(f"{where} has no name of a node")
+            findings.errors.append(f"{where} has no name of a node")
         elif fnmatch.fnmatchcase(name, str(entry["name"])):
-            found.warnings.append(
+            findings.warnings.append(
                 f"{where} is not applied: its name {_brief(entry['name'])} is compared as it is, "
                 "and is no pattern"
             )
@@ -252,19 +256,19 @@ def _parse_node_map(
 
 
 def _merge_entry(
-    config: DeviceConfig, own: Mapping[str, object], where: str, name: str, found: _Findings
+    config: DeviceConfig, own: Mapping[str, object], where: str, name: str, findings: _Findings
 ) -> DeviceConfig:
     """Merge what an entry sets for the node; what it does not set stays."""
-    found.section(own, where, (*NODE_KEYS, *NODE_WITHOUT_EFFECT))
-    found.warn_of(own, NODE_WITHOUT_EFFECT)
-    count = found.positive(own, "devicesplitcount", zero=True)
-    mode = _mode(own.get("operatingmode"), found)
+    findings.section(own, where, (*NODE_KEYS, *NODE_WITHOUT_EFFECT))
+    findings.warn_of(own, NODE_WITHOUT_EFFECT)
+    count = findings.positive(own, "devicesplitcount", zero=True)
+    mode = _mode(own.get("operatingmode"), findings)
     filters = f"{where}.filterdevices"
-    lists = found.section(own.get("filterdevices") or {}, filters, ("uuid", "index"))
+    lists = findings.section(own.get("filterdevices") or {}, filters, ("uuid", "index"))
     excluded = frozenset(
-        str(one)
+        str(name_filter)
         for key in ("uuid", "index")
-        for one in found.sequence(lists.get(key) or (), f"{filters}.{key}")
+        for name_filter in findings.sequence(lists.get(key) or (), f"{filters}.{key}")
     )
     for field, earlier, later in (
         ("devicesplitcount", config.node_split_count, count),
@@ -272,7 +276,9 @@ def _merge_entry(
         ("filterdevices", config.excluded_devices, excluded),
     ):
         if earlier and later and earlier != later:
-            found.warnings.append(f"{where}.{field} replaces that of an earlier entry for {name}")
+            findings.warnings.append(
+                f"{where}.{field} replaces that of an earlier entry for {name}"
+            )
     return replace(
         config,
         node_split_count=count or config.node_split_count,
@@ -281,12 +287,12 @@ def _merge_entry(
     )
 
 
-def _mode(value: object, found: _Findings) -> DeviceMode | None:
+def _mode(value: object, findings: _Findings) -> DeviceMode | None:
     if value in (None, ""):
         return None
     if value not in tuple(DeviceMode):
         words = " or ".join(DeviceMode)
-        found.errors.append(f"operatingmode is {_brief(value)}: it must be {words}")
+        findings.errors.append(f"operatingmode is {_brief(value)}: it must be {words}")
         return None
     return DeviceMode(str(value))
 

@@ -63,8 +63,8 @@ def parse(pod: PodManifest, _: Rules) -> PodRequest | None:
 
 
 def _parse_memory(containers: Sequence[ContainerManifest]) -> PodRequest:
-    for each in containers:
-        check_not_bytes(f"container {each.name}", MEMORY, each.limits[MEMORY])
+    for container in containers:
+        check_not_bytes(f"container {container.name}", MEMORY, container.limits[MEMORY])
     triggered = all(container.limits.get(TRIGGER) == 1 for container in containers)
     return PodRequest(
         dialect=NAME,
@@ -174,7 +174,7 @@ def check_units(devices: Sequence[Device]) -> None:
     units = _unit_count(devices)
     if units > MAX_UNITS:
         factor = max(device.unit_mib for device in devices)
-        while _unit_count(replace(each, unit_mib=factor) for each in devices) > MAX_UNITS:
+        while _unit_count(replace(device, unit_mib=factor) for device in devices) > MAX_UNITS:
             factor += 1
         raise RequestError(
             f"{MEMORY}: one device ID per unit makes {units} IDs, and a kubelet that restarts "
