@@ -92,7 +92,7 @@ COMPILED := PYTHONSAFEPATH=1 PYTHONPATH=$(CURDIR)/dist/compiled
 
 test-compiled: compiled
 	$(COMPILED) $(PY) -c "from shared.placing import placement as p; assert p.__file__.endswith('.so'), p.__file__"
-	$(COMPILED) $(PYTEST) -o pythonpath=dist/compiled -n 2 $(or $(ARGS),tests/unit/placing tests/unit/placer tests/unit/extender tests/unit/binder/preempt)
+	$(COMPILED) $(PYTEST) -o pythonpath=dist/compiled -n 2 $(or $(ARGS),tests/unit/placing tests/unit/placer tests/unit/extender tests/unit/planner)
 
 # Moves all dependencies to their newest versions within the bounds of pyproject.toml.
 locks:

@@ -22,8 +22,6 @@ from services.binder.ledger_sync.reconciliation import Reconciler
 from services.binder.ledger_sync.record_watch import RecordWatch
 from services.binder.ledger_sync.scheduling_gates import SchedulingGates
 from services.binder.ledger_sync.sweep import SchedulerOffers, Sweeper
-from services.binder.preempt.dry_run import dry_run
-from services.binder.preempt.preemption_controller import PreemptionController
 from services.binder.report.event_writer import ConditionWriter, EventWriter
 from services.binder.report.explanations import (
     config_event,
@@ -35,6 +33,8 @@ from services.binder.report.explanations import (
     violation_event,
 )
 from services.binder.resize.resizer import Resizer
+from services.planner.dry_run import dry_run
+from services.planner.preemption_controller import PreemptionController
 from shared.model.events.node_events import (
     DeviceReported,
     DevicesRegistered,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from services.binder.preempt.rules import PreemptionRules
+from services.planner.rules import PreemptionRules
 from shared.model.errors import RequestError
 from shared.model.events.node_events import ViolationReason
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE

@@ -20,13 +20,13 @@ from services.binder.ledger_sync.reconciliation import Reconciler
 from services.binder.ledger_sync.record_watch import RecordWatch
 from services.binder.ledger_sync.scheduling_gates import SchedulingGates
 from services.binder.ledger_sync.sweep import SchedulerOffers, Sweeper
-from services.binder.preempt.planned_starts import StartPlanner
-from services.binder.preempt.preemption_controller import PreemptionController
-from services.binder.preempt.rules import DEFAULT_RULES, PreemptionRules
 from services.binder.report.event_writer import EVENTS_PER_S, ConditionWriter, EventWriter, NoEvents
 from services.binder.resize.resizer import Resizer
 from services.binder.service import Binder
 from services.binder.settings import BinderSettings
+from services.planner.planned_starts import StartPlanner
+from services.planner.preemption_controller import PreemptionController
+from services.planner.rules import DEFAULT_RULES, PreemptionRules
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.kubernetes.reachability import ApiServerReachability

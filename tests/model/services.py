@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from services.binder.clients import ClaimClient, NodeAgentClient, PodClient
-from services.binder.preempt.rules import PreemptionRules
 from services.binder.report.explanations import KubernetesEvent
 from services.binder.service import Binder
 from services.binder.wiring import BinderPorts, build_binder
 from services.placer.service import Placer
+from services.planner.rules import PreemptionRules
 from shared.ledger.leases import RedisLeases
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.claim_events import ClaimAllocated, ClaimDeallocated

@@ -7,8 +7,6 @@ from collections.abc import Collection, Mapping
 
 from services.binder.clients import PodClient
 from services.binder.observations import PodSnapshot
-from services.binder.preempt.plan import ClusterSnapshot
-from services.binder.preempt.rules import Exclusions, PreemptionRules
 from services.cli import terminal
 from services.cli.api_client import ApiClient, NothingFoundError
 from services.cli.commands import Defrag, WhatIf
@@ -16,6 +14,8 @@ from services.cli.plan import render
 from services.cli.plan.moves import DefragView, MovePlan, nodes_for, plan_moves
 from services.cli.request.command import load, load_watcher_rules
 from services.cli.terminal import program
+from services.planner.plan import ClusterSnapshot
+from services.planner.rules import Exclusions, PreemptionRules
 from shared.dialects.dialect import Rules
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.types import ApiPod

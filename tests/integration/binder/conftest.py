@@ -9,19 +9,12 @@ import pytest
 from shared.model.lease import Lease
 from tests.support.binder import world as worlds
 from tests.support.binder.claim_binder import ClaimBinder
-from tests.support.binder.preemption import Scene, scene
 from tests.support.binder.world import NewWorld, World
 from tests.support.placer.ledger import ledger
+from tests.support.planner.scene import at
 from tests.support.servers.valkey import ValkeyServer
 
-
-@pytest.fixture
-async def at(server: ValkeyServer, request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
-    """A node with one GPU, or as many as a test names."""
-    await server.ready()
-    await server.command("FLUSHALL")
-    async with scene(server.url, gpus=getattr(request, "param", 1)) as made:
-        yield made
+__all__ = ["at"]
 
 
 @pytest.fixture

@@ -35,7 +35,6 @@ from shared.model.lease_copy import ANNOTATION, dump_lease
 from shared.model.ledger import NoCapacity, Reserved
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.request import Gang
-from tests.support.binder.preemption import Scene, waiting_pod
 from tests.support.binder.world import World, chosen
 from tests.support.build import allocation_of
 from tests.support.placer.ledger import (
@@ -53,6 +52,7 @@ from tests.support.placer.ledger import (
     share,
     verdict,
 )
+from tests.support.planner.scene import Scene, waiting_pod
 from tests.support.servers.valkey import ValkeyServer
 
 FORBIDDEN = ErrorResponse(

@@ -19,7 +19,6 @@ from shared.model.lease_copy import dump_lease, load_lease
 from shared.model.ledger import Reserved
 from shared.model.names import Namespace
 from shared.model.quota import Quota, QuotaLimits
-from tests.support.binder.preemption import budget
 from tests.support.placer.ledger import (
     NOW,
     device,
@@ -33,6 +32,7 @@ from tests.support.placer.ledger import (
     share,
     verdict,
 )
+from tests.support.planner.scene import budget
 from tests.support.waiting import until
 
 DEVICES = 32

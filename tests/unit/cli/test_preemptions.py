@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from services.api.visible_cluster import all_namespaces, preemptions_view
-from services.binder.preempt.dry_run import plan_view
-from services.binder.preempt.plan import PreemptionPlan
-from services.binder.preempt.rules import EvictionTier, VictimCandidate
 from services.cli.admin.preemptions import dry_run_text, text
+from services.planner.dry_run import plan_view
+from services.planner.plan import PreemptionPlan
+from services.planner.rules import EvictionTier, VictimCandidate
 from shared.model.names import NodeName
 from shared.model.placement import Placement
 from shared.model.preemption import (
@@ -22,7 +22,7 @@ from shared.model.preemption import (
 from shared.model.views import ProtectedPod
 from tests.support.build import lease
 from tests.support.placer.ledger import share
-from tests.unit.binder.preempt.test_rules import ANNOUNCED, EVICTED, NOW, eviction, victim
+from tests.unit.planner.test_rules import ANNOUNCED, EVICTED, NOW, eviction, victim
 
 TIER = EvictionTier(unowned=True, cause=1, overdraft=-250, priority=3)
 CHOSEN = VictimCandidate(

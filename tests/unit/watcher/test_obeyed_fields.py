@@ -182,7 +182,7 @@ OTHERS: dict[str, Callable[[], bool]] = {
     ),
 }
 ELSEWHERE = {
-    "spec.preemptionPolicy": "tests/unit/binder/preempt/",
+    "spec.preemptionPolicy": "tests/unit/planner/",
 }
 
 

@@ -24,7 +24,6 @@ from shared.model.lease import LeaseState
 from shared.model.ledger import OfferedPods
 from shared.model.names import Namespace, NodeName, PodUid
 from tests.support.binder.events import activation, in_state, report, terminated
-from tests.support.binder.preemption import budget
 from tests.support.binder.world import NOW, NewWorld, ObservedLedger, World, lease, running
 from tests.support.clock import FakeClock
 from tests.support.placer.ledger import (
@@ -37,6 +36,7 @@ from tests.support.placer.ledger import (
     share,
     verdict,
 )
+from tests.support.planner.scene import budget
 from tests.support.servers.valkey import valkey_server
 from tests.support.waiting import until
 

@@ -15,8 +15,8 @@ from shared.ledger.waiting_pods import GatedPods
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.pod_events import PodGated
 from shared.model.names import Namespace, PodUid
-from tests.support.binder.preemption import RecordedReports, budget
 from tests.support.binder.world import NewWorld, World
+from tests.support.planner.scene import RecordedReports, budget
 
 TEAM = Namespace("team-a")
 

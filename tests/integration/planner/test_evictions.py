@@ -16,8 +16,8 @@ from shared.model.events.node_events import ViolationFound, ViolationReason
 from shared.model.lease import Lease
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.preemption import EvictionOutcome, PreemptionCause, Victim
-from tests.support.binder.preemption import Scene
 from tests.support.placer.ledger import rebuild, uuid
+from tests.support.planner.scene import Scene
 
 
 async def test_gpusharing_28_the_uid_is_a_precondition(at: Scene) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from services.binder.clients import selects
-from services.binder.preempt.rules import (
+from services.binder.settings import BinderSettings
+from services.planner.rules import (
     Allowance,
     ObservedPreemption,
     PendingPod,
@@ -18,7 +19,6 @@ from services.binder.preempt.rules import (
     next_step,
     overdraft_permille,
 )
-from services.binder.settings import BinderSettings
 from shared.kubernetes.types import LabelSelector as Selector
 from shared.kubernetes.types import SelectorRequirement
 from shared.model.errors import ConflictError, RequestError
@@ -35,9 +35,9 @@ from shared.model.preemption import (
     StoredPreemption,
     Victim,
 )
-from tests.support.binder.preemption import budget
 from tests.support.build import lease
 from tests.support.placer.ledger import queued, verdict
+from tests.support.planner.scene import budget
 
 NOW = 1_000_000.0
 A, B = Namespace("a"), Namespace("b")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from services.binder.observations import DisruptionBudget, PodSnapshot
-from services.binder.preempt.plan import EvictionLimits, PlanInput, PreemptionPlan, plan
-from services.binder.preempt.rules import Allowance, EvictionTier, VictimCandidate, preempted
+from services.planner.plan import EvictionLimits, PlanInput, PreemptionPlan, plan
+from services.planner.rules import Allowance, EvictionTier, VictimCandidate, preempted
 from shared.model.device import DeviceUse, numa_cpus_name
 from shared.model.lease import Lease, LeaseState
 from shared.model.ledger import LedgerNode, NodeTotals, counted_use

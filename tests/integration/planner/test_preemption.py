@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from services.binder.preempt.dry_run import dry_run
-from services.binder.preempt.plan import PlanInput, plan_input
-from services.binder.preempt.preemption_controller import LOOK_S, PLANNING_S, STEP_S
+from services.planner.dry_run import dry_run
+from services.planner.plan import PlanInput, plan_input
+from services.planner.preemption_controller import LOOK_S, PLANNING_S, STEP_S
 from shared.model.events.request_reply import DryRunReply, DryRunRequest
 from shared.model.lease import LeaseState
 from shared.model.names import OFFER, PREEMPTIBLE, NodeName, PodUid
 from shared.model.node import HOSTNAME, AntiAffinityTerm, LabelRequirement
 from shared.model.preemption import PreemptionCause
-from tests.support.binder.preemption import Scene, scene
 from tests.support.placer.ledger import assert_sound, facts, reservation, reserve, share, uses, uuid
+from tests.support.planner.scene import Scene, scene
 from tests.support.servers.valkey import ValkeyServer
 
 
@@ -137,7 +137,7 @@ async def test_planning_lasts_as_long_as_it_took_until_the_first_plan(
             at.clock.advance(2 * PLANNING_S)
             return plan_input(*given, **more)
 
-        monkeypatch.setattr("services.binder.preempt.plan.plan_input", slow)
+        monkeypatch.setattr("services.planner.plan.plan_input", slow)
         for gpu in range(3):
             await at.running(f"old-{gpu}", gpu=gpu, mib=16_000, owner=f"owner-{gpu}")
             await at.waiting(f"new-{gpu}")
@@ -378,7 +378,7 @@ async def test_a_dry_run_names_victims_and_spared_pods_and_changes_nothing(
     assert (patient.plan, patient.reason) == (None, "no pod may be preempted for it")
     [spared] = patient.protected
     assert (spared.pod, spared.reason) == ("a/old", "it has not run for 7200 s")
-    monkeypatch.setattr("services.binder.preempt.dry_run.MAX_PROTECTED", 0)
+    monkeypatch.setattr("services.planner.dry_run.MAX_PROTECTED", 0)
     full = await dry_run(DryRunRequest(pod=pod, min_runtime_s=7_200), binder)
     assert (full.protected, full.protected_left_out) == ((), 1)
     assert await dry_run(DryRunRequest(pod=PodUid("gone")), binder) == DryRunReply()

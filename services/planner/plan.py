@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Self
 
 from services.binder.observations import DisruptionBudget, PodSnapshot
-from services.binder.preempt.rules import (
+from services.planner.rules import (
     Allowance,
     Exclusions,
     PendingPod,

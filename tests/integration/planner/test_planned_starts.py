@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from services.binder.preempt import planned_starts
-from services.binder.preempt.planned_starts import (
+from services.binder.report.event_writer import MIN_INTERVAL_S
+from services.binder.report.explanations import NO_END, PLANNED, WITHDRAWN
+from services.planner import planned_starts
+from services.planner.planned_starts import (
     AGED_S,
     MAX_PLAN_S,
     MOST_PASS_S,
     PAUSE_FACTOR,
     PLAN_S,
 )
-from services.binder.preempt.preemption_controller import PreemptionController
-from services.binder.report.event_writer import MIN_INTERVAL_S
-from services.binder.report.explanations import NO_END, PLANNED, WITHDRAWN
+from services.planner.preemption_controller import PreemptionController
 from shared.model.events.pod_events import PlacementChosen
 from shared.model.lease import Lease, ends_by
 from shared.model.ledger import Reserved
@@ -27,9 +27,9 @@ from shared.model.quantity import timestamp
 from shared.model.quota import Quota, QuotaLimits
 from shared.model.request import NO_TERM, Gang, PodRequest, Term
 from shared.placing.starts import AGAIN_S, LATE_S, MOST_KINDS, MOST_TRIED, RESERVE_AFTER_S, SOON_S
-from tests.support.binder.preemption import Scene, scene
 from tests.support.binder.world import running as background
 from tests.support.placer.ledger import assert_sound, device, report, share, uses
+from tests.support.planner.scene import Scene, scene
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until
 

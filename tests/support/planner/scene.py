@@ -6,13 +6,15 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
+
 from services.binder.clients import PodClient
 from services.binder.ledger_sync.sweep import SchedulerOffers
-from services.binder.preempt.planned_starts import StartPlanner
-from services.binder.preempt.preemption_controller import PreemptionController
-from services.binder.preempt.rules import PreemptionRules
 from services.binder.report.event_writer import ConditionWriter
 from services.binder.report.explanations import KubernetesEvent
+from services.planner.planned_starts import StartPlanner
+from services.planner.preemption_controller import PreemptionController
+from services.planner.rules import PreemptionRules
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.kubeconfig import load_credentials
@@ -33,6 +35,7 @@ from shared.model.request import NO_TERM, GpuRequest, PodRequest, Term
 from tests.support.binder.world import Counts
 from tests.support.clock import FakeClock
 from tests.support.placer.ledger import ledger, share
+from tests.support.servers.valkey import ValkeyServer
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 
 RULES = PreemptionRules(
@@ -335,3 +338,12 @@ async def scene(
         for namespace in ("a", "b", "c"):
             await kube.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
         yield Scene(api, kube, leases, preemptions, FakeClock())
+
+
+@pytest.fixture
+async def at(server: ValkeyServer, request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
+    """A node with one GPU, or as many as a test names."""
+    await server.ready()
+    await server.command("FLUSHALL")
+    async with scene(server.url, gpus=getattr(request, "param", 1)) as made:
+        yield made

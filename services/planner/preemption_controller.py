@@ -14,14 +14,15 @@ from uuid import uuid4
 from services.binder.clients import PodClient
 from services.binder.ledger_sync.sweep import SchedulerOffers
 from services.binder.metrics import count_eviction
-from services.binder.preempt.plan import ClusterSnapshot, PlanRound, pending_pods
-from services.binder.preempt.planned_starts import (
+from services.binder.report.event_writer import EventRecorder
+from services.planner.plan import ClusterSnapshot, PlanRound, pending_pods
+from services.planner.planned_starts import (
     StartPlanner,
     chosen,
     placements_of,
     reserve_claimed,
 )
-from services.binder.preempt.rules import (
+from services.planner.rules import (
     HOUR_S,
     VIOLATION_ID,
     ObservedPreemption,
@@ -42,7 +43,6 @@ from services.binder.preempt.rules import (
     victim_event,
     victim_of,
 )
-from services.binder.report.event_writer import EventRecorder
 from shared.ledger.connection import in_batches
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions

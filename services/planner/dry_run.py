@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from services.binder.preempt.plan import (
+from services.planner.plan import (
     ClusterSnapshot,
     PlanInput,
     PreemptionPlan,
@@ -11,8 +11,8 @@ from services.binder.preempt.plan import (
     plan,
     plan_input,
 )
-from services.binder.preempt.preemption_controller import PreemptionController
-from services.binder.preempt.rules import Exclusions, PendingPod, PreemptionRules, cause_for
+from services.planner.preemption_controller import PreemptionController
+from services.planner.rules import Exclusions, PendingPod, PreemptionRules, cause_for
 from shared.model.events.request_reply import DryRunReply, DryRunRequest
 from shared.model.ledger import WaitingPod
 from shared.model.names import PodUid

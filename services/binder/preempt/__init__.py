@@ -1,1 +1,0 @@
-"""Preemption: rules, plans, steps, evictions and their announcements."""

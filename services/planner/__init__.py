@@ -1,0 +1,1 @@
+"""The planner: which pods are evicted, or wait, so that others can start."""
