@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from services.binder.observations import DisruptionBudget, PodSnapshot, snapshot_of
 from shared.dialects import GPU_RESOURCES, KUBE_SCHEDULER
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import (
@@ -49,6 +48,7 @@ from shared.model.quantity import parse_count, timestamp
 from shared.nats.bus import Bus, NoRespondersError
 from shared.placing.anti_affinity import matches_labels
 from shared.pods.pod_anti_affinity import requirements_of
+from shared.pods.pod_snapshot import DisruptionBudget, PodSnapshot, snapshot_of
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
 
-from services.binder.observations import DisruptionBudget, PodSnapshot
 from services.planner.rules import (
     Allowance,
     Exclusions,
@@ -30,6 +29,7 @@ from shared.model.request import PodRequest
 from shared.placing.anti_affinity import Domain, all_domains, repelled_request
 from shared.placing.index.node_index import placement_key
 from shared.placing.room import ClusterTrials, Endable, RoomSearch, used_gpu_s
+from shared.pods.pod_snapshot import DisruptionBudget, PodSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

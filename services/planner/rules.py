@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from services.binder.observations import PodSnapshot
 from services.binder.report.explanations import KubernetesEvent, event_of
 from shared.model.events.node_events import ViolationFound
 from shared.model.events.pod_events import BudgetChanged
@@ -29,6 +28,7 @@ from shared.model.preemption import (
     Victim,
 )
 from shared.model.quantity import timestamp
+from shared.pods.pod_snapshot import PodSnapshot
 
 HOUR_S = 3600.0
 MINUTE_S = 60.0

@@ -11,13 +11,13 @@ from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 
 from services.binder.clients import PodClient
-from services.binder.observations import PodSnapshot
 from shared.dialects import DIALECTS
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.lease import Lease, LeaseState, end_text
 from shared.model.lease_copy import ANNOTATION, dump_lease
 from shared.model.names import ENDS_AT_ANNOTATION, PodUid
+from shared.pods.pod_snapshot import PodSnapshot
 from shared.runtime.service import loops
 
 CONCURRENCY = 32

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from services.binder.bind.pod_binder import PodBinder
 from services.binder.clients import PodClient
-from services.binder.observations import PodSnapshot
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.pod_events import BindingFailed, PlacementChosen
 from shared.model.events.request_reply import PodBindingReply, PodBindingRequest
@@ -25,6 +24,7 @@ from shared.model.ledger import (
 )
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.node import HOSTNAME, AntiAffinityTerm
+from shared.pods.pod_snapshot import PodSnapshot
 from shared.runtime.service import answers
 
 DEADLINE_S = 3.0

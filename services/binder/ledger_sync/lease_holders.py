@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from services.binder.clients import ClaimClient, PodClient
-from services.binder.observations import PodSnapshot, generation_of
 from services.binder.report.explanations import summarize
 from shared.model.errors import LeaseholdError
 from shared.model.events.claim_events import AllocatedClaim, ClaimDeallocated
@@ -16,6 +15,7 @@ from shared.model.events.pod_events import BoundPod, ListedPods, PodGated, PodQu
 from shared.model.lease import Lease
 from shared.model.lease_copy import ANNOTATION
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.pods.pod_snapshot import PodSnapshot, generation_of
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ from services.binder.clients import NodeAgentClient
 from services.binder.ledger_sync.agent_reports import LostLeases, LostOutcome, release_as_read
 from services.binder.ledger_sync.recovery import copy_for, is_resized, places_of, sizes_of, slots_of
 from services.binder.metrics import count_anomaly
-from services.binder.observations import generation_of
 from services.binder.report.event_writer import EventRecorder
 from services.binder.report.explanations import shared_device_event, summarize
 from shared.ledger.leases import RedisLeases
@@ -28,6 +27,7 @@ from shared.model.events.pod_events import (
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.pods.observed_pod import TERMINAL
+from shared.pods.pod_snapshot import generation_of
 from shared.runtime.service import handles, loops
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,6 @@ from services.binder.ledger_sync.lease_holders import (
     pod_gone,
 )
 from services.binder.metrics import count_anomaly
-from services.binder.observations import PodSnapshot, generation_of
 from services.binder.report.explanations import summarize
 from shared.ledger.leases import RedisLeases
 from shared.ledger.waiting_pods import GatedPods
@@ -35,6 +34,7 @@ from shared.model.events.pod_events import (
 from shared.model.lease import Lease, LeaseState
 from shared.model.names import NodeName, PodUid
 from shared.model.node import NodeRevision
+from shared.pods.pod_snapshot import PodSnapshot, generation_of
 from shared.runtime.service import Publish, handles
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from services.binder.observations import PodSnapshot
 from shared.model.bounds import NAME, cut
 from shared.model.device import END_LEFTOVERS, Device
 from shared.model.events.node_events import (
@@ -34,6 +33,7 @@ from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.preemption import Victim
 from shared.model.quantity import timestamp
 from shared.pods.observed_pod import AGENT_REFUSES, advice, causes
+from shared.pods.pod_snapshot import PodSnapshot
 
 COMPONENT = "leasehold"
 FAILED = "FailedScheduling"

@@ -6,7 +6,6 @@ import time
 from collections.abc import Collection, Mapping
 
 from services.binder.clients import PodClient
-from services.binder.observations import PodSnapshot
 from services.cli import terminal
 from services.cli.api_client import ApiClient, NothingFoundError
 from services.cli.commands import Defrag, WhatIf
@@ -27,6 +26,7 @@ from shared.model.request import PodRequest
 from shared.model.views import ProtectedPod
 from shared.placing.what_if import Forecast, WhatIfOrder
 from shared.pods.pod_parser import PodParser
+from shared.pods.pod_snapshot import PodSnapshot
 
 
 async def read_requests(

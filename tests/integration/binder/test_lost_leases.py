@@ -10,7 +10,6 @@ from msgspec import structs
 from services.binder.clients import ClaimClient, PodClient
 from services.binder.ledger_sync.lease_holders import MANY, LeaseHolders, pod_gone
 from services.binder.ledger_sync.reconciliation import Correction
-from services.binder.observations import PodSnapshot
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.device_guard import OvercommitError
@@ -35,6 +34,7 @@ from shared.model.lease_copy import ANNOTATION, dump_lease
 from shared.model.ledger import NoCapacity, Reserved
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.request import Gang
+from shared.pods.pod_snapshot import PodSnapshot
 from tests.support.binder.world import World, chosen
 from tests.support.build import allocation_of
 from tests.support.placer.ledger import (

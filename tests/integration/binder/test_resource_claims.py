@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from services.binder.claims.claim_leaser import WAIT_S
-from services.binder.observations import generation_of
 from shared.model.claim import LEASED, REFUSED, claimable
 from shared.model.device import DeviceMode, MigLayout, MigProfile
 from shared.model.errors import UnavailableError
@@ -16,6 +15,7 @@ from shared.model.events.pod_events import LeaseChanged
 from shared.model.lease import LeaseState, MigPlacement
 from shared.model.lease_copy import copy_of, load_lease
 from shared.model.names import Namespace, PodUid
+from shared.pods.pod_snapshot import generation_of
 from tests.support.binder.claim_binder import GPU, ClaimBinder, deallocated
 from tests.support.binder.world import allocated, on
 from tests.support.placer.ledger import (

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from services.binder.clients import PodClient
-from services.binder.observations import PodSnapshot
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import ErrorResponse, KubernetesConflictError
 from shared.kubernetes.kubeconfig import load_credentials
@@ -16,6 +15,7 @@ from shared.model.events.node_events import ViolationFound, ViolationReason
 from shared.model.lease import Lease
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.preemption import EvictionOutcome, PreemptionCause, Victim
+from shared.pods.pod_snapshot import PodSnapshot
 from tests.support.placer.ledger import rebuild, uuid
 from tests.support.planner.scene import Scene
 

@@ -22,7 +22,6 @@ from services.binder.clients import (
 from services.binder.ledger_sync.lease_holders import LeaseHolders
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
 from services.binder.metrics import ANOMALIES, EVICTIONS, RESIZES
-from services.binder.observations import PodSnapshot
 from services.binder.service import Binder
 from services.binder.wiring import BinderPorts, build_binder
 from shared.ledger.leases import RedisLeases
@@ -36,6 +35,7 @@ from shared.model.lease import Lease, LeaseState, Share, ShareSize
 from shared.model.ledger import LedgerStatus
 from shared.model.names import BUDGET_GATE, DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.node import AntiAffinityTerm
+from shared.pods.pod_snapshot import PodSnapshot
 from shared.runtime.runner import run_loop
 from shared.runtime.service import roles_of
 from tests.support.clock import FakeClock

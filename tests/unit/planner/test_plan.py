@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from services.binder.observations import DisruptionBudget, PodSnapshot
 from services.planner.plan import EvictionLimits, PlanInput, PreemptionPlan, plan
 from services.planner.rules import Allowance, EvictionTier, VictimCandidate, preempted
 from shared.model.device import DeviceUse, numa_cpus_name
@@ -28,6 +27,7 @@ from shared.placing.room import (
     cost_of,
     without,
 )
+from shared.pods.pod_snapshot import DisruptionBudget, PodSnapshot
 from tests.support.placer.ledger import device, facts, share
 from tests.support.placer.naive import fit_on_node
 

@@ -16,12 +16,12 @@ from services.binder.bind.agent_presence import (
     NodeCordons,
 )
 from services.binder.bind.pod_binder import ADMISSION_WAIT_S, EXPLAIN_S, GIVE_UP_S, REFUSED_S
-from services.binder.observations import PodSnapshot
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import BindingFailed, LeaseChanged, PodBound
 from shared.model.events.request_reply import BindReply
 from shared.model.lease import LeaseState
 from shared.model.names import NodeName
+from shared.pods.pod_snapshot import PodSnapshot
 from tests.support.binder.events import HANGING, N1, N2, away, no_agents
 from tests.support.binder.world import NOW, FakeAgents, NewWorld, World, chosen, lease, running
 from tests.support.clock import FakeClock

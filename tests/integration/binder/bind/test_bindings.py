@@ -11,7 +11,6 @@ import pytest
 from msgspec import structs
 
 from services.binder.clients import PodClient
-from services.binder.observations import PodSnapshot
 from services.binder.report.explanations import KubernetesEvent
 from services.binder.service import Binder
 from shared.kubernetes.client import KubernetesClient
@@ -36,6 +35,7 @@ from shared.model.node import HOSTNAME, AntiAffinityTerm, LabelRequirement
 from shared.model.placement import Placement, Refusal
 from shared.model.quota import Quota, QuotaLimits
 from shared.model.request import GpuRequest, PodRequest, Term
+from shared.pods.pod_snapshot import PodSnapshot
 from tests.support.binder.world import FakeAgents, FakeBus, NewWorld, World, chosen, lease, running
 from tests.support.clock import FakeClock
 from tests.support.placer.ledger import NOW, assert_sound, facts, ledger, queued, reservation, share

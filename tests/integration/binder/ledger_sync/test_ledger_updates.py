@@ -8,7 +8,6 @@ import pytest
 from msgspec import structs
 
 from services.binder.ledger_sync.sweep import GANG_S, NEXT_OFFER_S, Sweeper
-from services.binder.observations import PodSnapshot
 from services.binder.service import Binder
 from shared.ledger.leases import RedisLeases
 from shared.model.errors import ConflictError, UnavailableError
@@ -23,6 +22,7 @@ from shared.model.events.request_reply import LeasesRequest
 from shared.model.lease import LeaseState
 from shared.model.ledger import OfferedPods
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.pods.pod_snapshot import PodSnapshot
 from tests.support.binder.events import activation, in_state, report, terminated
 from tests.support.binder.world import NOW, NewWorld, ObservedLedger, World, lease, running
 from tests.support.clock import FakeClock

@@ -9,7 +9,6 @@ import pytest
 
 from services.binder.bind.agent_presence import REFUSED, REFUSED_S
 from services.binder.ledger_sync.agent_reports import LOOKUPS_S, MOST_LOOKUPS
-from services.binder.observations import PodSnapshot
 from services.watcher.trackers import NodeTracker, PodTracker
 from shared.ledger.leases import RedisLeases
 from shared.model.events.node_events import (
@@ -25,6 +24,7 @@ from shared.model.events.request_reply import BindReply
 from shared.model.lease import LeaseState
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.node import NodeFacts
+from shared.pods.pod_snapshot import PodSnapshot
 from tests.support.binder.events import activation
 from tests.support.binder.world import NewWorld, World, lease, running
 from tests.support.placer.ledger import facts, ledger

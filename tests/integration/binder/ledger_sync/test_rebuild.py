@@ -12,7 +12,6 @@ from msgspec import structs
 
 from services.binder.ledger_sync.evidence import MOST_REPORTS, CollectedEvidence
 from services.binder.ledger_sync.rebuild import LedgerRebuild, RebuildTiming
-from services.binder.observations import PodSnapshot
 from services.watcher.sources import ClaimReflector, OurPodLister
 from shared.kubernetes.client import KubernetesClient, Page
 from shared.model.clock import SystemClock
@@ -27,6 +26,7 @@ from shared.model.events.pod_events import (
 )
 from shared.model.lease import LeaseState
 from shared.model.names import NodeName, PodUid
+from shared.pods.pod_snapshot import PodSnapshot
 from tests.support.binder.events import activation, bound, in_state, listing, report
 from tests.support.binder.world import (
     NOW,

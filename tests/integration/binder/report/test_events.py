@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from services.binder.observations import PodSnapshot
 from services.binder.report.event_writer import (
     MAX_QUEUED,
     REPEAT_S,
@@ -44,6 +43,7 @@ from shared.model.events.pod_events import (
 from shared.model.lease import ClaimAllocation, LeaseState
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.placement import Refusal
+from shared.pods.pod_snapshot import PodSnapshot
 from tests.support.binder.events import in_state, terminated
 from tests.support.binder.world import (
     NOW,

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from services.binder.observations import PodSnapshot
 from services.binder.resize import resizer
 from services.binder.resize.resizer import resized_annotations
 from shared.model.events.pod_events import LeaseChanged, LeaseResized
@@ -15,6 +14,7 @@ from shared.model.lease import Lease, LeaseState, ShareSize, StaleLeaseError
 from shared.model.lease_copy import load_lease
 from shared.model.ledger import NoCapacity
 from shared.model.names import PodUid
+from shared.pods.pod_snapshot import PodSnapshot
 from tests.support.binder.world import NewWorld, World, lease, running
 from tests.support.waiting import until
 

@@ -1,4 +1,4 @@
-"""Pods and PodDisruptionBudgets, as the binder reads them from the API server; pure."""
+"""Pods and PodDisruptionBudgets as binder and planner read them from the API server; pure."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -48,7 +48,7 @@ class PodSnapshot:
 
 
 def snapshot_of(pod: ApiPod) -> PodSnapshot:
-    """Return what the binder reads of a pod."""
+    """Return what services read of a pod."""
     metadata = pod.metadata
     spec = pod.spec
     grace_s = spec.termination_grace_period_seconds
