@@ -12,11 +12,15 @@ ANEW := $(shell test ! -d $(VENV) || { \
 # make up PYTHON=python3.12
 PYTHON ?= $(shell $(PY) -c 'import pip' 2>/dev/null && echo $(PY) || echo python3)
 
+# The tools that check the page's JavaScript: nothing of them is shipped.
+PAGE := tools/javascript
+PAGE_STAMP := $(PAGE)/node_modules/.package-lock.json
+
 PIP := $(PY) -m pip --quiet --disable-pip-version-check
 UV := $(VENV)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
   --no-annotate --custom-compile-command 'make locks'
 
-.PHONY: help anew up down status test test-fast size test-gpu test-gpu-kit compiled test-compiled lint locks vulnerabilities docs dist release-dry-run release proto
+.PHONY: help anew up down status test test-fast size test-gpu test-gpu-kit compiled test-compiled lint lint-javascript locks vulnerabilities docs dist release-dry-run release proto
 
 help:
 	@echo 'make up      runs Leasehold on this machine: a simulated cluster with GPUs, and every service'
@@ -51,6 +55,18 @@ lint: $(STAMP)
 	$(PY) -m tools.packed_assignments
 	@if command -v luacheck >/dev/null; then luacheck --quiet shared/ledger/functions; \
 	  else echo 'luacheck is not installed: the Lua of the ledger was not checked (apt install lua-check)'; fi
+	@if ! command -v npm >/dev/null; then \
+	    echo 'npm is not installed: the JavaScript of the page was not checked (https://nodejs.org)'; \
+	  elif ! $(MAKE) --no-print-directory $(PAGE_STAMP); then \
+	    echo 'the tools of $(PAGE) could not be installed: the JavaScript of the page was not checked'; \
+	  else $(MAKE) --no-print-directory lint-javascript; fi
+
+# Biome's formatter and rules, and TypeScript's check of types.
+lint-javascript: $(PAGE_STAMP)
+	npm run --silent --prefix $(PAGE) check
+
+$(PAGE_STAMP): $(PAGE)/package-lock.json
+	@cd $(PAGE) && npm ci --no-audit --no-fund --loglevel=error --fetch-retries=1 --fetch-timeout=60000 && touch node_modules/.package-lock.json
 
 size: $(STAMP)
 	@$(PY) -m tools.size

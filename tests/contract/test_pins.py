@@ -1,5 +1,6 @@
 """Images are pinned by digest, packages by hash, and the page of versions lists the same."""
 
+import json
 import re
 import tomllib
 from itertools import pairwise
@@ -130,3 +131,14 @@ def name(requirement: str) -> str:
 
 def test_every_dependency_has_an_upper_bound() -> None:
     assert [it for it in declared() if "<" not in it and "==" not in it] == []
+
+
+def test_the_tools_of_the_pages_javascript_are_pinned_and_come_from_any_registry() -> None:
+    folder = ROOT / "tools" / "javascript"
+    tools = json.loads((folder / "package.json").read_text())["devDependencies"]
+    lock = json.loads((folder / "package-lock.json").read_text())["packages"]
+    packages = {path.removeprefix("node_modules/"): lock[path] for path in lock if path}
+
+    assert {name: packages[name]["version"] for name in tools} == tools
+    assert all(package["integrity"].startswith("sha512-") for package in packages.values())
+    assert not any("resolved" in package for package in packages.values())

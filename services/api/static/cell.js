@@ -1,5 +1,5 @@
 // One GPU as a cell of the map. It remembers what it has drawn, so that only changes are written to the page.
-import { USE_STEPS, colourClass, useClass } from "./colours.js";
+import { colourClass, USE_STEPS, useClass } from "./colours.js";
 import { deviceText, faultText, lastingShares, measuredCores, shareText } from "./devices.js";
 import { el, setAttribute, setProperty, setText } from "./dom.js";
 import { mib } from "./format.js";
@@ -12,15 +12,35 @@ export class Cell {
     this.bar = el("span", { class: "bar" }, this.free);
     this.cores = el("span", { class: "cores" });
     this.note = el("span", { class: "note" });
-    this.root = el("div", { class: "dev", role: "gridcell", tabindex: "-1" }, el("span", { class: "head" }, this.number, this.amount), this.bar, this.cores, this.note);
+    this.root = el(
+      "div",
+      { class: "dev", role: "gridcell", tabindex: "-1" },
+      el("span", { class: "head" }, this.number, this.amount),
+      this.bar,
+      this.cores,
+      this.note,
+    );
     this.shares = [];
   }
 
   /** Draw a device; does nothing if it is unchanged. */
   draw(device, { closed, dim, byUse }) {
-    if (this.device === device && this.closed === closed && this.dim === dim && this.byUse === byUse) return;
-    Object.assign(this, { device, closed, dim, byUse });
-    setAttribute(this.root, "class", `dev${device.healthy ? "" : " bad"}${closed ? " closed" : ""}${dim ? " dim" : ""}`);
+    if (
+      this.device === device &&
+      this.closed === closed &&
+      this.dim === dim &&
+      this.byUse === byUse
+    )
+      return;
+    this.device = device;
+    this.closed = closed;
+    this.dim = dim;
+    this.byUse = byUse;
+    setAttribute(
+      this.root,
+      "class",
+      `dev${device.healthy ? "" : " bad"}${closed ? " closed" : ""}${dim ? " dim" : ""}`,
+    );
     setAttribute(this.root, "data-uuid", device.uuid);
     this.root.removeAttribute("title");
     setAttribute(this.root, "aria-description", deviceText(device, closed));
@@ -42,10 +62,19 @@ export class Cell {
       this.shares.push(element);
       this.bar.insertBefore(element, this.free);
     }
-    const { measured } = share, colour = this.byUse ? useClass(measuredCores(this.device)) : share.pod ? colourClass(share.namespace) : "anonymous";
+    const { measured } = share;
+    const colour = this.byUse
+      ? useClass(measuredCores(this.device))
+      : share.pod
+        ? colourClass(share.namespace)
+        : "anonymous";
     element.share = share;
     element.removeAttribute("title");
-    setAttribute(element, "class", `share ${share.state} ${colour}${measured ? " measured" : ""}${measured?.idle && !this.byUse ? " idle" : ""}`);
+    setAttribute(
+      element,
+      "class",
+      `share ${share.state} ${colour}${measured ? " measured" : ""}${measured?.idle && !this.byUse ? " idle" : ""}`,
+    );
     setProperty(element, "--memory", part(measured?.memory_mib, share.memory_mib));
     setText(element, [share.mig?.profile, share.name].filter(Boolean).join(" "));
     setProperty(element, "flex-grow", share.memory_mib);
@@ -61,27 +90,55 @@ export class Cell {
 }
 
 function amounts(device) {
-  return device.mode === "mig" ? `${device.used_shares}/${device.slots} instances` : `${mib(device.used_memory_mib).replace(/ .*/, "")} of ${mib(device.memory_mib)}`;
+  return device.mode === "mig"
+    ? `${device.used_shares}/${device.slots} instances`
+    : `${mib(device.used_memory_mib).replace(/ .*/, "")} of ${mib(device.memory_mib)}`;
 }
 
-function part(used, amount) { return `${Math.min(Math.round(100 * (used ?? 0) / Math.max(amount, 1)), 100)}%`; }
+function part(used, amount) {
+  return `${Math.min(Math.round((100 * (used ?? 0)) / Math.max(amount, 1)), 100)}%`;
+}
 
 /** What the colours mean where a GPU is coloured by how busy its cores are. */
 export function useScale() {
-  const entry = (kind, text) => el("div", {}, el("dt", { "aria-hidden": "true" }, el("span", { class: `swatch ${kind}` })), el("dd", {}, text));
-  const steps = USE_STEPS.map((from, at) => entry(`u${at}`, from ? `${from} to ${(USE_STEPS[at + 1] ?? 101) - 1} %` : "0 %"));
-  return el("div", { class: "use", hidden: true }, el("p", { class: "soft" }, "Cores of the GPU in use"), el("dl", { class: "legend" }, ...steps, entry("anonymous", "not measured")));
+  const entry = (kind, text) =>
+    el(
+      "div",
+      {},
+      el("dt", { "aria-hidden": "true" }, el("span", { class: `swatch ${kind}` })),
+      el("dd", {}, text),
+    );
+  const steps = USE_STEPS.map((from, at) =>
+    entry(`u${at}`, from ? `${from} to ${(USE_STEPS[at + 1] ?? 101) - 1} %` : "0 %"),
+  );
+  return el(
+    "div",
+    { class: "use", hidden: true },
+    el("p", { class: "soft" }, "Cores of the GPU in use"),
+    el("dl", { class: "legend" }, ...steps, entry("anonymous", "not measured")),
+  );
 }
 
 /** What the parts of a cell mean. */
 export function legend() {
-  const entry = (picture, text) => el("div", {}, el("dt", { "aria-hidden": "true" }, picture), el("dd", {}, text));
+  const entry = (picture, text) =>
+    el("div", {}, el("dt", { "aria-hidden": "true" }, picture), el("dd", {}, text));
   const share = (kind) => el("span", { class: `swatch ${kind}` });
-  const used = share("c0"), cores = el("span", { class: "cores" });
+  const used = share("c0");
+  const cores = el("span", { class: "cores" });
   setProperty(used, "--memory", "60%");
   setProperty(cores, "--leased", "80%");
   setProperty(cores, "--measured", "35%");
-  const parts = el("dl", { class: "legend" }, entry(used, "memory: leased, in the colour of the namespace or of use, and used"), entry(cores, "cores: leased and used"), entry(share("idle c0"), "leased, but idle"),
-    entry(share("bound c0"), "its container has not started"), entry(share("anonymous"), "of a namespace that you may not see"), entry(el("span", { class: "key-bad" }), "unhealthy"), entry(el("span", { class: "key-closed" }), "gets no new pods"));
+  const parts = el(
+    "dl",
+    { class: "legend" },
+    entry(used, "memory: leased, in the colour of the namespace or of use, and used"),
+    entry(cores, "cores: leased and used"),
+    entry(share("idle c0"), "leased, but idle"),
+    entry(share("bound c0"), "its container has not started"),
+    entry(share("anonymous"), "of a namespace that you may not see"),
+    entry(el("span", { class: "key-bad" }), "unhealthy"),
+    entry(el("span", { class: "key-closed" }), "gets no new pods"),
+  );
   return el("details", { class: "key" }, el("summary", {}, "Legend"), parts);
 }

@@ -3,16 +3,38 @@ import { el, setText } from "./dom.js";
 import { short } from "./format.js";
 
 const HEIGHT = 150;
-const MINUTE = 60, HOUR = 3600, DAY = 86400;
-const STEPS = [MINUTE, 5 * MINUTE, 10 * MINUTE, 15 * MINUTE, 30 * MINUTE, HOUR, 2 * HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, DAY, 2 * DAY, 7 * DAY];
+const MINUTE = 60;
+const HOUR = 3600;
+const DAY = 86400;
+const STEPS = [
+  MINUTE,
+  5 * MINUTE,
+  10 * MINUTE,
+  15 * MINUTE,
+  30 * MINUTE,
+  HOUR,
+  2 * HOUR,
+  3 * HOUR,
+  6 * HOUR,
+  12 * HOUR,
+  DAY,
+  2 * DAY,
+  7 * DAY,
+];
 export const RANGE_S = { "1h": HOUR, "1d": DAY, "7d": 7 * DAY };
 export const RANGES = { "1h": "1 h", "1d": "1 d", "7d": "7 d" };
 let loading = null;
 
 function loadLibrary() {
   loading ??= new Promise((resolve, reject) => {
-    document.head.append(el("link", { rel: "stylesheet", href: "/static/uplot.css" }),
-      el("script", { src: "/static/uplot.js", onload: () => resolve(window.uPlot), onerror: () => reject(new Error("uplot.js could not be loaded")) }));
+    document.head.append(
+      el("link", { rel: "stylesheet", href: "/static/uplot.css" }),
+      el("script", {
+        src: "/static/uplot.js",
+        onload: () => resolve(/** @type {any} */ (window).uPlot),
+        onerror: () => reject(new Error("uplot.js could not be loaded")),
+      }),
+    );
   });
   return loading;
 }
@@ -20,11 +42,27 @@ function loadLibrary() {
 /** The choice of a range, in the URL as `range`. */
 export function rangeChoice(params, setParams) {
   const current = rangeOf(params);
-  return el("div", { class: "ranges", role: "group", "aria-label": "Range" }, ...Object.entries(RANGES).map(([range, text]) =>
-    el("button", { type: "button", "aria-pressed": `${range === current}`, "data-key": `range-${range}`, onclick: () => setParams({ range: range === "1d" ? "" : range }) }, text)));
+  return el(
+    "div",
+    { class: "ranges", role: "group", "aria-label": "Range" },
+    ...Object.entries(RANGES).map(([range, text]) =>
+      el(
+        "button",
+        {
+          type: "button",
+          "aria-pressed": `${range === current}`,
+          "data-key": `range-${range}`,
+          onclick: () => setParams({ range: range === "1d" ? "" : range }),
+        },
+        text,
+      ),
+    ),
+  );
 }
 
-export function rangeOf(params) { return RANGES[params.get("range")] ? params.get("range") : "1d"; }
+export function rangeOf(params) {
+  return RANGES[params.get("range")] ? params.get("range") : "1d";
+}
 
 /** A chart that is kept, however often its amounts change. */
 export class Chart {
@@ -32,11 +70,28 @@ export class Chart {
     this.label = label;
     this.plot = el("div", { class: "plot" });
     this.legend = el("div", { class: "series" });
-    this.root = el("div", { class: "chart", role: "group", "aria-label": label, tabindex: "0", onkeydown: (event) => this.onKey(event) }, this.legend, this.plot);
+    this.root = el(
+      "div",
+      {
+        class: "chart",
+        role: "group",
+        "aria-label": label,
+        tabindex: "0",
+        onkeydown: (event) => this.onKey(event),
+      },
+      this.legend,
+      this.plot,
+    );
     this.root.addEventListener("blur", () => this.chart?.setCursor({ left: -10, top: -10 }));
-    this.observer = new ResizeObserver(() => this.chart?.setSize({ width: this.plot.clientWidth, height: HEIGHT }));
+    this.observer = new ResizeObserver(() =>
+      this.chart?.setSize({ width: this.plot.clientWidth, height: HEIGHT }),
+    );
     this.observer.observe(this.plot);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", this.repaint = () => { this.drop(); if (this.given) this.draw(this.given); });
+    this.repaint = () => {
+      this.drop();
+      if (this.given) this.draw(this.given);
+    };
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", this.repaint);
   }
 
   close() {
@@ -74,20 +129,63 @@ export class Chart {
   }
 
   create(uPlot, data, { lines, unit }) {
-    const style = getComputedStyle(document.documentElement), colour = (name) => style.getPropertyValue(`--${name}`).trim();
-    const axis = { stroke: colour("soft"), grid: { stroke: colour("line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif" };
+    const style = getComputedStyle(document.documentElement);
+    const colour = (name) => style.getPropertyValue(`--${name}`).trim();
+    const axis = {
+      stroke: colour("soft"),
+      grid: { stroke: colour("line"), width: 1 },
+      ticks: { show: false },
+      font: "11px system-ui, sans-serif",
+    };
     this.values = lines.map(() => el("b"));
     this.instant = el("span", { class: "soft" });
-    this.legend.replaceChildren(...lines.map((line, at) => el("span", {}, swatch(line, colour), `${line.label} `, this.values[at])), this.instant);
-    this.chart = new uPlot({
-      width: this.plot.clientWidth, height: HEIGHT, legend: { show: false }, padding: [8, 22, 0, 0],
-      cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } }, hooks: { setCursor: [(plot) => this.showAt(plot.cursor.idx)] },
-      scales: { x: { range: () => this.range() }, y: { range: (_, low, high) => [Math.min(low ?? 0, 0), Math.max(high ?? 0, this.given.highest) * 1.05] } },
-      axes: [{ ...axis, size: 24, space: 64, incrs: STEPS, values: (_, ticks) => timeLabels(ticks) },
-        { ...axis, size: 44, space: 34, values: (_, ticks) => ticks.map((tick) => `${short(tick)}${unit === "%" ? " %" : ""}`) }],
-      series: [{}, ...lines.map((line) => ({ stroke: colour(line.colour), fill: line.fill ? `${colour(line.colour)}${line.fill}` : undefined, width: line.dashed ? 1 : 1.5,
-        dash: line.dashed ? [5, 4] : undefined, spanGaps: Boolean(line.dashed), points: { show: data[0].length < 3 } }))],
-    }, data, this.plot);
+    this.legend.replaceChildren(
+      ...lines.map((line, at) =>
+        el("span", {}, swatch(line, colour), `${line.label} `, this.values[at]),
+      ),
+      this.instant,
+    );
+    this.chart = new uPlot(
+      {
+        width: this.plot.clientWidth,
+        height: HEIGHT,
+        legend: { show: false },
+        padding: [8, 22, 0, 0],
+        cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
+        hooks: { setCursor: [(plot) => this.showAt(plot.cursor.idx)] },
+        scales: {
+          x: { range: () => this.range() },
+          y: {
+            range: (_, low, high) => [
+              Math.min(low ?? 0, 0),
+              Math.max(high ?? 0, this.given.highest) * 1.05,
+            ],
+          },
+        },
+        axes: [
+          { ...axis, size: 24, space: 64, incrs: STEPS, values: (_, ticks) => timeLabels(ticks) },
+          {
+            ...axis,
+            size: 44,
+            space: 34,
+            values: (_, ticks) => ticks.map((tick) => `${short(tick)}${unit === "%" ? " %" : ""}`),
+          },
+        ],
+        series: [
+          {},
+          ...lines.map((line) => ({
+            stroke: colour(line.colour),
+            fill: line.fill ? `${colour(line.colour)}${line.fill}` : undefined,
+            width: line.dashed ? 1 : 1.5,
+            dash: line.dashed ? [5, 4] : undefined,
+            spanGaps: Boolean(line.dashed),
+            points: { show: data[0].length < 3 },
+          })),
+        ],
+      },
+      data,
+      this.plot,
+    );
   }
 
   range() {
@@ -97,21 +195,36 @@ export class Chart {
 
   /** Show the amounts at an index; without a cursor, the latest ones. */
   showAt(index) {
-    const { at, lines, unit, shown = at.length - 1 } = this.given, chosen = index ?? shown;
-    for (const [number, line] of lines.entries()) setText(this.values[number], amountText(line.values[chosen], unit));
-    setText(this.instant, index === null || index === undefined ? "" : new Date(at[chosen] * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" }));
+    const { at, lines, unit, shown = at.length - 1 } = this.given;
+    const chosen = index ?? shown;
+    for (const [number, line] of lines.entries())
+      setText(this.values[number], amountText(line.values[chosen], unit));
+    setText(
+      this.instant,
+      index === null || index === undefined
+        ? ""
+        : new Date(at[chosen] * 1000).toLocaleString("en-GB", {
+            dateStyle: "medium",
+            timeStyle: "short",
+          }),
+    );
   }
 
   onKey(event) {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (!step || !this.chart) return;
     event.preventDefault();
-    const { at } = this.given, index = Math.min(Math.max((this.chart.cursor.idx ?? at.length) + step, 0), at.length - 1);
+    const { at } = this.given;
+    const index = Math.min(Math.max((this.chart.cursor.idx ?? at.length) + step, 0), at.length - 1);
     this.chart.setCursor({ left: this.chart.valToPos(at[index], "x"), top: 10 });
   }
 }
 
-function amountText(amount, unit) { return amount === null || amount === undefined ? "–" : `${short(amount)} ${amount === 1 ? unit.replace(/s$/, "") : unit}`; }
+function amountText(amount, unit) {
+  return amount === null || amount === undefined
+    ? "–"
+    : `${short(amount)} ${amount === 1 ? unit.replace(/s$/, "") : unit}`;
+}
 
 function swatch(line, colour) {
   const mark = el("i", { class: line.dashed ? "dashed" : "", "aria-hidden": "true" });
@@ -123,8 +236,10 @@ function swatch(line, colour) {
 function timeLabels(ticks) {
   const step = ticks.length > 1 ? ticks[1] - ticks[0] : 0;
   return ticks.map((tick) => {
-    const date = new Date(tick * 1000), isMidnight = !date.getHours() && !date.getMinutes();
-    if (isMidnight || step >= DAY) return date.toLocaleDateString("en-GB", { weekday: "short", day: "numeric" });
+    const date = new Date(tick * 1000);
+    const isMidnight = !date.getHours() && !date.getMinutes();
+    if (isMidnight || step >= DAY)
+      return date.toLocaleDateString("en-GB", { weekday: "short", day: "numeric" });
     return date.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
   });
 }

@@ -1,11 +1,13 @@
 // The colours of namespaces. page.css has them as the classes c0 to c11: twelve that viewers with a colour vision
 // deficiency can tell apart, too.
-const COLOURS = 12, VIVID = 6; // the first ones differ most
+const COLOURS = 12;
+const VIVID = 6; // the first ones differ most
 const taken = new Map();
 
 function preferred(name) {
   let hash = 2166136261;
-  for (let at = 0; at < name.length; at++) hash = Math.imul(hash ^ name.charCodeAt(at), 16777619) >>> 0;
+  for (let at = 0; at < name.length; at++)
+    hash = Math.imul(hash ^ name.charCodeAt(at), 16777619) >>> 0;
   hash = Math.imul(hash ^ (hash >>> 15), 2246822507) >>> 0;
   return ((hash ^ (hash >>> 13)) >>> 0) % VIVID;
 }
@@ -16,7 +18,7 @@ export function colourClass(namespace) {
   if (number === undefined) {
     number = preferred(namespace);
     const used = new Set(taken.values());
-    const next = (after) => used.size < VIVID ? (after + 1) % VIVID : (after + 1) % COLOURS;
+    const next = (after) => (used.size < VIVID ? (after + 1) % VIVID : (after + 1) % COLOURS);
     if (used.size < COLOURS) while (used.has(number)) number = next(number);
     taken.set(namespace, number);
   }
@@ -27,7 +29,9 @@ export function colourClass(namespace) {
 export const USE_STEPS = [0, 1, 25, 50, 75];
 
 /** The class of the colour of a GPU whose cores are measured to be busy for so many percent; null: it is not measured. */
-export function useClass(percent) { return percent === null ? "anonymous" : `u${USE_STEPS.findLastIndex((from) => percent >= from)}`; }
+export function useClass(percent) {
+  return percent === null ? "anonymous" : `u${USE_STEPS.findLastIndex((from) => percent >= from)}`;
+}
 
 /** Give these namespaces their colours in the order of their names, which is the same for every viewer. */
 export function reserveColours(namespaces) {

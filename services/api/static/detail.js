@@ -10,6 +10,9 @@ const POLL_MS = 5000;
 /** A page about one thing. Subclasses fill `parts`, and `load` what they poll. */
 export class Detail {
   kinds = ["devices", "nodes", "waiting", "namespaces"];
+  /** @type {import("./histories.js").Histories | undefined} */
+  histories;
+  commands;
 
   constructor(app, id, crumbs, pollMs = POLL_MS) {
     this.app = app;
@@ -17,8 +20,17 @@ export class Detail {
     this.name = el("h2");
     this.badge = el("span", { class: "tag" });
     this.body = el("div", { class: "detail" });
-    this.root = el("div", { class: "page" }, el("nav", { class: "crumbs", "aria-label": "Path" }, ...crumbs.map(([text, href]) => el("a", { href }, text))),
-      el("div", { class: "title" }, this.name, this.badge), this.body);
+    this.root = el(
+      "div",
+      { class: "page" },
+      el(
+        "nav",
+        { class: "crumbs", "aria-label": "Path" },
+        ...crumbs.map(([text, href]) => el("a", { href }, text)),
+      ),
+      el("div", { class: "title" }, this.name, this.badge),
+      this.body,
+    );
     this.closing = [];
     this.timer = setInterval(() => this.poll(), pollMs);
   }
@@ -28,6 +40,12 @@ export class Detail {
     for (const one of [this.histories, ...this.closing]) one?.close();
   }
 
+  /** Load what the page polls. */
+  async load() {}
+
+  /** @param {Set<string>} _kinds what has changed */
+  draw(_kinds) {}
+
   update() {
     this.histories?.update();
     this.draw(new Set(["reset"]));
@@ -35,7 +53,7 @@ export class Detail {
 
   async poll() {
     try {
-      await this.load?.();
+      await this.load();
     } catch (error) {
       if (error.status === 404) this.gone = error.message;
     }
@@ -59,8 +77,12 @@ export class Detail {
 
   /** A part that is filled again and again. */
   part(title, options = {}) {
-    const body = el("div"), root = panel(title, options, body);
-    root.fill = (...children) => { root.hidden = !children.length; replaceKeepingFocus(body, children.flat()); };
+    const body = el("div");
+    const root = panel(title, options, body);
+    root.fill = (...children) => {
+      root.hidden = !children.length;
+      replaceKeepingFocus(body, children.flat());
+    };
     return root;
   }
 }
@@ -74,11 +96,18 @@ export class PodsOf {
     this.ended = [];
     this.table = podTable(app, "Pods");
     this.empty = el("p", { class: "nothing" }, "None.");
-    this.root = panel("Pods", { wide: true, aside: el("a", { href: url("pods", null, query) }, "Filter them") }, this.empty, this.table.root);
+    this.root = panel(
+      "Pods",
+      { wide: true, aside: el("a", { href: url("pods", null, query) }, "Filter them") },
+      this.empty,
+      this.table.root,
+    );
     this.load();
   }
 
-  close() { this.table.close(); }
+  close() {
+    this.table.close();
+  }
 
   async load() {
     this.ended = await loadEnded(this.query);
@@ -96,25 +125,104 @@ export class PodsOf {
 /** The hardware of a device as gauges; nothing where no agent reports it. */
 export function hardware(found) {
   if (!found) return [];
-  const gauge = (name, value, unit, part) => value === null || value === undefined ? null : el("div", { class: "gauge" }, el("span", { class: "soft" }, name), el("b", {}, `${Math.round(value)}`), el("small", {}, unit), part === undefined ? null : meter(part));
-  return [el("div", { class: "gauges" }, gauge("Temperature", found.temperature_c, "°C", found.temperature_c), gauge("Power", found.power_w, powerUnit(found), found.power_limit_w ? 100 * found.power_w / found.power_limit_w : undefined),
-    gauge("Busy", found.busy_percent, "%", found.busy_percent), gauge("Clock", found.sm_clock_mhz, "MHz"), gauge("Memory clock", found.memory_clock_mhz, "MHz")),
-  found.throttle?.length ? el("p", { class: "warn" }, `Slowed down by: ${found.throttle.join(", ")}.`) : null,
-  found.xids?.length ? el("ul", { class: "plain" }, ...found.xids.map((xid) => el("li", {}, el("b", { class: "kind-bad" }, `Xid ${xid.number}`), ` ${when(xid.at)}${xid.meaning ? `: ${xid.meaning}` : ""}`))) : el("p", { class: "soft" }, "No Xid errors.")].filter(Boolean);
+  const gauge = (name, value, unit, part) =>
+    value === null || value === undefined
+      ? null
+      : el(
+          "div",
+          { class: "gauge" },
+          el("span", { class: "soft" }, name),
+          el("b", {}, `${Math.round(value)}`),
+          el("small", {}, unit),
+          part === undefined ? null : meter(part),
+        );
+  return [
+    el(
+      "div",
+      { class: "gauges" },
+      gauge("Temperature", found.temperature_c, "°C", found.temperature_c),
+      gauge(
+        "Power",
+        found.power_w,
+        powerUnit(found),
+        found.power_limit_w ? (100 * found.power_w) / found.power_limit_w : undefined,
+      ),
+      gauge("Busy", found.busy_percent, "%", found.busy_percent),
+      gauge("Clock", found.sm_clock_mhz, "MHz"),
+      gauge("Memory clock", found.memory_clock_mhz, "MHz"),
+    ),
+    found.throttle?.length
+      ? el("p", { class: "warn" }, `Slowed down by: ${found.throttle.join(", ")}.`)
+      : null,
+    found.xids?.length
+      ? el(
+          "ul",
+          { class: "plain" },
+          ...found.xids.map((xid) =>
+            el(
+              "li",
+              {},
+              el("b", { class: "kind-bad" }, `Xid ${xid.number}`),
+              ` ${when(xid.at)}${xid.meaning ? `: ${xid.meaning}` : ""}`,
+            ),
+          ),
+        )
+      : el("p", { class: "soft" }, "No Xid errors."),
+  ].filter(Boolean);
 }
 
 /** The hardware of several devices as a table; nothing where no agent reports it. */
 export function hardwareTable(devices) {
-  const known = devices.filter((device) => device.hardware), amount = (value, unit) => value === null || value === undefined ? "–" : `${Math.round(value)} ${unit}`;
+  const known = devices.filter((device) => device.hardware);
+  const amount = (value, unit) =>
+    value === null || value === undefined ? "–" : `${Math.round(value)} ${unit}`;
   if (!known.length) return [];
-  const titles = ["GPU", "Temperature", "Power", "Busy", "Clock", "Memory clock", "Slowed down by", "Xid errors"];
-  const row = ({ uuid, index, hardware: found }) => el("tr", {}, el("th", { scope: "row" }, el("a", { href: url("gpu", uuid), "data-key": `hardware:${uuid}` }, `GPU ${index}`)),
-    ...[amount(found.temperature_c, "°C"), amount(found.power_w, powerUnit(found)), amount(found.busy_percent, "%"), amount(found.sm_clock_mhz, "MHz"), amount(found.memory_clock_mhz, "MHz"),
-      (found.throttle ?? []).join(", "), (found.xids ?? []).map((xid) => `${xid.number} at ${when(xid.at)}`).join(", ")].map((text) => el("td", {}, text)));
-  return [el("div", { class: "scrolls", role: "region", "aria-label": "Hardware of all GPUs", tabindex: "0" }, el("table", { class: "quiet" }, el("thead", {}, el("tr", {}, ...titles.map((title) => el("th", { scope: "col" }, title)))), el("tbody", {}, ...known.map(row))))];
+  const titles = [
+    "GPU",
+    "Temperature",
+    "Power",
+    "Busy",
+    "Clock",
+    "Memory clock",
+    "Slowed down by",
+    "Xid errors",
+  ];
+  const row = ({ uuid, index, hardware: found }) =>
+    el(
+      "tr",
+      {},
+      el(
+        "th",
+        { scope: "row" },
+        el("a", { href: url("gpu", uuid), "data-key": `hardware:${uuid}` }, `GPU ${index}`),
+      ),
+      ...[
+        amount(found.temperature_c, "°C"),
+        amount(found.power_w, powerUnit(found)),
+        amount(found.busy_percent, "%"),
+        amount(found.sm_clock_mhz, "MHz"),
+        amount(found.memory_clock_mhz, "MHz"),
+        (found.throttle ?? []).join(", "),
+        (found.xids ?? []).map((xid) => `${xid.number} at ${when(xid.at)}`).join(", "),
+      ].map((text) => el("td", {}, text)),
+    );
+  return [
+    el(
+      "div",
+      { class: "scrolls", role: "region", "aria-label": "Hardware of all GPUs", tabindex: "0" },
+      el(
+        "table",
+        { class: "quiet" },
+        el("thead", {}, el("tr", {}, ...titles.map((title) => el("th", { scope: "col" }, title)))),
+        el("tbody", {}, ...known.map(row)),
+      ),
+    ),
+  ];
 }
 
-function powerUnit(found) { return found.power_limit_w ? `of ${Math.round(found.power_limit_w)} W` : "W"; }
+function powerUnit(found) {
+  return found.power_limit_w ? `of ${Math.round(found.power_limit_w)} W` : "W";
+}
 
 function meter(part) {
   const element = el("span", { class: "meter", "aria-hidden": "true" });
@@ -124,10 +232,30 @@ function meter(part) {
 
 /** One share of a namespace, or of a hidden one, with what it holds and uses, below a link and a note. */
 export function shareItem(share, namespace, link, note) {
-  const { measured } = share, meter = el("span", { class: `meter ${namespace ? colourClass(namespace) : ""}`, "aria-hidden": "true" });
-  meter.style.setProperty("--part", `${measured?.memory_mib ? Math.min(100 * measured.memory_mib / share.memory_mib, 100) : 0}%`);
-  const use = measured ? [measured.memory_mib !== null && `uses ${mib(measured.memory_mib)}`, measured.cores_percent !== null && `${measured.cores_percent} % of the cores`,
-    measured.idle && `idle since ${when(measured.idle_since)}`].filter(Boolean).join(", ") : "not measured";
+  const { measured } = share;
+  const meter = el("span", {
+    class: `meter ${namespace ? colourClass(namespace) : ""}`,
+    "aria-hidden": "true",
+  });
+  meter.style.setProperty(
+    "--part",
+    `${measured?.memory_mib ? Math.min((100 * measured.memory_mib) / share.memory_mib, 100) : 0}%`,
+  );
+  const use = measured
+    ? [
+        measured.memory_mib !== null && `uses ${mib(measured.memory_mib)}`,
+        measured.cores_percent !== null && `${measured.cores_percent} % of the cores`,
+        measured.idle && `idle since ${when(measured.idle_since)}`,
+      ]
+        .filter(Boolean)
+        .join(", ")
+    : "not measured";
   const what = `${mib(share.memory_mib)}${share.booked_cores ? `, ${share.booked_cores} % of the cores` : ""}${share.mig ? `, ${share.mig.profile} at ${share.mig.position}` : ""}`;
-  return el("li", {}, el("div", { class: "line" }, link, el("span", { class: "soft end" }, note)), el("div", { class: "soft" }, !namespace ? what : `${what}; ${use}`), meter);
+  return el(
+    "li",
+    {},
+    el("div", { class: "line" }, link, el("span", { class: "soft end" }, note)),
+    el("div", { class: "soft" }, !namespace ? what : `${what}; ${use}`),
+    meter,
+  );
 }

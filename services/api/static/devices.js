@@ -28,7 +28,9 @@ export function faultText(device) {
 
 /** The memory that a new share of a device can get, MiB. */
 export function freeMib(device, closed) {
-  return !device.healthy || closed || device.used_shares >= device.slots ? 0 : Math.max(device.memory_mib - device.used_memory_mib, 0);
+  return !device.healthy || closed || device.used_shares >= device.slots
+    ? 0
+    : Math.max(device.memory_mib - device.used_memory_mib, 0);
 }
 
 /** The shares that hold something now: init containers give theirs back to the containers after them. */
@@ -42,7 +44,14 @@ export function statesOf(device, closed) {
   if (!device.healthy) states.push("unhealthy");
   if (closed) states.push("closed");
   if (!device.shares.length) states.push("free");
-  else states.push(device.used_memory_mib >= device.memory_mib || device.used_cores_percent >= 100 || device.used_shares >= device.slots ? "full" : "shared");
+  else
+    states.push(
+      device.used_memory_mib >= device.memory_mib ||
+        device.used_cores_percent >= 100 ||
+        device.used_shares >= device.slots
+        ? "full"
+        : "shared",
+    );
   if (device.shares.some((share) => share.measured?.idle)) states.push("idle");
   if (device.mode === "mig") states.push("MIG");
   return states;
@@ -53,29 +62,56 @@ function measuredText({ measured }) {
   if (!measured) return "";
   const memory = measured.memory_mib === null ? "" : `, uses ${mib(measured.memory_mib)}`;
   const cores = measured.cores_percent === null ? "" : `, ${measured.cores_percent} % of the cores`;
-  const idle = measured.idle ? `, idle since ${new Date(measured.idle_since * 1000).toLocaleString()}` : "";
+  const idle = measured.idle
+    ? `, idle since ${new Date(measured.idle_since * 1000).toLocaleString()}`
+    : "";
   return `${memory}${cores}${idle}`;
 }
 
 export function shareText(share) {
   const instance = share.mig ? `, ${share.mig.profile} at ${share.mig.position}` : "";
   const amount = `${mib(share.memory_mib)}, ${share.booked_cores} %${instance}, ${share.state}${measuredText(share)}`;
-  return share.pod ? `${share.namespace}/${share.name} ${share.container}: ${amount}` : `in use: ${amount}`;
+  return share.pod
+    ? `${share.namespace}/${share.name} ${share.container}: ${amount}`
+    : `in use: ${amount}`;
 }
 
 export function deviceText(device, closed) {
   const health = device.healthy ? "" : `, unhealthy${device.fault ? `: ${device.fault}` : ""}`;
-  const mig = device.mode === "mig", cores = mig ? "" : ` and ${device.used_cores_percent} % of the cores`;
-  const used = measuredMib(device), idle = device.shares.filter((share) => share.measured?.idle).length;
+  const mig = device.mode === "mig";
+  const cores = mig ? "" : ` and ${device.used_cores_percent} % of the cores`;
+  const used = measuredMib(device);
+  const idle = device.shares.filter((share) => share.measured?.idle).length;
   const measured = used === null ? "" : `, ${mib(used)} in use${idle ? `, ${idle} idle` : ""}`;
-  const kind = mig ? (device.shares.length === 1 ? "instance" : "instances") : device.shares.length === 1 ? "share" : "shares";
-  return `GPU ${device.index} of ${device.node}, ${device.model}${mig ? " in MIG mode" : ""}, ${mib(device.used_memory_mib)} of ` +
-    `${mib(device.memory_mib)}${cores} leased, ${device.shares.length} ${kind}${measured}${health}${closed ? `, gets no new pods: ${closed}` : ""}`;
+  const kind = mig
+    ? device.shares.length === 1
+      ? "instance"
+      : "instances"
+    : device.shares.length === 1
+      ? "share"
+      : "shares";
+  return (
+    `GPU ${device.index} of ${device.node}, ${device.model}${mig ? " in MIG mode" : ""}, ${mib(device.used_memory_mib)} of ` +
+    `${mib(device.memory_mib)}${cores} leased, ${device.shares.length} ${kind}${measured}${health}${closed ? `, gets no new pods: ${closed}` : ""}`
+  );
 }
 
 /** Sums over devices: how many there are, and of the usable ones what is leased and used. */
 export function totals(store) {
-  const sums = { devices: 0, usable: 0, unhealthy: 0, closed: 0, memory: 0, leasedMemory: 0, usedMemory: 0, cores: 0, leasedCores: 0, usedCores: 0, free: 0, measured: false };
+  const sums = {
+    devices: 0,
+    usable: 0,
+    unhealthy: 0,
+    closed: 0,
+    memory: 0,
+    leasedMemory: 0,
+    usedMemory: 0,
+    cores: 0,
+    leasedCores: 0,
+    usedCores: 0,
+    free: 0,
+    measured: false,
+  };
   for (const device of store.devices.values()) {
     const closed = store.closedReason(device);
     sums.devices += 1;
@@ -87,11 +123,11 @@ export function totals(store) {
     sums.leasedMemory += device.used_memory_mib;
     sums.cores += 100;
     sums.leasedCores += device.used_cores_percent;
-    const used = measuredMib(device), usedCores = measuredCores(device);
+    const used = measuredMib(device);
+    const usedCores = measuredCores(device);
     if (used !== null || usedCores !== null) sums.measured = true;
     sums.usedMemory += used ?? 0;
     sums.usedCores += usedCores ?? 0;
   }
   return sums;
 }
-

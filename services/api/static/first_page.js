@@ -21,16 +21,43 @@ export class FirstPage {
 }
 
 function withoutDevices() {
-  return [el("h2", {}, "No node has reported a GPU"),
-    el("p", {}, "The node agent of a node reports its GPUs within seconds. ", el("code", {}, "leasehold doctor"), " finds out what is missing.")];
+  return [
+    el("h2", {}, "No node has reported a GPU"),
+    el(
+      "p",
+      {},
+      "The node agent of a node reports its GPUs within seconds. ",
+      el("code", {}, "leasehold doctor"),
+      " finds out what is missing.",
+    ),
+  ];
 }
 
 function withoutPods(manifest) {
   const head = el("h2", {}, "No pod has a share of a GPU");
-  if (!manifest) return [head, el("p", {}, "No node serves a resource that pods can request: ", el("code", {}, "leasehold doctor"), " finds out why.")];
+  if (!manifest)
+    return [
+      head,
+      el(
+        "p",
+        {},
+        "No node serves a resource that pods can request: ",
+        el("code", {}, "leasehold doctor"),
+        " finds out why.",
+      ),
+    ];
   const command = `kubectl apply -f - <<'EOF'\n${manifest}EOF\n`;
   const text = el("pre", { tabindex: "0", "aria-label": "A pod to try" }, command);
-  return [head, el("p", {}, "This pod gets one; it appears here within a second:"), text,
+  return [
+    head,
+    el("p", {}, "This pod gets one; it appears here within a second:"),
+    text,
     el("p", { class: "line" }, ...copyButton(text)),
-    el("p", {}, el("code", {}, "kubectl leasehold explain first"), " tells why it runs on its node, or why it waits.")];
+    el(
+      "p",
+      {},
+      el("code", {}, "kubectl leasehold explain first"),
+      " tells why it runs on its node, or why it waits.",
+    ),
+  ];
 }

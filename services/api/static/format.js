@@ -1,8 +1,14 @@
 // Amounts and times as text.
-const UNITS = [["d", 86400], ["h", 3600], ["min", 60]];
+/** @type {[string, number][]} */
+const UNITS = [
+  ["d", 86400],
+  ["h", 3600],
+  ["min", 60],
+];
 
 export function age(seconds) {
-  for (const [unit, length] of UNITS) if (seconds >= length) return `${Math.floor(seconds / length)} ${unit}`;
+  for (const [unit, length] of UNITS)
+    if (seconds >= length) return `${Math.floor(seconds / length)} ${unit}`;
   return `${Math.max(Math.floor(seconds), 0)} s`;
 }
 
@@ -19,28 +25,47 @@ export function short(number) {
   return Number(number.toFixed(size >= 10 ? 1 : 2)).toString();
 }
 
-export function percent(part, whole) { return whole ? Math.round(100 * part / whole) : 0; }
+export function percent(part, whole) {
+  return whole ? Math.round((100 * part) / whole) : 0;
+}
 
 /** GPUs of percents of one GPU. */
-export function gpus(cores) { return short(cores / 100); }
+export function gpus(cores) {
+  return short(cores / 100);
+}
 
-export function gpuHours(hours) { return hours && hours < 1 ? `${short(hours * 60)} GPU-min` : `${short(hours)} GPU-h`; }
+export function gpuHours(hours) {
+  return hours && hours < 1 ? `${short(hours * 60)} GPU-min` : `${short(hours)} GPU-h`;
+}
 
 export function latency(seconds) {
   if (seconds === null) return "";
   return seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds.toFixed(1)} s`;
 }
 
-export function clock(at) { return new Date(at * 1000).toLocaleTimeString("en-GB"); }
-
-export function when(at) {
-  return new Date(at * 1000).toLocaleString("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit" });
+export function clock(at) {
+  return new Date(at * 1000).toLocaleTimeString("en-GB");
 }
 
-export function count(number, one, many = `${one}s`) { return `${number.toLocaleString("en")} ${number === 1 ? one : many}`; }
+export function when(at) {
+  return new Date(at * 1000).toLocaleString("en-GB", {
+    day: "numeric",
+    month: "short",
+    hour: "2-digit",
+    minute: "2-digit",
+    second: "2-digit",
+  });
+}
+
+export function count(number, one, many = `${one}s`) {
+  return `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
+}
 
 /** A reason's code in words. */
 export function words(code) {
-  const text = code.replace(/([a-z])([A-Z])/g, "$1 $2").toLowerCase().replace(/\b(gpus?|cpu|mig|pvc|numa)\b/g, (name) => name.toUpperCase());
+  const text = code
+    .replace(/([a-z])([A-Z])/g, "$1 $2")
+    .toLowerCase()
+    .replace(/\b(gpus?|cpu|mig|pvc|numa)\b/g, (name) => name.toUpperCase());
   return text.replace(/^./, (first) => first.toUpperCase());
 }

@@ -6,6 +6,9 @@ const REFRESH_MS = 30_000;
 
 /** A section of charts with a choice of the range. `chartsOf(history)` returns what to draw, in the order of `labels`. */
 export class Histories {
+  /** @type {((history: any) => void) | undefined} */
+  onload;
+
   constructor(app, path, labels, chartsOf, title = "Over time") {
     this.app = app;
     this.path = path;
@@ -13,15 +16,24 @@ export class Histories {
     this.charts = labels.map((label) => new Chart(label));
     this.choice = el("div");
     this.problem = el("p", { class: "soft", role: "status" });
-    this.root = el("section", { class: "panel wide histories", "aria-label": title }, el("header", {}, el("h2", {}, title), this.choice), this.problem,
-      el("div", { class: "charts" }, ...this.charts.map((chart) => el("div", {}, el("h3", {}, chart.label), chart.root))));
+    this.root = el(
+      "section",
+      { class: "panel wide histories", "aria-label": title },
+      el("header", {}, el("h2", {}, title), this.choice),
+      this.problem,
+      el(
+        "div",
+        { class: "charts" },
+        ...this.charts.map((chart) => el("div", {}, el("h3", {}, chart.label), chart.root)),
+      ),
+    );
     this.timer = setInterval(() => this.load(), REFRESH_MS);
     this.update();
   }
 
   close() {
     clearInterval(this.timer);
-    this.charts.forEach((chart) => chart.close());
+    for (const chart of this.charts) chart.close();
   }
 
   /** Follow the range in the URL. */
@@ -39,22 +51,32 @@ export class Histories {
       const history = await fetchJson(`${this.path}?range=${range}`);
       if (range !== this.range) return;
       this.history = history;
-      this.problem.textContent = history.range === range ? "" : "The last hour: for more, the API needs the setting --prometheus-url.";
+      this.problem.textContent =
+        history.range === range
+          ? ""
+          : "The last hour: for more, the API needs the setting --prometheus-url.";
       const given = this.chartsOf(history);
       for (const [at, chart] of this.charts.entries()) {
         chart.root.parentNode.hidden = !given[at];
-        if (given[at]) await chart.draw({ at: history.at, start: history.at.at(-1) - RANGE_S[history.range], ...given[at] });
+        if (given[at])
+          await chart.draw({
+            at: history.at,
+            start: history.at.at(-1) - RANGE_S[history.range],
+            ...given[at],
+          });
       }
       this.onload?.(history);
     } catch (error) {
-      if (range === this.range) this.problem.textContent = `The history could not be loaded: ${error.message}`;
+      if (range === this.range)
+        this.problem.textContent = `The history could not be loaded: ${error.message}`;
     }
   }
 }
 
 /** Leased and used amounts, percent of a capacity. */
 export function percentChart(leased, used, capacity) {
-  const of = (values) => values?.map((value) => value === null || !capacity ? null : 100 * value / capacity);
+  const of = (values) =>
+    values?.map((value) => (value === null || !capacity ? null : (100 * value) / capacity));
   const lines = [{ label: "Leased", colour: "leased", fill: "30", values: of(leased) }];
   if (used) lines.push({ label: "Used", colour: "used", fill: "50", values: of(used) });
   return { unit: "%", highest: 100, lines };
@@ -62,7 +84,7 @@ export function percentChart(leased, used, capacity) {
 
 /** Leased and used amounts as they are. */
 export function amountChart(leased, used, divisor, unit) {
-  const of = (values) => values?.map((value) => value === null ? null : value / divisor);
+  const of = (values) => values?.map((value) => (value === null ? null : value / divisor));
   const lines = [{ label: "Leased", colour: "leased", fill: "30", values: of(leased) }];
   if (used) lines.push({ label: "Used", colour: "used", fill: "50", values: of(used) });
   return { unit, highest: 1, lines };

@@ -20,7 +20,14 @@ class List {
     this.bar = new FilterBar(app.setFilters, bar);
     this.empty = el("div");
     this.body = body;
-    this.root = el("div", { class: "list" }, el("h2", { class: "sr" }, title), this.bar.root, this.empty, body);
+    this.root = el(
+      "div",
+      { class: "list" },
+      el("h2", { class: "sr" }, title),
+      this.bar.root,
+      this.empty,
+      body,
+    );
   }
 
   /** Narrow items, and return those that are shown. */
@@ -29,7 +36,9 @@ class List {
     const found = this.filter.active ? items.filter((item) => this.filter.shows(item)) : items;
     this.bar.draw(this.filter, items, found.length);
     this.body.hidden = !found.length;
-    this.empty.replaceChildren(...found.length ? [] : [this.bar.nothing(nothing, () => this.app.elsewhere())]);
+    this.empty.replaceChildren(
+      ...(found.length ? [] : [this.bar.nothing(nothing, () => this.app.elsewhere())]),
+    );
     return found;
   }
 }
@@ -41,18 +50,30 @@ export class GpusView extends List {
     const fleet = new Fleet(app.store);
     super(app, "gpus", "GPUs", { noun: ["GPU"], free: true }, fleet.root);
     this.fleet = fleet;
-    this.colour = el("select", { "aria-label": "Colour by", onchange: () => app.setFilters({ colour: this.colour.value }) },
-      el("option", { value: "" }, "Colour by namespace"), el("option", { value: "use" }, "Colour by use"));
+    this.colour = el(
+      "select",
+      { "aria-label": "Colour by", onchange: () => app.setFilters({ colour: this.colour.value }) },
+      el("option", { value: "" }, "Colour by namespace"),
+      el("option", { value: "use" }, "Colour by use"),
+    );
     this.bar.clear.before(this.colour);
   }
 
-  close() { this.fleet.close(); }
+  close() {
+    this.fleet.close();
+  }
 
   draw() {
-    const { store } = this.app, found = this.narrow([...store.devices.values()], "No node has reported a GPU yet.");
+    const { store } = this.app;
+    const found = this.narrow([...store.devices.values()], "No node has reported a GPU yet.");
     const names = [...new Set(found.map((device) => device.node))].sort(byName);
     this.colour.value = this.app.params().get("colour") === "use" ? "use" : "";
-    if (names.length) this.fleet.draw(names, (device) => !this.filter.active || this.filter.shows(device), this.colour.value === "use");
+    if (names.length)
+      this.fleet.draw(
+        names,
+        (device) => !this.filter.active || this.filter.shows(device),
+        this.colour.value === "use",
+      );
   }
 }
 
@@ -65,38 +86,72 @@ export class WaitingView extends List {
     this.list = list;
     this.more = el("p", { class: "soft" });
     this.root.append(this.more);
-    this.bar.root.append(el("a", { class: "end", href: url("whatif") }, "What if there were another pod?"));
+    this.bar.root.append(
+      el("a", { class: "end", href: url("whatif") }, "What if there were another pod?"),
+    );
   }
 
   draw() {
-    const { store } = this.app, { total, hidden, pods } = store.waiting;
-    const found = this.narrow(pods, hidden ? "No waiting pod that you may see." : "No pod is waiting.");
-    this.list.replaceChildren(...waitingRows(found).map((pods) => waitingItem(pods, store.now(), true)));
+    const { store } = this.app;
+    const { total, hidden, pods } = store.waiting;
+    const found = this.narrow(
+      pods,
+      hidden ? "No waiting pod that you may see." : "No pod is waiting.",
+    );
+    this.list.replaceChildren(
+      ...waitingRows(found).map((pods) => waitingItem(pods, store.now(), true)),
+    );
     const others = total - hidden - pods.length;
-    this.more.textContent = [others > 0 && `${others} more wait after these.`, hidden && `${count(hidden, "pod")} of other namespaces ${hidden === 1 ? "waits" : "wait"}, too.`].filter(Boolean).join(" ");
+    this.more.textContent = [
+      others > 0 && `${others} more wait after these.`,
+      hidden &&
+        `${count(hidden, "pod")} of other namespaces ${hidden === 1 ? "waits" : "wait"}, too.`,
+    ]
+      .filter(Boolean)
+      .join(" ");
   }
 
-  tick() { this.draw(); }
+  tick() {
+    this.draw();
+  }
 }
 
 /** The rows for waiting pods, each the pods of a gang that wait for the same reason. */
 export function waitingRows(pods) {
   const rows = new Map();
-  for (const pod of pods) rows.set(pod.first_alike, [...rows.get(pod.first_alike) ?? [], pod]);
+  for (const pod of pods) rows.set(pod.first_alike, [...(rows.get(pod.first_alike) ?? []), pod]);
   return [...rows.values()];
 }
 
 /** A waiting pod, and how many others wait with it: why, and what to try. */
 export function waitingItem([pod, ...others], now, full = false) {
   const position = pod.position ? `${pod.position}.` : "";
-  return el("li", { class: `waits${pod.permanent ? " permanent" : ""}` },
-    el("div", { class: "line" }, position ? el("span", { class: "soft" }, position) : null, podLink(pod), others.length ? el("span", { class: "soft" }, `and ${others.length} more`) : null,
-      el("span", { class: "tag" }, reasonOf(pod)), pod.gang ? el("span", { class: "tag plain" }, `gang ${pod.gang}`) : null, el("span", { class: "end soft" }, age(now - pod.since))),
-    pod.start ? el("p", { class: "start" }, pod.start.text) : null, el("p", {}, pod.reason), pod.hint && full ? el("p", { class: "hint" }, pod.hint) : null);
+  return el(
+    "li",
+    { class: `waits${pod.permanent ? " permanent" : ""}` },
+    el(
+      "div",
+      { class: "line" },
+      position ? el("span", { class: "soft" }, position) : null,
+      podLink(pod),
+      others.length ? el("span", { class: "soft" }, `and ${others.length} more`) : null,
+      el("span", { class: "tag" }, reasonOf(pod)),
+      pod.gang ? el("span", { class: "tag plain" }, `gang ${pod.gang}`) : null,
+      el("span", { class: "end soft" }, age(now - pod.since)),
+    ),
+    pod.start ? el("p", { class: "start" }, pod.start.text) : null,
+    el("p", {}, pod.reason),
+    pod.hint && full ? el("p", { class: "hint" }, pod.hint) : null,
+  );
 }
 
 export function podLink(pod) {
-  return el("a", { href: url("pod", pod.pod), class: "name", "data-key": `pod:${pod.pod}` }, el("span", { class: `dot ${colourClass(pod.namespace)}`, "aria-hidden": "true" }), `${pod.namespace}/${pod.name}`);
+  return el(
+    "a",
+    { href: url("pod", pod.pod), class: "name", "data-key": `pod:${pod.pod}` },
+    el("span", { class: `dot ${colourClass(pod.namespace)}`, "aria-hidden": "true" }),
+    `${pod.namespace}/${pod.name}`,
+  );
 }
 
 /** Fill a table's cell with a link in a namespace's colour. */
@@ -104,7 +159,8 @@ export function drawName(cell, href, namespace, text) {
   if (!cell.link) {
     cell.dot = el("span", { "aria-hidden": "true" });
     cell.text = el("span");
-    cell.append(cell.link = el("a", { class: "name" }, cell.dot, cell.text));
+    cell.link = el("a", { class: "name" }, cell.dot, cell.text);
+    cell.append(cell.link);
   }
   setAttribute(cell.link, "href", href);
   setAttribute(cell.link, "title", text);
@@ -117,23 +173,86 @@ export class NamespacesView extends List {
 
   constructor(app) {
     const budget = (namespace) => namespace.budget?.state ?? "";
-    const table = new Table([
-      { id: "name", title: "Namespace", value: (one) => one.namespace, draw: (cell, one) => drawName(cell, url("namespace", one.namespace), one.namespace, one.namespace), phone: "main" },
-      { id: "leases", title: "Leases", value: (one) => one.leases, text: (one) => `${one.leases}`, end: true, phone: "side", unit: "leases" },
-      { id: "gpus", title: "GPUs leased", value: (one) => one.cores_percent, text: (one) => gpus(one.cores_percent), end: true },
-      { id: "on", title: "On GPUs", value: (one) => one.devices, text: (one) => `${one.devices}`, end: true },
-      { id: "memory", title: "Memory leased", value: (one) => one.memory_mib, text: (one) => mib(one.memory_mib), end: true, phone: "below" },
-      { id: "waiting", title: "Waiting", value: (one) => one.waiting, text: (one) => one.waiting ? `${one.waiting}` : "", end: true, phone: "below", unit: "waiting" },
-      { id: "budget", title: "Budget", value: budget, draw: (cell, one) => { setAttribute(cell, "class", `below state-${budget(one) || "none"}`); setText(cell, budget(one)); }, phone: "below" },
-    ], { label: "Namespaces", template: "minmax(160px, 2fr) repeat(5, minmax(80px, 1fr)) minmax(90px, 1fr)", setParams: app.setParams });
+    const table = new Table(
+      [
+        {
+          id: "name",
+          title: "Namespace",
+          value: (one) => one.namespace,
+          draw: (cell, one) =>
+            drawName(cell, url("namespace", one.namespace), one.namespace, one.namespace),
+          phone: "main",
+        },
+        {
+          id: "leases",
+          title: "Leases",
+          value: (one) => one.leases,
+          text: (one) => `${one.leases}`,
+          end: true,
+          phone: "side",
+          unit: "leases",
+        },
+        {
+          id: "gpus",
+          title: "GPUs leased",
+          value: (one) => one.cores_percent,
+          text: (one) => gpus(one.cores_percent),
+          end: true,
+        },
+        {
+          id: "on",
+          title: "On GPUs",
+          value: (one) => one.devices,
+          text: (one) => `${one.devices}`,
+          end: true,
+        },
+        {
+          id: "memory",
+          title: "Memory leased",
+          value: (one) => one.memory_mib,
+          text: (one) => mib(one.memory_mib),
+          end: true,
+          phone: "below",
+        },
+        {
+          id: "waiting",
+          title: "Waiting",
+          value: (one) => one.waiting,
+          text: (one) => (one.waiting ? `${one.waiting}` : ""),
+          end: true,
+          phone: "below",
+          unit: "waiting",
+        },
+        {
+          id: "budget",
+          title: "Budget",
+          value: budget,
+          draw: (cell, one) => {
+            setAttribute(cell, "class", `below state-${budget(one) || "none"}`);
+            setText(cell, budget(one));
+          },
+          phone: "below",
+        },
+      ],
+      {
+        label: "Namespaces",
+        template: "minmax(160px, 2fr) repeat(5, minmax(80px, 1fr)) minmax(90px, 1fr)",
+        setParams: app.setParams,
+      },
+    );
     super(app, "namespaces", "Namespaces", { noun: ["namespace"] }, table.root);
     this.table = table;
   }
 
-  close() { this.table.close(); }
+  close() {
+    this.table.close();
+  }
 
   draw() {
-    const found = this.narrow(this.app.store.namespaces, "No namespace that you may see has a lease.");
+    const found = this.narrow(
+      this.app.store.namespaces,
+      "No namespace that you may see has a lease.",
+    );
     this.table.draw(found, this.app.params().get("sort") ?? "name", (one) => one.namespace);
   }
 }
@@ -143,17 +262,35 @@ export class EventsView extends List {
 
   constructor(app) {
     const rows = el("div", { class: "rows", role: "list", "aria-label": "Events" });
-    super(app, "events", "Events", { noun: ["event"], titles: { state: "Kind" } }, el("div", { class: "events" }, rows));
-    this.rows = new VirtualRows(rows, { make: () => new EventRow(), height: () => parseFloat(getComputedStyle(this.body).getPropertyValue("--event-row")) || 30 });
+    super(
+      app,
+      "events",
+      "Events",
+      { noun: ["event"], titles: { state: "Kind" } },
+      el("div", { class: "events" }, rows),
+    );
+    this.rows = new VirtualRows(rows, {
+      make: () => new EventRow(),
+      height: () => parseFloat(getComputedStyle(this.body).getPropertyValue("--event-row")) || 30,
+    });
   }
 
-  close() { this.rows.close(); }
+  close() {
+    this.rows.close();
+  }
 
-  draw() { this.rows.set(this.narrow(this.app.store.events, "Nothing has happened since the API started."), (event) => event.number); }
+  draw() {
+    this.rows.set(
+      this.narrow(this.app.store.events, "Nothing has happened since the API started."),
+      (event) => event.number,
+    );
+  }
 }
 
 class EventRow {
-  constructor() { this.root = el("div", { role: "listitem", class: "event" }); }
+  constructor() {
+    this.root = el("div", { role: "listitem", class: "event" });
+  }
 
   draw(event) {
     if (this.event === event) return;
@@ -164,8 +301,21 @@ class EventRow {
 
 /** One event: its time, its kind, its pod, and what came of it. */
 export function eventParts(event) {
-  const kind = event.kind.endsWith("failed") || event.kind.endsWith("refused") || event.kind.startsWith("evict") ? "bad" : event.kind;
-  const where = [event.node && `on ${event.node}`, event.beneficiary && `for ${event.beneficiary}`].filter(Boolean).join(" "), about = [where, event.text].filter(Boolean).join(": ");
-  return [el("time", { class: "soft" }, clock(event.at)), el("b", { class: `kind-${kind}` }, event.kind),
-    event.pod ? podLink(event) : el("span", { class: "name" }, `${event.namespace}/${event.name}`), el("span", { class: "about", title: about }, about), el("span", { class: "soft end" }, latency(event.latency_s))];
+  const kind =
+    event.kind.endsWith("failed") ||
+    event.kind.endsWith("refused") ||
+    event.kind.startsWith("evict")
+      ? "bad"
+      : event.kind;
+  const where = [event.node && `on ${event.node}`, event.beneficiary && `for ${event.beneficiary}`]
+    .filter(Boolean)
+    .join(" ");
+  const about = [where, event.text].filter(Boolean).join(": ");
+  return [
+    el("time", { class: "soft" }, clock(event.at)),
+    el("b", { class: `kind-${kind}` }, event.kind),
+    event.pod ? podLink(event) : el("span", { class: "name" }, `${event.namespace}/${event.name}`),
+    el("span", { class: "about", title: about }, about),
+    el("span", { class: "soft end" }, latency(event.latency_s)),
+  ];
 }

@@ -12,7 +12,11 @@ export function parse(hash) {
 }
 
 function decode(text) {
-  try { return decodeURIComponent(text); } catch { return text; }
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
 }
 
 /** The URL of a view. Parameters without a value are left out; a list is given several times. */
@@ -21,10 +25,22 @@ export function url(view, id = null, params = {}) {
   for (const [name, value] of Object.entries(params)) {
     for (const one of [value].flat()) if (one) query.append(name, one);
   }
-  return `#/${view === "overview" ? "" : view}${id === null ? "" : `/${encodeURIComponent(id)}`}${query.size ? `?${query}` : ""}`.replace("#/?", "#/overview?");
+  return `#/${view === "overview" ? "" : view}${id === null ? "" : `/${encodeURIComponent(id)}`}${query.size ? `?${query}` : ""}`.replace(
+    "#/?",
+    "#/overview?",
+  );
 }
 
-/** The filters that mean the same in every list, as parameters of `url`. */
+/**
+ * The filters that mean the same in every list, as parameters of `url`.
+ *
+ * @returns {{q?: string, node?: string[], model?: string[], namespace?: string[]}}
+ */
 export function sharedParams(params) {
-  return { q: params.get("q"), node: params.getAll("node"), model: params.getAll("model"), namespace: params.getAll("namespace") };
+  return {
+    q: params.get("q"),
+    node: params.getAll("node"),
+    model: params.getAll("model"),
+    namespace: params.getAll("namespace"),
+  };
 }

@@ -3,7 +3,8 @@ import { fetchJson } from "./dom.js";
 
 const SILENT_MS = 25_000; // a delta comes at least every 10 s
 const OLD_LEDGER_S = 30;
-const RETRY_MS = 2000, LOAD_MS = 30_000;
+const RETRY_MS = 2000;
+const LOAD_MS = 30_000;
 const MAX_EVENTS = 200;
 
 export class Store {
@@ -25,7 +26,9 @@ export class Store {
     this.podsIndex = null;
   }
 
-  now() { return Date.now() / 1000 + this.clockOffset; }
+  now() {
+    return Date.now() / 1000 + this.clockOffset;
+  }
 
   async load() {
     this.source?.close();
@@ -66,13 +69,19 @@ export class Store {
     this.updatedAt = update.now;
     this.clockOffset = update.now - Date.now() / 1000;
     kinds.add("connection");
-    for (const [items, removed, map, key] of [["nodes", "removed_nodes", this.nodes, "node"], ["devices", "removed_devices", this.devices, "uuid"]]) {
+    for (const { items, removed, map, key } of [
+      { items: "nodes", removed: "removed_nodes", map: this.nodes, key: "node" },
+      { items: "devices", removed: "removed_devices", map: this.devices, key: "uuid" },
+    ]) {
       for (const item of update[items] ?? []) map.set(item[key], item);
       for (const name of update[removed] ?? []) map.delete(name);
       if (update[items]?.length || update[removed]?.length) kinds.add(items);
     }
     for (const name of ["waiting", "namespaces", "problems", "data"]) {
-      if (update[name]) { this[name] = update[name]; kinds.add(name); }
+      if (update[name]) {
+        this[name] = update[name];
+        kinds.add(name);
+      }
     }
     this.addEvents(update.events ?? [], kinds);
     if (kinds.has("devices")) this.podsIndex = null;
@@ -95,17 +104,21 @@ export class Store {
 
   /** How old the leases and waiting pods are that a connected API sends, seconds; 0: they are new. */
   ledgerAge() {
-    const read = this.data?.ledger_at, old = read ? this.now() - read : 0;
+    const read = this.data?.ledger_at;
+    const old = read ? this.now() - read : 0;
     return old > OLD_LEDGER_S ? old : 0;
   }
 
   /** The pods with leases by UID, from the shares of all devices. */
   pods() {
-    return this.podsIndex ??= podsOf(this.devices.values());
+    this.podsIndex ??= podsOf(this.devices.values());
+    return this.podsIndex;
   }
 
   devicesOf(name) {
-    return (this.nodes.get(name)?.devices ?? []).map((uuid) => this.devices.get(uuid)).filter(Boolean);
+    return (this.nodes.get(name)?.devices ?? [])
+      .map((uuid) => this.devices.get(uuid))
+      .filter(Boolean);
   }
 
   /** Why a device gets no new pods; empty: it does. */
@@ -116,7 +129,9 @@ export class Store {
 
 /** Why a node gets no new pods; empty: it does. */
 export function nodeClosedReason(node) {
-  return node?.deleted ? "deleted" : node?.cordoned || (node?.unschedulable ? "kubectl cordon" : "");
+  return node?.deleted
+    ? "deleted"
+    : node?.cordoned || (node?.unschedulable ? "kubectl cordon" : "");
 }
 
 const STATES = { reserved: "reserved", bound: "starting", active: "running" };
@@ -128,8 +143,22 @@ function podsOf(devices) {
       if (!share.pod) continue;
       let pod = pods.get(share.pod);
       if (!pod) {
-        pod = { pod: share.pod, namespace: share.namespace, name: share.name, state: STATES[share.state] ?? share.state, node: device.node, models: new Set(),
-          devices: [], memory: 0, cores: 0, usedMemory: null, usedCores: null, created: share.created_at, idleSince: null, busy: false };
+        pod = {
+          pod: share.pod,
+          namespace: share.namespace,
+          name: share.name,
+          state: STATES[share.state] ?? share.state,
+          node: device.node,
+          models: new Set(),
+          devices: [],
+          memory: 0,
+          cores: 0,
+          usedMemory: null,
+          usedCores: null,
+          created: share.created_at,
+          idleSince: null,
+          busy: false,
+        };
         pods.set(share.pod, pod);
       }
       addShare(pod, share, device);
@@ -149,9 +178,13 @@ function addShare(pod, share, device) {
   pod.memory += share.memory_mib;
   pod.cores += share.booked_cores;
   const { measured } = share;
-  if (!measured) { pod.busy = true; return; }
+  if (!measured) {
+    pod.busy = true;
+    return;
+  }
   if (measured.memory_mib !== null) pod.usedMemory = (pod.usedMemory ?? 0) + measured.memory_mib;
-  if (measured.cores_percent !== null) pod.usedCores = (pod.usedCores ?? 0) + measured.cores_percent;
+  if (measured.cores_percent !== null)
+    pod.usedCores = (pod.usedCores ?? 0) + measured.cores_percent;
   if (measured.idle) pod.idleSince = Math.max(pod.idleSince ?? 0, measured.idle_since);
   else pod.busy = true;
 }

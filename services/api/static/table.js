@@ -12,31 +12,67 @@ export class Table {
     this.setParams = setParams;
     this.heads = columns.map((column) => this.head(column));
     this.body = el("div", { role: "rowgroup", class: "rows" });
-    this.root = el("div", { class: "grid-table", role: "table", "aria-label": label },
-      el("div", { role: "rowgroup", class: "heads" }, el("div", { role: "row", class: "tr" }, ...this.heads)), this.body);
+    this.root = el(
+      "div",
+      { class: "grid-table", role: "table", "aria-label": label },
+      el(
+        "div",
+        { role: "rowgroup", class: "heads" },
+        el("div", { role: "row", class: "tr" }, ...this.heads),
+      ),
+      this.body,
+    );
     this.root.style.setProperty("--template", template);
-    this.rows = new VirtualRows(this.body, { make: () => new Row(columns), height: () => this.rowHeight });
+    this.rows = new VirtualRows(this.body, {
+      make: () => new Row(columns),
+      height: () => this.rowHeight,
+    });
     if (fixed) this.root.classList.add("fixed");
   }
 
-  close() { this.rows.close(); }
+  close() {
+    this.rows.close();
+  }
 
   head(column) {
-    const content = column.value ? el("button", { type: "button", onclick: () => this.sortBy(column.id) }, column.title) : column.title;
-    return el("div", { role: "columnheader", class: `${column.end ? "end" : ""} ${column.phone ?? "wide"}` }, content);
+    const content = column.value
+      ? el("button", { type: "button", onclick: () => this.sortBy(column.id) }, column.title)
+      : column.title;
+    return el(
+      "div",
+      { role: "columnheader", class: `${column.end ? "end" : ""} ${column.phone ?? "wide"}` },
+      content,
+    );
   }
 
   sortBy(id) {
     const current = this.sort ?? "";
-    this.setParams({ sort: current === id ? `-${id}` : current === `-${id}` ? id : this.columns.find((column) => column.id === id).end ? `-${id}` : id });
+    this.setParams({
+      sort:
+        current === id
+          ? `-${id}`
+          : current === `-${id}`
+            ? id
+            : this.columns.find((column) => column.id === id).end
+              ? `-${id}`
+              : id,
+    });
   }
 
   /** Show items, sorted as `sort` says: a column's id, or `-` and the id for descending. */
   draw(items, sort, keyOf) {
     this.sort = sort;
-    const descending = sort.startsWith("-"), column = this.columns.find((one) => one.id === sort.replace("-", ""));
-    for (const [at, one] of this.columns.entries()) setAttribute(this.heads[at], "aria-sort", one === column ? (descending ? "descending" : "ascending") : null);
-    const sorted = column?.value ? [...items].sort(comparison(column.value, descending ? -1 : 1)) : items;
+    const descending = sort.startsWith("-");
+    const column = this.columns.find((one) => one.id === sort.replace("-", ""));
+    for (const [at, one] of this.columns.entries())
+      setAttribute(
+        this.heads[at],
+        "aria-sort",
+        one === column ? (descending ? "descending" : "ascending") : null,
+      );
+    const sorted = column?.value
+      ? [...items].sort(comparison(column.value, descending ? -1 : 1))
+      : items;
     this.rowHeight = parseFloat(getComputedStyle(this.root).getPropertyValue("--row")) || 32;
     setAttribute(this.root, "aria-rowcount", sorted.length + 1);
     this.rows.set(sorted, keyOf);
@@ -46,16 +82,28 @@ export class Table {
 /** Compare numbers and texts; what has no value comes last in both directions. */
 function comparison(value, sign) {
   return (one, two) => {
-    const left = value(one), right = value(two), leftEmpty = left === null || left === "", rightEmpty = right === null || right === "";
-    if (leftEmpty || rightEmpty) return leftEmpty - rightEmpty;
-    return sign * (typeof left === "string" ? left.localeCompare(right, "en", { numeric: true }) : left - right);
+    const left = value(one);
+    const right = value(two);
+    const leftEmpty = left === null || left === "";
+    const rightEmpty = right === null || right === "";
+    if (leftEmpty || rightEmpty) return Number(leftEmpty) - Number(rightEmpty);
+    return (
+      sign *
+      (typeof left === "string" ? left.localeCompare(right, "en", { numeric: true }) : left - right)
+    );
   };
 }
 
 class Row {
   constructor(columns) {
     this.columns = columns;
-    this.cells = columns.map((column) => el("div", { role: "cell", class: `${column.end ? "end" : ""} ${column.phone ?? "wide"}`, "data-unit": column.unit }));
+    this.cells = columns.map((column) =>
+      el("div", {
+        role: "cell",
+        class: `${column.end ? "end" : ""} ${column.phone ?? "wide"}`,
+        "data-unit": column.unit,
+      }),
+    );
     this.root = el("div", { role: "row", class: "tr" }, ...this.cells);
   }
 

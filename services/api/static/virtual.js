@@ -49,10 +49,14 @@ export class VirtualRows {
     if (!this.root.isConnected) return;
     const top = -this.root.getBoundingClientRect().top;
     const isShort = this.items.length <= FEW;
-    const from = isShort ? 0 : this.indexAt(top - MARGIN), to = isShort ? this.items.length : Math.min(this.indexAt(top + innerHeight + MARGIN) + 1, this.items.length);
+    const from = isShort ? 0 : this.indexAt(top - MARGIN);
+    const to = isShort
+      ? this.items.length
+      : Math.min(this.indexAt(top + innerHeight + MARGIN) + 1, this.items.length);
     const wanted = new Set(this.keys.slice(from, to));
     for (const [key, row] of this.shown) {
-      if (wanted.has(key) || (row.root.contains(document.activeElement) && this.keys.includes(key))) continue;
+      if (wanted.has(key) || (row.root.contains(document.activeElement) && this.keys.includes(key)))
+        continue;
       this.shown.delete(key);
       this.spare.push(row);
       row.root.remove();
@@ -65,8 +69,15 @@ export class VirtualRows {
     const key = this.keys[at];
     let row = this.shown.get(key);
     const isNew = !row;
-    if (isNew) this.shown.set(key, row = this.spare.pop() ?? this.make());
-    if (isNew || (row.root.nextElementSibling !== next && !row.root.contains(document.activeElement))) this.root.insertBefore(row.root, next);
+    if (isNew) {
+      row = this.spare.pop() ?? this.make();
+      this.shown.set(key, row);
+    }
+    if (
+      isNew ||
+      (row.root.nextElementSibling !== next && !row.root.contains(document.activeElement))
+    )
+      this.root.insertBefore(row.root, next);
     if (row.top !== this.tops[at]) {
       row.top = this.tops[at];
       row.root.style.transform = `translateY(${row.top}px)`;
@@ -77,7 +88,8 @@ export class VirtualRows {
 
   /** The index of the row at a height. */
   indexAt(y) {
-    let low = 0, high = Math.max(this.items.length - 1, 0);
+    let low = 0;
+    let high = Math.max(this.items.length - 1, 0);
     while (low < high) {
       const middle = (low + high + 1) >> 1;
       if (this.tops[middle] <= y) low = middle;
@@ -88,8 +100,10 @@ export class VirtualRows {
 
   /** Scroll until a row is in the window, draw it, and return it. */
   reveal(at) {
-    const box = this.root.getBoundingClientRect(), head = document.getElementById("top").offsetHeight + 30;
-    const top = box.top + this.tops[at], bottom = box.top + this.tops[at + 1];
+    const box = this.root.getBoundingClientRect();
+    const head = document.getElementById("top").offsetHeight + 30;
+    const top = box.top + this.tops[at];
+    const bottom = box.top + this.tops[at + 1];
     if (top < head) scrollBy(0, top - head);
     else if (bottom > innerHeight - 40) scrollBy(0, bottom - innerHeight + 40);
     this.render();

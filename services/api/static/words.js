@@ -11,6 +11,7 @@ export function matcher(query) {
 function pattern(word) {
   const isPrefix = word.endsWith("*") && word.length > 1;
   const text = (isPrefix ? word.slice(0, -1) : word).replace(SPECIAL, "\\$&");
-  const before = /^\d/.test(word) ? "(?<!\\d)" : "", after = !isPrefix && /\d$/.test(word) ? "(?!\\d)" : "";
+  const before = /^\d/.test(word) ? "(?<!\\d)" : "";
+  const after = !isPrefix && /\d$/.test(word) ? "(?!\\d)" : "";
   return new RegExp(before + text + after);
 }

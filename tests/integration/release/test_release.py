@@ -197,7 +197,7 @@ def test_a_dry_run_needs_no_docker_and_says_what_it_skipped(tmp_path: Path) -> N
 
 
 WORKFLOWS = {
-    "checks": {"lint", "test-fast", "test"},
+    "checks": {"lint", "lint-javascript", "test-fast", "test"},
     "release": {"release-dry-run", "release", "vulnerabilities"},
 }
 
