@@ -26,7 +26,7 @@ from services.node_agent.views.node_views import ViewWriter
 from shared.dialects.advertised import NodeSoftware
 from shared.dialects.dialect import Dialect
 from shared.model.clock import until_tick
-from shared.model.device import Device
+from shared.model.device import Device, UnreadDevice
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.names import DeviceUuid
 
@@ -91,7 +91,7 @@ class DeviceWatcher:
         if self._remembered is None:
             self._remembered = self.node.checkpoint.devices
             self.health.remember(self._remembered)
-        self.health.update(gpus, self.driver.unreadable)
+        self.health.update(gpus, self.driver.unreadable, self.driver.unread)
         software = NodeSoftware(
             driver_version=inventory.driver_version(gpus),
             isolation_available=await self.node.files.library.update(),
@@ -135,6 +135,7 @@ class DeviceWatcher:
         devices = inventory.devices_of(gpus, config, known, self.health.faults, held)
         removed = {each.uuid for each in known}.difference(each.uuid for each in devices)
         self.health.forget(removed.difference(gpu.uuid for gpu in gpus))
+        self._note_unread(inventory.unread_devices(self.driver.unread, devices, config))
         self.mig.profiles = {gpu.uuid: gpu.mig.profiles for gpu in gpus if gpu.mig is not None}
         warnings = inventory.mode_warnings(gpus, config)
         for warning in warnings:
@@ -142,6 +143,14 @@ class DeviceWatcher:
                 logger.warning(warning)
         self._warnings = warnings
         await self._advertise(devices, config, software, {gpu.uuid for gpu in gpus})
+
+    def _note_unread(self, unread: tuple[UnreadDevice, ...]) -> None:
+        for gpu in unread:
+            if gpu not in self.node.unread:
+                logger.warning("GPU %s is not served: %s", gpu.uuid or "without UUID", gpu.reason)
+        if unread != self.node.unread:
+            self.node.unread = unread
+            self.node.report_due.set()
 
     async def _advertise(
         self,

@@ -33,7 +33,8 @@ class NodeGpus:
 
 def open_gpus(settings: AgentSettings) -> NodeGpus:
     """Return the GPUs that NVML has on this machine."""
-    return NodeGpus(driver=with_partitioner(NvmlGpus(), settings), sample=NvmlProcesses().sample)
+    gpus = NvmlGpus(proc=settings.proc_dir)
+    return NodeGpus(driver=with_partitioner(gpus, settings), sample=NvmlProcesses().sample)
 
 
 def with_partitioner(gpus: GpuDriver, settings: AgentSettings) -> GpuDriver | RemotePartitioner:

@@ -21,7 +21,7 @@ from shared.dialects.advertised import NodeSoftware
 from shared.kubernetes.client import KubernetesClient
 from shared.model.bounds import cut
 from shared.model.clock import Clock, SystemClock, until_tick
-from shared.model.device import Device
+from shared.model.device import Device, UnreadDevice
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import ShareActivated, ShareRefused
 from shared.model.names import DeviceUuid, NodeName, PodUid
@@ -72,6 +72,8 @@ class Node:
     shown: NodeAdvertisement = field(default_factory=NodeAdvertisement)
     snapshot: NodeSnapshot | None = None
     """None until the devices are known: nothing is served before that."""
+    unread: tuple[UnreadDevice, ...] = ()
+    """GPUs that cannot be read, besides the devices of the snapshot."""
     report_due: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a device report must be sent without delay."""
     compare_due: asyncio.Event = field(default_factory=asyncio.Event)

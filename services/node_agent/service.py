@@ -264,6 +264,7 @@ class NodeAgent:
                         pods_unreadable=bool(self.pods.unreadable_reason),
                         fences=self.checkpoint.device_fences,
                         config_errors=self.node.take_config_errors(),
+                        unread=self.node.unread,
                     )
                 ]
 

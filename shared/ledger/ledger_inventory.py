@@ -15,6 +15,7 @@ from shared.ledger.rows.node_rows import (
 )
 from shared.ledger.rows.unreadable import UNREADABLE
 from shared.ledger.server_errors import RebuildPendingError
+from shared.model.device import Device
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import DeviceReported
 from shared.model.ledger import FeedTruncatedError, LedgerChange, LedgerSnapshot, LedgerStatus
@@ -174,6 +175,16 @@ class LedgerInventory(LedgerPart):
                 pairs = zip(found[1::3], found[2::3], strict=True)
                 shared = (shared or {}) | dict(zip(found[::3], pairs, strict=True))
         return shared
+
+    async def devices_of(self, names: Sequence[NodeName]) -> dict[NodeName, tuple[Device, ...]]:
+        """Return the devices that nodes have, by node; also possible during a rebuild."""
+        devices: dict[NodeName, tuple[Device, ...]] = {}
+        for batch in in_batches(names, PAGE_SIZE):
+            page = await read_nodes(self._connection, batch, state="open")
+            for totals in decode_node_rows(page.rows, page.leases):
+                of_node = (device for device, _ in totals.node.devices)
+                devices[totals.node.facts.name] = tuple(of_node)
+        return devices
 
     async def reported_by_agent(self, node: NodeName) -> bool:
         """Return whether our agent sent the node's latest device report."""

@@ -31,10 +31,14 @@ class NodePage(NamedTuple):
 
 
 async def read_nodes(
-    connection: LedgerConnection, names: Sequence[str], *, with_leases: bool = False
+    connection: LedgerConnection,
+    names: Sequence[str],
+    *,
+    with_leases: bool = False,
+    state: str = "ready",
 ) -> NodePage:
     """Read nodes, or, without names, only which nodes there are."""
-    packed, *values = await connection.run_raw("read_nodes", names, with_leases)
+    packed, *values = await connection.run_raw("read_nodes", names, with_leases, state=state)
     generation, feed_entry, capacity, version, known, rows, broken = unpack(packed)
     connection.observe_version(version)
     names = [name for name in known if _is_text(name)]

@@ -31,6 +31,10 @@ from shared.model.request import GpuRequest, SharingPolicy
 LABEL_LENGTH = 63
 MOST_XIDS = 16
 """Numbers of XID events of a device."""
+UNNAMED = DeviceUuid("")
+"""UUID of a GPU that the driver has not initialised, and so cannot name."""
+NO_RESPONSE_CODE = "NoResponse"
+"""Code of the fault of a device that is there, and does not respond."""
 _NO_LABEL = re.compile(r"[^A-Za-z0-9_.-]+")
 _NAMESPACE_OF_POD = re.compile(r"(?<![a-z0-9-])([a-z0-9-]+)/[a-z0-9.-]+")
 """Only whole words are tried, so that the time is linear."""
@@ -204,6 +208,23 @@ class Device:
         pods = f"{len(self.leftovers)} earlier pods" if self.leftovers[1:] else "an earlier pod"
         since = timestamp(min(each.since for each in self.leftovers))
         return f"processes of {pods} still hold {mib} MiB of it since {since}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnreadDevice:
+    """A GPU that the kernel's driver lists, and that its node's agent cannot read."""
+
+    uuid: DeviceUuid = UNNAMED
+    """`UNNAMED` while the driver does not know it: it may then be any device of the node."""
+    index: Index = -1
+    model: ModelText = ""
+    bus: ShortText = ""
+    reason: LongText
+
+    @property
+    def fault(self) -> str:
+        """The fault of the device that it is."""
+        return f"{NO_RESPONSE_CODE}: {self.reason}"
 
 
 END_LEFTOVERS = (

@@ -46,8 +46,8 @@ class SimulatedAgentSettings(AgentSettings):
     gpus: str = setting("4xT4", GPUS_HELP)
     fault_file: Path | None = setting(
         None, 'faults of the GPUs: {"0": "unhealthy"}, by index or UUID, read every 5 s; '
-        "others: hang, vanish, xid-79 (any number), memory-8192 (its MiB from now on), mode-flip, "
-        "create-fails, compute-fails, create-nothing, create-hangs, busy; default: "
+        "others: hang, hang-unnamed, vanish, xid-79 (any number), memory-8192 (its MiB from now "
+        "on), mode-flip, create-fails, compute-fails, create-nothing, create-hangs, busy; default: "
         "STATE_DIR/faults.json"
     )  # fmt: skip
     mig_file: Path | None = setting(

@@ -16,8 +16,10 @@ from simcluster.gpu_driver.control import VARIABLE, control
 from simcluster.node_agent.gpus import (
     DRIVER_FAULTS,
     HANG,
+    HANGS,
     FaultFile,
     SimulatedGpu,
+    hanging_gpus,
     parse_layout,
     reported,
     uuids_of,
@@ -53,12 +55,13 @@ class DriverGpus(NvmlGpus):
         """Return all GPUs. Raises RequestError if the fault file is invalid."""
         await asyncio.to_thread(self.describe)
         found = await super().discover()
+        self.unread = hanging_gpus(self.gpus, self.faults)
         return tuple(replace(gpu, numa=self.gpus[gpu.index].numa) for gpu in found)
 
     def describe(self) -> None:
         """Tell the driver which GPUs there are with which faults, and the events of this time."""
         faults = self.faults.read()
-        self.timeout_s = self.hang_limit_s if HANG in faults else TIMEOUT_S
+        self.timeout_s = self.hang_limit_s if HANGS.intersection(faults) else TIMEOUT_S
         described = zip(self.faults.uuids, self.gpus, faults, strict=True)
         text = "".join(f"{line}\n" for one in described for line in _lines(*one))
         if text != self._described:
@@ -78,6 +81,7 @@ def instances_in(folder: Path) -> dict[str, str]:
 
 def _lines(uuid: DeviceUuid, gpu: SimulatedGpu, fault: str) -> Iterator[str]:
     name, memory_mib, mig = reported(gpu, uuid, fault)
+    fault = HANG if fault in HANGS else fault
     known = f"|{fault}" if fault in DRIVER_FAULTS else ""
     yield f"gpu|{name}|{gpu.model.product}|{memory_mib}|0|{SMS}|{int(mig)}{known}"
     for one in gpu.model.mig:

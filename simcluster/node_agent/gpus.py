@@ -14,7 +14,7 @@ from services.node_agent.gpus.inventory import DeviceSample, Gpu
 from services.node_agent.gpus.probes import GpuProber
 from services.node_agent.mig.gpu_models import GPU_MODELS, GpuModel
 from services.node_agent.mig.instances import MigInstance, MigState
-from shared.model.device import Hardware
+from shared.model.device import UNNAMED, Hardware, UnreadDevice
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.lease import MIB
 from shared.model.names import DeviceUuid, NodeName
@@ -22,6 +22,9 @@ from simcluster.node_agent.mig import SimulatedMig
 
 UNHEALTHY = "unhealthy"
 HANG = "hang"
+HANG_UNNAMED = "hang-unnamed"
+"""Like `hang`, and the driver has not initialised the GPU: it lists it without its UUID."""
+HANGS = frozenset({HANG, HANG_UNNAMED})
 VANISH = "vanish"
 MODE_FLIP = "mode-flip"
 _XID = re.compile(r"xid-(\d+)")
@@ -152,6 +155,20 @@ def reported(gpu: SimulatedGpu, uuid: DeviceUuid, fault: str) -> tuple[DeviceUui
     )
 
 
+def hanging_gpus(gpus: Sequence[SimulatedGpu], faults: FaultFile) -> tuple[UnreadDevice, ...]:
+    """Return the GPUs of a node that hang, as the driver in the kernel lists them."""
+    return tuple(
+        UnreadDevice(
+            uuid=uuid if fault == HANG else UNNAMED,
+            index=index,
+            model=gpus[index].model.product,
+            reason=f"the driver lists GPU {index}, and NVML cannot read it: set in the fault file",
+        )
+        for index, (uuid, fault) in enumerate(zip(faults.uuids, faults.latest, strict=True))
+        if fault in HANGS
+    )
+
+
 class SimulatedGpus:
     """A GPU driver without hardware, in Python: for machines that cannot have the one in C."""
 
@@ -186,6 +203,11 @@ class SimulatedGpus:
     def unreadable(self) -> Mapping[int, str]:
         """By index, why the latest probe could not read a GPU."""
         return self._prober.unreadable
+
+    @property
+    def unread(self) -> tuple[UnreadDevice, ...]:
+        """The GPUs that hang, which a kernel's driver would list all the same."""
+        return hanging_gpus(self.gpus, self.faults)
 
     def xids(self) -> tuple[Xid, ...]:
         """Return an event of each GPU that had one in the fault file at the last probe."""
@@ -225,14 +247,14 @@ class SimulatedGpus:
         await asyncio.to_thread(self.mig.destroy_instance, device, gi)
 
     def _limit_s(self) -> float:
-        return self.hang_limit_s if HANG in self.faults.latest else LIMIT_S
+        return self.hang_limit_s if HANGS.intersection(self.faults.latest) else LIMIT_S
 
     def _count(self) -> int:
         return len(self.faults.read())
 
     def _read_gpu(self, index: int) -> Gpu | None:
         gpu = self.gpus[index]
-        while (fault := self.faults.latest[index]) == HANG:
+        while (fault := self.faults.latest[index]) in HANGS:
             time.sleep(HANG_POLL_S)
             self.faults.read()
         if fault == VANISH:

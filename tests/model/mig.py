@@ -23,7 +23,7 @@ from services.node_agent.partition.partition_protocol import (
     encode_line,
 )
 from services.node_agent.partition.partition_server import PartitionServer
-from shared.model.device import Device, DeviceMode, MigLayout, MigProfile
+from shared.model.device import Device, DeviceMode, MigLayout, MigProfile, UnreadDevice
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 from tests.model.virtual_time import ActorClock
@@ -131,6 +131,7 @@ class ModelDriver:
         self.calls: dict[DeviceUuid, asyncio.Task[Any]] = {}
         """The latest of each device."""
         self.unreadable: dict[int, str] = {}
+        self.unread: tuple[UnreadDevice, ...] = ()
         self.life = 0
         """Calls of a killed partitioner's earlier lives are not made."""
 

@@ -109,7 +109,7 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
     ),
     "devices that hang count as removed": (
         "services.node_agent.gpus.health_monitor.missing_fault",
-        lambda _: NOT_LISTED,
+        lambda *_: NOT_LISTED,
     ),
     "what fails closes nothing": (
         "services.node_agent.node.Node.closed",

@@ -10,6 +10,7 @@ from msgspec import structs
 from services.binder.clients import NodeAgentClient
 from services.binder.ledger_sync.agent_reports import LostLeases, LostOutcome, release_as_read
 from services.binder.ledger_sync.recovery import copy_for, is_resized, places_of, sizes_of, slots_of
+from services.binder.ledger_sync.unread_devices import with_unread
 from services.binder.metrics import count_anomaly
 from services.binder.report.event_writer import EventRecorder
 from services.binder.report.explanations import shared_device_event, summarize
@@ -206,10 +207,19 @@ class LedgerUpdater:
         Returns nodes whose agents report what they cannot have, with why.
         """
         newest = {each.node: each for each in sorted(events, key=lambda each: each.reported_at)}
+        await self._add_unread(newest)
         shared = await self.ledger.save_devices(list(newest.values())) or {}
         for device, (node, owner) in shared.items():
             self._report_shared(device, node, owner)
         return await self._activate_reported(newest.values())
+
+    async def _add_unread(self, reports: dict[NodeName, DeviceReported]) -> None:
+        """Add to reports the devices that their agents cannot read, as the ledger has them."""
+        incomplete = [report for report in reports.values() if report.unread]
+        if incomplete:
+            stored = await self.ledger.devices_of([report.node for report in incomplete])
+            for report in incomplete:
+                reports[report.node] = with_unread(report, stored.get(report.node, ()))
 
     async def activate(self, events: Sequence[ShareActivated]) -> dict[NodeName, str]:
         """Record that the kubelet has these pods' devices; return nodes as `save_devices` does."""

@@ -3,10 +3,11 @@
 The environment variables are those of NVIDIA's device plugin and of the plugins derived from it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
+from shared.model.device import NO_RESPONSE_CODE, UNNAMED, UnreadDevice
 from shared.model.names import DeviceUuid
 from shared.model.node import NOT_LISTED_CODE, REPLACED_CODE
 
@@ -70,7 +71,7 @@ class Xid:
 
 def no_response(reason: str) -> Fault:
     """Return the fault of a GPU that does not respond."""
-    return Fault(code="NoResponse", text=reason)
+    return Fault(code=NO_RESPONSE_CODE, text=reason)
 
 
 SAME_INDEX = Fault(
@@ -105,12 +106,17 @@ def replaced_by(uuid: DeviceUuid) -> Fault:
     )
 
 
-def missing_fault(unreadable: Mapping[int, str]) -> Fault:
+def missing_fault(
+    uuid: DeviceUuid, unreadable: Mapping[int, str], unread: Iterable[UnreadDevice] = ()
+) -> Fault:
     """Return the fault of a GPU that a probe did not find.
 
-    `unreadable` says, by the driver's index, why the probe could not read GPUs that are listed. The
-    missing one may be among them, so it does not count as removed.
+    It does not count as removed if the kernel's driver lists it, or if it may be among GPUs that
+    could not be read: `unread` of the kernel's list, `unreadable` by the index of NVML's list.
     """
+    reasons = {gpu.uuid: gpu.reason for gpu in unread}
+    if reason := reasons.get(uuid) or reasons.get(UNNAMED):
+        return no_response(reason)
     if not unreadable:
         return NOT_LISTED
     index, reason = next(iter(unreadable.items()))

@@ -7,7 +7,7 @@ notified; it is not probed for a backoff time that doubles each time. Then it is
 enough successful probes in a row it is healthy again.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -145,7 +145,7 @@ def update_health(
     rules: XidRules,
     policy: HealthPolicy,
     now: float,
-    missing_fault: Fault = NOT_LISTED,
+    missing_fault: Callable[[DeviceUuid], Fault] = lambda _: NOT_LISTED,
 ) -> dict[DeviceUuid, DeviceHealth]:
     """Return the health of all devices after one probe, including devices that it did not find.
 
@@ -160,7 +160,7 @@ def update_health(
         uuid: _probed(known.get(uuid), gpu, xid_faults.get(uuid), policy, now)
         for uuid, gpu in found.items()
     } | {
-        uuid: policy.next_record(before, xid_faults.get(uuid) or missing_fault, now)
+        uuid: policy.next_record(before, xid_faults.get(uuid) or missing_fault(uuid), now)
         for uuid, before in known.items()
         if uuid not in found
     }

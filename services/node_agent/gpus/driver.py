@@ -6,6 +6,7 @@ from typing import Protocol
 from services.node_agent.gpus.device_faults import Xid
 from services.node_agent.gpus.inventory import DeviceSample, Gpu
 from services.node_agent.mig.partitioner import MigDriver
+from shared.model.device import UnreadDevice
 
 SampleDevices = Callable[[], Awaitable[tuple[DeviceSample, ...]]]
 """Returns the usage of all devices. Raises UnavailableError while the driver does not respond."""
@@ -23,6 +24,11 @@ class GpuDiscovery(Protocol):
     @property
     def unreadable(self) -> Mapping[int, str]:
         """By the driver's index, why the latest probe could not read a GPU."""
+        ...
+
+    @property
+    def unread(self) -> tuple[UnreadDevice, ...]:
+        """The GPUs that the kernel's driver lists, and that the latest probe did not return."""
         ...
 
 

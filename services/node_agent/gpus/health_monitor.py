@@ -28,7 +28,7 @@ from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.known_leases import KnownLeases
 from shared.model.bounds import cut
 from shared.model.clock import Clock
-from shared.model.device import MOST_XIDS, Device, XidEvent
+from shared.model.device import MOST_XIDS, Device, UnreadDevice, XidEvent
 from shared.model.events.node_events import HealthChanged, LeaseHolder
 from shared.model.names import DeviceUuid, NodeName
 
@@ -120,10 +120,11 @@ class HealthMonitor:
         self,
         gpus: Sequence[Gpu],
         unreadable: Mapping[int, str] = NONE_UNREADABLE,
+        unread: Sequence[UnreadDevice] = (),
         *,
         driver_fault: Fault | None = None,
     ) -> None:
-        """Apply one probe, which could not read some GPUs.
+        """Apply one probe, which could not read some GPUs of NVML's and of the kernel's list.
 
         With `driver_fault`, the driver did not respond at all.
         """
@@ -142,7 +143,7 @@ class HealthMonitor:
             rules=self.rules,
             policy=self.policy,
             now=self.clock.ticks(),
-            missing_fault=driver_fault or missing_fault(unreadable),
+            missing_fault=lambda uuid: driver_fault or missing_fault(uuid, unreadable, unread),
         )
         events: list[HealthChanged] = []
         for uuid, record in sorted(self.devices.items()):

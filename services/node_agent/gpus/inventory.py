@@ -10,7 +10,14 @@ from services.node_agent.mig.instances import MigInstance, MigState
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, current_layouts, layouts_for
 from shared.dialects.volcano.device_config import DeviceConfig, MigGeometries
 from shared.model.bounds import MOST_MIB, check_bounds
-from shared.model.device import Device, DeviceMode, Hardware, Isolation, MigLayout
+from shared.model.device import (
+    Device,
+    DeviceMode,
+    Hardware,
+    Isolation,
+    MigLayout,
+    UnreadDevice,
+)
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
 
@@ -204,7 +211,15 @@ def visible_gpus(gpus: Iterable[Gpu], sharing: SharingConfig) -> list[Gpu]:
     return [gpu for gpu in gpus if not _is_hidden(gpu, sharing)]
 
 
-def _is_hidden(gpu: Gpu | Device, sharing: SharingConfig) -> bool:
+def unread_devices(
+    unread: Iterable[UnreadDevice], devices: Iterable[Device], sharing: SharingConfig
+) -> tuple[UnreadDevice, ...]:
+    """Return the GPUs that cannot be read, and are neither hidden nor among the devices."""
+    uuids = {device.uuid for device in devices}
+    return tuple(gpu for gpu in unread if gpu.uuid not in uuids and not _is_hidden(gpu, sharing))
+
+
+def _is_hidden(gpu: Gpu | Device | UnreadDevice, sharing: SharingConfig) -> bool:
     return bool(sharing.hidden & {gpu.uuid, str(gpu.index)})
 
 

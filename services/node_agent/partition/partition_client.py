@@ -23,7 +23,7 @@ from services.node_agent.partition.partition_protocol import (
     decode_reply,
     encode_line,
 )
-from shared.model.device import DeviceMode, MigLayout
+from shared.model.device import DeviceMode, MigLayout, UnreadDevice
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.names import DeviceUuid
 
@@ -55,6 +55,11 @@ class RemotePartitioner:
     def unreadable(self) -> Mapping[int, str]:
         """By the driver's index, why the latest probe could not read a GPU."""
         return self.gpus.unreadable
+
+    @property
+    def unread(self) -> tuple[UnreadDevice, ...]:
+        """The GPUs that the kernel's driver lists, and that the latest probe did not return."""
+        return self.gpus.unread
 
     def xids(self) -> tuple[Xid, ...]:
         """Return the XID events since the last call."""

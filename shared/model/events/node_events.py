@@ -22,7 +22,7 @@ from shared.model.bounds import (
     ShortText,
     TraceText,
 )
-from shared.model.device import Device
+from shared.model.device import Device, UnreadDevice
 from shared.model.events.event import Delivery, NodeEvent
 from shared.model.lease import Lease
 from shared.model.names import DeviceUuid, Namespace, PodUid
@@ -68,6 +68,8 @@ class DeviceReported(
     """The newest fence that the agent has honoured for each device, also for pods that ended."""
     config_errors: MessageText = ""
     """Why the latest version of a device configuration is invalid, in one report."""
+    unread: Annotated[tuple[UnreadDevice, ...], Meta(max_length=MOST_DEVICES)] = ()
+    """GPUs of the node that the agent cannot read, besides its devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

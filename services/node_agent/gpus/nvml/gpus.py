@@ -16,6 +16,7 @@ import pynvml
 
 from services.node_agent.gpus.device_faults import ROW_REMAP_FAILED, Fault, Xid, no_response
 from services.node_agent.gpus.inventory import Gpu
+from services.node_agent.gpus.kernel_gpus import KernelGpus
 from services.node_agent.gpus.nvml import mig, topology
 from services.node_agent.gpus.nvml.calls import (
     NOT_AVAILABLE,
@@ -33,6 +34,7 @@ from services.node_agent.gpus.nvml.xid_listener import XidListener
 from services.node_agent.gpus.probes import GpuProber
 from services.node_agent.gpus.worker_threads import SingleFlight
 from services.node_agent.mig.instances import MigInstance
+from shared.model.device import UnreadDevice
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 
@@ -52,8 +54,11 @@ Links = Mapping[DeviceUuid, Mapping[DeviceUuid, int]]
 class NvmlGpus:
     """The GPUs of this machine."""
 
-    def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, *, timeout_s: float = TIMEOUT_S, proc: Path | None = None) -> None:
+        """Read the kernel driver's list in `proc`; without it, NVML's list is all."""
         self.timeout_s = timeout_s
+        self.unread: tuple[UnreadDevice, ...] = ()
+        self._kernel = None if proc is None else KernelGpus(proc, limit_s=self._limit_s)
         self._prober = GpuProber(count_gpus, _read_gpu, limit_s=self._limit_s)
         self._events = XidListener()
         self._link_calls: SingleFlight[Links] = SingleFlight()
@@ -71,6 +76,8 @@ class NvmlGpus:
         Raises UnavailableError, with a remedy, while there is no driver or it does not respond.
         """
         gpus = await self._prober.probe()
+        if self._kernel is not None:
+            self.unread = await self._kernel.unread(gpus)
         self._events.listen(gpu.uuid for gpu in gpus)
         await self._refresh_links(frozenset(gpu.uuid for gpu in gpus if gpu.fault is None))
         return tuple(replace(gpu, links=self._links.get(gpu.uuid, {})) for gpu in gpus)

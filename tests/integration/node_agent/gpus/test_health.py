@@ -11,12 +11,12 @@ from prometheus_client import REGISTRY
 from services.node_agent.gpus.device_health import HealthState
 from services.node_agent.records.device_guard import EXCEEDED
 from services.node_agent.service import NodeAgent
-from shared.model.device import Device
+from shared.model.device import UNNAMED, Device
 from shared.model.errors import RequestError
 from shared.model.events.node_events import HealthChanged, LeaseHolder
 from shared.model.events.request_reply import UsageRequest
 from shared.model.lease import ClaimAllocation
-from shared.model.names import NodeName
+from shared.model.names import DeviceUuid, NodeName
 from simcluster.node_agent.gpus import uuid_of
 from tests.support.node_agent.agent import (
     NUMBER,
@@ -158,21 +158,55 @@ async def test_an_idle_gpu_that_is_missing_after_a_restart_is_reported_as_it_was
     assert shown == {"cordoned": 1.0}
 
 
+@pytest.mark.parametrize("fault", ["hang", "hang-unnamed"])
 async def test_a_gpu_that_hangs_since_before_a_restart_does_not_count_as_removed(
-    cluster: OneNodeCluster,
+    cluster: OneNodeCluster, fault: str
 ) -> None:
     async with cluster.running() as agent:
         await recorded(agent)
-    inject(cluster, gpu1="hang")
+    inject(cluster, gpu1=fault)
 
     async with cluster.running():
         unhealthy = await until_unhealthy(cluster, "cordoned")
         cluster.inject()
         await until(lambda: all(device.healthy for device in cluster.reported[-1].devices))
 
-    assert unhealthy.fault.startswith("cordoned: NoResponse: it may be the GPU with driver index 1")
+    assert unhealthy.fault.startswith("cordoned: NoResponse: the driver lists GPU 1, and NVML")
     faults = [device.fault for report in cluster.reported for device in report.devices]
     assert not [fault for fault in faults if "NotListed" in fault]
+
+
+@pytest.mark.parametrize(("fault", "uuid"), [("hang", SECOND), ("hang-unnamed", UNNAMED)])
+async def test_a_gpu_that_hangs_while_an_agent_without_records_starts_is_reported_as_unread(
+    cluster: OneNodeCluster, fault: str, uuid: DeviceUuid
+) -> None:
+    inject(cluster, gpu1=fault)
+
+    async with cluster.running() as agent:
+        (first, *_) = await until(lambda: cluster.reported)
+        recorded_devices = await until(lambda: agent.checkpoint.devices)
+        cluster.inject()
+        await until(lambda: len(cluster.reported[-1].devices) == 2)
+        last = cluster.reported[-1]
+
+    assert [(gpu.uuid, gpu.index) for gpu in first.unread] == [(uuid, 1)]
+    assert [device.index for device in recorded_devices] == [0]
+    assert not last.unread
+    assert all(device.healthy for device in last.devices)
+
+
+async def test_a_gpu_that_hangs_and_is_excluded_is_not_reported(
+    cluster: OneNodeCluster, tmp_path: Any
+) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(EXCLUDED)
+    cluster.changes["node_config"] = config
+    inject(cluster, gpu1="hang")
+
+    async with cluster.running():
+        await until(lambda: cluster.reported)
+
+    assert not any(report.unread for report in cluster.reported)
 
 
 async def test_the_pods_of_a_missing_gpu_get_an_event_and_its_containers_do_not_start_again(

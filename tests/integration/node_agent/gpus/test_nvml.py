@@ -5,6 +5,7 @@ import contextlib
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +26,7 @@ from shared.model.device import Hardware
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 from tests.support.gpu_driver import CONTEXT, GIB, MIB, DriverGpu, GpuDriver, gpu
+from tests.support.kernel_gpus import list_gpu
 from tests.support.waiting import until
 
 FIRST, SECOND = gpu(1), gpu(2, memory_mib=81920, name="NVIDIA H100 80GB HBM3")
@@ -294,6 +296,32 @@ async def test_drivers_that_do_not_name_profiles_are_understood(
     assert {one.id: one.name for one in found.mig.profiles} == {
         one.id: one.name.partition("+")[0] for one in A100_40
     }
+
+
+async def test_a_gpu_that_only_the_kernel_driver_lists_is_unread(
+    nvml: GpuDriver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nvml.create(FIRST, SECOND)
+    list_gpu(tmp_path, "0000:01:00.0", FIRST.uuid)
+    list_gpu(tmp_path, "0000:02:00.0", SECOND.uuid, minor=1)
+    by_index, hangs = pynvml.nvmlDeviceGetHandleByIndex, True
+
+    def handle(number: int) -> Any:
+        if number == 1 and hangs:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return by_index(number)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", handle)
+    gpus = NvmlGpus(proc=tmp_path)
+    lost = await gpus.discover()
+    (unread,) = gpus.unread
+    hangs = False
+    found = await gpus.discover()
+
+    assert [gpu.uuid for gpu in lost] == [FIRST.uuid]
+    assert (unread.uuid, unread.bus, unread.index) == (SECOND.uuid, "0000:02:00.0", 1)
+    assert len(found) == 2
+    assert gpus.unread == ()
 
 
 async def test_a_hanging_call_times_out_and_no_second_call_starts_beside_it(

@@ -27,6 +27,7 @@ from services.node_agent.gpus.device_health import (
 from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.mig.instances import MigState
+from shared.model.device import UnreadDevice
 from shared.model.names import DeviceUuid
 from tests.support.node_agent.node import node_of
 
@@ -140,7 +141,13 @@ def probe(
     missing_fault: Fault = NOT_LISTED,
 ) -> dict[DeviceUuid, DeviceHealth]:
     return update_health(
-        health, gpus, xids, rules=XidRules(), policy=POLICY, now=now, missing_fault=missing_fault
+        health,
+        gpus,
+        xids,
+        rules=XidRules(),
+        policy=POLICY,
+        now=now,
+        missing_fault=lambda _: missing_fault,
     )
 
 
@@ -201,14 +208,14 @@ def test_a_device_that_returns_is_recognised_by_its_uuid() -> None:
 
 
 def test_a_cordoned_device_is_not_listed_only_while_that_is_certain() -> None:
-    silent = missing_fault({0: "NVML: Unknown Error"})
+    silent = missing_fault(A, {0: "NVML: Unknown Error"})
     health = probe({}, gpu())
     codes = []
     for now, (gpus, fault) in enumerate(
         [
             ((), silent),
             ((), silent),
-            ((), missing_fault({})),
+            ((), missing_fault(A, {})),
             ((gpu(),), NOT_LISTED),
             ((), NOT_LISTED),
             ((gpu(fault=MILD),), NOT_LISTED),
@@ -221,6 +228,25 @@ def test_a_cordoned_device_is_not_listed_only_while_that_is_certain() -> None:
         *("NoResponse", "NoResponse", "NotListed"),
         *("ListedAgain", "NotListed", "NoResponse"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("unread", "fault"),
+    [
+        ((), NOT_LISTED),
+        ((UnreadDevice(uuid=B, reason="another one"),), NOT_LISTED),
+        ((UnreadDevice(uuid=A, reason="it hangs"),), no_response("it hangs")),
+        ((UnreadDevice(reason="some GPU"),), no_response("some GPU")),
+        (
+            (UnreadDevice(reason="some GPU"), UnreadDevice(uuid=A, reason="it hangs")),
+            no_response("it hangs"),
+        ),
+    ],
+)
+def test_a_missing_device_that_the_kernel_driver_may_list_does_not_respond(
+    unread: tuple[UnreadDevice, ...], fault: Fault
+) -> None:
+    assert missing_fault(A, {}, unread) == fault
 
 
 def test_while_the_driver_does_not_respond_all_devices_are_cordoned_and_none_is_dropped() -> None:
