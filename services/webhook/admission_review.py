@@ -7,14 +7,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from services.webhook.admission import (
-    BAD_REQUEST,
-    FORBIDDEN,
-    TOO_MANY,
-    UNPROCESSABLE,
-    AdmissionDecision,
-)
+from services.webhook.admission import AdmissionDecision
 from services.webhook.patches import add
+from services.webhook.pod_admission import BAD_REQUEST, FORBIDDEN, TOO_MANY, UNPROCESSABLE
 from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim
 from shared.model.bounds import cut
 from shared.model.errors import UNDECODABLE, RequestError

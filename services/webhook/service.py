@@ -11,14 +11,10 @@ from opentelemetry.trace import SpanKind
 from prometheus_client import Counter, Gauge, Histogram
 
 from services.webhook.admission import (
-    FORBIDDEN,
-    UNPROCESSABLE,
+    ALL_PODS_STAGES,
+    UPDATE_STAGES,
     AdmissionDecision,
-    AdmissionPolicy,
-    LargestDevice,
     decide,
-    decide_update,
-    decide_without_gpu,
 )
 from services.webhook.admission_review import (
     ReviewRequest,
@@ -27,16 +23,18 @@ from services.webhook.admission_review import (
     late_response,
     new_allocation,
 )
-from services.webhook.patches import add_annotation, add_gate
+from services.webhook.largest_device import LargestDevice
+from services.webhook.patches import add_annotation
+from services.webhook.pod_admission import UNPROCESSABLE, AdmissionPolicy, PodAdmission
 from shared.credentials.turns import Turns
 from shared.model.clock import Clock, ExpiringMap
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.event import ADMISSION
 from shared.model.events.pod_events import BudgetChanged, LargestDeviceReported
 from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
-from shared.model.names import BUDGET_GATE, Namespace
+from shared.model.names import Namespace
 from shared.model.quota import ALL_NAMESPACES, Quota
-from shared.pods.pod_view import PodView, decode_view
+from shared.pods.pod_view import decode_view
 from shared.runtime import telemetry
 from shared.runtime.service import handles, loops, publishes
 from shared.runtime.telemetry import REVIEW, Tracing
@@ -171,12 +169,12 @@ class Webhook:
     ) -> Review | None:
         """Return how to review a new or changed pod, or None for anything else."""
         if request.is_changed_pod:
-            return lambda: self._review_change(request, policy)
+            return lambda: _review_change(request, policy)
         if not request.is_new_pod:
             return None
         if all_pods:
-            return lambda: decide_without_gpu(_pod_of(request), policy)
-        return lambda: self._review_pod(request, policy, exempt=exempt)
+            return lambda: decide(_admission(request, policy), ALL_PODS_STAGES)
+        return lambda: self._review_new_pod(request, policy, exempt=exempt)
 
     async def _in_turn(
         self, namespace: Namespace, size: int, deadline: float | None, review: Review
@@ -189,10 +187,6 @@ class Webhook:
             except TimeoutError:
                 return None
             return review()
-
-    def _review_change(self, request: ReviewRequest, policy: AdmissionPolicy) -> AdmissionDecision:
-        old = decode_view(request.raw_old_object, request.namespace)
-        return decide_update(_pod_of(request), old, policy)
 
     async def _review_claim(self, request: ReviewRequest) -> AdmissionDecision:
         """Answer a new allocation, if a binder leases or refuses it in time.
@@ -222,7 +216,7 @@ class Webhook:
             telemetry.end(spans, fault)
         return decision
 
-    def _review_pod(
+    def _review_new_pod(
         self, request: ReviewRequest, policy: AdmissionPolicy, *, exempt: bool
     ) -> AdmissionDecision:
         """Decide, and annotate the pod with the times of the review, for its trace.
@@ -230,8 +224,17 @@ class Webhook:
         A pod has no UID yet, and thus no trace: a watcher records the review's span.
         """
         started_ns = time.time_ns()
-        pod = _pod_of(request)
-        decision = self._decide(pod, policy, exempt=exempt)
+        admission = _admission(request, policy)
+        pod = admission.pod
+        decision = decide(
+            replace(
+                admission,
+                budget=self.budgets.get(pod.namespace),
+                largest=self.largest.now(self.clock.ticks()),
+                default_class=self.default_class,
+                exempt=exempt,
+            )
+        )
         if request.dry_run or (decision.allowed and not decision.requests_gpu):
             return decision
         if self.tracing.tracer is None:
@@ -245,47 +248,11 @@ class Webhook:
         annotation = add_annotation(pod, decision.patches, ADMISSION, times)
         return replace(decision, patches=(*decision.patches, annotation))
 
-    def _decide(self, pod: PodView, policy: AdmissionPolicy, *, exempt: bool) -> AdmissionDecision:
-        budget = self._budget(pod.namespace)
-        decision = decide(
-            pod,
-            policy,
-            has_budget=budget is None or budget.lease_class == "guaranteed",
-            largest=self.largest.now(self.clock.ticks()),
-            default_class=self.default_class,
-            exempt=exempt,
-        )
-        if budget is None or not (decision.allowed and decision.requests_gpu):
-            return decision
-        return _apply_budget(decision, budget, pod)
 
-    def _budget(self, namespace: Namespace) -> BudgetChanged | None:
-        return self.budgets.get(namespace)
+def _admission(request: ReviewRequest, policy: AdmissionPolicy) -> PodAdmission:
+    return PodAdmission(pod=decode_view(request.raw_object, request.namespace), policy=policy)
 
 
-def _pod_of(request: ReviewRequest) -> PodView:
-    return decode_view(request.raw_object, request.namespace)
-
-
-def _apply_budget(
-    decision: AdmissionDecision, budget: BudgetChanged, pod: PodView
-) -> AdmissionDecision:
-    """Deny or gate an admitted GPU pod where its namespace's budget requires that."""
-    state = f"the GPU budget of namespace {budget.namespace} is {budget.state}"
-    if budget.new_pods == "deny":
-        text = (
-            f"{state} and denies new GPU pods; `leasehold budget {budget.namespace}` shows why, "
-            "and until when"
-        )
-        return AdmissionDecision(allowed=False, message=text, code=FORBIDDEN)
-    if budget.new_pods == "queue":
-        text = (
-            f"{state}: the pod waits at its scheduling gate {BUDGET_GATE}; "
-            f"`leasehold budget {budget.namespace}` shows why, and until when"
-        )
-        return replace(
-            decision,
-            patches=(*decision.patches, *add_gate(pod, BUDGET_GATE)),
-            warnings=(*decision.warnings, text),
-        )
-    return decision
+def _review_change(request: ReviewRequest, policy: AdmissionPolicy) -> AdmissionDecision:
+    old = decode_view(request.raw_old_object, request.namespace)
+    return decide(replace(_admission(request, policy), old=old), UPDATE_STAGES)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.webhook.admission import AdmissionPolicy, SchedulerChoice
+from services.webhook.pod_admission import AdmissionPolicy, SchedulerChoice
 from shared.dialects import DIALECTS, GPU_RESOURCES, KUBE_SCHEDULER, RESOURCE_PREFIXES, SCHEDULERS
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled

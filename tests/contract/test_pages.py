@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from services.webhook.admission import AdmissionPolicy, decide
+from services.webhook.admission import decide
+from services.webhook.pod_admission import AdmissionPolicy, PodAdmission
 from shared.dialects import DIALECTS
 from shared.model.budget import BudgetState
 from shared.model.events.node_events import ViolationReason
@@ -261,7 +262,9 @@ def advised(cell: str) -> dict[str, Any]:
     ],
 )
 def test_pods_of_pages_and_examples_are_admitted_and_request_gpus(pods: list[Any]) -> None:
-    decisions = [decide(reviewed(pod, "default"), AdmissionPolicy()) for pod in pods]
+    decisions = [
+        decide(PodAdmission(pod=reviewed(pod, "default"), policy=AdmissionPolicy())) for pod in pods
+    ]
 
     assert [each.message for each in decisions if not each.allowed] == []
     assert any(each.requests_gpu for each in decisions)

@@ -25,7 +25,8 @@ from services.timekeeper.accounts.accrual import advance, apply_update
 from services.timekeeper.config.budget_spec import parse_spec
 from services.timekeeper.report.budget_reports import budget_changed
 from services.timekeeper.rest_api import BudgetApi
-from services.webhook.admission import AdmissionPolicy, decide
+from services.webhook.admission import decide
+from services.webhook.pod_admission import AdmissionPolicy, PodAdmission
 from services.webhook.registration import webhook_paths
 from services.webhook.server import Drain
 from services.webhook.server import application as webhook_application
@@ -324,7 +325,9 @@ def test_any_annotation_and_amount_of_a_pod_is_read_or_explained(
         seen = PodParser(frozenset({"leasehold"}), Rules()).parse(read)
         assert seen.request or seen.request_error
         with suppress(RequestError):
-            decision = decide(decode_view(as_json(pod), "team-a"), OLD_WORDS)
+            decision = decide(
+                PodAdmission(pod=decode_view(as_json(pod), "team-a"), policy=OLD_WORDS)
+            )
             assert decision.allowed or decision.message
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.webhook.admission import SchedulerChoice
+from services.webhook.pod_admission import SchedulerChoice
 from shared.dialects import GPU_RESOURCES
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiPod

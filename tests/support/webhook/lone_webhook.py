@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
-from services.webhook.admission import AdmissionPolicy
+from services.webhook.pod_admission import AdmissionPolicy
 from services.webhook.registration import webhook_paths
 from services.webhook.server import serving_reviews
 from services.webhook.service import Webhook

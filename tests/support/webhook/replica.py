@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from services.webhook.admission import AdmissionPolicy
+from services.webhook.pod_admission import AdmissionPolicy
 from services.webhook.server import serving_reviews
 from services.webhook.service import Webhook
 from services.webhook.wiring import RegistrationWriter, default_priority_class, read_quotas

@@ -6,7 +6,10 @@ from typing import Any
 import jsonpatch
 import msgspec
 
-from services.webhook.admission import AdmissionDecision, AdmissionPolicy, DeviceMaximum, decide
+from services.webhook.admission import AdmissionDecision, decide
+from services.webhook.pod_admission import AdmissionPolicy, DeviceMaximum, PodAdmission
+from shared.model.events.pod_events import BudgetChanged
+from shared.model.names import Namespace
 from shared.pods.pod_view import PodView, decode_view
 
 VGPU = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "3000"}
@@ -46,13 +49,31 @@ def env(name: str, value: str | None = None) -> Obj:
 def decided(
     obj: Obj,
     *,
-    has_budget: bool = True,
+    budget: BudgetChanged | None = None,
     exempt: bool = False,
     largest: DeviceMaximum | None = None,
     **policy: Any,
 ) -> AdmissionDecision:
-    made = AdmissionPolicy(**policy)
-    return decide(reviewed(obj), made, has_budget=has_budget, exempt=exempt, largest=largest)
+    return decide(
+        PodAdmission(
+            pod=reviewed(obj),
+            policy=AdmissionPolicy(**policy),
+            budget=budget,
+            exempt=exempt,
+            largest=largest,
+        )
+    )
+
+
+def budget(lease_class: str = "reclaimable", **fields: Any) -> BudgetChanged:
+    """Return the report of an exhausted budget."""
+    return BudgetChanged(
+        namespace=Namespace("team-a"),
+        state="exhausted",
+        previous_state="ok",
+        lease_class=lease_class,
+        **fields,
+    )
 
 
 def applied(obj: Obj, decision: AdmissionDecision) -> Any:

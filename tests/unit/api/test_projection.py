@@ -12,7 +12,8 @@ from services.api import legacy_metrics
 from services.api.first_pod import EXAMPLES, first_pod
 from services.api.legacy_metrics import metric_families
 from services.api.projection import NAMESPACES, WAITING, Projection
-from services.webhook.admission import AdmissionPolicy, decide
+from services.webhook.admission import decide
+from services.webhook.pod_admission import AdmissionPolicy, PodAdmission
 from shared.model.device import Hardware, XidEvent
 from shared.model.events.pod_events import PodBound
 from shared.model.lease import Lease, LeaseState, MigPlacement, ShareMeasurement
@@ -36,7 +37,7 @@ def test_the_pod_to_try_is_admitted_and_requests_a_gpu(resource: str) -> None:
     assert manifest is not None
     pod = reviewed(yaml.safe_load(manifest), "default")
 
-    decision = decide(pod, AdmissionPolicy())
+    decision = decide(PodAdmission(pod=pod, policy=AdmissionPolicy()))
 
     assert decision.allowed, decision.message
     assert decision.requests_gpu

@@ -8,14 +8,10 @@ from typing import Any
 
 import pytest
 
-from services.webhook.admission import (
-    STALE_S,
-    AdmissionDecision,
-    DeviceMaximum,
-    LargestDevice,
-    SchedulerChoice,
-)
+from services.webhook.admission import AdmissionDecision
 from services.webhook.admission_review import ReviewRequest, decode_request, encode_response
+from services.webhook.largest_device import STALE_S, LargestDevice
+from services.webhook.pod_admission import DeviceMaximum, SchedulerChoice
 from services.webhook.settings import WebhookSettings
 from shared.dialects.tencent.vcuda import DENIAL
 from shared.model.errors import RequestError
@@ -23,7 +19,7 @@ from shared.model.events.pod_events import LargestDeviceReported
 from shared.model.names import Namespace
 from shared.model.quota import Quota
 from tests.support.dialects.builders import koord
-from tests.support.webhook.reviews import applied, container, decided, gpu, pod, reviewed
+from tests.support.webhook.reviews import applied, budget, container, decided, gpu, pod, reviewed
 
 CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
 
@@ -151,8 +147,10 @@ def test_a_custom_resource_name_is_replaced_by_the_one_that_it_stands_for() -> N
 def test_both_names_of_one_resource_are_denied() -> None:
     both = container("main", {"nvidia.com/vgpu": "2", "nvidia.com/gpu": "1"})
 
-    with pytest.raises(RequestError, match=r"vgpu is another name of nvidia.com/gpu here"):
-        decided(pod(both), resource_names=NAMES)
+    decision = decided(pod(both), resource_names=NAMES)
+
+    assert "nvidia.com/vgpu is another name of nvidia.com/gpu here" in decision.message
+    assert decision.code == 422
 
 
 @pytest.mark.parametrize(
@@ -213,13 +211,13 @@ def test_koordinator_2_amounts_are_completed_in_limits_and_requests(
     assert spec["containers"][0]["resources"] == {"limits": completed, "requests": completed}
 
 
-@pytest.mark.parametrize(("has_budget", "name"), [(True, "in"), (False, "out")])
+@pytest.mark.parametrize(("lease_class", "name"), [("guaranteed", "in"), ("reclaimable", "out")])
 def test_the_priority_class_follows_the_budget_and_removes_derived_fields(
-    has_budget: bool, name: str
+    lease_class: str, name: str
 ) -> None:
     classes = {"in_budget_class": "in", "out_of_budget_class": "out"}
     obj = pod(gpu(), priority=0, preemptionPolicy="PreemptLowerPriority")
-    spec = patched(obj, has_budget=has_budget, **classes)["spec"]
+    spec = patched(obj, budget=budget(lease_class), **classes)["spec"]
 
     assert spec["priorityClassName"] == name
     assert "priority" not in spec
@@ -288,8 +286,10 @@ def test_a_run_time_that_is_malformed_or_too_long_is_denied_with_what_is_allowed
 ) -> None:
     spec: Any = {} if deadline is None else {"activeDeadlineSeconds": deadline}
 
-    with pytest.raises(RequestError, match=fault):
-        decided(pod(gpu(), notes=notes, **spec), quota=LIMITS)
+    decision = decided(pod(gpu(), notes=notes, **spec), quota=LIMITS)
+
+    assert fault in decision.message
+    assert decision.code == 422
 
 
 def test_a_pod_without_a_request_is_not_touched() -> None:

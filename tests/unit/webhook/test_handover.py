@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.webhook.admission import AdmissionDecision, SchedulerChoice
+from services.webhook.admission import AdmissionDecision
+from services.webhook.pod_admission import SchedulerChoice
 from services.webhook.settings import WebhookSettings
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiPod

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from services.webhook.admission import AdmissionDecision, AdmissionPolicy, decide_update
+from services.webhook.admission import UPDATE_STAGES, AdmissionDecision, decide
+from services.webhook.pod_admission import AdmissionPolicy, PodAdmission
 from shared.dialects.reserved import CAPABILITIES, EXEMPT, VISIBLE
 from tests.support.webhook.reviews import Obj, applied, container, decided, env, gpu, pod, reviewed
 
@@ -19,8 +20,10 @@ def host_path(path: str) -> list[Obj]:
     return [{"name": "v", "hostPath": {"path": path}}]
 
 
-def updated(new: Obj, old: Obj) -> AdmissionDecision:
-    return decide_update(reviewed(new), reviewed(old), AdmissionPolicy())
+def updated(new: Obj, old: Obj, **policy: Any) -> AdmissionDecision:
+    before = reviewed(old)
+    made = AdmissionPolicy(**policy)
+    return decide(PodAdmission(pod=reviewed(new), old=before, policy=made), UPDATE_STAGES)
 
 
 def visible(shown: Obj) -> str | None:
@@ -471,7 +474,7 @@ def test_an_ephemeral_container_of_a_pod_with_claims_is_reviewed() -> None:
     debug = container("debug", targetContainerName="main") | ROOTED
     new = old | {"spec": old["spec"] | {"ephemeralContainers": [debug]}}
 
-    decision = decide_update(reviewed(new), reviewed(old), AdmissionPolicy(claims=True))
+    decision = updated(new, old, claims=True)
 
     assert not decision.allowed
     assert "capability SYS_ADMIN" in decision.message

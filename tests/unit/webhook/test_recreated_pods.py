@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from services.binder.bind.binding_sender import binding_annotations
-from services.webhook.admission import AdmissionDecision, SchedulerChoice
+from services.webhook.admission import AdmissionDecision
+from services.webhook.pod_admission import SchedulerChoice
 from shared.dialects import DIALECTS, SCHEDULERS
 from shared.dialects.dialect import ContainerManifest, Rules
 from shared.dialects.pod_requests import parse_pod_request

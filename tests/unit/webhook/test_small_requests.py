@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.webhook.admission import DeviceMaximum
+from services.webhook.pod_admission import DeviceMaximum
 from tests.support.webhook.reviews import applied, container, decided, pod
 
 T4 = DeviceMaximum(memory_mib=15360, memory_units=15360)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from services.webhook.admission import AdmissionPolicy, decide
+from services.webhook.admission import decide
+from services.webhook.pod_admission import AdmissionPolicy, PodAdmission
 from shared.dialects.koordinator.dialect import FIELD, denial_message
 from tests.support.webhook.reviews import reviewed
 
@@ -60,8 +61,10 @@ def test_koordinator_33_the_webhook_uses_these_messages_if_enabled() -> None:
     main = {"name": "main", "resources": {"limits": amounts, "requests": amounts}}
     pod = reviewed({"metadata": {"name": "p"}, "spec": {"containers": [main]}}, "ns")
 
-    decision = decide(pod, AdmissionPolicy(vendor_messages=frozenset({"koordinator"})))
-    ours = decide(pod, AdmissionPolicy())
+    decision = decide(
+        PodAdmission(pod=pod, policy=AdmissionPolicy(vendor_messages=frozenset({"koordinator"})))
+    )
+    ours = decide(PodAdmission(pod=pod, policy=AdmissionPolicy()))
 
     assert (decision.allowed, decision.message) == (False, f"{FIELD}: {ROWS[2][1]}")
     assert "container" in ours.message

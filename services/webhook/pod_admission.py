@@ -1,0 +1,188 @@
+"""What a stage of admission gets, and what it returns; pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+
+from services.webhook.patches import PatchOperation
+from shared.dialects.dialect import Rules
+from shared.dialects.protected_paths import HOST_PATHS
+from shared.dialects.vocabulary import LEFT_ALONE
+from shared.model.bounds import cut
+from shared.model.claim import EXTENDED_RESOURCES
+from shared.model.events.pod_events import BudgetChanged
+from shared.model.names import DEFAULT_SCHEDULER
+from shared.model.quota import Quota
+from shared.model.request import LEAST_SHARE_MIB
+from shared.pods.pod_view import PodContainer, PodView
+
+BAD_REQUEST = 400
+FORBIDDEN = 403
+UNPROCESSABLE = 422
+TOO_MANY = 429
+MAX_SHOWN = 10
+"""Reasons that a message shows: a pod may have thousands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """The pod is denied; no later stage is applied."""
+
+    text: str
+    code: int = FORBIDDEN
+    """The HTTP status, which decides the reason in the API server's answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What a stage changes in the pod, and what it warns the pod's author of."""
+
+    patches: tuple[PatchOperation, ...] = ()
+    warnings: tuple[str, ...] = ()
+    pod: PodView | None = None
+    """The pod as later stages see it, or None if they see it as before."""
+
+
+Outcome = Denial | Changes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerChoice:
+    """The operator's schedulers, by `schedulerName`."""
+
+    placer: str = "leasehold"
+    """Set on GPU pods that do not choose a scheduler."""
+    served: frozenset[str] = frozenset({"leasehold"})
+    """All that Leasehold serves."""
+    handover: str = ""
+    """The kube-scheduler with the extender, or empty if it is not installed."""
+    all_pods: bool = False
+    """All pods are handed over."""
+
+    def has(self, pod: PodView) -> bool:
+        """Return whether a pod names a scheduler that Leasehold serves."""
+        return pod.scheduler in self.served
+
+    def serves(self, pod: PodView) -> bool:
+        """Return whether a pod has no scheduler yet, or one that Leasehold serves."""
+        return self.has(pod) or (
+            pod.scheduler in {"", DEFAULT_SCHEDULER} and LEFT_ALONE not in pod.labels.items()
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionPolicy:
+    """The operator's choices."""
+
+    schedulers: SchedulerChoice = field(default_factory=SchedulerChoice)
+    resource_names: Mapping[str, str] = field(default_factory=dict)
+    """Other names of resources, and the name that each stands for."""
+    rules: Rules = field(default_factory=Rules)
+    vendor_messages: frozenset[str] = frozenset()
+    """Dialects with which a pod is denied in the words of their own webhooks."""
+    runtime_class: str = ""
+    """Set on GPU pods without a runtime class, unless it is empty."""
+    in_budget_class: str = ""
+    """Priority class of GPU pods while their namespace has budget left; empty sets none."""
+    out_of_budget_class: str = ""
+    """Priority class of GPU pods when their namespace's budget is exhausted; empty sets none."""
+    allow_privileged: bool = False
+    """GPU pods may have privileged containers, which see every device whatever they lease."""
+    allow_env_from: bool = False
+    """`envFrom` of containers with GPUs needs no prefix, as CDI passes the devices."""
+    host_paths: tuple[str, ...] = HOST_PATHS
+    """Directories of nodes that GPU pods may mount, as they contain only data."""
+    claims: bool = False
+    """ResourceClaims may be for GPUs: `pod_policy` applies to the containers that use them."""
+    allow_larger_requests: bool = False
+    """A container may request more memory than the largest device has, and wait for a larger."""
+    least_share_mib: int = LEAST_SHARE_MIB
+    """Requests for less memory of a device cause a warning."""
+    quota: Quota | None = None
+    """The GPUQuota of the pod's namespace."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMaximum:
+    """The most memory of any device, in MiB and in units of its node."""
+
+    memory_mib: int
+    memory_units: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodAdmission:
+    """A pod under review, as earlier stages have left it, and what the webhook knows.
+
+    For example, `PodAdmission(pod=pod, policy=AdmissionPolicy())` is a new pod in a namespace
+    without a budget, in a cluster of which no device is known.
+    """
+
+    pod: PodView
+    policy: AdmissionPolicy
+    old: PodView | None = None
+    """The pod before an update, or None if the pod is new."""
+    budget: BudgetChanged | None = None
+    """The last report on the budget of the pod's namespace."""
+    largest: DeviceMaximum | None = None
+    """The cluster's largest device, or None if it is unknown."""
+    default_class: str = ""
+    """The cluster's default priority class. The API server sets it before it calls webhooks, so a
+    pod with this class has probably not chosen it."""
+    exempt: bool = False
+    """Administrators have exempted the namespace from `pod_policy`."""
+
+    @cached_property
+    def containers(self) -> Sequence[PodContainer]:
+        """The containers under review: those of a new pod, or the ones that an update adds."""
+        if self.old is None:
+            return self.pod.containers
+        before = {container.name for container in self.old.containers}
+        return [
+            container
+            for container in self.pod.containers
+            if container.ephemeral and container.name not in before
+        ]
+
+    @cached_property
+    def gpu_containers(self) -> Sequence[PodContainer]:
+        """The containers under review that request GPUs, by resources or by ResourceClaims."""
+        return [container for container in self.containers if self.holds_gpu(container)]
+
+    @cached_property
+    def gpu_containers_of_pod(self) -> Sequence[PodContainer]:
+        """All containers of the pod that request GPUs, by resources or by ResourceClaims."""
+        return [container for container in self.pod.containers if self.holds_gpu(container)]
+
+    @cached_property
+    def leased_containers(self) -> Sequence[PodContainer]:
+        """The containers that request GPUs by resources, if Leasehold serves the pod's scheduler.
+
+        Their pod gets a lease.
+        """
+        if not self.policy.schedulers.serves(self.pod):
+            return ()
+        return [container for container in self.pod.containers if container.requests_gpu]
+
+    @property
+    def is_leased(self) -> bool:
+        """Whether the pod gets a lease of its own."""
+        return bool(self.leased_containers)
+
+    def uses_claims(self, container: PodContainer) -> bool:
+        """Return whether a container may get a GPU by a ResourceClaim, its own or a scheduler's."""
+        return self.policy.claims and (
+            container.has_claims
+            or any(name.startswith(EXTENDED_RESOURCES) for name in container.amounts)
+        )
+
+    def holds_gpu(self, container: PodContainer) -> bool:
+        """Return whether a container gets a GPU, by resources or by a ResourceClaim."""
+        return container.requests_gpu or self.uses_claims(container)
+
+
+def denial_of(reasons: Iterable[str]) -> Denial | None:
+    """Return one denial with the first of the reasons, or None if there is no reason."""
+    text = cut("; ".join(islice(reasons, MAX_SHOWN)))
+    return Denial(text) if text else None

@@ -1,0 +1,1 @@
+"""The stages of admission, each from a pod to a denial, changes, or nothing; pure."""

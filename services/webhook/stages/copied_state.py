@@ -1,0 +1,85 @@
+"""What a new pod that is a copy of a placed one brings with it, and how it is removed; pure."""
+
+import difflib
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+
+from msgspec import structs
+
+from services.webhook.patches import ANNOTATIONS, PatchOperation, remove
+from services.webhook.pod_admission import Changes, Denial, PodAdmission
+from shared.dialects.reserved import (
+    AUTHOR_ANNOTATIONS,
+    COMPLETED_ANNOTATIONS,
+    STRIPPED_ANNOTATIONS,
+    is_of_leasehold,
+)
+from shared.pods.pod_view import PodView
+
+MAX_SHOWN = 10
+"""Annotations that warnings name."""
+
+
+def remove_copied_state(admission: PodAdmission) -> Denial | Changes | None:
+    """Remove what a new pod has of an earlier one that was placed, of which it is a copy.
+
+    A backup, or what `kubectl get pod -o yaml` has shown, has all of it: annotations that only
+    schedulers write, and the node. A pod is denied if such an annotation was meant to be one of
+    those that authors write.
+    """
+    pod = admission.pod
+    copied = sorted(
+        key
+        for key in pod.annotations
+        if key.startswith(STRIPPED_ANNOTATIONS) or is_of_leasehold(key)
+    )
+    denial = _misspelled(copied)
+    if denial is not None:
+        return denial
+    replaced = [key for key in COMPLETED_ANNOTATIONS if key in pod.annotations]
+    is_copy = bool(copied) or pod.has_run
+    node = pod.spec.node_name if is_copy and _is_placed(admission) else ""
+    if not (copied or replaced or node):
+        return None
+    return Changes(
+        patches=tuple(_patches([*copied, *replaced], node)),
+        warnings=tuple(_warnings(copied, node)),
+        pod=_without(pod, {*copied, *replaced}, node),
+    )
+
+
+def _misspelled(annotations: Iterable[str]) -> Denial | None:
+    for key in filter(is_of_leasehold, annotations):
+        meant = difflib.get_close_matches(key, AUTHOR_ANNOTATIONS, n=1, cutoff=0.8)
+        if meant:
+            return Denial(f"annotation {key} is unknown to Leasehold: did you mean {meant[0]}?")
+    return None
+
+
+def _is_placed(admission: PodAdmission) -> bool:
+    """Return whether a pod gets GPUs by a lease, or by claims, on the node where it is placed."""
+    return admission.is_leased or any(map(admission.uses_claims, admission.pod.containers))
+
+
+def _patches(annotations: Iterable[str], node: str) -> Iterator[PatchOperation]:
+    for key in annotations:
+        yield remove(ANNOTATIONS, key)
+    if node:
+        yield remove("/spec", "nodeName")
+
+
+def _warnings(annotations: list[str], node: str) -> Iterator[str]:
+    for key in annotations[:MAX_SHOWN]:
+        writer = "Leasehold" if is_of_leasehold(key) else "schedulers"
+        yield f"annotation {key} was removed: only {writer} may write it"
+    if node:
+        yield (
+            f"nodeName {node} was removed, as the pod is a copy of one that was placed: it gets "
+            "GPUs of its own, possibly on another node"
+        )
+
+
+def _without(pod: PodView, annotations: Collection[str], node: str) -> PodView:
+    kept = {key: value for key, value in pod.annotations.items() if key not in annotations}
+    spec = structs.replace(pod.spec, node_name="") if node else pod.spec
+    return replace(pod, annotations=kept, spec=spec)

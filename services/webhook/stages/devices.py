@@ -1,0 +1,108 @@
+"""Stages that keep pods from devices that they do not lease; pure."""
+
+from collections.abc import Iterator
+
+from services.webhook.patches import PatchOperation, add_variable
+from services.webhook.pod_admission import Changes, Denial, PodAdmission, denial_of
+from shared.dialects import DIALECTS
+from shared.dialects.reserved import (
+    NO_DEVICE_VALUES,
+    NOTHING_VISIBLE,
+    RUNTIME_CLASSES,
+    VISIBLE,
+    is_cuda_image,
+    names_devices,
+)
+from shared.pods.pod_policy import Check, PolicySubject, device_names, violations
+from shared.pods.pod_view import PodContainer
+
+SERVED = frozenset().union(*(dialect.served for dialect in DIALECTS.values()))
+"""Resources that device plugins serve, in any dialect."""
+
+
+def deny_device_names(admission: PodAdmission) -> Denial | None:
+    """Deny a pod with annotations or mounts that select devices in the container runtime."""
+    return denial_of(device_names(admission.pod, admission.containers))
+
+
+def apply_pod_policy(admission: PodAdmission) -> Denial | None:
+    """Deny a pod with GPUs that could see other devices or lift its limits.
+
+    A new pod that gets GPUs of neither a lease nor a claim is not restricted.
+    """
+    if admission.old is not None:
+        has_gpus = bool(admission.gpu_containers_of_pod)
+    else:
+        has_gpus = admission.is_leased or any(map(admission.uses_claims, admission.containers))
+    return denial_of(violations(_subject(admission))) if has_gpus else None
+
+
+def _subject(admission: PodAdmission) -> PolicySubject:
+    check = Check.EXEMPTED if admission.exempt else Check.CREATION
+    return PolicySubject(
+        check=check if admission.old is None else Check.UPDATE,
+        pod=admission.pod,
+        containers=admission.containers,
+        gpu_containers=admission.gpu_containers,
+        gpu_containers_of_pod=admission.gpu_containers_of_pod,
+        allow_privileged=admission.policy.allow_privileged,
+        allow_env_from=admission.policy.allow_env_from,
+        host_paths=admission.policy.host_paths,
+    )
+
+
+def deny_changed_images(admission: PodAdmission) -> Denial | None:
+    """Deny an update to an image with which a container would see every device.
+
+    Other fields that can be updated do not change which devices a container sees.
+    """
+    old_containers = () if admission.old is None else admission.old.containers
+    before = {container.name: container for container in old_containers}
+    return denial_of(
+        f"container {container.name} would see every GPU with image {container.image}: create a "
+        "new pod with that image, or request a GPU"
+        for container in admission.pod.containers
+        if container.name in before
+        and container.image != before[container.name].image
+        and is_cuda_image(container.image)
+        and not (container.requests_gpu or VISIBLE in container.variables)
+    )
+
+
+def hide_devices(admission: PodAdmission) -> Changes | None:
+    """Hide all devices from containers that request none and could see some."""
+    patches = tuple(_variables(admission))
+    return Changes(patches=patches) if patches else None
+
+
+def _variables(admission: PodAdmission) -> Iterator[PatchOperation]:
+    in_gpu_pod = bool(admission.gpu_containers_of_pod)
+    runtime_adds_devices = RUNTIME_CLASSES in (admission.pod.spec.runtime_class_name or "")
+    for container in admission.containers:
+        if not _gets_devices(container, admission) and (
+            in_gpu_pod or runtime_adds_devices or _may_see_devices(container)
+        ):
+            value = container.variables.get(VISIBLE)
+            if value not in NO_DEVICE_VALUES or VISIBLE in container.value_from:
+                yield add_variable(container, VISIBLE, NOTHING_VISIBLE)
+
+
+def _gets_devices(container: PodContainer, admission: PodAdmission) -> bool:
+    """Return whether an agent decides which devices the container sees.
+
+    Without a lease, an amount is no request: the kubelet calls an agent only for resources of
+    device plugins, and the agent refuses the container.
+    """
+    if admission.is_leased:
+        return container.requests_gpu
+    return bool(container.amounts.keys() & SERVED)
+
+
+def _may_see_devices(container: PodContainer) -> bool:
+    """Return whether NVIDIA's runtime may add devices, by the variables or by the image."""
+    return (
+        VISIBLE in container.value_from
+        or names_devices(container.variables)
+        or (VISIBLE not in container.variables and bool(container.prefixes))
+        or (VISIBLE not in container.variables and is_cuda_image(container.image))
+    )

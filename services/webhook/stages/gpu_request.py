@@ -1,0 +1,161 @@
+"""Stages that read the GPU request of a pod, in any dialect; pure.
+
+They parse it with the code that the watcher uses, so an admitted pod is never rejected later for
+the syntax of its request.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import chain, islice
+
+from services.webhook.patches import complete_limits, rename_amounts
+from services.webhook.pod_admission import (
+    BAD_REQUEST,
+    UNPROCESSABLE,
+    AdmissionPolicy,
+    Changes,
+    Denial,
+    PodAdmission,
+)
+from services.webhook.stages.request_sizes import too_large, too_small
+from services.webhook.stages.schedulers import check_gang
+from shared.dialects import GPU_RESOURCES, pod_requests
+from shared.dialects.pod_requests import parse_pod_request
+from shared.dialects.vocabulary import find_misplaced, find_unread
+from shared.model.bounds import MOST_ANNOTATIONS
+from shared.model.errors import RequestError
+from shared.model.request import PodRequest
+from shared.pods.pod_view import PodContainer, PodView
+
+MOST_WARNINGS = 10
+"""Words of a pod that cause a warning. Each is compared with all words of all dialects."""
+
+AmountChanges = Mapping[str, Mapping[str, int | None]]
+"""Changes of a container's amounts, by the container's path; None removes an amount."""
+
+
+def replace_resource_names(admission: PodAdmission) -> Denial | Changes | None:
+    """Replace the operator's own names of resources, in pods that Leasehold serves."""
+    pod = admission.pod
+    names = admission.policy.resource_names
+    if not names or not admission.policy.schedulers.serves(pod):
+        return None
+    try:
+        renamed = [rename_amounts(container, names) for container in pod.containers]
+    except RequestError as error:
+        return Denial(str(error), UNPROCESSABLE)
+    return Changes(
+        patches=tuple(chain.from_iterable(patches for _, patches in renamed)),
+        pod=replace(pod, containers=tuple(container for container, _ in renamed)),
+    )
+
+
+def read_request(admission: PodAdmission) -> Denial | Changes:
+    """Complete the amounts as the vendors' webhooks do, and deny what no placer could grant."""
+    pod = admission.pod
+    policy = admission.policy
+    try:
+        changes = {
+            container.path: _amount_changes(container) for container in admission.leased_containers
+        }
+        request = _parse_request(pod, changes, policy)
+        words = _word_warnings(pod, request)
+    except RequestError as error:
+        return Denial(str(error), BAD_REQUEST)
+    excess = too_large(request, pod.containers, admission.largest)
+    if excess and not policy.allow_larger_requests:
+        return excess
+    late = [f"{excess.text}; the pod waits for a node with such a device"] if excess else []
+    small = too_small(request, policy.least_share_mib, admission.largest)
+    completed = (
+        complete_limits(container, changes[container.path])
+        for container in admission.leased_containers
+    )
+    return Changes(
+        patches=tuple(chain.from_iterable(completed)),
+        warnings=(*words, *late, *islice(small, MOST_WARNINGS)),
+    )
+
+
+def warn_of_words(admission: PodAdmission) -> Changes:
+    """Warn of vendors' words in a pod without a lease, where they have no effect."""
+    return Changes(warnings=tuple(_word_warnings(admission.pod, PodRequest())))
+
+
+def _amount_changes(container: PodContainer) -> Mapping[str, int | None]:
+    """Return the changes that the vendors' own webhooks would make to a container's amounts.
+
+    Raises RequestError where its author has set to 0 what is missing beside the other amounts.
+    """
+    amounts = container.amounts
+    changes = pod_requests.amount_changes(amounts)
+    contradicted = sorted(container.zeros & {key for key, amount in changes.items() if amount})
+    if contradicted:
+        requested = ", ".join(sorted(amounts.keys() & GPU_RESOURCES))
+        raise RequestError(
+            f"container {container.name}: {contradicted[0]} is 0 and needed by {requested}: set it "
+            "to 1 or more, or remove them all"
+        )
+    return changes
+
+
+def _parse_request(pod: PodView, changes: AmountChanges, policy: AdmissionPolicy) -> PodRequest:
+    """Parse the request. Raises RequestError, with the vendor's message where that is chosen."""
+    vendors = policy.vendor_messages
+    message = pod_requests.vendor_denial(pod, vendors, refused=False)
+    if message:
+        raise RequestError(message)
+    try:
+        request = parse_pod_request(_completed(pod, changes), policy.rules)
+    except RequestError as error:
+        message = pod_requests.vendor_denial(pod, vendors, refused=True)
+        raise RequestError(message or str(error)) from error
+    check_gang(pod)
+    _check_annotations(pod)
+    return request
+
+
+def _check_annotations(pod: PodView) -> None:
+    """Raise RequestError if a Binding could make a pod of which no status can be written."""
+    size = sum(len(key.encode()) + len(text.encode()) for key, text in pod.annotations.items())
+    if size > MOST_ANNOTATIONS:
+        raise RequestError(
+            f"metadata.annotations has {size} bytes; at most {MOST_ANNOTATIONS} are "
+            "allowed, as the lease is written there, too"
+        )
+
+
+def _word_warnings(pod: PodView, request: PodRequest) -> Iterator[str]:
+    """Return warnings of vendors' words that have no effect in this pod.
+
+    Raises RequestError where a container would get all of a device, and was to get a part.
+    """
+    misplaced = tuple(islice(find_misplaced(pod), MOST_WARNINGS))
+    wide = next((part for part in request.containers if part.wants_all_memory), None)
+    amount = next((word for word in misplaced if word.is_resource), None)
+    if wide and amount:
+        raise RequestError(f"{amount.text}; container {wide.container} would get a whole GPU")
+    return chain((word.text for word in misplaced), find_unread(pod, request.dialect))
+
+
+def _completed(pod: PodView, changes: AmountChanges) -> PodView:
+    return replace(
+        pod,
+        containers=tuple(
+            _with_amounts(container, changes.get(container.path, {}))
+            for container in pod.containers
+        ),
+    )
+
+
+def _with_amounts(container: PodContainer, changes: Mapping[str, int | None]) -> PodContainer:
+    return replace(
+        container,
+        limits=_changed(container.limits, changes),
+        requests=_changed(container.requests, changes),
+    )
+
+
+def _changed(amounts: Mapping[str, int], changes: Mapping[str, int | None]) -> dict[str, int]:
+    merged = {**amounts, **changes}
+    return {name: amount for name, amount in merged.items() if amount is not None}

@@ -1,0 +1,124 @@
+"""Requests for more memory than any device has, or for too little for a CUDA program; pure."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from msgspec import structs
+
+from services.webhook.pod_admission import BAD_REQUEST, Denial, DeviceMaximum
+from shared.dialects import DIALECTS, GPU_RESOURCES
+from shared.model.device import MIB
+from shared.model.request import GpuRequest, PodRequest
+from shared.placing.advice import Change, changes_between
+from shared.pods.pod_view import PodContainer
+
+GIB = 1024
+"""MiB."""
+ASSUMED_LARGEST = DeviceMaximum(memory_mib=256 * GIB, memory_units=256 * GIB)
+"""More than any GPU has, where the cluster's largest is not known."""
+
+
+def too_large(
+    pod: PodRequest, containers: Iterable[PodContainer], largest: DeviceMaximum | None
+) -> Denial | None:
+    """Return which container requests more of one device than the largest has, or None."""
+    if largest is None:
+        return None
+    amounts = {container.name: container.amounts for container in containers}
+    for request in pod.containers:
+        excess = _excess(request, largest)
+        if excess:
+            written = _written(amounts.get(request.container, {}))
+            less = _listed(_most(pod, request, largest))
+            text = (
+                f'container "{request.container}" ({written}) requests {excess}; set {less}, or '
+                "request a whole GPU"
+            )
+            return Denial(text, BAD_REQUEST)
+    return None
+
+
+def _most(pod: PodRequest, request: GpuRequest, largest: DeviceMaximum) -> tuple[Change, ...]:
+    """Return the change of a container's limits to all the memory of the largest device."""
+    if request.memory_bytes is None:
+        return _changes(pod, request, memory_units=largest.memory_units)
+    step = DIALECTS[pod.dialect].memory_step
+    return _changes(pod, request, memory_bytes=largest.memory_mib * MIB // step * step)
+
+
+def _changes(pod: PodRequest, request: GpuRequest, **amount: int) -> tuple[Change, ...]:
+    """Return the changes of the pod with which one container requests another amount."""
+    changed = structs.replace(request, **amount)
+    containers = [changed if container is request else container for container in pod.containers]
+    return changes_between(pod, structs.replace(pod, containers=tuple(containers)))
+
+
+def _listed(changes: Iterable[Change]) -> str:
+    return ", ".join(f"{change.name}: {change.value}" for change in changes)
+
+
+def _excess(request: GpuRequest, largest: DeviceMaximum) -> str:
+    """Return how much a container requests, and what the largest GPU has; empty if it has enough.
+
+    MiB and units are compared apart, as the largest of each may be of different devices.
+    """
+    if request.whole or request.memory_percent is not None:
+        return ""
+    if request.memory_bytes is not None:
+        mib = -(-request.memory_bytes // MIB)
+        if mib > largest.memory_mib:
+            return (
+                f"{mib} MiB of one GPU, and the largest GPU of the cluster has "
+                f"{largest.memory_mib} MiB"
+            )
+    elif request.memory_units is not None and request.memory_units > largest.memory_units:
+        unit = "MiB"
+        size = ""
+        if largest.memory_units != largest.memory_mib:
+            unit = "units of memory"
+            size = f" ({largest.memory_mib} MiB)"
+        return (
+            f"{request.memory_units} {unit} of one GPU, and the largest GPU of the cluster has "
+            f"{largest.memory_units} {unit}{size}"
+        )
+    return ""
+
+
+def _written(amounts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}={amounts[name]}" for name in sorted(amounts) if name in GPU_RESOURCES)
+
+
+def too_small(pod: PodRequest, least_mib: int, largest: DeviceMaximum | None) -> Iterator[str]:
+    """Yield a warning for each container with less memory, and what was probably meant."""
+    if largest is None or not largest.memory_units:
+        largest = ASSUMED_LARGEST
+    unit_mib = largest.memory_mib // largest.memory_units
+    for request in pod.containers:
+        mib = _requested_mib(request, unit_mib)
+        if mib is not None and 0 < mib < least_mib:
+            yield (
+                f"container {request.container} gets {mib} MiB of a GPU, and a CUDA program needs "
+                f"about {least_mib} MiB before it allocates anything"
+                f"{_meant(pod, request, unit_mib, largest.memory_mib)}"
+            )
+
+
+def _requested_mib(request: GpuRequest, unit_mib: int) -> int | None:
+    if request.whole or request.memory_percent is not None:
+        return None
+    if request.memory_bytes is not None:
+        return -(-request.memory_bytes // MIB)
+    return None if request.memory_units is None else request.memory_units * unit_mib
+
+
+def _meant(pod: PodRequest, request: GpuRequest, unit_mib: int, largest_mib: int) -> str:
+    """Return the amount for as many GiB as the number that is written, if a device has so much."""
+    if request.memory_units is not None:
+        gib = request.memory_units
+        changes = _changes(pod, request, memory_units=gib * GIB // unit_mib)
+    else:
+        gib = (request.memory_bytes or 0) // DIALECTS[pod.dialect].memory_step
+        changes = _changes(pod, request, memory_bytes=gib * GIB * MIB)
+    if not 0 < gib * GIB <= largest_mib:
+        return ""
+    amounts = _listed(change for change in changes if change.value)
+    return f": for {gib} GiB write {amounts}" if amounts else ""

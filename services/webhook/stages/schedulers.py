@@ -1,0 +1,86 @@
+"""Stages about the scheduler of a pod; pure."""
+
+from collections.abc import Iterator
+
+from services.webhook.patches import PatchOperation, add, add_label
+from services.webhook.pod_admission import Changes, Denial, PodAdmission, SchedulerChoice, denial_of
+from shared.dialects.pod_groups import parse_pod_group
+from shared.dialects.vocabulary import LEFT_ALONE
+from shared.model.errors import RequestError
+from shared.model.names import DEFAULT_SCHEDULER, HANDED_OVER
+from shared.pods.pod_view import PodView
+
+SCHEDULER = "/spec/schedulerName"
+"""The path of the scheduler's name in patches."""
+ALL_PODS = "all-pods"
+"""The label's value where kube-scheduler gets all pods."""
+
+
+def warn_of_other_scheduler(admission: PodAdmission) -> Changes | None:
+    """Warn of GPUs in a pod that a scheduler of others places: our agents refuse them."""
+    pod = admission.pod
+    if not any(container.requests_gpu for container in pod.containers):
+        return None
+    why = f"schedulerName {pod.scheduler}"
+    if LEFT_ALONE in pod.labels.items():
+        why = "the label {}={}".format(*LEFT_ALONE)
+    warning = (
+        f"by {why} Leasehold does not schedule the pod, and its node agents refuse containers "
+        "without a lease"
+    )
+    return Changes(warnings=(warning,))
+
+
+def deny_unsupported_fields(admission: PodAdmission) -> Denial | None:
+    """Deny a pod of ours with fields that only kube-scheduler supports, without the extender."""
+    return denial_of(_unsupported(admission.pod, admission.policy.schedulers))
+
+
+def _unsupported(pod: PodView, schedulers: SchedulerChoice) -> Iterator[str]:
+    if not schedulers.handover:
+        for unsupported in pod.handed_over:
+            yield (
+                f"{unsupported.path}: only kube-scheduler supports it, and the scheduler extender "
+                "is not installed: remove the field, or have an administrator install the extender"
+            )
+
+
+def deny_malformed_gang(admission: PodAdmission) -> Denial | None:
+    """Deny a pod without GPUs, for a scheduler of ours, of a gang that the watcher would refuse."""
+    try:
+        check_gang(admission.pod)
+    except RequestError as error:
+        return denial_of([str(error)])
+    return None
+
+
+def check_gang(pod: PodView) -> None:
+    """Raise RequestError for a gang that the watcher would refuse."""
+    group = pod.spec.scheduling_group.pod_group_name
+    parse_pod_group(pod.namespace, pod.annotations, pod.labels, group)
+
+
+def choose_scheduler(admission: PodAdmission) -> Changes | None:
+    """Set the scheduler of a pod that has chosen none, or that only kube-scheduler can place."""
+    patches = tuple(_scheduler_patches(admission.pod, admission.policy.schedulers))
+    return Changes(patches=patches) if patches else None
+
+
+def _scheduler_patches(pod: PodView, schedulers: SchedulerChoice) -> Iterator[PatchOperation]:
+    reasons = [unsupported.row.reason for unsupported in pod.handed_over]
+    if schedulers.all_pods:
+        reasons.append(ALL_PODS)
+    if schedulers.handover and reasons and pod.scheduler != schedulers.handover:
+        yield add(SCHEDULER, schedulers.handover)
+        yield add_label(pod, HANDED_OVER, reasons[0])
+    elif pod.scheduler in {"", DEFAULT_SCHEDULER}:
+        yield add(SCHEDULER, schedulers.placer)
+
+
+def choose_placer(admission: PodAdmission) -> Changes | None:
+    """Have a placer place a pod without GPUs, unless only kube-scheduler can."""
+    pod = admission.pod
+    schedulers = admission.policy.schedulers
+    if pod.handed_over or pod.spec.node_name or schedulers.has(pod) or not schedulers.serves(pod):
+        return None
+    return Changes(patches=(add(SCHEDULER, schedulers.placer),))
