@@ -278,12 +278,18 @@ class StartPlanner:
         leases = await self.ledger.load([*pods, *(each.pod for each in start.waits_for)])
         own = leases[: len(pods)]
         before = leases[len(pods) :]
-        if any(own) or len(waiting) < len(pods):
+        missing = set(pods) - {pod.queued.pod for pod in waiting}
+        gone = (
+            await self.ledger.waiting_pods.list_gone(sorted(missing)) if missing else set[PodUid]()
+        )
+        if any(own) or gone:
             reason = f"{'other pods' if any(own) else 'too few pods'} of its gang start"
-            leased = {each.pod for each in own if each}
-            await self.withdraw(start, reason, {each.queued.pod for each in waiting} - leased)
-            return [chosen(each) for each in own if each and each.state is LeaseState.RESERVED]
+            leased = {lease.pod for lease in own if lease}
+            await self.withdraw(start, reason, set(pods) - gone - leased)
+            return [chosen(lease) for lease in own if lease and lease.state is LeaseState.RESERVED]
         is_late = self.clock.now() > start.at + LATE_S
+        if missing and not is_late:  # a placer decides again about them: they wait again soon
+            return []
         running = [
             each for each, lease in zip(start.waits_for, before, strict=True) if lease is not None
         ]

@@ -32,11 +32,11 @@ from shared.model.lease import Lease, LeaseState
 from shared.model.names import PodUid
 from shared.runtime.service import Publish, handles
 
-REFUSED_S = 2.0
-"""A reservation that its node's agent would refuse is released at this age: the agent has reported
-why by then, and the pod is placed around it."""
-GIVE_UP_S = 5.0
-"""A reservation on a node that has been cordoned for this long is released."""
+GIVE_UP_AGE_S = 2.0
+"""A reservation that its node does not admit is released at this age at the earliest: by then the
+ledger has the reason, so that the pod is not placed on the same node again at once."""
+CORDONED_S = 5.0
+"""A reservation is released if its node has been cordoned for this long."""
 EXPLAIN_S = 1.0
 """Age of a reservation at which the pod's condition explains why it is not bound."""
 EXPLAIN_NEXT_S = 10.0
@@ -269,9 +269,9 @@ class PodBinder:
         return await self.updater.release_unmoved(hopeless, reason="its node does not admit it")
 
     def _is_hopeless(self, lease: Lease, deferral: Deferral) -> bool:
-        if deferral.refused:
-            return self.clock.now() - lease.created_at >= REFUSED_S
-        return deferral.cordoned_s >= GIVE_UP_S
+        if self.clock.now() - lease.created_at < GIVE_UP_AGE_S:
+            return False
+        return deferral.refused or deferral.cordoned_s >= CORDONED_S
 
     def _explain(self, leases: Iterable[Lease], deferrals: Mapping[PodUid, Deferral]) -> None:
         for lease in leases:

@@ -342,6 +342,28 @@ async def test_a_pod_that_is_gone_or_placed_elsewhere_gives_its_devices_back(at:
     await assert_sound(at.ledger)
 
 
+@pytest.mark.parametrize("gang", [None, Gang(name="b/g", min_member=2)])
+async def test_a_start_is_kept_while_a_placer_decides_again_about_its_pod(
+    at: Scene, gang: Gang | None
+) -> None:
+    await running(at, 0)
+    await running(at, 1)
+    pods = [await at.waiting(f"g-{n}", mib=16_000, gang=gang) for n in range(2 if gang else 1)]
+    binder = at.binder()
+    await step(at, binder)
+    planned = await starts(at)
+
+    await at.ledger.waiting_pods.remove_bound(pods[:1])
+    await step(at, binder)
+    kept = await starts(at)
+    at.clock.advance(planned[0].at + LATE_S - at.clock.now())
+    await step(at, binder)
+
+    assert kept == planned != ()
+    withdrawn = {event.pod for event in at.reports.events if event.reason == WITHDRAWN}
+    assert withdrawn == set(pods), "all pods learn that the time has passed"
+
+
 async def test_others_may_use_the_ordinary_resources_that_the_ends_will_free(at: Scene) -> None:
     old = await at.running("old", gpu=0, mib=8_000, age_s=0, term=HOUR, cpu=1_000)
     await running(at, 1, NO_TERM)

@@ -15,7 +15,7 @@ from services.binder.bind.agent_presence import (
     AgentPresence,
     NodeCordons,
 )
-from services.binder.bind.pod_binder import ADMISSION_WAIT_S, EXPLAIN_S, GIVE_UP_S, REFUSED_S
+from services.binder.bind.pod_binder import ADMISSION_WAIT_S, CORDONED_S, EXPLAIN_S, GIVE_UP_AGE_S
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import BindingFailed, LeaseChanged, PodBound
 from shared.model.events.request_reply import BindReply
@@ -64,6 +64,9 @@ async def test_a_pod_waits_for_a_resource_that_is_not_registered_and_another_is_
             await world.binder.pods.bind_pods(chosen(lease("p1"), lease("p2")))
         states = await world.states()
         world.agents.replies = {N1: replace(waits, unserved_s=60.0)}
+        with pytest.raises(UnavailableError):  # it would be placed there again at once
+            await world.binder.pods.bind_pods(chosen(lease("p1")))
+        world.clock.advance(GIVE_UP_AGE_S)
         events = await world.binder.pods.bind_pods(chosen(lease("p1")))
 
     assert states == {"p1": LeaseState.RESERVED, "p2": LeaseState.BOUND}
@@ -82,7 +85,7 @@ async def test_a_pod_that_its_agent_would_refuse_is_not_bound_and_placed_again_s
         with pytest.raises(UnavailableError, match="GPU-0 would be exceeded"):
             await world.binder.pods.bind_pods(chosen(lease("p1"), lease("p2")))
         states = await world.states()
-        world.clock.advance(REFUSED_S)
+        world.clock.advance(GIVE_UP_AGE_S)
         events = await world.binder.pods.bind_pods(chosen(lease("p1")))
 
     assert states == {"p1": LeaseState.RESERVED, "p2": LeaseState.BOUND}
@@ -464,7 +467,7 @@ async def test_a_pod_on_a_cordoned_node_is_explained_and_then_placed_elsewhere(
         await world.binder.pods.bind_pods(batch)
     async with running(world.binder.conditions.write_conditions):
         await until(lambda: world.pods.patches)
-    world.clock.advance(GIVE_UP_S)
+    world.clock.advance(CORDONED_S)
     events = await world.binder.pods.bind_pods(batch)
 
     [(_, patch)] = world.pods.patches
@@ -502,7 +505,7 @@ async def test_a_committed_lease_is_not_given_up_however_long_its_node_is_cordon
     for _ in range(3):
         with pytest.raises(UnavailableError, match="being stopped"):
             await world.binder.pods.bind_pods(chosen(bound))
-        world.clock.advance(GIVE_UP_S)
+        world.clock.advance(CORDONED_S)
 
     assert list(await world.leases()) == [bound.pod]
 

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from msgspec import structs
 
-from services.binder.bind.pod_binder import GIVE_UP_S
+from services.binder.bind.pod_binder import CORDONED_S
 from services.node_agent.allocate.numa_alignment import CPUS_TAKEN, LIST_NOT_TAKEN
 from shared.dialects.advertised import NumaNodes
 from shared.model.events.request_reply import BindReply, BindRequest
@@ -146,7 +146,7 @@ async def test_a_pod_whose_cpus_others_got_is_to_be_placed_again_and_blocks_no_o
         reply = await until(partial(agent.admit_binds, request), defers())
 
     assert (reply.unserved_pods, reply.unserved_reason) == ((first.pod,), CPUS_TAKEN)
-    assert reply.unserved_s >= GIVE_UP_S
+    assert reply.unserved_s >= CORDONED_S
 
 
 @pytest.mark.parametrize("allowed", [True, False], ids=["policy none", "policy not readable"])
