@@ -10,10 +10,10 @@ from prometheus_client import Gauge, Histogram
 
 from services.api.problems import Affected
 from services.api.projection import Projection
-from shared.model.device import DeviceMode
+from shared.model.devices.device import DeviceMode
 from shared.model.events.pod_events import PodBound
-from shared.model.lease import MIB
-from shared.model.ledger import WaitingPod
+from shared.model.leases.lease import MIB
+from shared.model.leases.ledger import WaitingPod
 from shared.model.views import DeviceView
 from shared.runtime.telemetry import exemplar_of
 

@@ -14,8 +14,8 @@ from services.api.api_call import ApiCall
 from shared.credentials.authorization import Viewer
 from shared.kubernetes.gpu_prices import PriceFile, Prices
 from shared.ledger.budgets import Budgets
-from shared.model.budget import HOUR_MS
-from shared.model.costs.cost_records import (
+from shared.model.budgets.budget import HOUR_MS
+from shared.model.budgets.cost_records import (
     FREE,
     UNITS_PER_GPU_HOUR,
     USES,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from shared.model.budget import (
+from shared.model.budgets.budget import (
     UNITS_PER_GPU_MINUTE,
     Account,
     BudgetHistory,
@@ -17,7 +17,7 @@ from shared.model.budget import (
     BudgetWindow,
     ChargeEntry,
 )
-from shared.model.device import Hardware
+from shared.model.devices.device import Hardware
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
 from shared.model.views import Column, DeviceView, HeldShare

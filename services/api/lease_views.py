@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from shared.model.balance import balance
-from shared.model.budget import Accounts, Balance, Budget, BudgetView, IdleHolder, minutes
-from shared.model.device import Device, DeviceMode, DeviceUse, MigLayout
-from shared.model.lease import Lease, Share
+from shared.model.budgets.balance import balance
+from shared.model.budgets.budget import Accounts, Balance, Budget, BudgetView, IdleHolder, minutes
+from shared.model.devices.device import Device, DeviceMode, DeviceUse, MigLayout
+from shared.model.leases.lease import Lease, Share
 from shared.model.names import Namespace, NodeName
 from shared.model.views import DeviceView, FinishedPod, HeldShare
 

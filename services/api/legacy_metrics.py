@@ -14,7 +14,7 @@ from services.api.projection import Projection
 from shared.dialects.metrics import DeviceAllocation, PublishedMetric, ShareAllocation
 from shared.dialects.nvidia import metrics as hami
 from shared.dialects.volcano import metrics as volcano
-from shared.model.lease import bookings
+from shared.model.leases.lease import bookings
 
 _SHARE_LABELS = {
     "namespace": "lease.namespace",

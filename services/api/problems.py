@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from services.api.projection import Projection
-from shared.model.device import END_LEFTOVERS, visible_fault
+from shared.model.devices.device import END_LEFTOVERS, visible_fault
 from shared.model.events.pod_events import Heartbeat
 from shared.model.names import (
     AGENTS_NAMESPACE,

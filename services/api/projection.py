@@ -12,16 +12,16 @@ from msgspec import structs
 
 from services.api.lease_views import device_view, held_share
 from services.api.recent_events import PodEvent, RecentEvents
-from shared.model.budget import UNITS_PER_GPU_MINUTE, BudgetSummary, LeaseClass
-from shared.model.device import Device, Hardware
+from shared.model.budgets.budget import UNITS_PER_GPU_MINUTE, BudgetSummary, LeaseClass
+from shared.model.budgets.fair_share import Entitlement, FairShare, GpuAmount, fair_queue
+from shared.model.devices.device import Device, Hardware
+from shared.model.devices.node import CORDONED, cordon_reason
 from shared.model.events.pod_events import BudgetChanged, PodGated
 from shared.model.events.request_reply import UsageReply
-from shared.model.fair_share import Entitlement, FairShare, GpuAmount, fair_queue
-from shared.model.lease import LIVE, Lease, Share, ShareKey, bookings, share_key
-from shared.model.ledger import NodeTotals, WaitingPod, waits_for_budget
+from shared.model.leases.lease import LIVE, Lease, Share, ShareKey, bookings, share_key
+from shared.model.leases.ledger import NodeTotals, WaitingPod, waits_for_budget
+from shared.model.leases.preemption import PreemptionState
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.node import CORDONED, cordon_reason
-from shared.model.preemption import PreemptionState
 from shared.model.views import (
     DeviceView,
     HeldShare,

@@ -13,7 +13,7 @@ import msgspec
 
 from services.api.history import CLUSTER, DEVICE, RANGES, HistoryRange, Recorded, Subject
 from shared.model.errors import UNDECODABLE, UnavailableError
-from shared.model.lease import MIB
+from shared.model.leases.lease import MIB
 
 TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 MOST_BYTES = 8 * 2**20

@@ -49,7 +49,7 @@ from shared.kubernetes.manifests import ManifestPod, pods_in
 from shared.ledger.budgets import Budgets
 from shared.ledger.showback import GROUPS, EntryRange, add_up, entries_of, entry_json, showback_view
 from shared.model.bounds import check_bounds
-from shared.model.budget import (
+from shared.model.budgets.budget import (
     BudgetHistory,
     BudgetsView,
     ChargeEntry,
@@ -57,7 +57,7 @@ from shared.model.budget import (
     LedgerPage,
     ReportView,
 )
-from shared.model.costs.cost_records import CostView
+from shared.model.budgets.cost_records import CostView
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.request_reply import (
     DryRunReply,
@@ -67,8 +67,8 @@ from shared.model.events.request_reply import (
     ResizeReply,
     ResizeRequest,
 )
+from shared.model.leases.preemption import DryRunView, PlacingView, PreemptionsView
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.preemption import DryRunView, PlacingView, PreemptionsView
 from shared.model.views import (
     DeviceDetails,
     DeviceView,

@@ -17,9 +17,9 @@ from shared.model.events.pod_events import (
     PodRejected,
     PodTerminated,
 )
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
+from shared.model.leases.preemption import EvictionOutcome, EvictionRecord, PreemptionCause
 from shared.model.names import Namespace, PodUid
-from shared.model.preemption import EvictionOutcome, EvictionRecord, PreemptionCause
 from shared.model.views import EventView, SpanView
 
 MAX_EVENTS = 200

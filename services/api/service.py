@@ -34,8 +34,8 @@ from shared.model.events.request_reply import (
     ResizeRequest,
     UsageRequest,
 )
-from shared.model.lease import IDLE_AFTER_S, Lease, LeaseState
-from shared.model.ledger import LedgerChange, LedgerSnapshot, WaitingPod
+from shared.model.leases.lease import IDLE_AFTER_S, Lease, LeaseState
+from shared.model.leases.ledger import LedgerChange, LedgerSnapshot, WaitingPod
 from shared.model.names import NodeName, PodUid
 from shared.model.quantity import parse_decimal
 from shared.runtime.service import loops, observes, publishes

@@ -6,7 +6,7 @@ from pathlib import Path
 from shared.credentials.authorization import AUTH_MODES, is_loopback
 from shared.credentials.serving_files import ServingFiles
 from shared.model.errors import RequestError
-from shared.model.lease import IDLE_AFTER_S
+from shared.model.leases.lease import IDLE_AFTER_S
 from shared.runtime.request_settings import RequestSettings
 from shared.runtime.settings import LedgerSettings, setting
 

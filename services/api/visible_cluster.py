@@ -10,13 +10,12 @@ from msgspec import UNSET, UnsetType, structs
 from services.api.lease_views import hidden_share, idle_holder
 from services.api.problems import Affected, DataAge, Problem, problems_of
 from services.api.projection import ChangeKey, Projection
-from shared.model.budget import IdleHolder, IdleView
-from shared.model.device import Leftover, visible_fault
-from shared.model.fair_share import FairShare, precedence_reason
-from shared.model.lease import Lease, ends_by, expected_end
-from shared.model.ledger import WaitingPod
-from shared.model.names import Namespace, PodUid
-from shared.model.preemption import (
+from shared.model.budgets.budget import IdleHolder, IdleView
+from shared.model.budgets.fair_share import FairShare, precedence_reason
+from shared.model.devices.device import Leftover, visible_fault
+from shared.model.leases.lease import Lease, ends_by, expected_end
+from shared.model.leases.ledger import WaitingPod
+from shared.model.leases.preemption import (
     EvictionRecord,
     EvictionView,
     Preemption,
@@ -25,6 +24,7 @@ from shared.model.preemption import (
     PreemptionView,
     VictimView,
 )
+from shared.model.names import Namespace, PodUid
 from shared.model.views import (
     DeviceDetails,
     DeviceView,

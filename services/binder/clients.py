@@ -26,8 +26,8 @@ from shared.kubernetes.types import (
     LabelSelector,
 )
 from shared.model.bounds import cut
-from shared.model.claim import DRIVER
 from shared.model.clock import Clock
+from shared.model.devices.node import AntiAffinityTerm, LabelRequirement
 from shared.model.errors import UnavailableError
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.request_reply import (
@@ -40,11 +40,11 @@ from shared.model.events.request_reply import (
     TerminationReply,
     TerminationRequest,
 )
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
+from shared.model.leases.preemption import PREEMPT_AT, EvictionOutcome, Victim
 from shared.model.names import NodeName, PodUid
-from shared.model.node import AntiAffinityTerm, LabelRequirement
-from shared.model.preemption import PREEMPT_AT, EvictionOutcome, Victim
 from shared.model.quantity import parse_count, timestamp
+from shared.model.requests.claim import DRIVER
 from shared.nats.bus import Bus, NoRespondersError
 from shared.placing.anti_affinity import matches_labels
 from shared.pods.pod_anti_affinity import requirements_of
@@ -341,7 +341,7 @@ class ClaimAnswer:
     """The conditions of all devices of a claim: leased, or refused."""
 
     condition: str
-    """`shared.model.claim.LEASED` or `REFUSED`, which becomes True."""
+    """`shared.model.requests.claim.LEASED` or `REFUSED`, which becomes True."""
     reason: str
     """In CamelCase."""
     message: str

@@ -7,8 +7,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from shared.model.budget import IdleView
-from shared.model.lease import ShareSize
+from shared.model.budgets.budget import IdleView
+from shared.model.leases.lease import ShareSize
 from shared.model.views import GpusView, LeasesView, MeasuredView
 
 WRAPPED_WIDTH = 30

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from services.extender.scheduler_api import ExtenderBindingArgs
 from shared.dialects import KUBE_SCHEDULER
 from shared.kubernetes.types import ApiPod, ApiPodSpec
+from shared.model.budgets.quota import QuotaExcess
+from shared.model.devices.node import AntiAffinityTerm
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import PodQueued
 from shared.model.names import OFFER, NodeName, PodUid, offered_node
-from shared.model.node import AntiAffinityTerm
-from shared.model.quota import QuotaExcess
 from shared.pods.observed_pod import queued
 from shared.pods.pod_anti_affinity import widest
 from shared.pods.pod_parser import PodParser

@@ -24,10 +24,10 @@ from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.pod_events import PodFilteredOut, PodQueued
 from shared.model.events.request_reply import PodBindingReply, PodBindingRequest
-from shared.model.ledger import FeedTruncatedError
+from shared.model.leases.ledger import FeedTruncatedError
 from shared.model.names import NodeName, PodUid
-from shared.model.placement import Placement, Refusal
-from shared.model.request import PodRequest
+from shared.model.requests.placement import Placement, Refusal
+from shared.model.requests.request import PodRequest
 from shared.placing.choice.device_choice import allowed_modes, choose_devices
 from shared.placing.index.node_index import NodeIndex, placement_key
 from shared.placing.index.node_sets import Excluded

@@ -26,7 +26,7 @@ from services.node_agent.views.node_views import ViewWriter
 from shared.dialects.advertised import NodeSoftware
 from shared.dialects.dialect import Dialect
 from shared.model.clock import until_tick
-from shared.model.device import Device, UnreadDevice
+from shared.model.devices.device import Device, UnreadDevice
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.names import DeviceUuid
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from prometheus_client import Counter, Gauge, Histogram
 
 from shared.model.errors import LeaseholdError
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from shared.runtime import telemetry
 
 logger = logging.getLogger(__name__)

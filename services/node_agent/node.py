@@ -21,7 +21,7 @@ from shared.dialects.advertised import NodeSoftware
 from shared.kubernetes.client import KubernetesClient
 from shared.model.bounds import cut
 from shared.model.clock import Clock, SystemClock, until_tick
-from shared.model.device import Device, UnreadDevice
+from shared.model.devices.device import Device, UnreadDevice
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import ShareActivated, ShareRefused
 from shared.model.names import DeviceUuid, NodeName, PodUid

@@ -24,7 +24,8 @@ from services.node_agent.resize.limit_updates import LimitUpdater
 from services.node_agent.usage.monitor import UsageMonitor
 from services.node_agent.views.node_views import ViewWriter
 from shared.model.clock import until_tick, wait_for_event
-from shared.model.device import Device
+from shared.model.devices.device import Device
+from shared.model.devices.node import AGENT_STARTING, AGENT_STOPPING
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import (
     DeviceReported,
@@ -48,7 +49,6 @@ from shared.model.events.request_reply import (
     UsageRequest,
 )
 from shared.model.names import DeviceUuid
-from shared.model.node import AGENT_STARTING, AGENT_STOPPING
 from shared.runtime.service import answers, emits, handles, loops, publishes
 
 GRACE_S = 0.5

@@ -20,11 +20,11 @@ from shared.dialects.reserved import LIBRARY_DIRECTORY
 from shared.dialects.volcano.device_config import MAX_SPLIT_COUNT, MAX_UNIT_MIB
 from shared.kubernetes.kubeconfig import ClusterCredentials
 from shared.model.bounds import MOST_MIB
-from shared.model.claim import DraMode, TaintEffect
-from shared.model.device import Isolation
+from shared.model.devices.device import Isolation
 from shared.model.errors import UNDECODABLE, RequestError
 from shared.model.names import NodeName
-from shared.model.request import LEAST_SHARE_MIB
+from shared.model.requests.claim import DraMode, TaintEffect
+from shared.model.requests.request import LEAST_SHARE_MIB
 from shared.runtime.settings import ServiceSettings, setting
 
 ABOUT = """Reports a node's GPUs, serves its kubelet, and prepares isolation.

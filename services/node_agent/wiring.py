@@ -50,9 +50,9 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.kubernetes.paths import node_path
 from shared.kubernetes.types import ApiNode
-from shared.model.claim import DraMode
 from shared.model.clock import Clock, SystemClock
 from shared.model.errors import UnavailableError
+from shared.model.requests.claim import DraMode
 from shared.nats.bus import Bus
 from shared.runtime.health import METRICS_PATH, metrics_application, served
 from shared.runtime.run import notify_ready

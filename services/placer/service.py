@@ -19,7 +19,7 @@ from shared.model.events.pod_events import (
     PlacementRefused,
     PodQueued,
 )
-from shared.model.ledger import FeedTruncatedError
+from shared.model.leases.ledger import FeedTruncatedError
 from shared.placing.index.node_index import NodeIndex
 from shared.runtime.ledger_mirror import LedgerMirror
 from shared.runtime.service import emits, handles, loops

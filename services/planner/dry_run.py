@@ -14,9 +14,9 @@ from services.planner.plan import (
 from services.planner.preemption_controller import PreemptionController
 from services.planner.rules import Exclusions, PendingPod, PreemptionRules, cause_for
 from shared.model.events.request_reply import DryRunReply, DryRunRequest
-from shared.model.ledger import WaitingPod
+from shared.model.leases.ledger import WaitingPod
+from shared.model.leases.preemption import PreemptionState
 from shared.model.names import PodUid
-from shared.model.preemption import PreemptionState
 from shared.model.views import PlannedShare, PlannedVictim, PlanView, ProtectedPod
 from shared.placing.anti_affinity import repelled_request
 

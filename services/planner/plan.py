@@ -20,12 +20,12 @@ from services.planner.rules import (
     tier_of,
 )
 from shared.model.events.pod_events import PodQueued
-from shared.model.lease import Lease
-from shared.model.ledger import NodeTotals, WaitingPod
+from shared.model.leases.lease import Lease
+from shared.model.leases.ledger import NodeTotals, WaitingPod
+from shared.model.leases.preemption import PreemptionState
 from shared.model.names import DeviceUuid, PodUid
-from shared.model.placement import Placement
-from shared.model.preemption import PreemptionState
-from shared.model.request import PodRequest
+from shared.model.requests.placement import Placement
+from shared.model.requests.request import PodRequest
 from shared.placing.anti_affinity import Domain, all_domains, repelled_request
 from shared.placing.index.node_index import placement_key
 from shared.placing.room import ClusterTrials, Endable, RoomSearch, used_gpu_s

@@ -16,12 +16,13 @@ from services.binder.report.event_writer import ConditionWriter, EventRecorder
 from services.binder.report.explanations import NO_END, PLANNED, WITHDRAWN, event_of
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
+from shared.model.budgets.fair_share import FairShare, fair_queue
 from shared.model.clock import Clock
+from shared.model.devices.node import NodeFacts
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import PlacementChosen, PodQueued
-from shared.model.fair_share import FairShare, fair_queue
-from shared.model.lease import Lease, LeaseState
-from shared.model.ledger import (
+from shared.model.leases.lease import Lease, LeaseState
+from shared.model.leases.ledger import (
     AlreadyLeased,
     NodeTotals,
     Reservation,
@@ -29,10 +30,9 @@ from shared.model.ledger import (
     WaitingPod,
     reservation_for,
 )
+from shared.model.leases.preemption import PreemptionState, StoredStart, start_text
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.node import NodeFacts
-from shared.model.preemption import PreemptionState, StoredStart, start_text
-from shared.model.request import Gang
+from shared.model.requests.request import Gang
 from shared.placing.anti_affinity import Domain, all_domains, repelled_request
 from shared.placing.node_filters import check_anti_affinity
 from shared.placing.starts import (

@@ -49,14 +49,13 @@ from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock
 from shared.model.events.node_events import ViolationFound
 from shared.model.events.pod_events import BudgetChanged, PlacementChosen
-from shared.model.ledger import (
+from shared.model.leases.ledger import (
     LedgerStatus,
     Reservation,
     WaitingPod,
     reservation_for,
 )
-from shared.model.names import PodUid
-from shared.model.preemption import (
+from shared.model.leases.preemption import (
     EvictionOutcome,
     Preemption,
     PreemptionCause,
@@ -65,6 +64,7 @@ from shared.model.preemption import (
     StoredPreemption,
     Victim,
 )
+from shared.model.names import PodUid
 from shared.runtime.service import loops
 
 T = TypeVar("T")

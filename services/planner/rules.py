@@ -14,10 +14,9 @@ from typing import NamedTuple
 from services.binder.report.explanations import KubernetesEvent, event_of
 from shared.model.events.node_events import ViolationFound
 from shared.model.events.pod_events import BudgetChanged
-from shared.model.lease import Lease, LeaseState
-from shared.model.ledger import WaitingPod
-from shared.model.names import Namespace, NodeName, PodUid, name_in
-from shared.model.preemption import (
+from shared.model.leases.lease import Lease, LeaseState
+from shared.model.leases.ledger import WaitingPod
+from shared.model.leases.preemption import (
     EvictionOutcome,
     EvictionRecord,
     Preemption,
@@ -27,6 +26,7 @@ from shared.model.preemption import (
     StoredPreemption,
     Victim,
 )
+from shared.model.names import Namespace, NodeName, PodUid, name_in
 from shared.model.quantity import timestamp
 from shared.pods.pod_snapshot import PodSnapshot
 

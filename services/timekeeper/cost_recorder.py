@@ -19,12 +19,12 @@ from services.timekeeper.journal_reader import WHOLE_JOURNAL
 from services.timekeeper.metrics import VIOLATIONS
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
-from shared.model.budget import HOUR_MS
+from shared.model.budgets.budget import HOUR_MS
+from shared.model.budgets.cost_records import CostHour, CostMark
 from shared.model.clock import Clock
-from shared.model.costs.cost_records import CostHour, CostMark
 from shared.model.errors import UNDECODABLE
 from shared.model.events.request_reply import ReadUsage
-from shared.model.ledger import NodeTotals
+from shared.model.leases.ledger import NodeTotals
 
 logger = logging.getLogger(__name__)
 

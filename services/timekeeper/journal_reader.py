@@ -17,9 +17,9 @@ from services.timekeeper.config.budget_sources import ConfiguredBudgets
 from services.timekeeper.metrics import RUN_TIME_RATIO, VIOLATIONS
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
-from shared.model.budget import Account, AccountChange, Journal
+from shared.model.budgets.budget import Account, AccountChange, Journal
 from shared.model.errors import UnavailableError
-from shared.model.lease import Lease, LeaseState
+from shared.model.leases.lease import Lease, LeaseState
 from shared.model.names import Namespace
 
 logger = logging.getLogger(__name__)

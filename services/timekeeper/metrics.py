@@ -2,7 +2,7 @@
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from shared.model.budget import UNITS_PER_GPU_MINUTE, Balance, BudgetState
+from shared.model.budgets.budget import UNITS_PER_GPU_MINUTE, Balance, BudgetState
 from shared.model.names import Namespace
 
 UNITS_PER_GPU_SECOND = UNITS_PER_GPU_MINUTE // 60

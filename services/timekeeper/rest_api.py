@@ -23,8 +23,8 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.paths import pod_path
 from shared.kubernetes.types import ApiPod
-from shared.model.balance import OUT_OF_BUDGET
-from shared.model.budget import UNITS_PER_GPU_MINUTE, Balance
+from shared.model.budgets.balance import OUT_OF_BUDGET
+from shared.model.budgets.budget import UNITS_PER_GPU_MINUTE, Balance
 from shared.model.clock import ExpiringMap, Rate
 from shared.model.errors import (
     UNDECODABLE,

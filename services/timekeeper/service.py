@@ -27,8 +27,8 @@ from services.timekeeper.settings import TimekeeperSettings, parse_factors
 from shared.credentials.certificate_rotation import ServingCertificate
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
-from shared.model.balance import balance, missing_units
-from shared.model.budget import (
+from shared.model.budgets.balance import balance, missing_units
+from shared.model.budgets.budget import (
     UNITS_PER_GPU_MINUTE,
     Account,
     Balance,

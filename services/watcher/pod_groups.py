@@ -10,7 +10,7 @@ from shared.dialects.pod_groups import PATHS, PodGroupKind
 from shared.kubernetes.types import ObjectMeta, PodGroup, PodGroupCondition
 from shared.model.bounds import check_bounds
 from shared.model.errors import RequestError
-from shared.model.request import Gang
+from shared.model.requests.request import Gang
 from shared.pods.observed_pod import ObservedPod
 
 SCHEDULED = "PodGroupScheduled"

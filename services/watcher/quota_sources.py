@@ -24,9 +24,9 @@ from shared.kubernetes.object_files import load_objects
 from shared.kubernetes.reflector import follow
 from shared.kubernetes.types import RawObject
 from shared.model.bounds import cut
+from shared.model.budgets.quota import Quota
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
-from shared.model.quota import Quota
 
 logger = logging.getLogger(__name__)
 

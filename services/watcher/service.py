@@ -28,6 +28,7 @@ from services.watcher.trackers import (
     PodEvent,
     PodTracker,
 )
+from shared.model.budgets.quota import Quota
 from shared.model.clock import Clock, wait_for_event
 from shared.model.errors import LeaseholdError
 from shared.model.events.claim_events import AllocatedClaim, ClaimAllocated, ClaimDeallocated
@@ -44,7 +45,6 @@ from shared.model.events.pod_events import (
     ResyncRequested,
 )
 from shared.model.names import PodUid
-from shared.model.quota import Quota
 from shared.runtime.service import emits, handles, loops
 
 ClaimEvent = ClaimAllocated | ClaimDeallocated

@@ -32,13 +32,13 @@ from shared.kubernetes.reflector import Batch, Reflector, follow
 from shared.kubernetes.resource_claims import CLAIMS_PATH, ApiResourceClaim, allocated_claim
 from shared.kubernetes.types import ApiNode, ApiObject, ApiPod, PodGroup, PodOutline
 from shared.model.bounds import MOST_FACTS, check_bounds, check_size
+from shared.model.devices.node import AGENT_ANNOTATION, NodeFacts, Taint
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.node_events import DevicesRegistered
 from shared.model.events.pod_events import LEASE_PRESENT, BoundPod, ListedPods, PodsListed
-from shared.model.lease_copy import ANNOTATION
+from shared.model.leases.lease_copy import ANNOTATION
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.node import AGENT_ANNOTATION, NodeFacts, Taint
 from shared.model.quantity import parse_available, timestamp
 from shared.pods.observed_pod import TERMINAL, ObservedPod
 from shared.pods.pod_parser import PodParser

@@ -9,6 +9,7 @@ from typing import TypeVar
 from services.watcher.pod_groups import PodGroupChanges, PodGroupIndex
 from shared.dialects.vocabulary import no_node_has, unknown_gpus
 from shared.model.bounds import MOST, MOST_ENTRIES, cut
+from shared.model.devices.node import UNKNOWN_REVISION, NodeFacts, NodeRevision
 from shared.model.events.node_events import DevicesRegistered
 from shared.model.events.pod_events import (
     NodeChanged,
@@ -19,7 +20,6 @@ from shared.model.events.pod_events import (
     PodTerminated,
 )
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.node import UNKNOWN_REVISION, NodeFacts, NodeRevision
 from shared.pods.observed_pod import ObservedPod, queued
 from shared.pods.pod_anti_affinity import PodAntiAffinity, resolve_all
 

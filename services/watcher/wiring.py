@@ -20,9 +20,9 @@ from services.watcher.sources import (
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.kubernetes.reachability import ApiServerReachability
+from shared.model.budgets.quota import Quota
 from shared.model.clock import SystemClock
 from shared.model.names import Namespace
-from shared.model.quota import Quota
 from shared.pods.pod_parser import PodParser
 from shared.runtime.run import open_bus, serve
 from shared.runtime.shared_process import SharedProcess

@@ -10,11 +10,11 @@ from shared.dialects.dialect import Rules
 from shared.dialects.protected_paths import HOST_PATHS
 from shared.dialects.vocabulary import LEFT_ALONE
 from shared.model.bounds import cut
-from shared.model.claim import EXTENDED_RESOURCES
+from shared.model.budgets.quota import Quota
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.names import DEFAULT_SCHEDULER
-from shared.model.quota import Quota
-from shared.model.request import LEAST_SHARE_MIB
+from shared.model.requests.claim import EXTENDED_RESOURCES
+from shared.model.requests.request import LEAST_SHARE_MIB
 from shared.pods.pod_view import PodContainer, PodView
 
 BAD_REQUEST = 400

@@ -27,13 +27,13 @@ from services.webhook.largest_device import LargestDevice
 from services.webhook.patches import add_annotation
 from services.webhook.pod_admission import UNPROCESSABLE, AdmissionPolicy, PodAdmission
 from shared.credentials.turns import Turns
+from shared.model.budgets.quota import ALL_NAMESPACES, Quota
 from shared.model.clock import Clock, ExpiringMap
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.event import ADMISSION
 from shared.model.events.pod_events import BudgetChanged, LargestDeviceReported
 from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
 from shared.model.names import Namespace
-from shared.model.quota import ALL_NAMESPACES, Quota
 from shared.pods.pod_view import decode_view
 from shared.runtime import telemetry
 from shared.runtime.service import handles, loops, publishes

@@ -9,7 +9,7 @@ from shared.dialects.dialect import Rules
 from shared.dialects.pod_requests import enabled
 from shared.dialects.protected_paths import HOST_PATHS
 from shared.model.errors import RequestError
-from shared.model.request import LEAST_SHARE_MIB
+from shared.model.requests.request import LEAST_SHARE_MIB
 from shared.runtime.settings import ApiServerSettings, ServiceSettings, setting
 
 ABOUT = """Reviews new pods: denies GPU requests that can never be granted and pods that could

@@ -32,11 +32,11 @@ from shared.kubernetes.types import (
     RawObject,
     WebhookConfiguration,
 )
+from shared.model.budgets.quota import Quota
 from shared.model.clock import SystemClock
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
 from shared.model.names import Namespace
-from shared.model.quota import Quota
 from shared.nats.bus import Bus
 from shared.runtime.run import Nats, open_bus, serve
 from shared.runtime.telemetry import open_tracing

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.model.device import Device, DeviceMode
+from shared.model.devices.device import Device, DeviceMode
 from shared.model.names import DeviceUuid
 
 TRIGGER = "leasehold.dev/share"

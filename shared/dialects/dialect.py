@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from shared.dialects.advertised import Advertisement, NodeSoftware
-from shared.model.device import Device
-from shared.model.lease import MIB, Lease, Share
+from shared.model.devices.device import Device
+from shared.model.leases.lease import MIB, Lease, Share
 from shared.model.names import DeviceUuid, Namespace
-from shared.model.request import GpuRequest, PodRequest
+from shared.model.requests.request import GpuRequest, PodRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ class Dialect:
     """Those of `patched` that count as ordinary resources of the node, too: a pod may request more
     of them than its shares hold, and the kubelet rejects it beyond the node's sum."""
     node_annotations: frozenset[str] = frozenset()
-    """All annotations of nodes that the agent writes, without those in `shared.model.node`."""
+    """All annotations of nodes that the agent writes, without those in `shared.model.devices`."""
     node_labels: frozenset[str] = frozenset()
     """All labels of nodes that the agent writes."""
     node_objects: frozenset[str] = frozenset()

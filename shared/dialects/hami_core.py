@@ -9,10 +9,10 @@ import msgspec
 from shared.dialects.dialect import ContainerSetup, Mount, Paths, PodManifest
 from shared.dialects.reserved import DEVICE_ORDER, LIBRARY_DIRECTORY, VISIBLE
 from shared.dialects.strict_values import check_not_bytes, check_range
-from shared.model.device import Device
+from shared.model.devices.device import Device
 from shared.model.errors import UNDECODABLE, RequestError
-from shared.model.lease import MIB, Lease, Share
-from shared.model.request import GpuRequest, PodRequest
+from shared.model.leases.lease import MIB, Lease, Share
+from shared.model.requests.request import GpuRequest, PodRequest
 
 
 class PodMemo(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from shared.dialects.nvidia.annotations import device_type
-from shared.model.lease import MIB, Booking, Lease, Share
+from shared.model.leases.lease import MIB, Booking, Lease, Share
 from shared.model.views import DeviceView, MeasuredView
 
 Labels = dict[str, str]

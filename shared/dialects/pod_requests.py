@@ -17,11 +17,17 @@ from shared.model.bounds import (
     check_size,
     check_text,
 )
+from shared.model.devices.node import CORDONED, DEVICE_CORDON_PREFIX
 from shared.model.errors import RequestError
 from shared.model.names import ISOLATION
-from shared.model.node import CORDONED, DEVICE_CORDON_PREFIX
 from shared.model.quantity import check_amount, parse_decimal
-from shared.model.request import DeviceOrder, GpuRequest, NodeOrder, PodRequest, SharingPolicy
+from shared.model.requests.request import (
+    DeviceOrder,
+    GpuRequest,
+    NodeOrder,
+    PodRequest,
+    SharingPolicy,
+)
 
 _OWNERS: Mapping[str, tuple[str, ...]] = {
     resource: tuple(d.name for d in DIALECTS.values() if resource in d.resources)

@@ -12,7 +12,7 @@ from typing import Any
 from shared.model.bounds import NAME as LONGEST_NAME
 from shared.model.bounds import SHORT
 from shared.model.errors import RequestError
-from shared.model.lease import MIB
+from shared.model.leases.lease import MIB
 from shared.model.quantity import amount_text
 
 

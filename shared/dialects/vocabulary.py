@@ -12,8 +12,8 @@ from enum import StrEnum
 from shared.dialects import DIALECTS, GPU_RESOURCES, pod_groups
 from shared.dialects.dialect import PodManifest
 from shared.dialects.reserved import AUTHOR_ANNOTATIONS, COMPLETED_ANNOTATIONS, STRIPPED_ANNOTATIONS
-from shared.model.claim import EXTENDED_RESOURCES
 from shared.model.names import HANDED_OVER, PREEMPTIBLE
+from shared.model.requests.claim import EXTENDED_RESOURCES
 
 
 class Place(StrEnum):

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from shared.kubernetes.strict_yaml import load_document
 from shared.model.bounds import cut
-from shared.model.device import longest_name_in
+from shared.model.devices.device import longest_name_in
 from shared.model.errors import RequestError
 
 MOST_BYTES = 65_536

@@ -10,11 +10,11 @@ from msgspec import Meta, field
 from shared.dialects.tencent.gpu_quota import POOL_LABEL
 from shared.kubernetes.custom_kinds import API_VERSION, Rule, RuledStruct, convert_spec
 from shared.model.bounds import KEY, LONGEST_MODEL, MOST, MOST_GROUPS, SHORT
+from shared.model.budgets.quota import Quota, QuotaLimits
 from shared.model.errors import RequestError
-from shared.model.lease import MIB
+from shared.model.leases.lease import MIB
 from shared.model.names import Namespace
 from shared.model.quantity import LONGEST, parse_duration_s, parse_quantity
-from shared.model.quota import Quota, QuotaLimits
 
 KIND = "GPUQuota"
 OBJECTS = f"/apis/{API_VERSION}/gpuquotas"

@@ -9,11 +9,11 @@ from msgspec import Raw, Struct, field
 from shared.kubernetes.paths import objects_path
 from shared.kubernetes.types import Condition, ObjectMeta, Quantities
 from shared.model.bounds import check_bounds
-from shared.model.claim import CORES, DRIVER, LEASED, MEMORY, REFUSED, generation_of
 from shared.model.errors import RequestError
 from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quantity import parse_count
+from shared.model.requests.claim import CORES, DRIVER, LEASED, MEMORY, REFUSED, generation_of
 
 CLAIMS_PATH = "/apis/resource.k8s.io/v1/resourceclaims"
 MIB = 1 << 20

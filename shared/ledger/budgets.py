@@ -28,7 +28,7 @@ from shared.ledger.rows.account_rows import (
 )
 from shared.ledger.rows.lease_rows import decode_lease
 from shared.ledger.rows.unreadable import readable
-from shared.model.budget import (
+from shared.model.budgets.budget import (
     Account,
     AccountChange,
     Accounts,
@@ -39,7 +39,7 @@ from shared.model.budget import (
     JournalEntry,
     PolicyType,
 )
-from shared.model.costs.cost_records import CostHour, CostMark, hours_of
+from shared.model.budgets.cost_records import CostHour, CostMark, hours_of
 from shared.model.names import Namespace
 
 PAGE_SIZE = 500

@@ -42,14 +42,14 @@ from shared.ledger.rows.unreadable import readable
 from shared.ledger.rows.waiting_rows import rank_of
 from shared.ledger.waiting_pods import WaitingPods
 from shared.model.errors import ConflictError
-from shared.model.lease import (
+from shared.model.leases.lease import (
     ClaimAllocation,
     Lease,
     LeaseState,
     StaleLeaseError,
     will_end_by,
 )
-from shared.model.ledger import (
+from shared.model.leases.ledger import (
     AlreadyLeased,
     GangIncomplete,
     GonePod,
@@ -60,7 +60,7 @@ from shared.model.ledger import (
     TooLarge,
 )
 from shared.model.names import NodeName, PodUid
-from shared.model.request import Gang
+from shared.model.requests.request import Gang
 from shared.placing.run_times import RunTimes
 
 _ALREADY_LEASED = 0

@@ -15,12 +15,17 @@ from shared.ledger.rows.node_rows import (
 )
 from shared.ledger.rows.unreadable import UNREADABLE
 from shared.ledger.server_errors import RebuildPendingError
-from shared.model.device import Device
+from shared.model.devices.device import Device
+from shared.model.devices.node import UNKNOWN_REVISION, NodeFacts, NodeRevision
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import DeviceReported
-from shared.model.ledger import FeedTruncatedError, LedgerChange, LedgerSnapshot, LedgerStatus
+from shared.model.leases.ledger import (
+    FeedTruncatedError,
+    LedgerChange,
+    LedgerSnapshot,
+    LedgerStatus,
+)
 from shared.model.names import DeviceUuid, NodeName
-from shared.model.node import UNKNOWN_REVISION, NodeFacts, NodeRevision
 
 logger = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from shared.ledger.connection import LedgerConnection, LedgerPart, in_batches, u
 from shared.ledger.rows.joined_texts import unescaped
 from shared.ledger.rows.node_rows import decode_node_rows
 from shared.ledger.rows.quota_rows import decode_quota_totals, encode_quota
-from shared.model.fair_share import Entitlement, FairShare, GpuAmount
-from shared.model.ledger import NodeTotals, UnreadableRecord
+from shared.model.budgets.fair_share import Entitlement, FairShare, GpuAmount
+from shared.model.budgets.quota import Quota, QuotaTotals
+from shared.model.leases.ledger import NodeTotals, UnreadableRecord
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.quota import Quota, QuotaTotals
 
 PAGE_SIZE = 100
 """Nodes per call."""

@@ -16,17 +16,17 @@ from shared.ledger.connection import LedgerPart
 from shared.ledger.rows.joined_texts import escaped
 from shared.ledger.rows.lease_rows import demand_of, encode_reservation, text
 from shared.ledger.rows.unreadable import readable
-from shared.model.budget import LeaseClass
+from shared.model.budgets.budget import LeaseClass
 from shared.model.events.pod_events import BudgetChanged
-from shared.model.ledger import Reservation, TooLarge
-from shared.model.names import DeviceUuid
-from shared.model.preemption import (
+from shared.model.leases.ledger import Reservation, TooLarge
+from shared.model.leases.preemption import (
     EvictionRecord,
     Preemption,
     PreemptionState,
     StoredPreemption,
     StoredStart,
 )
+from shared.model.names import DeviceUuid
 
 PAST_S = 24 * 3600.0
 

@@ -6,7 +6,7 @@ from shared.ledger.connection import LedgerPart, in_batches
 from shared.ledger.ledger_totals import LedgerQuotas, LedgerTotals, read_nodes
 from shared.ledger.total_checks import LedgerReading
 from shared.model.errors import UnavailableError
-from shared.model.ledger import UnreadableRecord
+from shared.model.leases.ledger import UnreadableRecord
 
 NODES_PER_CALL = 25
 """Nodes that are read with their leases in 3 to 4 ms of the server: pods wait that long."""

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from shared.ledger.budgets import Budgets
-from shared.model.budget import (
+from shared.model.budgets.budget import (
     UNITS_PER_GPU_MINUTE,
     ChargeEntry,
     LeaseClass,

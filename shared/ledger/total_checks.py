@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from shared.model.device import DeviceUse
-from shared.model.fair_share import FairShare, GpuAmount, fair_share_of
-from shared.model.lease import Lease
-from shared.model.ledger import NodeTotals, UnreadableRecord, counted_use
+from shared.model.budgets.fair_share import FairShare, GpuAmount, fair_share_of
+from shared.model.budgets.quota import QuotaTotals, QuotaUsage, total_of
+from shared.model.devices.device import DeviceUse
+from shared.model.leases.lease import Lease
+from shared.model.leases.ledger import NodeTotals, UnreadableRecord, counted_use
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.quota import QuotaTotals, QuotaUsage, total_of
 
 BIND_S = 3.0
 """A lease or a claim may be in one reading and not in the next for this long."""

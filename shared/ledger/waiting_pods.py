@@ -17,9 +17,9 @@ from shared.ledger.rows.waiting_rows import (
 )
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import BudgetChanged, PodGated
-from shared.model.ledger import GangEnrollment, OfferedPods, WaitingPod, WaitResult
+from shared.model.leases.ledger import GangEnrollment, OfferedPods, WaitingPod, WaitResult
 from shared.model.names import Namespace, PodUid
-from shared.model.request import Gang
+from shared.model.requests.request import Gang
 
 logger = logging.getLogger(__name__)
 

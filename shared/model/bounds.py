@@ -97,7 +97,7 @@ Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Shares = Annotated[int, Meta(ge=0, le=MOST_SHARES)]
 """Devices of one container."""
 Units = Annotated[int, Meta(ge=1 - 2**63, le=2**63 - 1)]
-"""GPU time of a budget, see `shared.model.budget`."""
+"""GPU time of a budget, see `shared.model.budgets.budget`."""
 Revision = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """A resource version of the API server, as etcd counts."""
 Members = Annotated[int, Meta(ge=1, le=999_999)]

@@ -44,7 +44,7 @@ the former into `spec.activeDeadlineSeconds`, which the kubelet enforces."""
 ENDS_AT = "LEASEHOLD_ENDS_AT"
 ENDS_AT_ANNOTATION = "leasehold.dev/ends-at"
 """Variable of a container, and annotation that the Binding writes, if the pod has a maximum run
-time: when the kubelet ends it, not before. See `shared.model.lease.end_text`."""
+time: when the kubelet ends it, not before. See `shared.model.leases.lease.end_text`."""
 
 OFFER = "leasehold.dev/offer"
 """Annotation of a waiting pod of kube-scheduler, as `NODE@NUMBER`: something was freed for it, on

@@ -21,12 +21,12 @@ from shared.model.bounds import (
     ShortText,
     SignedAmount,
 )
-from shared.model.budget import BudgetHistory, BudgetSummary
-from shared.model.device import Hardware, Leftover
-from shared.model.lease import ClaimAllocation, MigPlacement, Share, ShareSize
+from shared.model.budgets.budget import BudgetHistory, BudgetSummary
+from shared.model.devices.device import Hardware, Leftover
+from shared.model.leases.lease import ClaimAllocation, MigPlacement, Share, ShareSize
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.placement import NodeVerdict, Refusal
 from shared.model.quantity import timestamp
+from shared.model.requests.placement import NodeVerdict, Refusal
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):

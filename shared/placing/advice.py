@@ -7,9 +7,9 @@ from itertools import groupby
 
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import Dialect
-from shared.model.device import MIB
+from shared.model.devices.device import MIB
 from shared.model.quantity import amount_text, peak
-from shared.model.request import (
+from shared.model.requests.request import (
     DeviceSelection,
     GpuRequest,
     NodeRequirements,

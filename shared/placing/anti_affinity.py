@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import structs
 
+from shared.model.devices.node import LABEL_OPERATORS, AntiAffinityTerm, LabelRequirement, NodeFacts
 from shared.model.events.pod_events import PodQueued
 from shared.model.names import Namespace
-from shared.model.node import LABEL_OPERATORS, AntiAffinityTerm, LabelRequirement, NodeFacts
-from shared.model.request import PodRequest, RepelledFrom
+from shared.model.requests.request import PodRequest, RepelledFrom
 
 Domain = tuple[AntiAffinityTerm, str]
 """A term, and the value of its topology key on the node with the pod that has it."""

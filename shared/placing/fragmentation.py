@@ -13,8 +13,14 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from shared.model.device import MIB, Device, required_cores_percent
-from shared.model.request import ALL_PERCENT, DeviceSelection, NodeOrder, PodRequest, SharingPolicy
+from shared.model.devices.device import MIB, Device, required_cores_percent
+from shared.model.requests.request import (
+    ALL_PERCENT,
+    DeviceSelection,
+    NodeOrder,
+    PodRequest,
+    SharingPolicy,
+)
 from shared.placing.choice.container_choice import DevicePick
 from shared.placing.choice.device_choice import device_excluded
 from shared.placing.mirror.cluster_mirror import ChangeReader, ClusterMirror

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from shared.model.device import Device, DeviceRefusal, MigLayout, required_memory_mib
-from shared.model.lease import MigPlacement
-from shared.model.request import GpuRequest
+from shared.model.devices.device import Device, DeviceRefusal, MigLayout, required_memory_mib
+from shared.model.leases.lease import MigPlacement
+from shared.model.requests.request import GpuRequest
 
 
 class InstanceShape(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from shared.model.node import (
+from shared.model.devices.node import (
     AGENT_STARTING,
     AGENT_STOPPING,
     LABEL_OPERATORS,
@@ -18,7 +18,7 @@ from shared.model.node import (
     cordon_reason,
 )
 from shared.model.quantity import amount_text
-from shared.model.request import NodeRequirements, NodeTerm, PodRequest, Toleration
+from shared.model.requests.request import NodeRequirements, NodeTerm, PodRequest, Toleration
 
 UNSCHEDULABLE = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 HARD_EFFECTS = frozenset({"NoSchedule", "NoExecute"})

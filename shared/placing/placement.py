@@ -5,8 +5,8 @@ from heapq import nsmallest
 from itertools import islice, zip_longest
 from typing import Final
 
-from shared.model.placement import Placement, Refusal
-from shared.model.request import NodeOrder, PodRequest
+from shared.model.requests.placement import Placement, Refusal
+from shared.model.requests.request import NodeOrder, PodRequest
 from shared.placing.choice.container_choice import DevicePick, build_shares
 from shared.placing.choice.device_choice import (
     DeviceChooser,

@@ -14,12 +14,12 @@ from itertools import combinations, islice
 
 from msgspec import structs
 
-from shared.model.device import DeviceUse
-from shared.model.lease import Lease, bookings
-from shared.model.ledger import LedgerNode, NodeTotals, counted_use, with_changes
+from shared.model.devices.device import DeviceUse
+from shared.model.leases.lease import Lease, bookings
+from shared.model.leases.ledger import LedgerNode, NodeTotals, counted_use, with_changes
 from shared.model.names import NodeName, PodUid
-from shared.model.placement import Placement
-from shared.model.request import PodRequest
+from shared.model.requests.placement import Placement
+from shared.model.requests.request import PodRequest
 from shared.placing.trial_cluster import TrialCluster
 
 MAX_TRIALS = 6000

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from shared.model.bounds import MOST_RUN_S, Amount
 from shared.model.errors import UNDECODABLE
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from shared.model.names import Namespace
 
 MOST_SERIES = 512

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
 
-from shared.model.device import without_claim
-from shared.model.lease import Lease, ends_by, expected_end
-from shared.model.ledger import LedgerNode, NodeTotals, WaitingPod, with_changes
+from shared.model.devices.device import without_claim
+from shared.model.leases.lease import Lease, ends_by, expected_end
+from shared.model.leases.ledger import LedgerNode, NodeTotals, WaitingPod, with_changes
+from shared.model.leases.preemption import EndingLease, StoredStart
 from shared.model.names import MAX_RUN_TIME, DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.placement import Placement, Refusal
-from shared.model.preemption import EndingLease, StoredStart
 from shared.model.quantity import timestamp
-from shared.model.request import Gang, PodRequest
+from shared.model.requests.placement import Placement, Refusal
+from shared.model.requests.request import Gang, PodRequest
 from shared.placing.anti_affinity import all_domains, repelled_request
 from shared.placing.index.node_index import placement_key
 from shared.placing.node_filters import free_resources, has_too_little

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from shared.model.ledger import LedgerNode
+from shared.model.leases.ledger import LedgerNode
 from shared.model.names import NodeName, PodUid
-from shared.model.placement import Placement, Refusal
-from shared.model.request import PodRequest
+from shared.model.requests.placement import Placement, Refusal
+from shared.model.requests.request import PodRequest
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.placement import picks_on, place, place_before, placement_of

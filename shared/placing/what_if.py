@@ -6,13 +6,13 @@ from itertools import islice
 
 from msgspec import structs
 
-from shared.model.device import DeviceUse
-from shared.model.lease import Lease
-from shared.model.ledger import LedgerNode, NodeTotals
+from shared.model.devices.device import DeviceUse
+from shared.model.leases.lease import Lease
+from shared.model.leases.ledger import LedgerNode, NodeTotals
+from shared.model.leases.preemption import start_text
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.placement import Placement, Refusal
-from shared.model.preemption import start_text
-from shared.model.request import PodRequest
+from shared.model.requests.placement import Placement, Refusal
+from shared.model.requests.request import PodRequest
 from shared.model.views import PlannedShare, View
 from shared.placing.room import ClusterTrials, rooms_by_few
 from shared.placing.starts import LeaseEnd, PlannedStart, StartTrials, ending_lease, plan_start

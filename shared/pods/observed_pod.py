@@ -9,7 +9,7 @@ from shared.kubernetes.types import PodStatus
 from shared.model.bounds import cut
 from shared.model.events.pod_events import PodQueued
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.request import PodRequest
+from shared.model.requests.request import PodRequest
 from shared.pods.pod_anti_affinity import PodAntiAffinity
 
 TERMINAL = frozenset({"Succeeded", "Failed"})

@@ -12,9 +12,9 @@ import msgspec
 
 from shared.kubernetes.types import ApiPod, LabelSelector, PodAffinityTerm
 from shared.model.bounds import MOST_FACTS, check_size
+from shared.model.devices.node import AntiAffinityTerm, LabelRequirement
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
-from shared.model.node import AntiAffinityTerm, LabelRequirement
 from shared.placing.anti_affinity import matches_labels
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"

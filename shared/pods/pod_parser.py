@@ -37,10 +37,16 @@ from shared.model.bounds import check_bounds, cut
 from shared.model.errors import RequestError
 from shared.model.events.event import ADMISSION
 from shared.model.events.pod_events import message_digest
-from shared.model.lease_copy import ANNOTATION, lease_outline
+from shared.model.leases.lease_copy import ANNOTATION, lease_outline
 from shared.model.names import BUDGET_GATE, Namespace, NodeName, PodUid
 from shared.model.quantity import check_amount, parse_resources, peak
-from shared.model.request import GpuRequest, NodeRequirements, NodeTerm, PodRequest, Toleration
+from shared.model.requests.request import (
+    GpuRequest,
+    NodeRequirements,
+    NodeTerm,
+    PodRequest,
+    Toleration,
+)
 from shared.placing.pod_fields import handed_over
 from shared.pods.observed_pod import ObservedPod, rejection_of
 from shared.pods.pod_anti_affinity import PodAntiAffinity, parse_anti_affinity

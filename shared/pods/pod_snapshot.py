@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 
 from shared.kubernetes.types import ApiPod, Condition
-from shared.model.lease import Lease
-from shared.model.lease_copy import ANNOTATION
+from shared.model.leases.lease import Lease
+from shared.model.leases.lease_copy import ANNOTATION
 from shared.model.names import PREEMPTIBLE, Namespace, NodeName, PodUid
 from shared.pods.observed_pod import TERMINAL
 

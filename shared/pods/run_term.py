@@ -1,11 +1,11 @@
 """How long a pod may run, and is expected to, from its spec and annotations; pure."""
 
 from shared.model.bounds import MOST_RUN_S
+from shared.model.budgets.quota import Quota
 from shared.model.errors import RequestError
 from shared.model.names import EXPECTED_RUN_TIME, MAX_RUN_TIME
 from shared.model.quantity import duration_text, parse_duration_s
-from shared.model.quota import Quota
-from shared.model.request import NO_TERM, Term
+from shared.model.requests.request import NO_TERM, Term
 from shared.pods.pod_view import PodView
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock, wait_for_event
-from shared.model.ledger import FeedTruncatedError
+from shared.model.leases.ledger import FeedTruncatedError
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 
 DISCONNECTED_LIMIT_S = 10.0

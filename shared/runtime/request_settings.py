@@ -11,7 +11,7 @@ from shared.dialects.pod_requests import check_rules
 from shared.dialects.protected_paths import HOST_PATHS
 from shared.dialects.volcano import scheduler_arguments
 from shared.kubernetes.strict_yaml import load_document
-from shared.model.device import DeviceMode
+from shared.model.devices.device import DeviceMode
 from shared.model.errors import RequestError
 from shared.pods.pod_parser import PodParser
 from shared.runtime.settings import setting

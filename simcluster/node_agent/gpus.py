@@ -14,9 +14,9 @@ from services.node_agent.gpus.inventory import DeviceSample, Gpu
 from services.node_agent.gpus.probes import GpuProber
 from services.node_agent.mig.gpu_models import GPU_MODELS, GpuModel
 from services.node_agent.mig.instances import MigInstance, MigState
-from shared.model.device import UNNAMED, Hardware, UnreadDevice
+from shared.model.devices.device import UNNAMED, Hardware, UnreadDevice
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.lease import MIB
+from shared.model.leases.lease import MIB
 from shared.model.names import DeviceUuid, NodeName
 from simcluster.node_agent.mig import SimulatedMig
 

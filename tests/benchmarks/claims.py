@@ -22,9 +22,9 @@ from pathlib import Path
 
 from services.node_agent.dra.slices import ClaimableNode, build_slices
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
-from shared.model.claim import DRIVER
-from shared.model.device import Device
+from shared.model.devices.device import Device
 from shared.model.names import DeviceUuid, NodeName
+from shared.model.requests.claim import DRIVER
 from tests.benchmarks.pace import quantile
 from tests.benchmarks.processes import cpu_ms
 from tests.benchmarks.real_apiserver import LABEL, NAMESPACES, NODES, SMALL, RealApi, each

@@ -22,8 +22,8 @@ from services.api.read_api import ReadApi
 from services.api.service import ApiService, ApiTiming
 from shared.credentials.authorization import AnonymousAuthenticator
 from shared.model.clock import SystemClock
-from shared.model.lease import LeaseState
-from shared.model.ledger import NodeTotals, counted_use
+from shared.model.leases.lease import LeaseState
+from shared.model.leases.ledger import NodeTotals, counted_use
 from shared.runtime import health
 from tests.support import build
 from tests.support.api.browser import chromium

@@ -25,10 +25,10 @@ from itertools import product
 from msgspec import structs
 
 from services import GC_THRESHOLD
-from shared.model.device import DeviceUse
+from shared.model.devices.device import DeviceUse
 from shared.model.names import PodUid
-from shared.model.placement import Refusal
-from shared.model.request import NodeOrder
+from shared.model.requests.placement import Refusal
+from shared.model.requests.request import NodeOrder
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.placement import place

@@ -34,12 +34,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from shared.model.device import with_claim
-from shared.model.lease import Lease
-from shared.model.ledger import LedgerNode, NodeTotals, counted_use
+from shared.model.devices.device import with_claim
+from shared.model.leases.lease import Lease
+from shared.model.leases.ledger import LedgerNode, NodeTotals, counted_use
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.placement import Refusal
-from shared.model.request import NodeOrder
+from shared.model.requests.placement import Refusal
+from shared.model.requests.request import NodeOrder
 from shared.placing.index.node_index import placement_key
 from shared.placing.run_times import RunTimes
 from shared.placing.starts import (

@@ -17,9 +17,9 @@ import time
 
 from shared.ledger.leases import RedisLeases
 from shared.model.events.node_events import DeviceReported
-from shared.model.ledger import Reservation, Reserved
+from shared.model.leases.ledger import Reservation, Reserved
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.placement import Placement
+from shared.model.requests.placement import Placement
 from tests.benchmarks.processes import process_counters
 from tests.support import build
 from tests.support.servers.valkey import valkey_server

@@ -22,8 +22,8 @@ from pathlib import Path
 from services.binder.bind.binding_sender import binding_annotations
 from services.node_agent.service import REPORT_S
 from shared.ledger.leases import RedisLeases
+from shared.model.devices.node import NodeFacts
 from shared.model.events.node_events import DeviceReported
-from shared.model.node import NodeFacts
 from tests.benchmarks.processes import cpu_ms, served, servers, services
 from tests.benchmarks.scale_agents import (
     TRIGGER,

@@ -14,7 +14,7 @@ from shared.model.errors import UnavailableError
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import Heartbeat, ResyncRequested
 from shared.model.events.request_reply import BindReply, BindRequest, LeasesReply, LeasesRequest
-from shared.model.lease import LeaseState
+from shared.model.leases.lease import LeaseState
 from shared.model.names import NodeName
 from shared.nats import subjects
 from shared.nats.bus import Bus

@@ -13,12 +13,18 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from shared.model.device import Device, DeviceUse
+from shared.model.devices.device import Device, DeviceUse
+from shared.model.devices.node import NodeFacts
 from shared.model.errors import RequestError
-from shared.model.ledger import LedgerNode
+from shared.model.leases.ledger import LedgerNode
 from shared.model.names import DeviceUuid, NodeName
-from shared.model.node import NodeFacts
-from shared.model.request import DeviceOrder, DeviceSelection, GpuRequest, NodeOrder, PodRequest
+from shared.model.requests.request import (
+    DeviceOrder,
+    DeviceSelection,
+    GpuRequest,
+    NodeOrder,
+    PodRequest,
+)
 
 PARTS = 1000
 """A share is in thousandths of a GPU: each is one MiB of a device with so many."""

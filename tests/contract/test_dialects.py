@@ -15,7 +15,7 @@ from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.protected_paths import lease_conflict
 from shared.dialects.volcano.device_register import HANDSHAKE
 from shared.dialects.volcano.gpushare import MAX_UNITS
-from shared.model.device import Device, DeviceMode, MigLayout, MigProfile
+from shared.model.devices.device import Device, DeviceMode, MigLayout, MigProfile
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid, Namespace
 from tests.support.build import lease, share

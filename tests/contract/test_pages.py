@@ -17,9 +17,9 @@ import yaml
 from services.webhook.admission import decide
 from services.webhook.pod_admission import AdmissionPolicy, PodAdmission
 from shared.dialects import DIALECTS
-from shared.model.budget import BudgetState
+from shared.model.budgets.budget import BudgetState
+from shared.model.devices.node import AGENT_ANNOTATION
 from shared.model.events.node_events import ViolationReason
-from shared.model.node import AGENT_ANNOTATION
 from tests.hardware.__main__ import PARTS
 from tests.support.webhook.reviews import reviewed
 from tools.docs_site import on_config, without_links_out

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from services.node_agent.records.checkpoint import Checkpoint, CheckpointFile
-from shared.model.lease_copy import dump_lease, load_lease
+from shared.model.leases.lease_copy import dump_lease, load_lease
 from shared.model.names import Namespace
 from shared.nats import wire
 from tests.support.recorded import Recorded, kinds, recorded, versions

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from shared.model.lease_copy import ANNOTATION, load_lease
+from shared.model.leases.lease_copy import ANNOTATION, load_lease
 from shared.model.names import Namespace
 from tests.support.page_commands import SHELL_BLOCK
 from tests.support.stack import NEEDS_KUBECTL, Stack, stack, succeeded

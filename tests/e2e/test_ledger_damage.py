@@ -14,8 +14,8 @@ import pytest_asyncio
 import redis.asyncio
 
 from shared.model.errors import UnavailableError
-from shared.model.lease import Lease, LeaseState
-from shared.model.lease_copy import ANNOTATION, load_lease
+from shared.model.leases.lease import Lease, LeaseState
+from shared.model.leases.lease_copy import ANNOTATION, load_lease
 from shared.model.names import Namespace
 from tests.support.dialects.checklist import condition_text, leases
 from tests.support.stack import PODS, Stack, gpu_pod, running, stack, succeeded, vgpu

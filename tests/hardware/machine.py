@@ -23,7 +23,7 @@ from services.node_agent.isolation.region_writer import write_limits
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup
 from shared.dialects.hami_core import OVERRIDES
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from simcluster.kubelet.containers.container_state import ContainerState, MountPoint
 from simcluster.kubelet.programs.gpu_programs import hidden_files
 from simcluster.kubelet.programs.processes import Launch, start_process

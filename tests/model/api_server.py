@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from shared.model.devices.node import NodeRevision
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 from shared.model.events.event import Event
 from shared.model.events.pod_events import (
@@ -18,10 +19,9 @@ from shared.model.events.pod_events import (
     PodTerminated,
     QuotasUpdated,
 )
-from shared.model.lease_copy import ANNOTATION
+from shared.model.leases.lease_copy import ANNOTATION
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.node import NodeRevision
-from shared.model.request import PodRequest
+from shared.model.requests.request import PodRequest
 from shared.pods.pod_snapshot import PodSnapshot
 from tests.model.claims import Claims
 from tests.model.virtual_time import ActorClock

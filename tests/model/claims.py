@@ -12,13 +12,13 @@ import msgspec
 from services.watcher.service import ClaimTracker
 from shared.kubernetes.errors import ErrorResponse, NotFoundError
 from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim
-from shared.model.claim import CORES, DRIVER, MEMORY, REFUSED, device_name
-from shared.model.device import Device, DeviceMode
+from shared.model.devices.device import Device, DeviceMode
 from shared.model.errors import ConflictError, LeaseholdError
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.event import Event
 from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
 from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.requests.claim import CORES, DRIVER, MEMORY, REFUSED, device_name
 from tests.model.mig import SLICE_MIB, SLICES
 
 if TYPE_CHECKING:

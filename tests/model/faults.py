@@ -3,7 +3,7 @@
 import contextlib
 from dataclasses import replace
 
-from shared.model.device import DeviceMode
+from shared.model.devices.device import DeviceMode
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid, NodeName
 from tests.model.hostile import HostileAgent

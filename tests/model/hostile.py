@@ -11,8 +11,8 @@ from typing import Any
 from shared.model.errors import RequestError
 from shared.model.events.event import Event
 from shared.model.events.node_events import DeviceReported, ShareActivated
-from shared.model.lease import Lease
-from shared.model.lease_copy import load_lease
+from shared.model.leases.lease import Lease
+from shared.model.leases.lease_copy import load_lease
 from shared.model.names import NodeName
 from shared.nats import wire
 from shared.nats.inbox import decode_checked

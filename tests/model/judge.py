@@ -12,12 +12,12 @@ from typing import Any
 
 from services.binder.report.explanations import KubernetesEvent
 from services.node_agent.agent_timing import DEFAULT_TIMING
-from shared.model.device import DeviceMode
+from shared.model.devices.device import DeviceMode
 from shared.model.events.event import Event
 from shared.model.events.pod_events import NodeChanged, PodTerminated
-from shared.model.lease import END_MARGIN_S, Lease, LeaseState
+from shared.model.leases.lease import END_MARGIN_S, Lease, LeaseState
 from shared.model.names import DeviceUuid, NodeName, PodUid
-from shared.model.request import PodRequest
+from shared.model.requests.request import PodRequest
 from tests.model.api_server import NAMESPACE, Pod
 from tests.model.claims import Claim
 from tests.model.kubelet import KubeletRecord, limit_mib

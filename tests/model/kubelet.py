@@ -19,11 +19,11 @@ from services.node_agent.kubelet.pods import (
 )
 from shared.dialects.hami_core import MEMORY_LIMIT
 from shared.kubernetes.errors import parse_error
-from shared.model.claim import DRIVER, LEASED, device_name
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.events.node_events import LeaseHolder
-from shared.model.lease_copy import lease_outline
+from shared.model.leases.lease_copy import lease_outline
 from shared.model.names import DeviceUuid, PodUid
+from shared.model.requests.claim import DRIVER, LEASED, device_name
 from tests.model.api_server import NAMESPACE, Pod
 from tests.model.claims import REQUEST, Claim
 from tests.model.mig import parse_instance

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from shared.model.request import DeviceSelection
+from shared.model.requests.request import DeviceSelection
 from tests.model.judge import Judge
 from tests.model.mig import SLOW_S
 from tests.model.redis_links import RedisServer

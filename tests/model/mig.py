@@ -23,7 +23,7 @@ from services.node_agent.partition.partition_protocol import (
     encode_line,
 )
 from services.node_agent.partition.partition_server import PartitionServer
-from shared.model.device import Device, DeviceMode, MigLayout, MigProfile, UnreadDevice
+from shared.model.devices.device import Device, DeviceMode, MigLayout, MigProfile, UnreadDevice
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 from tests.model.virtual_time import ActorClock

@@ -133,7 +133,7 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         "services.planner.planned_starts.StartPlanner._record_withdrawal",
         _ignore,
     ),
-    "starts are promised too early": ("shared.model.lease.END_MARGIN_S", -75.0),
+    "starts are promised too early": ("shared.model.leases.lease.END_MARGIN_S", -75.0),
     "claims outlive their starts": ("  write_ended(end_claims(pods))\n", ""),
     "devices stay claimed": ("(is_claimed and M.MARK or 0)", "M.MARK"),
     "claims let everything in": (

@@ -29,13 +29,13 @@ from services.node_agent.resize.limit_updates import LimitUpdater
 from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.dialect import Paths
 from shared.dialects.hami_core import MEMORY_LIMIT
-from shared.model.device import Device
+from shared.model.devices.device import Device
 from shared.model.errors import RequestError
 from shared.model.events.event import Event
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import LeaseChanged
 from shared.model.events.request_reply import BindReply
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from tests.model.api_server import ApiServer, Pod
 from tests.model.claims import Claims

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 
 from shared.model.bounds import KEY, LONG, LONGEST_MEMO, MOST_GROUPS
-from shared.model.device import DeviceMode
+from shared.model.devices.device import DeviceMode
 from shared.model.names import NodeName, PodUid
-from shared.model.request import DeviceSelection, Gang, Term
+from shared.model.requests.request import DeviceSelection, Gang, Term
 from tests.model.claims import Claim
 from tests.model.kubelet import Kubelet, limit_mib
 from tests.model.machine import Machine, chosen

@@ -9,7 +9,7 @@ from typing import Any
 from services.binder.clients import NoReply
 from services.binder.report.explanations import KubernetesEvent
 from shared.ledger.leases import RedisLeases
-from shared.model.device import Device
+from shared.model.devices.device import Device
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 from shared.model.events.event import Event
 from shared.model.events.pod_events import (
@@ -29,7 +29,7 @@ from shared.model.events.request_reply import (
     LimitsRequest,
     ResizeRequest,
 )
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from shared.model.names import NodeName, PodUid
 from tests.model.api_server import ApiServer, Pod
 from tests.model.claims import Claims, KubeScheduler

@@ -6,16 +6,16 @@ from typing import Any
 from services.cli.audit.invariants import differences
 from services.cli.audit.snapshot import Snapshot
 from services.cli.pod_summary import PodSummary
-from shared.model.device import Device, DeviceUse
+from shared.model.budgets.fair_share import fair_share_of
+from shared.model.devices.device import Device, DeviceUse
+from shared.model.devices.node import NodeFacts
 from shared.model.events.node_events import Allocation
-from shared.model.fair_share import fair_share_of
-from shared.model.lease import Lease, LeaseState, Share
-from shared.model.lease_copy import ANNOTATION, dump_lease
-from shared.model.ledger import LedgerNode, NodeTotals, WaitingPod, counted_use
+from shared.model.leases.lease import Lease, LeaseState, Share
+from shared.model.leases.lease_copy import ANNOTATION, dump_lease
+from shared.model.leases.ledger import LedgerNode, NodeTotals, WaitingPod, counted_use
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.node import NodeFacts
-from shared.model.placement import Refusal
-from shared.model.request import Gang, PodRequest, SharingPolicy
+from shared.model.requests.placement import Refusal
+from shared.model.requests.request import Gang, PodRequest, SharingPolicy
 from tests.support import build
 from tests.support.build import allocation_of, pod_queued
 

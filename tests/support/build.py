@@ -4,14 +4,14 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shared.model.device import Device, DeviceUse, MigLayout, MigProfile
+from shared.model.devices.device import Device, DeviceUse, MigLayout, MigProfile
+from shared.model.devices.node import NodeFacts
 from shared.model.events.node_events import Allocation
 from shared.model.events.pod_events import PodQueued
-from shared.model.lease import Lease, Share, ShareMeasurement
-from shared.model.ledger import LedgerNode
+from shared.model.leases.lease import Lease, Share, ShareMeasurement
+from shared.model.leases.ledger import LedgerNode
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.node import NodeFacts
-from shared.model.request import GpuRequest, NodeRequirements, PodRequest
+from shared.model.requests.request import GpuRequest, NodeRequirements, PodRequest
 
 V100_MIB = 32768
 TRIGGER = "volcano.sh/vgpu-number"

@@ -8,10 +8,10 @@ from services.extender.pod_requests import PodRequests
 from services.extender.scheduler_api import ExtenderArgs, ExtenderBindingArgs
 from services.extender.service import Extender
 from shared.kubernetes.types import ApiPod
-from shared.model.device import DeviceUse
+from shared.model.devices.device import DeviceUse
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import PodBindingReply, PodBindingRequest
-from shared.model.ledger import LedgerNode
+from shared.model.leases.ledger import LedgerNode
 from shared.runtime.request_settings import RequestSettings
 from shared.runtime.telemetry import Tracing
 from tests.support.build import TRIGGER, devices, facts

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import structs
 
 from shared.model.bounds import LATEST_S, MOST, MOST_MIB
-from shared.model.device import MOST_LEFTOVERS, MOST_PIDS, Device, Held, Leftover
+from shared.model.devices.device import MOST_LEFTOVERS, MOST_PIDS, Device, Held, Leftover
 from shared.model.events.event import Event
 from shared.model.events.node_events import (
     Allocation,
@@ -19,7 +19,7 @@ from shared.model.events.node_events import (
     ViolationFound,
     ViolationReason,
 )
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from shared.model.names import DeviceUuid, Namespace, NodeName
 from tests.support.build import allocation_of
 

@@ -8,7 +8,7 @@ import msgspec.inspect as types
 
 from shared.model.events import claim_events, node_events, pod_events, request_reply
 from shared.model.events.event import Event
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from shared.model.names import Namespace, NodeName, PodUid
 
 T = TypeVar("T")

@@ -11,13 +11,13 @@ from services.api.projection import Projection
 from services.api.visible_cluster import VisibleCluster
 from services.cli.inspect.explanation import Explanation, explanation_of
 from services.cli.pod_summary import PodSummary
-from shared.model.device import Device, DeviceMode, DeviceUse, MigLayout, MigProfile
-from shared.model.lease import LeaseState, MigPlacement, ShareMeasurement
-from shared.model.ledger import LedgerNode, NodeTotals, WaitingPod
+from shared.model.devices.device import Device, DeviceMode, DeviceUse, MigLayout, MigProfile
+from shared.model.devices.node import NodeFacts
+from shared.model.leases.lease import LeaseState, MigPlacement, ShareMeasurement
+from shared.model.leases.ledger import LedgerNode, NodeTotals, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.node import NodeFacts
-from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
-from shared.model.request import PodRequest
+from shared.model.requests.placement import DeviceVerdict, NodeVerdict, Refusal
+from shared.model.requests.request import PodRequest
 from shared.model.views import TraceView
 from tests.support.api.board import seen, usage
 from tests.support.build import lease, pod_queued, share

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 
 from shared.model.names import PodUid
-from shared.model.request import PodRequest
+from shared.model.requests.request import PodRequest
 from tests.model.api_server import Pod
 from tests.model.kubelet import Kubelet, KubeletRecord
 

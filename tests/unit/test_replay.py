@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shared.model.errors import RequestError
-from shared.model.request import NodeOrder
+from shared.model.requests.request import NodeOrder
 from shared.placing.starts import SOON_S
 from tests.benchmarks.replay import Means, Terms, main, replay
 from tests.benchmarks.trace import TracePod, read_nodes, read_pods, with_density, with_gangs

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shared.model.claim import DRIVER, LEASED
 from shared.model.names import AGENTS_NAMESPACE
+from shared.model.requests.claim import DRIVER, LEASED
 from tools.generate.tries import (
     ALLOWED,
     BINDING,

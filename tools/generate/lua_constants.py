@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from shared.ledger.rows.lease_rows import NUMBER_OF_STATE
 from shared.ledger.rows.record_sizes import LIMITS
 from shared.ledger.server_errors import KEEPS_KEYS
-from shared.model.device import NUMA_CPUS_PREFIX
-from shared.model.lease import TRANSITIONS, LeaseState, reachable
-from shared.model.node import CORDON_PREFIX, NOT_LISTED_CODE, REPLACED_CODE
-from shared.model.request import SharingPolicy
+from shared.model.devices.device import NUMA_CPUS_PREFIX
+from shared.model.devices.node import CORDON_PREFIX, NOT_LISTED_CODE, REPLACED_CODE
+from shared.model.leases.lease import TRANSITIONS, LeaseState, reachable
+from shared.model.requests.request import SharingPolicy
 from tools.generate.pages import ROOT
 
 MODULE = ROOT / "shared" / "ledger" / "functions" / "common" / "constants.lua"

@@ -18,9 +18,9 @@ from shared.dialects.reserved import (
     EXEMPT,
     STRIPPED_ANNOTATIONS,
 )
-from shared.model.claim import EXTENDED_RESOURCES, RETRIED_AT
+from shared.model.devices.node import AGENT_ANNOTATION
 from shared.model.names import SYSTEM_NAMESPACE
-from shared.model.node import AGENT_ANNOTATION
+from shared.model.requests.claim import EXTENDED_RESOURCES, RETRIED_AT
 from tools.generate import grafana
 from tools.generate.pages import ROOT
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from shared.model.lease import TRANSITIONS
+from shared.model.leases.lease import TRANSITIONS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -18,9 +18,9 @@ from services.node_agent.usage.leased_containers import LeasedContainer
 from services.node_agent.usage.measurements import MeasuredContainer, MeasuredShare
 from services.node_agent.usage.snapshot import UsageSnapshot
 from services.node_agent.usage.usage_metrics import usage_metrics
-from shared.model.device import Hardware
+from shared.model.devices.device import Hardware
 from shared.model.events.node_events import ViolationFound, ViolationReason
-from shared.model.lease import Lease, Share
+from shared.model.leases.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 
 BOUNDS: Mapping[str, str] = {

@@ -12,9 +12,9 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType, structs
 
 from services.api.visible_cluster import VisibleCluster
-from shared.model.device import visible_fault
+from shared.model.devices.device import visible_fault
+from shared.model.devices.node import LabelRequirement
 from shared.model.errors import RequestError
-from shared.model.node import LabelRequirement
 from shared.model.views import MeasuredView, ShareView, View
 from shared.placing.anti_affinity import matches_labels
 

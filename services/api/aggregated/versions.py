@@ -11,8 +11,8 @@ from services.api.projection import Projection
 from services.api.service import ApiService
 from services.api.visible_cluster import all_namespaces
 from shared.model.errors import UnavailableError
-from shared.model.lease import Lease
-from shared.model.ledger import WaitingPod
+from shared.model.leases.lease import Lease
+from shared.model.leases.ledger import WaitingPod
 from shared.model.quantity import parse_decimal
 
 MOST_VERSIONS = 32

@@ -17,7 +17,7 @@ from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock, wait_for_event
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.request_reply import BindReply
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from shared.model.names import NodeName, PodUid
 from shared.runtime.service import loops
 

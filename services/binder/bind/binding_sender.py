@@ -14,8 +14,8 @@ from services.binder.clients import PodClient
 from shared.dialects import DIALECTS
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, UnavailableError
-from shared.model.lease import Lease, LeaseState, end_text
-from shared.model.lease_copy import ANNOTATION, dump_lease
+from shared.model.leases.lease import Lease, LeaseState, end_text
+from shared.model.leases.lease_copy import ANNOTATION, dump_lease
 from shared.model.names import ENDS_AT_ANNOTATION, PodUid
 from shared.pods.pod_snapshot import PodSnapshot
 from shared.runtime.service import loops

@@ -28,7 +28,7 @@ from shared.model.events.pod_events import (
     PodBound,
     PodTerminated,
 )
-from shared.model.lease import Lease, LeaseState
+from shared.model.leases.lease import Lease, LeaseState
 from shared.model.names import PodUid
 from shared.runtime.service import Publish, handles
 

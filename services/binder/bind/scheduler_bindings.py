@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 
 from services.binder.bind.pod_binder import PodBinder
 from services.binder.clients import PodClient
+from shared.model.devices.node import HOSTNAME, AntiAffinityTerm
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.pod_events import BindingFailed, PlacementChosen
 from shared.model.events.request_reply import PodBindingReply, PodBindingRequest
-from shared.model.lease import LIVE, Lease, LeaseState
-from shared.model.ledger import (
+from shared.model.leases.lease import LIVE, Lease, LeaseState
+from shared.model.leases.ledger import (
     AlreadyLeased,
     NoCapacity,
     Reservation,
@@ -23,7 +24,6 @@ from shared.model.ledger import (
     reservation_for,
 )
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.node import HOSTNAME, AntiAffinityTerm
 from shared.pods.pod_snapshot import PodSnapshot
 from shared.runtime.service import answers
 

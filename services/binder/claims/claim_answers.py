@@ -9,12 +9,12 @@ from services.binder.ledger_sync.lease_holders import bound_claim
 from services.binder.ledger_sync.ledger_updates import CLAIM_ENDED, lease_changes
 from services.binder.ledger_sync.recovery import copy_in
 from shared.ledger.leases import RedisLeases
-from shared.model.claim import LEASED, REFUSED
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.events.claim_events import AllocatedClaim, ClaimDeallocated
 from shared.model.events.pod_events import LeaseChanged
-from shared.model.lease import Lease, LeaseState
-from shared.model.lease_copy import copy_of
+from shared.model.leases.lease import Lease, LeaseState
+from shared.model.leases.lease_copy import copy_of
+from shared.model.requests.claim import LEASED, REFUSED
 from shared.pods.pod_snapshot import generation_of
 from shared.runtime.service import handles
 

@@ -24,15 +24,14 @@ from services.binder.ledger_sync.lease_holders import bound_claim
 from services.binder.ledger_sync.ledger_updates import lease_changes
 from services.binder.ledger_sync.recovery import copy_in
 from shared.ledger.leases import RedisLeases
-from shared.model.claim import DRIVER, LEASED, REFUSED
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, LeaseholdError, UnavailableError
 from shared.model.events.claim_events import AllocatedClaim, ClaimAllocated
 from shared.model.events.node_events import LeaseHolder
 from shared.model.events.pod_events import LeaseChanged
 from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
-from shared.model.lease import Lease, LeaseState
-from shared.model.ledger import (
+from shared.model.leases.lease import Lease, LeaseState
+from shared.model.leases.ledger import (
     AlreadyLeased,
     LedgerNode,
     NoCapacity,
@@ -42,6 +41,7 @@ from shared.model.ledger import (
     TooLarge,
 )
 from shared.model.names import NodeName, PodUid
+from shared.model.requests.claim import DRIVER, LEASED, REFUSED
 from shared.runtime.service import Publish, answers, handles, loops
 
 logger = logging.getLogger(__name__)

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import structs
 
-from shared.model.claim import claimable
-from shared.model.device import Device, MigProfile
+from shared.model.devices.device import Device, MigProfile
 from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
-from shared.model.lease import ClaimAllocation, Lease, MigPlacement, Share, bookings
-from shared.model.lease_copy import dump_lease
-from shared.model.ledger import LedgerNode, NoCapacity, NodeTotals, Reservation
+from shared.model.leases.lease import ClaimAllocation, Lease, MigPlacement, Share, bookings
+from shared.model.leases.lease_copy import dump_lease
+from shared.model.leases.ledger import LedgerNode, NoCapacity, NodeTotals, Reservation
 from shared.model.names import DeviceUuid, Namespace
-from shared.model.placement import Placement
-from shared.model.request import ALL_PERCENT, SharingPolicy
+from shared.model.requests.claim import claimable
+from shared.model.requests.placement import Placement
+from shared.model.requests.request import ALL_PERCENT, SharingPolicy
 from shared.placing.refusal.quota_refusals import over_quota
 
 SHOWN_HOLDERS = 3

@@ -22,7 +22,7 @@ from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.events.node_events import HealthChanged, LeaseHolder, ShareRefused, ViolationFound
-from shared.model.lease import Lease, LeaseState
+from shared.model.leases.lease import Lease, LeaseState
 from shared.model.names import NodeName, PodUid
 
 logger = logging.getLogger(__name__)

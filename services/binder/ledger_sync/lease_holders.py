@@ -12,8 +12,8 @@ from services.binder.report.explanations import summarize
 from shared.model.errors import LeaseholdError
 from shared.model.events.claim_events import AllocatedClaim, ClaimDeallocated
 from shared.model.events.pod_events import BoundPod, ListedPods, PodGated, PodQueued, PodTerminated
-from shared.model.lease import Lease
-from shared.model.lease_copy import ANNOTATION
+from shared.model.leases.lease import Lease
+from shared.model.leases.lease_copy import ANNOTATION
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.pods.pod_snapshot import PodSnapshot, generation_of
 

@@ -25,7 +25,7 @@ from shared.model.events.pod_events import (
     PodTerminated,
     QuotasUpdated,
 )
-from shared.model.lease import Lease, LeaseState
+from shared.model.leases.lease import Lease, LeaseState
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.pods.observed_pod import TERMINAL
 from shared.pods.pod_snapshot import generation_of

@@ -23,7 +23,7 @@ from services.binder.report.explanations import summarize
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
 from shared.model.events.pod_events import BoundPod, LedgerRebuilt, ResyncRequested
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from shared.runtime.service import Publish, loops
 
 logger = logging.getLogger(__name__)

@@ -18,6 +18,7 @@ from services.binder.report.explanations import summarize
 from shared.ledger.leases import RedisLeases
 from shared.ledger.waiting_pods import GatedPods
 from shared.model.clock import Clock
+from shared.model.devices.node import NodeRevision
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.events.pod_events import (
     BoundPod,
@@ -31,9 +32,8 @@ from shared.model.events.pod_events import (
     PodTerminated,
     ResyncRequested,
 )
-from shared.model.lease import Lease, LeaseState
+from shared.model.leases.lease import Lease, LeaseState
 from shared.model.names import NodeName, PodUid
-from shared.model.node import NodeRevision
 from shared.pods.pod_snapshot import PodSnapshot, generation_of
 from shared.runtime.service import Publish, handles
 

@@ -11,7 +11,7 @@ from shared.ledger.leases import RedisLeases
 from shared.ledger.total_checks import CHECKS, NODE_CHECKS, LedgerReading
 from shared.model.clock import Clock
 from shared.model.errors import UnavailableError
-from shared.model.ledger import UnreadableRecord
+from shared.model.leases.ledger import UnreadableRecord
 from shared.model.names import PodUid
 from shared.runtime.service import loops
 

@@ -14,8 +14,8 @@ from msgspec import structs
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.events.node_events import Allocation
 from shared.model.events.pod_events import BoundPod
-from shared.model.lease import Lease, LeaseState, Share
-from shared.model.lease_copy import load_lease
+from shared.model.leases.lease import Lease, LeaseState, Share
+from shared.model.leases.lease_copy import load_lease
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.pods.pod_snapshot import PodSnapshot, generation_of
 

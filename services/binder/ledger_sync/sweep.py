@@ -13,7 +13,7 @@ from shared.ledger.waiting_pods import WaitingPods
 from shared.model.clock import Clock, until_next, wait_for_event
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.events.pod_events import BindingFailed, PodFilteredOut, PodQueued, ResyncRequested
-from shared.model.ledger import WaitingPod
+from shared.model.leases.ledger import WaitingPod
 from shared.model.names import OFFER, NodeName, PodUid
 from shared.runtime.service import handles, loops
 

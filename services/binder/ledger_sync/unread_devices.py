@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from shared.model.bounds import MOST_DEVICES
-from shared.model.device import UNNAMED, Device, UnreadDevice
+from shared.model.devices.device import UNNAMED, Device, UnreadDevice
 from shared.model.events.node_events import DeviceReported
 
 UNMEASURED_MIB = 1

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from shared.model.bounds import NAME, cut
-from shared.model.device import END_LEFTOVERS, Device
+from shared.model.devices.device import END_LEFTOVERS, Device
 from shared.model.events.node_events import (
     DeviceReported,
     HealthChanged,
@@ -27,10 +27,10 @@ from shared.model.events.pod_events import (
     PodRejected,
     PodTerminated,
 )
-from shared.model.lease import Lease
-from shared.model.ledger import Reservation, UnreadableRecord
+from shared.model.leases.lease import Lease
+from shared.model.leases.ledger import Reservation, UnreadableRecord
+from shared.model.leases.preemption import Victim
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.preemption import Victim
 from shared.model.quantity import timestamp
 from shared.pods.observed_pod import AGENT_REFUSES, advice, causes
 from shared.pods.pod_snapshot import PodSnapshot

@@ -28,9 +28,9 @@ from shared.model.clock import Clock
 from shared.model.errors import ConflictError, LeaseholdError, UnavailableError
 from shared.model.events.pod_events import LeaseChanged, LeaseResized
 from shared.model.events.request_reply import LimitsRequest, ResizeReply, ResizeRequest
-from shared.model.lease import Lease
-from shared.model.lease_copy import ANNOTATION, dump_lease
-from shared.model.ledger import LedgerNode, NoCapacity
+from shared.model.leases.lease import Lease
+from shared.model.leases.lease_copy import ANNOTATION, dump_lease
+from shared.model.leases.ledger import LedgerNode, NoCapacity
 from shared.model.names import PodUid
 from shared.runtime.service import Publish, answers, loops
 

@@ -12,14 +12,14 @@ from msgspec import structs
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import Paths
 from shared.dialects.hami_core import is_limited
-from shared.model.device import Device
+from shared.model.budgets.quota import QuotaExcess
+from shared.model.devices.device import Device
 from shared.model.errors import RequestError
 from shared.model.events.request_reply import ResizeReply, ResizeRequest
-from shared.model.lease import MIB, Lease, LeaseState, Share, ShareSize
-from shared.model.ledger import LedgerNode, NoCapacity
+from shared.model.leases.lease import MIB, Lease, LeaseState, Share, ShareSize
+from shared.model.leases.ledger import LedgerNode, NoCapacity
 from shared.model.names import DeviceUuid
-from shared.model.quota import QuotaExcess
-from shared.model.request import SharingPolicy
+from shared.model.requests.request import SharingPolicy
 
 MAX_CORES = 99
 """All cores of a device need the whole device."""

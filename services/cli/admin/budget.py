@@ -13,7 +13,7 @@ from services.cli.api_client import ApiClient, NothingFoundError
 from services.cli.commands import BudgetArguments
 from services.cli.formats import FittedTable, age
 from services.cli.terminal import program
-from shared.model.budget import BudgetState, BudgetsView, BudgetView, amount
+from shared.model.budgets.budget import BudgetState, BudgetsView, BudgetView, amount
 from shared.model.errors import RequestError
 from shared.model.quantity import timestamp
 from shared.model.views import GrantOrder, GrantView

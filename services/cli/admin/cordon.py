@@ -7,8 +7,8 @@ from services.cli.commands import Cordon, GpuArguments, Uncordon
 from services.cli.terminal import program
 from shared.kubernetes.errors import ForbiddenError
 from shared.kubernetes.paths import node_path
+from shared.model.devices.node import CORDONED, DEVICE_CORDON_PREFIX
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.node import CORDONED, DEVICE_CORDON_PREFIX
 from shared.model.views import DeviceView, GpusView
 
 SETTLE_S = 15.0

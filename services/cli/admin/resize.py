@@ -9,7 +9,7 @@ from services.cli.formats import size_text
 from services.cli.terminal import program, program_name
 from shared.model.bounds import MOST_MIB, printable_lines
 from shared.model.errors import RequestError
-from shared.model.lease import MIB, ShareSize
+from shared.model.leases.lease import MIB, ShareSize
 from shared.model.quantity import parse_quantity
 from shared.model.views import ResizeOrder, ResizeView
 

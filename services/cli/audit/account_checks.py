@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from services.cli.audit.snapshot import Snapshot, WindowTotals
 from services.timekeeper.accounts.accrual import RESTORED
 from shared.ledger.total_checks import BIND_S, Difference
-from shared.model.budget import BudgetWindow, ChargeEntry
+from shared.model.budgets.budget import BudgetWindow, ChargeEntry
 from shared.model.names import Namespace
 from shared.model.quantity import timestamp
 

@@ -10,10 +10,10 @@ from services.cli.audit.snapshot import (
     shares_on,
 )
 from shared.ledger.total_checks import Difference
-from shared.model.device import Device
-from shared.model.lease import Booking, Lease, Share, allocated_shares, bookings
+from shared.model.devices.device import Device
+from shared.model.leases.lease import Booking, Lease, Share, allocated_shares, bookings
 from shared.model.names import DeviceUuid, NodeName, PodUid
-from shared.model.request import SharingPolicy
+from shared.model.requests.request import SharingPolicy
 
 
 def over_commitment(snapshot: Snapshot) -> Iterator[Difference]:

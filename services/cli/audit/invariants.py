@@ -6,10 +6,10 @@ from services.cli.audit import account_checks, device_checks, lease_checks
 from services.cli.audit.snapshot import OUTLIVE_S, Snapshot
 from shared.ledger import total_checks
 from shared.ledger.total_checks import BIND_S, Difference
-from shared.model.claim import LEASED, device_name
 from shared.model.events.claim_events import AllocatedClaim
-from shared.model.lease import Lease, LeaseState
+from shared.model.leases.lease import Lease, LeaseState
 from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.requests.claim import LEASED, device_name
 
 
 def nodes(snapshot: Snapshot) -> Iterator[Difference]:

@@ -14,8 +14,8 @@ from shared.dialects import DIALECTS
 from shared.ledger.total_checks import BIND_S, Difference
 from shared.model.errors import RequestError
 from shared.model.events.node_events import Allocation
-from shared.model.lease import Lease, LeaseState, Share
-from shared.model.lease_copy import ANNOTATION, load_lease
+from shared.model.leases.lease import Lease, LeaseState, Share
+from shared.model.leases.lease_copy import ANNOTATION, load_lease
 
 
 def one_lease(snapshot: Snapshot) -> Iterator[Difference]:

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 from services.cli.pod_summary import PodSummary
 from shared.ledger.total_checks import Difference, LedgerReading
-from shared.model.costs.cost_records import CostHour
-from shared.model.device import Device, DeviceUse
+from shared.model.budgets.cost_records import CostHour
+from shared.model.devices.device import Device, DeviceUse
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.node_events import Allocation
-from shared.model.lease import Lease, Share
-from shared.model.ledger import NodeTotals, UnreadableRecord, WaitingPod
+from shared.model.leases.lease import Lease, Share
+from shared.model.leases.ledger import NodeTotals, UnreadableRecord, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 
 EXPIRE_S = 5.0

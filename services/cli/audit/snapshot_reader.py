@@ -23,7 +23,7 @@ from shared.kubernetes.types import ApiObject, ApiPod
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.ledger.showback import entries_of
-from shared.model.budget import HOUR_MS
+from shared.model.budgets.budget import HOUR_MS
 from shared.model.errors import PermissionDeniedError, RequestError, UnavailableError
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.node_events import Allocation

@@ -10,12 +10,12 @@ from shared.kubernetes.paths import objects_path
 from shared.kubernetes.types import ObjectList, RawObject
 from shared.ledger.redis_server import RedisFacts
 from shared.ledger.server_errors import KEEPS_KEYS, SET_POLICY
-from shared.model.claim import DRIVER
-from shared.model.device import END_LEFTOVERS, Device
+from shared.model.devices.device import END_LEFTOVERS, Device
 from shared.model.events.pod_events import Heartbeat
 from shared.model.findings import Finding, SkipError, fail, ok, warn
-from shared.model.ledger import UnreadableRecord
+from shared.model.leases.ledger import UnreadableRecord
 from shared.model.names import AGENTS_NAMESPACE, REQUIRED_SERVICES, SYSTEM_NAMESPACE, NodeName
+from shared.model.requests.claim import DRIVER
 from shared.runtime.settings import digest
 from shared.runtime.variables import PREFIX
 

@@ -39,14 +39,14 @@ from shared.kubernetes.types import (
 from shared.ledger.connection_pool import uses_sentinels
 from shared.ledger.leases import RedisLeases
 from shared.ledger.redis_server import redis_facts
-from shared.model.claim import DRIVER
 from shared.model.clock import clock_ahead_s
-from shared.model.device import Device
+from shared.model.devices.device import Device
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.pod_events import Heartbeat
 from shared.model.findings import Finding, SkipError, fail, ok, warn
-from shared.model.ledger import UnreadableRecord
+from shared.model.leases.ledger import UnreadableRecord
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE, NodeName
+from shared.model.requests.claim import DRIVER
 from shared.nats import servers
 from shared.nats.bus import Bus
 from shared.nats.subjects import most_replicas

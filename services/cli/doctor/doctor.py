@@ -31,12 +31,12 @@ from shared.credentials.tls import TlsFiles
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import NO_KUBECONFIG, KubeconfigError, load_credentials
 from shared.ledger.leases import RedisLeases
-from shared.model.device import END_LEFTOVERS
+from shared.model.devices.device import END_LEFTOVERS
+from shared.model.devices.node import cordon_reason
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.findings import Finding, Outcome, SkipError
-from shared.model.ledger import NodeTotals
+from shared.model.leases.ledger import NodeTotals
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE, NodeName
-from shared.model.node import cordon_reason
 from shared.runtime.settings import load
 
 P = TypeVar("P")

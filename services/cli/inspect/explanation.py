@@ -10,8 +10,8 @@ from services.cli.pod_summary import PodSummary
 from shared.dialects import KUBE_SCHEDULER
 from shared.dialects.reserved import DENIED_ANNOTATIONS, STRIPPED_ANNOTATIONS
 from shared.dialects.vocabulary import did_you_mean
-from shared.model.lease import LeaseState, MigPlacement
-from shared.model.lease_copy import ANNOTATION
+from shared.model.leases.lease import LeaseState, MigPlacement
+from shared.model.leases.lease_copy import ANNOTATION
 from shared.model.names import BUDGET_GATE, OWN_SCHEDULER, Namespace, PodUid
 from shared.model.quantity import timestamp
 from shared.model.views import (

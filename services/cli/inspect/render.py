@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from services.cli.formats import FittedTable, age, notes, used_texts
-from shared.model.device import END_LEFTOVERS, DeviceMode, Hardware
+from shared.model.devices.device import END_LEFTOVERS, DeviceMode, Hardware
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quantity import peak, timestamp
 from shared.model.views import (

@@ -19,10 +19,10 @@ from shared.dialects.dialect import Rules
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.types import ApiPod
 from shared.model.errors import ConflictError
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
+from shared.model.leases.preemption import EvictionOutcome, PlacingView
 from shared.model.names import PodUid
-from shared.model.preemption import EvictionOutcome, PlacingView
-from shared.model.request import PodRequest
+from shared.model.requests.request import PodRequest
 from shared.model.views import ProtectedPod
 from shared.placing.what_if import Forecast, WhatIfOrder
 from shared.pods.pod_parser import PodParser

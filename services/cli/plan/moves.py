@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
-from shared.model.lease import Lease
-from shared.model.ledger import NodeTotals
+from shared.model.leases.lease import Lease
+from shared.model.leases.ledger import NodeTotals
+from shared.model.leases.preemption import PlacingView
 from shared.model.names import NodeName, PodUid
-from shared.model.placement import Placement, Refusal
-from shared.model.preemption import PlacingView
-from shared.model.request import PodRequest
+from shared.model.requests.placement import Placement, Refusal
+from shared.model.requests.request import PodRequest
 from shared.model.views import PlannedShare, ProtectedPod, View
 from shared.placing.room import ClusterTrials, Room, rooms_by_few
 from shared.placing.starts import with_claims

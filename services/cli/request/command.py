@@ -22,10 +22,11 @@ from shared.dialects.dialect import Mount, Paths, Rules
 from shared.dialects.hami_core import LIBRARY
 from shared.dialects.vocabulary import did_you_mean, unknown_gpus
 from shared.kubernetes.manifests import ManifestPod, pods_in
-from shared.model.device import Device, DeviceMode, DeviceUse
+from shared.model.devices.device import Device, DeviceMode, DeviceUse
+from shared.model.devices.node import NodeFacts
 from shared.model.errors import RequestError
-from shared.model.lease import Lease, Share
-from shared.model.ledger import LedgerNode
+from shared.model.leases.lease import Lease, Share
+from shared.model.leases.ledger import LedgerNode
 from shared.model.names import (
     DEFAULT_SCHEDULER,
     OWN_SCHEDULER,
@@ -34,9 +35,8 @@ from shared.model.names import (
     NodeName,
     PodUid,
 )
-from shared.model.node import NodeFacts
-from shared.model.placement import Refusal
-from shared.model.request import GpuRequest, NodeRequirements, PodRequest, SharingPolicy
+from shared.model.requests.placement import Refusal
+from shared.model.requests.request import GpuRequest, NodeRequirements, PodRequest, SharingPolicy
 from shared.model.views import View
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror

@@ -42,9 +42,9 @@ from services.extender.scheduler_configuration import SchedulerTls, scheduler_co
 from services.timekeeper.config import budget_sources
 from services.watcher import quota_sources
 from shared.kubernetes.gpu_prices import load_prices
-from shared.model.claim import DraMode
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.names import NodeName
+from shared.model.requests.claim import DraMode
 from shared.runtime.request_settings import RequestSettings, load_rules
 
 _READY = b"\0"

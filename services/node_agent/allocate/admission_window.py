@@ -27,10 +27,10 @@ from services.node_agent.mig.instances import find_layout
 from services.node_agent.node import Node
 from services.node_agent.records.device_guard import check_open, check_room
 from shared.model.bounds import cut
-from shared.model.device import Device
+from shared.model.devices.device import Device
 from shared.model.errors import RequestError
 from shared.model.events.request_reply import BindReply
-from shared.model.lease import Lease, LeaseState
+from shared.model.leases.lease import Lease, LeaseState
 from shared.model.names import DeviceUuid, PodUid
 
 PERMIT_S = 10.0

@@ -26,12 +26,12 @@ from shared.dialects.advertised import PluginDeviceId, numbered_id
 from shared.dialects.dialect import ContainerSetup, Dialect, Paths
 from shared.dialects.hami_core import limited_setup, shares_by_index, whole_setup
 from shared.dialects.reserved import VISIBLE, is_reserved, may_set_reserved
-from shared.model.claim import DRIVER, device_name
-from shared.model.device import Device, DeviceMode, Isolation
+from shared.model.devices.device import Device, DeviceMode, Isolation
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.lease import Lease, LeaseState, Share, end_text
+from shared.model.leases.lease import Lease, LeaseState, Share, end_text
 from shared.model.names import ENDS_AT, DeviceUuid, NodeName, PodUid
-from shared.model.request import SharingPolicy
+from shared.model.requests.claim import DRIVER, device_name
+from shared.model.requests.request import SharingPolicy
 
 HONOURED_STATES = frozenset({LeaseState.BOUND, LeaseState.ACTIVE})
 """States in which a lease may be allocated: a reservation alone may still expire."""

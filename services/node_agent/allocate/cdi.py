@@ -13,7 +13,7 @@ from services.node_agent.mig.instances import MigInstance
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.dialects.dialect import ContainerSetup
 from shared.dialects.reserved import NOTHING_VISIBLE, VISIBLE
-from shared.model.device import DeviceMode
+from shared.model.devices.device import DeviceMode
 from shared.model.quantity import parse_decimal
 
 VERSION = "0.5.0"

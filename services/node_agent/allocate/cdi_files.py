@@ -37,7 +37,7 @@ from services.node_agent.metrics import DEVICE_LIST
 from services.node_agent.mig.instances import MigInstance
 from services.node_agent.records.checkpoint import Checkpoint
 from shared.dialects.dialect import ContainerSetup
-from shared.model.device import DeviceMode
+from shared.model.devices.device import DeviceMode
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.names import DeviceUuid
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Set
 from services.node_agent.allocate.allocation import HONOURED_STATES, NodeSnapshot
 from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod, PodResources
 from shared.dialects import DIALECTS
-from shared.model.lease import Lease, LeaseState
+from shared.model.leases.lease import Lease, LeaseState
 from shared.model.names import PodUid
 
 RequestSignature = tuple[str, int]

@@ -12,7 +12,7 @@ from services.node_agent.allocate.allocation import NOT_ITS_OWN
 from services.node_agent.node import Node
 from shared.model.bounds import cut
 from shared.model.errors import LeaseholdError
-from shared.model.lease import Share
+from shared.model.leases.lease import Share
 from shared.model.names import DeviceUuid
 from shared.model.quantity import timestamp
 

@@ -16,7 +16,7 @@ from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.device_guard import OvercommitError
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.events.node_events import ShareActivated
-from shared.model.lease import Lease, Share
+from shared.model.leases.lease import Lease, Share
 from shared.model.names import DeviceUuid
 
 LOOK_S = 0.1

@@ -40,7 +40,7 @@ from services.node_agent.views.node_views import ViewWriter
 from shared.dialects.dialect import ContainerSetup
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.node_events import ShareRefused
-from shared.model.lease import Lease, LeaseState
+from shared.model.leases.lease import Lease, LeaseState
 from shared.model.names import PodUid
 
 ROOM_S = 4.0

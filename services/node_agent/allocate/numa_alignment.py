@@ -22,9 +22,9 @@ from services.node_agent.kubelet.registration import DevicePlugins
 from services.node_agent.node import Node
 from shared.dialects.advertised import NumaNodes
 from shared.model.clock import until_tick, wait_for_event
-from shared.model.device import Device, numa_cpus_name
+from shared.model.devices.device import Device, numa_cpus_name
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from shared.model.names import DeviceUuid, PodUid
 
 logger = logging.getLogger(__name__)

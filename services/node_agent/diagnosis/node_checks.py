@@ -8,10 +8,10 @@ from services.node_agent.isolation.library import StoredLibrary
 from services.node_agent.usage.attribution import AttributedProcess
 from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.reserved import VISIBLE
-from shared.model.device import Device
+from shared.model.devices.device import Device
 from shared.model.events.node_events import Allocation, ViolationFound, ViolationReason
 from shared.model.findings import Finding, fail, ok, warn
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from shared.model.names import AGENTS_NAMESPACE, DISCOVERED_LABELS, GPU_LABEL, PodUid
 
 AGENT_POD = f"kubectl -n {AGENTS_NAMESPACE}"

@@ -70,12 +70,12 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import ForbiddenError
 from shared.kubernetes.paths import node_path
 from shared.kubernetes.types import ApiNode, ApiPod, ObjectList
-from shared.model.device import Device
+from shared.model.devices.device import Device
 from shared.model.errors import UNDECODABLE, LeaseholdError, RequestError, UnavailableError
 from shared.model.events.node_events import Allocation
 from shared.model.findings import Finding, SkipError, fail, ok, warn
-from shared.model.lease import Lease
-from shared.model.ledger import NodeTotals
+from shared.model.leases.lease import Lease
+from shared.model.leases.ledger import NodeTotals
 from shared.model.names import PodUid
 from shared.model.quantity import parse_count
 from shared.pods.observed_pod import TERMINAL

@@ -23,11 +23,11 @@ from shared.kubelet_api.dra_health import api_pb2 as health
 from shared.kubelet_api.dra_health import api_pb2_grpc as health_grpc
 from shared.kubelet_api.plugin_registration import api_pb2 as registration
 from shared.kubelet_api.plugin_registration import api_pb2_grpc as registration_grpc
-from shared.model.claim import DRIVER, claimable
 from shared.model.clock import until_tick, wait_for_event
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.node_events import LeaseHolder
 from shared.model.names import Namespace, PodUid
+from shared.model.requests.claim import DRIVER, claimable
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from services.node_agent.kubelet.pods import KubeletPod
 from services.node_agent.node import Node
 from services.node_agent.settings import AgentSettings
 from shared.kubernetes.paths import pod_path
-from shared.model.claim import RETRIED_AT
 from shared.model.clock import until_tick
 from shared.model.errors import LeaseholdError
 from shared.model.names import PodUid
+from shared.model.requests.claim import RETRIED_AT
 
 logger = logging.getLogger(__name__)
 

@@ -30,11 +30,11 @@ from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.device_guard import OvercommitError
 from shared.kubelet_api.dra import api_pb2 as dra
 from shared.kubernetes.resource_claims import DeviceRequestAllocationResult
-from shared.model.claim import DRIVER, device_name
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.events.node_events import LeaseHolder, ShareRefused
-from shared.model.lease import Lease, LeaseState
+from shared.model.leases.lease import Lease, LeaseState
 from shared.model.names import PodUid
+from shared.model.requests.claim import DRIVER, device_name
 
 logger = logging.getLogger(__name__)
 

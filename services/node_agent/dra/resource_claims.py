@@ -9,10 +9,10 @@ from shared.kubernetes.resource_claims import (
     allocated_claim,
     claim_path,
 )
-from shared.model.claim import DRIVER
 from shared.model.errors import RequestError
 from shared.model.events.node_events import LeaseHolder
 from shared.model.names import Namespace, NodeName
+from shared.model.requests.claim import DRIVER
 
 
 def results_on(

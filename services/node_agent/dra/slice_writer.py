@@ -29,9 +29,9 @@ from shared.kubernetes.known_objects import Named, newer
 from shared.kubernetes.paths import node_path
 from shared.kubernetes.reflector import follow
 from shared.kubernetes.types import ApiObject, ObjectMeta, RawObject
-from shared.model.claim import DRIVER, TaintEffect
 from shared.model.clock import until_tick
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
+from shared.model.requests.claim import DRIVER, TaintEffect
 
 logger = logging.getLogger(__name__)
 

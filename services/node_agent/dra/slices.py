@@ -15,7 +15,10 @@ from typing import Any
 from services.node_agent.gpus.inventory import PER_NVLINK
 from services.node_agent.mig.instances import InstanceProfile
 from services.node_agent.mig.layout_plan import arrange
-from shared.model.claim import (
+from shared.model.devices.device import LABEL_LENGTH, Device, DeviceMode, Isolation, MigProfile
+from shared.model.leases.lease import Booking, Lease, MigPlacement, bookings
+from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.requests.claim import (
     CORES,
     DRIVER,
     LEASED,
@@ -26,10 +29,7 @@ from shared.model.claim import (
     claimable,
     device_name,
 )
-from shared.model.device import LABEL_LENGTH, Device, DeviceMode, Isolation, MigProfile
-from shared.model.lease import Booking, Lease, MigPlacement, bookings
-from shared.model.names import DeviceUuid, NodeName, PodUid
-from shared.model.request import LEAST_SHARE_MIB, SharingPolicy
+from shared.model.requests.request import LEAST_SHARE_MIB, SharingPolicy
 
 Instance = tuple[MigPlacement, MigProfile]
 

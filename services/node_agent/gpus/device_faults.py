@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from shared.model.device import NO_RESPONSE_CODE, UNNAMED, UnreadDevice
+from shared.model.devices.device import NO_RESPONSE_CODE, UNNAMED, UnreadDevice
+from shared.model.devices.node import NOT_LISTED_CODE, REPLACED_CODE
 from shared.model.names import DeviceUuid
-from shared.model.node import NOT_LISTED_CODE, REPLACED_CODE
 
 DISABLE_VARIABLE = "DP_DISABLE_HEALTHCHECKS"
 ENABLE_VARIABLE = "DP_ENABLE_HEALTHCHECKS"

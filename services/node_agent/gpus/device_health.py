@@ -19,7 +19,7 @@ from services.node_agent.gpus.device_faults import (
     XidRules,
 )
 from services.node_agent.gpus.inventory import Gpu
-from shared.model.device import DeviceMode
+from shared.model.devices.device import DeviceMode
 from shared.model.names import DeviceUuid
 
 

@@ -6,7 +6,7 @@ from typing import Protocol
 from services.node_agent.gpus.device_faults import Xid
 from services.node_agent.gpus.inventory import DeviceSample, Gpu
 from services.node_agent.mig.partitioner import MigDriver
-from shared.model.device import UnreadDevice
+from shared.model.devices.device import UnreadDevice
 
 SampleDevices = Callable[[], Awaitable[tuple[DeviceSample, ...]]]
 """Returns the usage of all devices. Raises UnavailableError while the driver does not respond."""

@@ -28,7 +28,7 @@ from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.known_leases import KnownLeases
 from shared.model.bounds import cut
 from shared.model.clock import Clock
-from shared.model.device import MOST_XIDS, Device, UnreadDevice, XidEvent
+from shared.model.devices.device import MOST_XIDS, Device, UnreadDevice, XidEvent
 from shared.model.events.node_events import HealthChanged, LeaseHolder
 from shared.model.names import DeviceUuid, NodeName
 

@@ -10,7 +10,7 @@ from services.node_agent.mig.instances import MigInstance, MigState
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, current_layouts, layouts_for
 from shared.dialects.volcano.device_config import DeviceConfig, MigGeometries
 from shared.model.bounds import MOST_MIB, check_bounds
-from shared.model.device import (
+from shared.model.devices.device import (
     Device,
     DeviceMode,
     Hardware,

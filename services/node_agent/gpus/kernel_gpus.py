@@ -14,7 +14,7 @@ from pathlib import Path
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.gpus.worker_threads import SingleFlight
 from shared.model.bounds import HIGHEST_INDEX, LONGEST_MODEL, MOST_DEVICES, cut, printable
-from shared.model.device import UNNAMED, UnreadDevice
+from shared.model.devices.device import UNNAMED, UnreadDevice
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.names import DeviceUuid
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from services.node_agent.isolation.region_layouts import DEVICES, SLOTS, UUID_BYTES, RegionLayout
 from shared.dialects.metrics import MemoryUsage
 from shared.model.bounds import MOST_MIB
-from shared.model.lease import MIB
+from shared.model.leases.lease import MIB
 
 EXITED = 0
 RUNNING = 1

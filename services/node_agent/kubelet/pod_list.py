@@ -12,7 +12,7 @@ from shared.kubernetes.errors import NotFoundError, UnreachableError
 from shared.kubernetes.full_pods import FullContainer, FullPod
 from shared.kubernetes.kubeconfig import ClusterCredentials, KubeconfigError
 from shared.kubernetes.types import ObjectList, PodOutline, PodStatus
-from shared.model.lease_copy import ANNOTATION, lease_outline
+from shared.model.leases.lease_copy import ANNOTATION, lease_outline
 from shared.model.names import Namespace, PodUid
 from shared.model.quantity import parse_count
 

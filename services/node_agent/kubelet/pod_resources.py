@@ -16,8 +16,8 @@ from services.node_agent.kubelet.pods import (
 )
 from shared.dialects.advertised import NumaNodes
 from shared.kubelet_api.podresources import api_pb2, api_pb2_grpc
-from shared.model.claim import DRIVER
 from shared.model.errors import UnavailableError
+from shared.model.requests.claim import DRIVER
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shared.model.device import Device, MigLayout
+from shared.model.devices.device import Device, MigLayout
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.lease import Lease, MigPlacement
+from shared.model.leases.lease import Lease, MigPlacement
 from shared.model.names import DeviceUuid
 
 

@@ -17,7 +17,7 @@ from services.node_agent.mig.instances import (
     count_profiles,
     describe_instances,
 )
-from shared.model.device import MigLayout
+from shared.model.devices.device import MigLayout
 from shared.model.errors import RequestError
 
 

@@ -11,7 +11,7 @@ from services.node_agent.mig.gpu_models import A30, A100_40, A100_80, B200, H100
 from services.node_agent.mig.instances import InstanceProfile, MigInstance
 from services.node_agent.mig.layout_plan import fits_alone
 from shared.dialects.volcano.device_config import MigGeometries
-from shared.model.device import MigLayout, MigProfile
+from shared.model.devices.device import MigLayout, MigProfile
 
 NEAR_PERCENT = 12
 """How much a profile's memory may differ from the geometry's and still match it."""

@@ -21,7 +21,7 @@ from services.node_agent.mig.layout_plan import (
     PlanStep,
     plan_layout,
 )
-from shared.model.device import MigLayout
+from shared.model.devices.device import MigLayout
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 

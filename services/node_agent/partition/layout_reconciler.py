@@ -32,9 +32,9 @@ from services.node_agent.partition.partition_client import RemotePartitioner
 from services.node_agent.reconcile.pod_end import NodeSight, PodEnd, ends_of_pods
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.model.bounds import cut
-from shared.model.device import MigLayout
+from shared.model.devices.device import MigLayout
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
-from shared.model.lease import Lease, Share
+from shared.model.leases.lease import Lease, Share
 from shared.model.names import DeviceUuid, PodUid
 from shared.model.quantity import timestamp
 

@@ -23,7 +23,7 @@ from services.node_agent.partition.partition_protocol import (
     decode_reply,
     encode_line,
 )
-from shared.model.device import DeviceMode, MigLayout, UnreadDevice
+from shared.model.devices.device import DeviceMode, MigLayout, UnreadDevice
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.names import DeviceUuid
 

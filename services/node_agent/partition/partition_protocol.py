@@ -7,7 +7,7 @@ partitioner checks, and no request names a call of the driver.
 import msgspec
 
 from services.node_agent.mig.instances import InUseError, MigInstance, MigState
-from shared.model.device import MigLayout
+from shared.model.devices.device import MigLayout
 from shared.model.errors import UNDECODABLE, LeaseholdError, RequestError, UnavailableError
 from shared.model.names import DeviceUuid
 

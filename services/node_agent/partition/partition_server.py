@@ -29,7 +29,7 @@ from services.node_agent.partition.partition_protocol import (
     encode_line,
     failure_reply,
 )
-from shared.model.device import DeviceMode
+from shared.model.devices.device import DeviceMode
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.names import DeviceUuid
 

@@ -9,11 +9,11 @@ from services.node_agent.kubelet.device_ids import compact
 from services.node_agent.kubelet.pods import KubeletPod, PodResources
 from services.node_agent.mig.instances import MigInstance, container_instances
 from services.node_agent.records.checkpoint_entry import CheckpointEntry, new_entry
-from shared.model.claim import device_name
 from shared.model.errors import RequestError
 from shared.model.events.node_events import Allocation
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from shared.model.names import DeviceUuid, PodUid
+from shared.model.requests.claim import device_name
 
 
 def rebuild_entries(

@@ -13,7 +13,7 @@ from services.node_agent.node import Node
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
 from services.node_agent.records.device_guard import Excess, beyond_leases, with_leftovers
 from shared.model.clock import wait_for_event
-from shared.model.device import MOST_PIDS, Device
+from shared.model.devices.device import MOST_PIDS, Device
 from shared.model.errors import LeaseholdError
 from shared.model.names import PodUid
 

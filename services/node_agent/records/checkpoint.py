@@ -18,7 +18,7 @@ from services.node_agent.records.checkpoint_entry import (
     slot_key,
 )
 from services.node_agent.records.device_guard import check_room
-from shared.model.device import Device
+from shared.model.devices.device import Device
 from shared.model.errors import UNDECODABLE, UnavailableError
 from shared.model.events.node_events import Allocation
 from shared.model.names import DeviceUuid, PodUid

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from shared.dialects.dialect import ContainerSetup
 from shared.model.events.node_events import Allocation
-from shared.model.lease import Lease, Share
+from shared.model.leases.lease import Lease, Share
 from shared.model.names import DeviceUuid, PodUid
 
 ContainerPlace = tuple[str, str, str]

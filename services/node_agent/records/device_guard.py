@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
-from shared.model.device import MOST_LEFTOVERS, Device, DeviceMode, Held, Leftover
+from shared.model.devices.device import MOST_LEFTOVERS, Device, DeviceMode, Held, Leftover
 from shared.model.errors import RequestError
 from shared.model.events.node_events import Allocation
-from shared.model.lease import Booking, Lease, Share, allocated_shares, bookings
+from shared.model.leases.lease import Booking, Lease, Share, allocated_shares, bookings
 from shared.model.names import DeviceUuid, PodUid
-from shared.model.request import SharingPolicy
+from shared.model.requests.request import SharingPolicy
 
 ALL_CORES = 100
 """Percent of a device's cores."""

@@ -7,7 +7,7 @@ nothing, and ended leases are remembered long enough for that.
 import math
 from collections.abc import Iterable
 
-from shared.model.lease import LIVE, Lease
+from shared.model.leases.lease import LIVE, Lease
 from shared.model.names import NodeName, PodUid
 
 MAX_ENDED = 4096

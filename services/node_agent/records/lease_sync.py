@@ -3,7 +3,7 @@
 from services.node_agent.records.known_leases import KnownLeases
 from shared.model.events.node_events import LeaseHolder
 from shared.model.events.request_reply import LeasesReply, LeasesRequest
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from shared.model.names import PodUid
 from shared.nats.bus import Bus
 

@@ -34,7 +34,7 @@ from services.node_agent.resize.limits import (
 from services.node_agent.usage.monitor import UsageMonitor
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.request_reply import LimitsReply, LimitsRequest
-from shared.model.lease import Lease, ShareSize
+from shared.model.leases.lease import Lease, ShareSize
 from shared.model.names import PodUid
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup
 from shared.dialects.hami_core import CORES_LIMIT, MEMORY_LIMIT, shares_by_index
 from shared.model.errors import RequestError
-from shared.model.lease import MIB, Lease, Share
+from shared.model.leases.lease import MIB, Lease, Share
 from shared.model.names import DeviceUuid
 
 

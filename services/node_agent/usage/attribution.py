@@ -7,8 +7,8 @@ from typing import TypeVar
 from services.node_agent.gpus.inventory import GpuProcess
 from services.node_agent.kubelet.pods import ClaimHolding, KubeletPod, ProcessOrigin
 from services.node_agent.usage.leased_containers import ContainerKey, LeasedContainer, Scan
-from shared.model.claim import device_name
 from shared.model.names import DeviceUuid, PodUid
+from shared.model.requests.claim import device_name
 
 T = TypeVar("T")
 

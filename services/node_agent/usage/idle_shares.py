@@ -19,7 +19,7 @@ from services.node_agent.isolation.region import Region
 from services.node_agent.usage.measurements import MeasuredContainer, MeasuredShare
 from shared.model.bounds import Amount, Seconds
 from shared.model.errors import UNDECODABLE
-from shared.model.lease import ShareKey
+from shared.model.leases.lease import ShareKey
 
 logger = logging.getLogger(__name__)
 

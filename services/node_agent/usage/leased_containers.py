@@ -12,7 +12,7 @@ from services.node_agent.mig.instances import MigInstance
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.dialects.hami_core import shares_by_index
 from shared.model.errors import RequestError
-from shared.model.lease import Lease, Share
+from shared.model.leases.lease import Lease, Share
 from shared.model.names import NodeName, PodUid
 
 ContainerKey = tuple[PodUid, str]

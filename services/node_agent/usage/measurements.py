@@ -15,7 +15,7 @@ from services.node_agent.mig.instances import MigInstance
 from services.node_agent.usage.attribution import AttributedProcess
 from services.node_agent.usage.leased_containers import LeasedContainer, Scan
 from shared.model.bounds import MOST_MIB
-from shared.model.lease import MIB, Share, ShareKey, share_key
+from shared.model.leases.lease import MIB, Share, ShareKey, share_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,11 +49,11 @@ from services.node_agent.usage.visible_gpus import (
     visibility_violations,
 )
 from shared.model.clock import until_tick
-from shared.model.device import XidEvent
+from shared.model.devices.device import XidEvent
 from shared.model.errors import LeaseholdError
 from shared.model.events.node_events import ViolationFound, ViolationKey
 from shared.model.events.request_reply import UsageReply
-from shared.model.lease import MIB, ShareKey, ShareMeasurement
+from shared.model.leases.lease import MIB, ShareKey, ShareMeasurement
 from shared.model.names import DeviceUuid, PodUid
 
 logger = logging.getLogger(__name__)

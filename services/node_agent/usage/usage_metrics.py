@@ -23,8 +23,8 @@ from shared.dialects.metrics import (
 )
 from shared.dialects.nvidia import metrics as hami
 from shared.dialects.volcano import metrics as volcano
-from shared.model.device import Hardware
-from shared.model.lease import ShareKey
+from shared.model.devices.device import Hardware
+from shared.model.leases.lease import ShareKey
 from shared.model.names import DeviceUuid, NodeName
 
 WHOLE = 100

@@ -6,7 +6,7 @@ from services.node_agent.isolation.region import Tampered
 from services.node_agent.usage.attribution import AttributedProcess
 from services.node_agent.usage.leased_containers import LeasedContainer
 from services.node_agent.usage.measurements import MeasuredContainer
-from shared.model.device import MIB
+from shared.model.devices.device import MIB
 from shared.model.events.node_events import ViolationFound, ViolationReason
 from shared.model.names import DeviceUuid, Namespace, NodeName
 

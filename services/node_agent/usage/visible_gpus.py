@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from services.node_agent.kubelet.pods import ClaimHolding, ContainerDevices, KubeletPod
 from services.node_agent.usage.leased_containers import LeasedContainer
-from shared.model.claim import device_name
-from shared.model.device import Device
+from shared.model.devices.device import Device
 from shared.model.events.node_events import ViolationFound, ViolationReason
 from shared.model.names import (
     AGENTS_NAMESPACE,
@@ -20,6 +19,7 @@ from shared.model.names import (
     NodeName,
     PodUid,
 )
+from shared.model.requests.claim import device_name
 
 EXEMPT_NAMESPACES = frozenset({"kube-system", SYSTEM_NAMESPACE, AGENTS_NAMESPACE})
 SEES_DEVICES = "leasehold.dev/sees-devices"

@@ -6,9 +6,9 @@ from typing import TypeVar
 
 from shared.dialects.advertised import NodeObject, NodeSoftware, PluginDeviceId
 from shared.dialects.dialect import Dialect
-from shared.model.device import Device
+from shared.model.devices.device import Device
+from shared.model.devices.node import AGENT_ANNOTATION
 from shared.model.errors import RequestError
-from shared.model.node import AGENT_ANNOTATION
 
 T = TypeVar("T")
 

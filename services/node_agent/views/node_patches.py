@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from shared.dialects.advertised import NodeObject
+from shared.model.devices.node import OWN_ENTRIES_PREFIX
 from shared.model.names import NodeName
-from shared.model.node import OWN_ENTRIES_PREFIX
 from shared.model.quantity import timestamp
 
 TRANSITION_TIME = "lastTransitionTime"

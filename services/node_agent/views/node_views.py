@@ -21,7 +21,7 @@ from shared.kubernetes.paths import node_path, pod_path
 from shared.kubernetes.reflector import follow
 from shared.kubernetes.types import ApiNode, NodeStatus, ObjectMeta, RawObject
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from shared.model.names import PodUid
 from shared.model.quantity import parse_count
 

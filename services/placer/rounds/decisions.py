@@ -11,11 +11,11 @@ from operator import attrgetter
 from msgspec import structs
 
 from shared.model.events.pod_events import PodQueued
-from shared.model.lease import will_end_by
-from shared.model.ledger import GangEnrollment
+from shared.model.leases.lease import will_end_by
+from shared.model.leases.ledger import GangEnrollment
 from shared.model.names import PodUid
-from shared.model.placement import Placement, Refusal
-from shared.model.request import Gang, GpuRequest, PodRequest
+from shared.model.requests.placement import Placement, Refusal
+from shared.model.requests.request import Gang, GpuRequest, PodRequest
 from shared.placing.choice.container_choice import build_shares
 from shared.placing.choice.device_choice import choose_devices, fits
 from shared.placing.index.node_index import NodeIndex, placement_key

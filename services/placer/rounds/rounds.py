@@ -32,8 +32,8 @@ from shared.model.events.pod_events import (
     PodQueued,
     message_digest,
 )
-from shared.model.lease import Lease, LeaseState
-from shared.model.ledger import (
+from shared.model.leases.lease import Lease, LeaseState
+from shared.model.leases.ledger import (
     RESERVED_FOR_OTHER,
     AlreadyLeased,
     GangEnrollment,
@@ -49,8 +49,8 @@ from shared.model.ledger import (
     reservation_for,
 )
 from shared.model.names import PodUid
-from shared.model.placement import Placement, Refusal
-from shared.model.request import Gang
+from shared.model.requests.placement import Placement, Refusal
+from shared.model.requests.request import Gang
 from shared.placing.index.threshold_column import store
 from shared.runtime import telemetry
 from shared.runtime.telemetry import Tracing

@@ -12,8 +12,8 @@ from datetime import UTC, date, datetime, time, timedelta
 from fractions import Fraction
 from zoneinfo import ZoneInfo
 
-from shared.model.balance import LEASE_CLASSES, balance, level_at, uncharged_units
-from shared.model.budget import (
+from shared.model.budgets.balance import LEASE_CLASSES, balance, level_at, uncharged_units
+from shared.model.budgets.budget import (
     HOUR_MS,
     UNITS_PER_GPU_MINUTE,
     Account,

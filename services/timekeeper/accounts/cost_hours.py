@@ -15,8 +15,8 @@ from services.timekeeper.accounts.journal import (
     milli_gpu,
     shares_by_device,
 )
-from shared.model.budget import HOUR_MS, JournalEntry
-from shared.model.costs.cost_records import (
+from shared.model.budgets.budget import HOUR_MS, JournalEntry
+from shared.model.budgets.cost_records import (
     FREE,
     IDLE,
     OTHER_MODELS,
@@ -28,12 +28,12 @@ from shared.model.costs.cost_records import (
     CostHour,
     hours_of,
 )
-from shared.model.device import Device, DeviceMode, DeviceUse, device_refusal
-from shared.model.lease import Lease, ShareKey, share_key
-from shared.model.ledger import LedgerNode, NodeTotals
+from shared.model.devices.device import Device, DeviceMode, DeviceUse, device_refusal
+from shared.model.devices.node import cordon_reason
+from shared.model.leases.lease import Lease, ShareKey, share_key
+from shared.model.leases.ledger import LedgerNode, NodeTotals
 from shared.model.names import DeviceUuid, Namespace
-from shared.model.node import cordon_reason
-from shared.model.request import GpuRequest, SharingPolicy
+from shared.model.requests.request import GpuRequest, SharingPolicy
 
 WEEK_MS = 7 * 24 * HOUR_MS
 MOST_SIZES = 200

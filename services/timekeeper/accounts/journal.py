@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
 
-from shared.model.budget import Account, Budget, ChargedLease, JournalEntry, WeightMode
-from shared.model.device import longest_name_in
-from shared.model.lease import Lease, LeaseState, Share
+from shared.model.budgets.budget import Account, Budget, ChargedLease, JournalEntry, WeightMode
+from shared.model.devices.device import longest_name_in
+from shared.model.leases.lease import Lease, LeaseState, Share
 from shared.model.names import DeviceUuid, Namespace
 from shared.model.quantity import peak
-from shared.model.request import SharingPolicy
+from shared.model.requests.request import SharingPolicy
 
 WHOLE = Fraction(1)
 

@@ -28,7 +28,7 @@ from shared.kubernetes.object_files import load_objects
 from shared.kubernetes.reflector import follow
 from shared.kubernetes.types import RawObject
 from shared.model.bounds import cut
-from shared.model.budget import Budget
+from shared.model.budgets.budget import Budget
 from shared.model.clock import wait_for_event
 from shared.model.errors import RequestError
 from shared.model.names import Namespace

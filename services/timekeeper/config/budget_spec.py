@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from shared.kubernetes.custom_kinds import ObjectStatus, Rule, RuledStruct, convert_spec
-from shared.model.budget import (
+from shared.model.budgets.budget import (
     HOUR_MS,
     UNITS_PER_GPU_MINUTE,
     Budget,

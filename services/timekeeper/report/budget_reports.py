@@ -10,8 +10,8 @@ from services.timekeeper.config.budget_spec import LAST_VALID, BudgetStatus, Win
 from shared.kubernetes.custom_kinds import LatestSpecs, ObjectStatus, conditions_of
 from shared.kubernetes.gpu_quotas import NOTHING
 from shared.kubernetes.types import RawObject
-from shared.model.balance import consequence
-from shared.model.budget import (
+from shared.model.budgets.balance import consequence
+from shared.model.budgets.budget import (
     Account,
     Balance,
     Budget,
@@ -19,10 +19,10 @@ from shared.model.budget import (
     StoredBudgetState,
     amount,
 )
+from shared.model.budgets.quota import Quota, QuotaTotals, QuotaUsage
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.names import Namespace
 from shared.model.quantity import timestamp
-from shared.model.quota import Quota, QuotaTotals, QuotaUsage
 
 T = TypeVar("T")
 

@@ -17,12 +17,12 @@ from shared.kubernetes.custom_kinds import API_VERSION, ObjectStatus
 from shared.kubernetes.paths import objects_path
 from shared.kubernetes.types import RawObject
 from shared.ledger.ledger_totals import LedgerQuotas
-from shared.model.balance import consequence
 from shared.model.bounds import cut
-from shared.model.budget import Account, Balance, Budget, BudgetState, LeaseClass, amount
+from shared.model.budgets.balance import consequence
+from shared.model.budgets.budget import Account, Balance, Budget, BudgetState, LeaseClass, amount
+from shared.model.budgets.quota import Quota
 from shared.model.errors import ConflictError, RequestError, UnavailableError
 from shared.model.quantity import timestamp
-from shared.model.quota import Quota
 
 logger = logging.getLogger(__name__)
 

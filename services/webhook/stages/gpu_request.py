@@ -24,7 +24,7 @@ from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.vocabulary import find_misplaced, find_unread
 from shared.model.bounds import MOST_ANNOTATIONS
 from shared.model.errors import RequestError
-from shared.model.request import PodRequest
+from shared.model.requests.request import PodRequest
 from shared.pods.pod_view import PodContainer, PodView
 
 MOST_WARNINGS = 10

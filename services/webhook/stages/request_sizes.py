@@ -6,8 +6,8 @@ from msgspec import structs
 
 from services.webhook.pod_admission import BAD_REQUEST, Denial, DeviceMaximum
 from shared.dialects import DIALECTS, GPU_RESOURCES
-from shared.model.device import MIB
-from shared.model.request import GpuRequest, PodRequest
+from shared.model.devices.device import MIB
+from shared.model.requests.request import GpuRequest, PodRequest
 from shared.placing.advice import Change, changes_between
 from shared.pods.pod_view import PodContainer
 

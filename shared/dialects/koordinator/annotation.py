@@ -13,7 +13,7 @@ from msgspec import Struct, field, structs
 
 from shared.dialects.koordinator.requests import CORE, DEPRECATED, FULL, MEMORY, PREFIX, RATIO
 from shared.model.errors import UNDECODABLE, RequestError
-from shared.model.lease import MIB, Lease, RequestedUnits, Share
+from shared.model.leases.lease import MIB, Lease, RequestedUnits, Share
 from shared.model.quantity import parse_count
 
 ALLOCATED = "scheduling.koordinator.sh/device-allocated"

@@ -76,11 +76,17 @@ from shared.dialects.koordinator.requests import (
 )
 from shared.dialects.reserved import DEVICE_ORDER, LIBRARY_DIRECTORY, VISIBLE
 from shared.dialects.strict_values import check_choice
-from shared.model.device import LABEL_LENGTH, Device, model_label
+from shared.model.devices.device import LABEL_LENGTH, Device, model_label
 from shared.model.errors import RequestError
-from shared.model.lease import MIB, Lease, Share
+from shared.model.leases.lease import MIB, Lease, Share
 from shared.model.names import DeviceUuid
-from shared.model.request import DeviceOrder, GpuRequest, NodeOrder, NodeRequirements, PodRequest
+from shared.model.requests.request import (
+    DeviceOrder,
+    GpuRequest,
+    NodeOrder,
+    NodeRequirements,
+    PodRequest,
+)
 
 ISOLATION_LABEL = "koordinator.sh/gpu-isolation-provider"
 HAMI_CORE = "HAMi-core"

@@ -26,10 +26,10 @@ from typing import Any
 
 from shared.dialects.dialect import PodManifest, Rules
 from shared.dialects.strict_values import check_choice, check_fields, check_range, parse_object
+from shared.model.devices.node import LABEL_OPERATORS
 from shared.model.errors import RequestError
-from shared.model.lease import MIB
-from shared.model.node import LABEL_OPERATORS
-from shared.model.request import DeviceSelection, GpuRequest, SharingPolicy, TopologyScope
+from shared.model.leases.lease import MIB
+from shared.model.requests.request import DeviceSelection, GpuRequest, SharingPolicy, TopologyScope
 
 NAME = "koordinator"
 SCHEDULER = "koord-scheduler"

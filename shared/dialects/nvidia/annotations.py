@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 
 from shared.dialects.hami_core import decode_memo, encode_share, shares_by_index
-from shared.model.device import Device
-from shared.model.lease import Lease
+from shared.model.devices.device import Device
+from shared.model.leases.lease import Lease
 
 NODE = "hami.io/vgpu-node"
 TIME = "hami.io/vgpu-time"

@@ -47,11 +47,11 @@ from shared.dialects.nvidia.annotations import (
 )
 from shared.dialects.reserved import LIBRARY_DIRECTORY
 from shared.dialects.strict_values import check_choice, parse_boolean, parse_decimal
-from shared.model.device import Device, DeviceMode
+from shared.model.devices.device import Device, DeviceMode
 from shared.model.errors import RequestError
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from shared.model.names import DeviceUuid
-from shared.model.request import (
+from shared.model.requests.request import (
     DeviceOrder,
     DeviceSelection,
     GpuRequest,

@@ -12,9 +12,9 @@ import msgspec
 
 from shared.dialects.strict_values import load_json
 from shared.model.bounds import MOST, SHORT, check_bounds
+from shared.model.budgets.quota import Quota, QuotaLimits
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
-from shared.model.quota import Quota, QuotaLimits
 
 CONFIG_MAP_NAMESPACE, CONFIG_MAP_NAME = "kube-system", "gpuquota"
 KEY = "gpu_quota"

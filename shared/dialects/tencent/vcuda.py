@@ -27,11 +27,11 @@ from shared.dialects.dialect import (
 )
 from shared.dialects.hami_core import decode_memo, encode_memo
 from shared.dialects.strict_values import check_not_bytes, parse_whole_number
-from shared.model.device import Device
+from shared.model.devices.device import Device
 from shared.model.errors import RequestError
-from shared.model.lease import MIB, Lease
+from shared.model.leases.lease import MIB, Lease
 from shared.model.names import DeviceUuid
-from shared.model.request import DeviceOrder, GpuRequest, PodRequest
+from shared.model.requests.request import DeviceOrder, GpuRequest, PodRequest
 
 NAME = "tencent"
 CORE = "tencent.com/vcuda-core"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from shared.dialects.volcano import vgpu
 from shared.dialects.volcano.device_register import NUMBER
 from shared.model.bounds import SHORT
-from shared.model.device import DeviceMode, MigLayout, MigProfile
+from shared.model.devices.device import DeviceMode, MigLayout, MigProfile
 
 NAMESPACES = ("kube-system", "volcano-system")
 """Where the ConfigMaps may be; the first namespace that has one counts."""

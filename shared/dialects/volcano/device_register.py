@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from shared.dialects.nvidia.annotations import device_type
-from shared.model.device import Device, DeviceMode
+from shared.model.devices.device import Device, DeviceMode
 from shared.model.names import DeviceUuid
 from shared.model.quantity import parse_decimal
 

@@ -29,12 +29,12 @@ from shared.dialects.dialect import (
 )
 from shared.dialects.reserved import VISIBLE
 from shared.dialects.strict_values import check_not_bytes
-from shared.model.device import Device
+from shared.model.devices.device import Device
 from shared.model.errors import RequestError
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from shared.model.names import DeviceUuid
 from shared.model.quantity import parse_decimal
-from shared.model.request import DeviceOrder, GpuRequest, PodRequest
+from shared.model.requests.request import DeviceOrder, GpuRequest, PodRequest
 
 NAME = "volcano-gpushare"
 SCHEDULER = "volcano"

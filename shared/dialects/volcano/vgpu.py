@@ -14,11 +14,11 @@ from shared.dialects.pod_groups import VOLCANO_GROUPS, group_name
 from shared.dialects.strict_values import check_choice
 from shared.dialects.volcano.device_register import HANDSHAKE, NUMBER, REGISTER, encode_register
 from shared.dialects.volcano.gpushare import SCHEDULER
-from shared.model.device import Device, DeviceMode
+from shared.model.devices.device import Device, DeviceMode
 from shared.model.errors import RequestError
-from shared.model.lease import Lease, Share
+from shared.model.leases.lease import Lease, Share
 from shared.model.names import Namespace
-from shared.model.request import (
+from shared.model.requests.request import (
     DeviceOrder,
     DeviceSelection,
     GpuRequest,

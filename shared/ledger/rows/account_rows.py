@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from shared.model.budget import (
+from shared.model.budgets.budget import (
     Account,
     AccountChange,
     AccountUpdate,
@@ -31,7 +31,7 @@ from shared.model.budget import (
     Journal,
     StoredBudgetState,
 )
-from shared.model.costs.cost_records import CostMark
+from shared.model.budgets.cost_records import CostMark
 from shared.model.names import Namespace
 
 DONE_TTL_S = 86_400

@@ -20,8 +20,9 @@ from shared.ledger.rows.record_sizes import (
     check_amount,
     check_size,
 )
+from shared.model.devices.node import HOSTNAME, AntiAffinityTerm
 from shared.model.errors import RequestError
-from shared.model.lease import (
+from shared.model.leases.lease import (
     Booking,
     ClaimAllocation,
     Lease,
@@ -32,11 +33,10 @@ from shared.model.lease import (
     ShareSize,
     bookings,
 )
-from shared.model.ledger import Reservation, TooLarge
+from shared.model.leases.ledger import Reservation, TooLarge
 from shared.model.names import NodeName
-from shared.model.node import HOSTNAME, AntiAffinityTerm
-from shared.model.placement import Placement
-from shared.model.request import NO_TERM, SharingPolicy, Term
+from shared.model.requests.placement import Placement
+from shared.model.requests.request import NO_TERM, SharingPolicy, Term
 
 DEVICE_FIELDS = 8
 """Values per device of a demand: uuid, MiB, cores, shares, new slots, sharing policy, slots that

@@ -13,11 +13,11 @@ from shared.ledger.rows.joined_texts import escaped, split_texts
 from shared.ledger.rows.lease_rows import decode_lease, text
 from shared.ledger.rows.record_sizes import MOST_AMOUNT
 from shared.ledger.rows.unreadable import cut, readable
-from shared.model.device import Device, DeviceMode, DeviceUse, Held
+from shared.model.devices.device import Device, DeviceMode, DeviceUse, Held
+from shared.model.devices.node import AntiAffinityTerm, NodeFacts
 from shared.model.events.node_events import DeviceReported
-from shared.model.ledger import LedgerChange, LedgerNode, NodeTotals, NodeUse
+from shared.model.leases.ledger import LedgerChange, LedgerNode, NodeTotals, NodeUse
 from shared.model.names import DeviceUuid, NodeName
-from shared.model.node import AntiAffinityTerm, NodeFacts
 
 _NODE = Struct("<IdbII")
 _DEVICE = Struct("<IIBIIIIdBBII")

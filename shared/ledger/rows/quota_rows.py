@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from shared.ledger.rows.unreadable import readable
+from shared.model.budgets.quota import Quota, QuotaExcess, QuotaLimits, QuotaTotals, QuotaUsage
 from shared.model.names import DeviceUuid, Namespace
-from shared.model.quota import Quota, QuotaExcess, QuotaLimits, QuotaTotals, QuotaUsage
 
 T = TypeVar("T")
 

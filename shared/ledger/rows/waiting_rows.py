@@ -7,11 +7,11 @@ import msgspec
 from shared.ledger.rows.joined_texts import escaped
 from shared.ledger.rows.lease_rows import text
 from shared.ledger.rows.record_sizes import MOST_WAITING_BYTES, check_size
-from shared.model.device import MIB
+from shared.model.devices.device import MIB
 from shared.model.events.pod_events import PodQueued
-from shared.model.ledger import WaitingPod
-from shared.model.placement import Refusal
-from shared.model.request import GpuRequest, PodRequest
+from shared.model.leases.ledger import WaitingPod
+from shared.model.requests.placement import Refusal
+from shared.model.requests.request import GpuRequest, PodRequest
 
 _decode_record = msgspec.json.Decoder(tuple[PodQueued, Refusal]).decode
 

@@ -31,7 +31,7 @@ class AllocatedDevice:
 
     request: ContainerText
     device: KeyText
-    """Name of the device in its ResourceSlice; see `shared.model.claim.device_name`."""
+    """Name of the device in its ResourceSlice; see `shared.model.requests.claim.device_name`."""
     share_id: ShortText = ""
     memory_mib: Amount | None = None
     """Consumed capacity, rounded up; None: the whole device, which no other claim can share."""

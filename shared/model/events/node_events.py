@@ -22,9 +22,9 @@ from shared.model.bounds import (
     ShortText,
     TraceText,
 )
-from shared.model.device import Device, UnreadDevice
+from shared.model.devices.device import Device, UnreadDevice
 from shared.model.events.event import Delivery, NodeEvent
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from shared.model.names import DeviceUuid, Namespace, PodUid
 
 

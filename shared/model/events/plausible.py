@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from shared.model.device import Device
+from shared.model.devices.device import Device
 from shared.model.events.event import Event
 from shared.model.events.node_events import (
     Allocation,

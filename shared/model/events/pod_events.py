@@ -27,14 +27,14 @@ from shared.model.bounds import (
     TraceText,
     Units,
 )
+from shared.model.budgets.quota import Quota
+from shared.model.devices.node import UNKNOWN_REVISION, NodeFacts, NodeRevision
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.event import Delivery, Event, PodEvent
-from shared.model.lease import Lease, ShareSize
+from shared.model.leases.lease import Lease, ShareSize
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.node import UNKNOWN_REVISION, NodeFacts, NodeRevision
-from shared.model.placement import Refusal
-from shared.model.quota import Quota
-from shared.model.request import PodRequest
+from shared.model.requests.placement import Refusal
+from shared.model.requests.request import PodRequest
 
 PLANNED_START = "Planned start: "
 """After the reason why a pod waits, in the message of its condition."""

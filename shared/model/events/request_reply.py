@@ -22,16 +22,16 @@ from shared.model.bounds import (
     ShortText,
     TraceText,
 )
-from shared.model.device import Hardware
+from shared.model.budgets.quota import QuotaExcess
+from shared.model.devices.device import Hardware
+from shared.model.devices.node import AntiAffinityTerm
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.event import Event, NodeEvent
 from shared.model.events.node_events import LeaseHolder
 from shared.model.events.pod_events import PodQueued
-from shared.model.lease import Lease, ShareMeasurement, ShareSize
+from shared.model.leases.lease import Lease, ShareMeasurement, ShareSize
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.node import AntiAffinityTerm
-from shared.model.placement import Placement
-from shared.model.quota import QuotaExcess
+from shared.model.requests.placement import Placement
 from shared.model.views import PlanView, ProtectedPod
 
 PodsOfNode = Annotated[tuple[PodUid, ...], Meta(max_length=MOST_ALLOCATIONS)]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from shared.model.device import (
+from shared.model.devices.device import (
     IDLE_BEFORE,
     Device,
     DeviceMode,
@@ -12,8 +12,14 @@ from shared.model.device import (
     required_cores_percent,
     required_memory_mib,
 )
-from shared.model.lease import MigPlacement, RequestedUnits, Share
-from shared.model.request import DeviceOrder, GpuRequest, PodRequest, SharingPolicy, TopologyScope
+from shared.model.leases.lease import MigPlacement, RequestedUnits, Share
+from shared.model.requests.request import (
+    DeviceOrder,
+    GpuRequest,
+    PodRequest,
+    SharingPolicy,
+    TopologyScope,
+)
 from shared.placing.mig_instances import find_instance, instance_mib
 from shared.placing.mirror.node_mirror import MirroredDevice
 
@@ -313,7 +319,7 @@ def required_units(container: GpuRequest) -> int:
 
 
 def share_mib(container: GpuRequest, device: MirroredDevice) -> int:
-    """Return the MiB of a share: `shared.model.device.required_memory_mib` on the mirror."""
+    """Return the MiB of a share on the mirror: `required_memory_mib` of the model."""
     units = container.memory_units
     if units is None or container.memory_percent is not None or container.memory_bytes is not None:
         return required_memory_mib(container, device.device)

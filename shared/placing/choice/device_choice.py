@@ -10,7 +10,7 @@ from operator import attrgetter
 
 from msgspec import structs
 
-from shared.model.device import (
+from shared.model.devices.device import (
     IDLE_BEFORE,
     Device,
     DeviceMode,
@@ -19,7 +19,7 @@ from shared.model.device import (
     numa_cpus_name,
 )
 from shared.model.quantity import peak
-from shared.model.request import (
+from shared.model.requests.request import (
     DeviceOrder,
     DeviceSelection,
     GpuRequest,

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from shared.model.device import DeviceMode, DeviceRefusal, DeviceUse, device_refusal
-from shared.model.request import GpuRequest, PodRequest, TopologyScope
+from shared.model.devices.device import DeviceMode, DeviceRefusal, DeviceUse, device_refusal
+from shared.model.requests.request import GpuRequest, PodRequest, TopologyScope
 from shared.placing.choice.container_choice import (
     CONTAINER_CHOOSERS,
     NO_POD_USE,

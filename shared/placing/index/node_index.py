@@ -5,11 +5,11 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from shared.model.device import DeviceMode
+from shared.model.devices.device import DeviceMode
 from shared.model.events.pod_events import PodQueued
 from shared.model.names import Namespace
-from shared.model.placement import NodeVerdict, Refusal
-from shared.model.request import PodRequest, RepelledFrom
+from shared.model.requests.placement import NodeVerdict, Refusal
+from shared.model.requests.request import PodRequest, RepelledFrom
 from shared.placing.advice import Advice
 from shared.placing.anti_affinity import Domain, domains, repelled_from, with_repelled
 from shared.placing.choice.device_choice import allowed_modes, device_chooser, device_key

@@ -10,7 +10,7 @@ needs.
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
-from shared.model.request import NodeRequirements, PodRequest, SharingPolicy
+from shared.model.requests.request import NodeRequirements, PodRequest, SharingPolicy
 from shared.placing.choice.device_choice import (
     allowed_devices,
     choose_devices,

@@ -15,9 +15,9 @@ from heapq import nsmallest
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
-from shared.model.device import IDLE_BEFORE, MIB, DeviceMode
+from shared.model.devices.device import IDLE_BEFORE, MIB, DeviceMode
 from shared.model.quantity import peak
-from shared.model.request import GpuRequest, NodeOrder, PodRequest
+from shared.model.requests.request import GpuRequest, NodeOrder, PodRequest
 from shared.placing.choice.container_choice import required_free_cores
 from shared.placing.mirror.cluster_mirror import ChangeReader, ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode

@@ -9,11 +9,11 @@ dropped.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from shared.model.device import DeviceUse
-from shared.model.lease import Lease
-from shared.model.ledger import LedgerChange, LedgerNode, NodeUse
+from shared.model.devices.device import DeviceUse
+from shared.model.leases.lease import Lease
+from shared.model.leases.ledger import LedgerChange, LedgerNode, NodeUse
 from shared.model.names import DeviceUuid, NodeName, PodUid
-from shared.model.placement import Placement
+from shared.model.requests.placement import Placement
 from shared.placing.mirror.node_mirror import MirroredDevice, MirroredNode, TentativeReservation
 
 CHANGE_LOG_LENGTH: Final = 1 << 16

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from shared.model.device import (
+from shared.model.devices.device import (
     NO_USE,
     Device,
     DeviceMode,
@@ -15,11 +15,11 @@ from shared.model.device import (
     numa_cpus_name,
     without_claim,
 )
-from shared.model.lease import Lease, Share, bookings
-from shared.model.ledger import LedgerNode
+from shared.model.devices.node import NodeFacts
+from shared.model.leases.lease import Lease, Share, bookings
+from shared.model.leases.ledger import LedgerNode
 from shared.model.names import DeviceUuid, NodeName
-from shared.model.node import NodeFacts
-from shared.model.request import SharingPolicy
+from shared.model.requests.request import SharingPolicy
 from shared.placing.mig_instances import (
     LayoutShapes,
     format_positions,

@@ -12,10 +12,10 @@ from shared.dialects import DIALECTS
 from shared.dialects.advertised import TRIGGER
 from shared.dialects.dialect import ContainerManifest, Dialect, PodManifest, Rules
 from shared.dialects.pod_requests import amount_changes, strict_request
-from shared.model.device import MIB
+from shared.model.devices.device import MIB
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
-from shared.model.request import (
+from shared.model.requests.request import (
     ALL_PERCENT,
     DeviceSelection,
     GpuRequest,

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable
 
 from msgspec import structs
 
+from shared.model.budgets.quota import QuotaExcess
 from shared.model.events.pod_events import PodQueued
-from shared.model.ledger import budget_hint
+from shared.model.leases.ledger import budget_hint
 from shared.model.names import Namespace
-from shared.model.placement import Placement, Refusal
 from shared.model.quantity import duration_text
-from shared.model.quota import QuotaExcess
-from shared.model.request import NodeTerm, PodRequest
+from shared.model.requests.placement import Placement, Refusal
+from shared.model.requests.request import NodeTerm, PodRequest
 
 Result = tuple[Placement, ...] | Refusal
 

@@ -11,10 +11,10 @@ from msgspec import structs
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import TRIGGER
 from shared.dialects.vocabulary import no_node_has, unknown_gpus
-from shared.model.lease import will_end_by
-from shared.model.placement import DeviceVerdict, NodeVerdict, Refusal
+from shared.model.leases.lease import will_end_by
 from shared.model.quantity import timestamp
-from shared.model.request import PodRequest, TopologyScope
+from shared.model.requests.placement import DeviceVerdict, NodeVerdict, Refusal
+from shared.model.requests.request import PodRequest, TopologyScope
 from shared.placing.advice import RECOVERS, Advice, changes_between
 from shared.placing.anti_affinity import with_repelled
 from shared.placing.choice.device_choice import choose_devices, fits

@@ -17,12 +17,12 @@ import redis.exceptions
 from services.topology import SERVICES
 from shared.credentials.logins import ClientCredentials
 from shared.credentials.tls import TlsFiles
-from shared.model.device import Device
+from shared.model.devices.device import Device
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.events.event import Event
 from shared.model.events.pod_events import Heartbeat
-from shared.model.lease import Lease
-from shared.model.lease_copy import ANNOTATION, load_lease
+from shared.model.leases.lease import Lease
+from shared.model.leases.lease_copy import ANNOTATION, load_lease
 from shared.model.names import NodeName
 from shared.nats import subjects, wire
 from shared.nats.bus import Bus

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shared.model.lease_copy import ANNOTATION
+from shared.model.leases.lease_copy import ANNOTATION
 from tests.support.stack import KUBECTL, Stack, running, vgpu
 from tests.support.waiting import until
 

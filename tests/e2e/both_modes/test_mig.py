@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from shared.model.device import DeviceMode
+from shared.model.devices.device import DeviceMode
 from tests.support.stack import Stack, gpu_pod, running, vgpu
 
 IDS = "volcano.sh/vgpu-ids-new"

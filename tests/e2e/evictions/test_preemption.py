@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from shared.kubernetes.errors import NotFoundError
-from shared.model.lease_copy import ANNOTATION
-from shared.model.preemption import PREEMPT_AT
+from shared.model.leases.lease_copy import ANNOTATION
+from shared.model.leases.preemption import PREEMPT_AT
 from tests.support.dialects.checklist import condition_text
 from tests.support.stack import Stack, gpu_pod, running, succeeded, vgpu
 from tests.support.waiting import until

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 
 from shared.dialects import DIALECTS
-from shared.model.ledger import counted_use
+from shared.model.leases.ledger import counted_use
 from tests.support.dialects import guides
 from tests.support.dialects.checklist import (
     allocated_setup,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from shared.model.lease import Lease, LeaseState
-from shared.model.lease_copy import ANNOTATION, load_lease
+from shared.model.leases.lease import Lease, LeaseState
+from shared.model.leases.lease_copy import ANNOTATION, load_lease
 from shared.model.names import Namespace
 from tests.support.dialects.checklist import annotation_of, leases
 from tests.support.node_agent.regions import limit_mib, use_memory

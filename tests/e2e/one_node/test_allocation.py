@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shared.kubelet_api.deviceplugin.api_pb2 import ContainerAllocateResponse
-from shared.model.device import MIB
+from shared.model.devices.device import MIB
 from simcluster.gpu_driver.build import compiler
 from tests.support.stack import PODS, Stack, gpu_pod, running, vgpu
 from tests.support.waiting import until

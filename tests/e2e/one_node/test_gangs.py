@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest_asyncio
 
-from shared.model.lease import LeaseState
+from shared.model.leases.lease import LeaseState
 from tests.support.dialects.checklist import condition_text, leases
 from tests.support.stack import NEEDS_KUBECTL, Stack, gpu_pod, running, vgpu
 from tests.support.waiting import until

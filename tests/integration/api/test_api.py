@@ -23,7 +23,7 @@ from shared.model.events.pod_events import (
     PodTerminated,
 )
 from shared.model.names import Namespace
-from shared.model.placement import Refusal
+from shared.model.requests.placement import Refusal
 from shared.nats.bus import Bus
 from shared.runtime.run import sending_heartbeats
 from tests.support.api.running import RunningApi, reserve_lease

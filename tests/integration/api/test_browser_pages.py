@@ -12,22 +12,22 @@ from msgspec import structs
 from playwright.async_api import Browser, Locator, expect
 
 from shared.ledger.waiting_pods import GatedPods
-from shared.model.budget import (
+from shared.model.budgets.budget import (
     UNITS_PER_GPU_MINUTE,
     AccountUpdate,
     BudgetWindow,
     ChargeEntry,
 )
-from shared.model.device import DeviceMode, MigLayout, MigProfile
+from shared.model.devices.device import DeviceMode, MigLayout, MigProfile
 from shared.model.events.pod_events import (
     BudgetChanged,
     PodGated,
     PodQueued,
     PodTerminated,
 )
+from shared.model.leases.preemption import Preemption
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.preemption import Preemption
-from shared.model.request import Gang
+from shared.model.requests.request import Gang
 from shared.runtime.telemetry import trace_id_of
 from tests.support.api.board import eviction
 from tests.support.api.browser import needed, opened

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from shared.credentials.authorization import AnonymousAuthenticator, Authenticator
-from shared.model.budget import AccountUpdate, BudgetWindow, ChargeEntry
+from shared.model.budgets.budget import AccountUpdate, BudgetWindow, ChargeEntry
 from shared.model.events.node_events import ViolationFound
 from shared.model.events.pod_events import (
     BudgetChanged,
@@ -28,10 +28,10 @@ from shared.model.events.request_reply import (
     ResizeReply,
     ResizeRequest,
 )
-from shared.model.lease import ShareSize
+from shared.model.leases.lease import ShareSize
+from shared.model.leases.preemption import Preemption
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.placement import Refusal
-from shared.model.preemption import Preemption
+from shared.model.requests.placement import Refusal
 from shared.nats.bus import Bus
 from tests.support.api.board import eviction
 from tests.support.api.running import RunningApi, reserve_lease

@@ -23,7 +23,7 @@ from shared.model.events.request_reply import (
     UsageReply,
     UsageRequest,
 )
-from shared.model.lease import ShareMeasurement
+from shared.model.leases.lease import ShareMeasurement
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.nats import subjects
 from shared.nats.bus import Bus

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from tests.support.binder import world as worlds
 from tests.support.binder.claim_binder import ClaimBinder
 from tests.support.binder.world import NewWorld, World

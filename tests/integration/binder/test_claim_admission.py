@@ -12,15 +12,15 @@ from services.binder.claims.claim_leaser import MOST_COMBINED, RESERVATION_S, WR
 from services.binder.clients import RequestUse
 from services.binder.ledger_sync.lease_holders import holders_in
 from services.binder.ledger_sync.recovery import Recovery
-from shared.model.claim import LEASED, REFUSED
 from shared.model.errors import UnavailableError
 from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice, ClaimDeallocated
 from shared.model.events.node_events import LeaseHolder
 from shared.model.events.pod_events import LeaseChanged, ListedPods, PodsListed
 from shared.model.events.request_reply import ClaimLeaseReply, LeasesRequest
-from shared.model.lease import ClaimAllocation, Lease, LeaseState
-from shared.model.lease_copy import copy_of, dump_lease, load_lease
+from shared.model.leases.lease import ClaimAllocation, Lease, LeaseState
+from shared.model.leases.lease_copy import copy_of, dump_lease, load_lease
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.requests.claim import LEASED, REFUSED
 from shared.pods.pod_snapshot import generation_of
 from tests.support.binder.claim_binder import GPU, ClaimBinder
 from tests.support.binder.events import activation, in_state

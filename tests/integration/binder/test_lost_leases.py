@@ -18,7 +18,7 @@ from shared.kubernetes.errors import ErrorResponse, ForbiddenError
 from shared.kubernetes.paths import pod_path
 from shared.ledger.leases import RedisLeases
 from shared.ledger.waiting_pods import GatedPods
-from shared.model.device import Device
+from shared.model.devices.device import Device
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import Allocation, DeviceReported, ShareRefused
 from shared.model.events.pod_events import (
@@ -29,11 +29,11 @@ from shared.model.events.pod_events import (
     PodsListed,
     PodTerminated,
 )
-from shared.model.lease import ClaimAllocation, Lease, LeaseState
-from shared.model.lease_copy import ANNOTATION, dump_lease
-from shared.model.ledger import NoCapacity, Reserved
+from shared.model.leases.lease import ClaimAllocation, Lease, LeaseState
+from shared.model.leases.lease_copy import ANNOTATION, dump_lease
+from shared.model.leases.ledger import NoCapacity, Reserved
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.request import Gang
+from shared.model.requests.request import Gang
 from shared.pods.pod_snapshot import PodSnapshot
 from tests.support.binder.world import World, chosen
 from tests.support.build import allocation_of

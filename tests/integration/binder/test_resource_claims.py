@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from services.binder.claims.claim_leaser import WAIT_S
-from shared.model.claim import LEASED, REFUSED, claimable
-from shared.model.device import DeviceMode, MigLayout, MigProfile
+from shared.model.devices.device import DeviceMode, MigLayout, MigProfile
 from shared.model.errors import UnavailableError
 from shared.model.events.claim_events import AllocatedDevice
 from shared.model.events.pod_events import LeaseChanged
-from shared.model.lease import LeaseState, MigPlacement
-from shared.model.lease_copy import copy_of, load_lease
+from shared.model.leases.lease import LeaseState, MigPlacement
+from shared.model.leases.lease_copy import copy_of, load_lease
 from shared.model.names import Namespace, PodUid
+from shared.model.requests.claim import LEASED, REFUSED, claimable
 from shared.pods.pod_snapshot import generation_of
 from tests.support.binder.claim_binder import GPU, ClaimBinder, deallocated
 from tests.support.binder.world import allocated, on

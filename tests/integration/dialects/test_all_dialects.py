@@ -22,7 +22,7 @@ from shared.model.clock import SystemClock
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import PlacementChosen, PlacementRefused, PodQueued
 from shared.model.names import NodeName, PodUid
-from shared.model.request import PodRequest
+from shared.model.requests.request import PodRequest
 from tests.support.build import dice, facts, pod_queued
 from tests.support.dialects.mixes import ExpectedPod, mixed
 from tests.support.dialects.recount import LABELS, NODES, SERVED, Recount, assert_environment

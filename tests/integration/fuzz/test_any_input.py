@@ -39,13 +39,13 @@ from shared.dialects.nvidia.annotations import CORDON, REGISTER, cordoned_device
 from shared.dialects.volcano.device_register import parse_register
 from shared.kubernetes.errors import ErrorResponse, NotFoundError
 from shared.kubernetes.types import ApiPod
-from shared.model.balance import balance
-from shared.model.budget import Account
+from shared.model.budgets.balance import balance
+from shared.model.budgets.budget import Account
+from shared.model.budgets.quota import Quota
 from shared.model.errors import RequestError
 from shared.model.events.event import Event
-from shared.model.lease_copy import load_lease
+from shared.model.leases.lease_copy import load_lease
 from shared.model.names import Namespace
-from shared.model.quota import Quota
 from shared.nats import wire
 from shared.pods.pod_parser import PodParser
 from shared.pods.pod_view import decode_view

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from services.binder.report.explanations import leftovers_event
 from shared.model.bounds import LONGEST_MESSAGE
-from shared.model.device import Held, Leftover
+from shared.model.devices.device import Held, Leftover
 from shared.model.events.node_events import DeviceReported
 from shared.model.names import NodeName
 from shared.nats import wire

@@ -23,10 +23,10 @@ from services.node_agent.dra.resource_claims import generation_of_claim, results
 from shared.credentials.serving_files import ServingFiles
 from shared.kubelet_api.dra import api_pb2 as dra
 from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim
-from shared.model.claim import CORES, DRIVER, LEASED, MEMORY
 from shared.model.errors import RequestError
-from shared.model.lease_copy import copy_of, load_lease
+from shared.model.leases.lease_copy import copy_of, load_lease
 from shared.model.names import Namespace, NodeName
+from shared.model.requests.claim import CORES, DRIVER, LEASED, MEMORY
 from shared.runtime import health
 from tests.integration.fuzz.test_any_input import any_machine
 from tests.support.extender import ExtenderWorld

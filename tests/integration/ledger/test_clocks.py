@@ -13,12 +13,12 @@ from shared.ledger.connection_pool import LedgerClock
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.bounds import MOST_VERSION
+from shared.model.budgets.quota import Quota, QuotaLimits
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.lease import Lease, LeaseState
-from shared.model.lease_copy import dump_lease, load_lease
-from shared.model.ledger import Reserved
+from shared.model.leases.lease import Lease, LeaseState
+from shared.model.leases.lease_copy import dump_lease, load_lease
+from shared.model.leases.ledger import Reserved
 from shared.model.names import Namespace
-from shared.model.quota import Quota, QuotaLimits
 from tests.support.placer.ledger import (
     NOW,
     device,

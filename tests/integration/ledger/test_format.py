@@ -18,12 +18,18 @@ from msgspec import structs
 
 from shared.ledger.connection import unpack
 from shared.ledger.leases import RedisLeases
-from shared.model.device import Device, DeviceMode
+from shared.model.devices.device import Device, DeviceMode
 from shared.model.errors import UnavailableError
-from shared.model.lease import ClaimAllocation, Lease, LeaseState, MigPlacement, RequestedUnits
-from shared.model.lease_copy import load_lease
+from shared.model.leases.lease import (
+    ClaimAllocation,
+    Lease,
+    LeaseState,
+    MigPlacement,
+    RequestedUnits,
+)
+from shared.model.leases.lease_copy import load_lease
 from shared.model.names import Namespace, PodUid
-from shared.model.request import SharingPolicy
+from shared.model.requests.request import SharingPolicy
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,

@@ -14,8 +14,8 @@ from shared.ledger.function_libraries import FunctionLibraries
 from shared.ledger.function_library import Library, bundled, library, modules
 from shared.ledger.leases import RedisLeases
 from shared.model.errors import UnavailableError
-from shared.model.lease import Lease
-from shared.model.ledger import Reserved
+from shared.model.leases.lease import Lease
+from shared.model.leases.ledger import Reserved
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,

@@ -10,7 +10,7 @@ from redis.asyncio import Redis
 
 from shared.ledger.leases import RedisLeases
 from shared.model.events.pod_events import PodQueued
-from shared.model.ledger import (
+from shared.model.leases.ledger import (
     GangIncomplete,
     GonePod,
     NoCapacity,
@@ -19,8 +19,8 @@ from shared.model.ledger import (
     WaitResult,
 )
 from shared.model.names import NodeName, PodUid
-from shared.model.placement import Refusal
-from shared.model.request import Gang
+from shared.model.requests.placement import Refusal
+from shared.model.requests.request import Gang
 from tests.support.placer.ledger import (
     GANG,
     NOW,

@@ -7,9 +7,9 @@ import redis.asyncio
 from msgspec import structs
 
 from shared.ledger.leases import RedisLeases
-from shared.model.device import Held
-from shared.model.lease import Lease, LeaseState
-from shared.model.ledger import Reserved
+from shared.model.devices.device import Held
+from shared.model.leases.lease import Lease, LeaseState
+from shared.model.leases.ledger import Reserved
 from tests.support.hostile_agent import EXTREMES_OF_HELD, MOST_LEFT
 from tests.support.placer.ledger import (
     NOW,

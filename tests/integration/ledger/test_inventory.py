@@ -7,11 +7,11 @@ import redis.asyncio
 from msgspec import structs
 
 from shared.ledger.leases import RedisLeases
+from shared.model.devices.node import NOT_LISTED_CODE, REPLACED_CODE, NodeRevision, cordon_reason
 from shared.model.events.node_events import DevicesRegistered
-from shared.model.lease import LeaseState
-from shared.model.ledger import NoCapacity, Reserved
+from shared.model.leases.lease import LeaseState
+from shared.model.leases.ledger import NoCapacity, Reserved
 from shared.model.names import NodeName, PodUid
-from shared.model.node import NOT_LISTED_CODE, REPLACED_CODE, NodeRevision, cordon_reason
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,

@@ -10,9 +10,10 @@ from msgspec import structs
 
 from shared.ledger.leases import RedisLeases
 from shared.ledger.rows.lease_rows import new_lease
+from shared.model.budgets.fair_share import GpuAmount
+from shared.model.budgets.quota import Quota, QuotaExcess, QuotaLimits
 from shared.model.errors import ConflictError, UnavailableError
-from shared.model.fair_share import GpuAmount
-from shared.model.lease import (
+from shared.model.leases.lease import (
     END_MARGIN_S,
     LIVE,
     TRANSITIONS,
@@ -26,10 +27,9 @@ from shared.model.lease import (
     expected_end,
     reachable,
 )
-from shared.model.ledger import NoCapacity, Reservation, Reserved
+from shared.model.leases.ledger import NoCapacity, Reservation, Reserved
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.quota import Quota, QuotaExcess, QuotaLimits
-from shared.model.request import Term
+from shared.model.requests.request import Term
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,

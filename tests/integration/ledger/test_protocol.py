@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from shared.model.request import Gang
+from shared.model.requests.request import Gang
 from tests.model.faults import LeaseProtocol
 from tests.model.mutations import mutated
 from tests.model.rules import Step

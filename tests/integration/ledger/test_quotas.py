@@ -10,13 +10,19 @@ import pytest
 
 from services.timekeeper.accounts.journal import weigh
 from shared.ledger.leases import RedisLeases
-from shared.model.budget import Budget
-from shared.model.lease import ClaimAllocation, Lease, Share
-from shared.model.ledger import NoCapacity, Reservation, ReservationOutcome, Reserved, WaitingPod
+from shared.model.budgets.budget import Budget
+from shared.model.budgets.quota import Quota, QuotaExcess, QuotaLimits, QuotaUsage, total_of
+from shared.model.leases.lease import ClaimAllocation, Lease, Share
+from shared.model.leases.ledger import (
+    NoCapacity,
+    Reservation,
+    ReservationOutcome,
+    Reserved,
+    WaitingPod,
+)
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.placement import Refusal
-from shared.model.quota import Quota, QuotaExcess, QuotaLimits, QuotaUsage, total_of
-from shared.model.request import Gang, Term
+from shared.model.requests.placement import Refusal
+from shared.model.requests.request import Gang, Term
 from shared.placing.refusal import quota_refusals
 from tests.support.placer.ledger import (
     NOW,

@@ -9,10 +9,11 @@ import redis.asyncio
 from msgspec import structs
 
 from shared.ledger.leases import RedisLeases
-from shared.model.device import DeviceUse
+from shared.model.budgets.quota import Quota
+from shared.model.devices.device import DeviceUse
 from shared.model.errors import ConflictError, UnavailableError
-from shared.model.lease import Lease, LeaseState, StaleLeaseError
-from shared.model.ledger import (
+from shared.model.leases.lease import Lease, LeaseState, StaleLeaseError
+from shared.model.leases.ledger import (
     FeedTruncatedError,
     LedgerChange,
     LedgerNode,
@@ -20,7 +21,6 @@ from shared.model.ledger import (
     Reserved,
 )
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.quota import Quota
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,

@@ -18,9 +18,11 @@ from shared.ledger.leases import RedisLeases
 from shared.ledger.rows.joined_texts import joined_texts, split_texts
 from shared.ledger.rows.record_sizes import MOST_AMOUNT, MOST_GROUPS_BYTES, MOST_LEASE_BYTES
 from shared.ledger.server_errors import RebuildPendingError
-from shared.model.device import DeviceUse
+from shared.model.budgets.quota import Quota, QuotaLimits
+from shared.model.devices.device import DeviceUse
+from shared.model.devices.node import NodeFacts
 from shared.model.errors import UnavailableError
-from shared.model.ledger import (
+from shared.model.leases.ledger import (
     FeedTruncatedError,
     GangIncomplete,
     LedgerSnapshot,
@@ -31,9 +33,7 @@ from shared.model.ledger import (
     UnreadableRecord,
 )
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.node import NodeFacts
-from shared.model.quota import Quota, QuotaLimits
-from shared.model.request import Gang
+from shared.model.requests.request import Gang
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from tests.support.placer.ledger import (
     NOW,

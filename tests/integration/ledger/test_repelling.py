@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from shared.ledger.leases import RedisLeases
-from shared.model.lease import Lease
-from shared.model.ledger import NoCapacity, Reservation, Reserved
+from shared.model.devices.node import HOSTNAME, AntiAffinityTerm, LabelRequirement, NodeRevision
+from shared.model.leases.lease import Lease
+from shared.model.leases.ledger import NoCapacity, Reservation, Reserved
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.node import HOSTNAME, AntiAffinityTerm, LabelRequirement, NodeRevision
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,

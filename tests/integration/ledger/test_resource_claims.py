@@ -11,14 +11,14 @@ from msgspec import structs
 from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
+from shared.model.budgets.quota import Quota, QuotaLimits
 from shared.model.clock import SystemClock
 from shared.model.events.pod_events import PlacementChosen, PlacementRefused
-from shared.model.lease import ClaimAllocation, Lease, LeaseState
-from shared.model.lease_copy import dump_lease, load_lease
-from shared.model.ledger import Reservation, Reserved, counted_use
+from shared.model.leases.lease import ClaimAllocation, Lease, LeaseState
+from shared.model.leases.lease_copy import dump_lease, load_lease
+from shared.model.leases.ledger import Reservation, Reserved, counted_use
+from shared.model.leases.preemption import Preemption
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.preemption import Preemption
-from shared.model.quota import Quota, QuotaLimits
 from tests.support.build import dice, gpu, pod_queued, request
 from tests.support.placer.ledger import (
     NOW,

@@ -32,7 +32,7 @@ from shared.ledger.server_errors import translate
 from shared.ledger.waiting_pods import GatedPods
 from shared.model.errors import PermissionDeniedError, RequestError, UnavailableError
 from shared.model.events.pod_events import PodGated
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from shared.model.names import Namespace, PodUid
 from tests.support.placer.ledger import rebuild, reservation, reserve, share
 from tests.support.servers.nats import free_port

@@ -11,11 +11,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec import structs
 
 from shared.ledger.leases import RedisLeases
-from shared.model.device import Device
-from shared.model.lease import Lease, LeaseState, Share, StaleLeaseError
-from shared.model.ledger import AlreadyLeased, NoCapacity, Reservation, ReservationOutcome, Reserved
+from shared.model.devices.device import Device
+from shared.model.leases.lease import Lease, LeaseState, Share, StaleLeaseError
+from shared.model.leases.ledger import (
+    AlreadyLeased,
+    NoCapacity,
+    Reservation,
+    ReservationOutcome,
+    Reserved,
+)
 from shared.model.names import NodeName, PodUid
-from shared.model.request import Gang
+from shared.model.requests.request import Gang
 from tests.support.placer.ledger import assert_sound, facts, ledger, report, reservation_among, uuid
 from tests.support.placer.ledger_model import GPUS, NODES, TTL_S, Model, candidates, described, pods
 from tests.support.servers.valkey import ValkeyServer

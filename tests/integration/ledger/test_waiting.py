@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
+from shared.model.budgets.fair_share import Entitlement, GpuAmount, fair_order
 from shared.model.events.pod_events import (
     BudgetChanged,
     PlacementChosen,
     PlacementRefused,
     PodQueued,
 )
-from shared.model.fair_share import Entitlement, GpuAmount, fair_order
-from shared.model.lease import Lease
-from shared.model.ledger import (
+from shared.model.leases.lease import Lease
+from shared.model.leases.ledger import (
     RESERVED_FOR_OTHER,
     Reservation,
     Reserved,
@@ -29,8 +29,8 @@ from shared.model.ledger import (
     WaitResult,
 )
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.placement import Refusal
-from shared.model.request import Gang
+from shared.model.requests.placement import Refusal
+from shared.model.requests.request import Gang
 from tests.support.build import gpu, pod_queued, request
 from tests.support.placer.ledger import (
     NOW,

@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 
 from shared.model.events.pod_events import PodQueued, PodTerminated
 from shared.model.names import Namespace, PodUid
-from shared.model.request import GpuRequest, PodRequest
+from shared.model.requests.request import GpuRequest, PodRequest
 from shared.nats.bus import Bus
 from shared.nats.confirmations import ConfirmationTiming
 from shared.nats.unconfirmed_work import ResendPolicy

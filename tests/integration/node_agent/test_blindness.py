@@ -19,7 +19,7 @@ from services.node_agent.service import NodeAgent
 from shared.kubernetes.errors import UnreachableError
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import BindRequest
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from shared.model.names import NodeName, PodUid
 from simcluster.ports import Outage
 from tests.support.binder.node_binder import Binder, reserve

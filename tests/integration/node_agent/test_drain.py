@@ -11,10 +11,10 @@ from services.node_agent.allocate import admission_window
 from services.node_agent.allocate.admission_window import DRAINING
 from services.node_agent.records import checkpoint
 from services.node_agent.service import NodeAgent
+from shared.model.devices.node import AGENT_STOPPING
 from shared.model.events.request_reply import BindRequest
-from shared.model.lease import LeaseState, Share
+from shared.model.leases.lease import LeaseState, Share
 from shared.model.names import NodeName
-from shared.model.node import AGENT_STOPPING
 from simcluster.kubelet.devices.plugin_client import PluginConnection
 from tests.support.binder.node_binder import Binder, post, reserve
 from tests.support.node_agent.agent import NUMBER, OneNodeCluster, lease_of, one_node_cluster, share

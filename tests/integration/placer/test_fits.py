@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.device_guard import OvercommitError, check_room
 from shared.dialects.dialect import ContainerSetup
-from shared.model.device import (
+from shared.model.devices.device import (
     Device,
     DeviceRefusal,
     DeviceUse,
@@ -23,10 +23,10 @@ from shared.model.device import (
     required_cores_percent,
     required_memory_mib,
 )
-from shared.model.lease import Lease
-from shared.model.ledger import LedgerNode, NoCapacity, Reserved
+from shared.model.leases.lease import Lease
+from shared.model.leases.ledger import LedgerNode, NoCapacity, Reserved
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.request import GpuRequest, PodRequest, SharingPolicy
+from shared.model.requests.request import GpuRequest, PodRequest, SharingPolicy
 from shared.placing.choice.container_choice import share_of
 from shared.placing.trial_cluster import TrialCluster
 from tests.support.build import allocation_of, gpu, request

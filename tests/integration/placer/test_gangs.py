@@ -14,9 +14,9 @@ from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import SystemClock
 from shared.model.events.pod_events import PlacementChosen, PodQueued
-from shared.model.lease import LeaseState
+from shared.model.leases.lease import LeaseState
 from shared.model.names import NodeName, PodUid
-from shared.model.request import Gang, PodRequest
+from shared.model.requests.request import Gang, PodRequest
 from shared.nats.bus import Bus
 from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing

@@ -13,15 +13,15 @@ from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.clock import SystemClock
-from shared.model.device import Device, DeviceMode, DeviceUse, numa_cpus_name
+from shared.model.devices.device import Device, DeviceMode, DeviceUse, numa_cpus_name
+from shared.model.devices.node import HOSTNAME, AntiAffinityTerm, LabelRequirement
 from shared.model.errors import ConflictError
 from shared.model.events.pod_events import PlacementChosen, PlacementRefused, PodQueued
-from shared.model.lease import MigPlacement
-from shared.model.lease_copy import dump_lease, load_lease
+from shared.model.leases.lease import MigPlacement
+from shared.model.leases.lease_copy import dump_lease, load_lease
+from shared.model.leases.preemption import StoredStart
 from shared.model.names import PodUid
-from shared.model.node import HOSTNAME, AntiAffinityTerm, LabelRequirement
-from shared.model.preemption import StoredStart
-from shared.model.request import NO_TERM, SharingPolicy, Term
+from shared.model.requests.request import NO_TERM, SharingPolicy, Term
 from tests.support.build import dice, gpu, mig_layout, pod_queued, request
 from tests.support.placer.ledger import (
     NOW,

@@ -9,10 +9,10 @@ from msgspec import structs
 from services.placer.rounds.rounds import PlacementEvent
 from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
+from shared.model.budgets.quota import Quota, QuotaLimits
 from shared.model.events.pod_events import PlacementChosen, PlacementRefused, PodQueued
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.quota import Quota, QuotaLimits
-from shared.model.request import Gang
+from shared.model.requests.request import Gang
 from tests.support.build import gpu, pod_queued, request
 from tests.support.placer.ledger import NOW, assert_sound, device, facts, ledger, report
 from tests.support.placer.running import placers

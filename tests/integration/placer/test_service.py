@@ -19,7 +19,7 @@ from services.topology import published
 from services.watcher.service import Watcher
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import SystemClock
-from shared.model.device import Device
+from shared.model.devices.device import Device
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.pod_events import (
     PlacementChosen,
@@ -27,8 +27,8 @@ from shared.model.events.pod_events import (
     PodQueued,
     message_digest,
 )
-from shared.model.lease import Lease, LeaseState
-from shared.model.ledger import (
+from shared.model.leases.lease import Lease, LeaseState
+from shared.model.leases.ledger import (
     AlreadyLeased,
     NoCapacity,
     Reservation,
@@ -37,7 +37,7 @@ from shared.model.ledger import (
     WaitResult,
 )
 from shared.model.names import NodeName, PodUid
-from shared.model.request import Gang, NodeOrder
+from shared.model.requests.request import Gang, NodeOrder
 from shared.nats.bus import Bus
 from shared.placing.index.ranked_nodes import CANDIDATES
 from shared.runtime import health

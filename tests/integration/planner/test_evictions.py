@@ -12,9 +12,9 @@ from shared.kubernetes.errors import ErrorResponse, KubernetesConflictError
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import ViolationFound, ViolationReason
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
+from shared.model.leases.preemption import EvictionOutcome, PreemptionCause, Victim
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.preemption import EvictionOutcome, PreemptionCause, Victim
 from shared.pods.pod_snapshot import PodSnapshot
 from tests.support.placer.ledger import rebuild, uuid
 from tests.support.planner.scene import Scene

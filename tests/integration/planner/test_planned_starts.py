@@ -17,15 +17,15 @@ from services.planner.planned_starts import (
     PLAN_S,
 )
 from services.planner.preemption_controller import PreemptionController
+from shared.model.budgets.quota import Quota, QuotaLimits
 from shared.model.events.pod_events import PlacementChosen
-from shared.model.lease import Lease, ends_by
-from shared.model.ledger import Reserved
+from shared.model.leases.lease import Lease, ends_by
+from shared.model.leases.ledger import Reserved
+from shared.model.leases.preemption import StoredStart
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.placement import Placement
-from shared.model.preemption import StoredStart
 from shared.model.quantity import timestamp
-from shared.model.quota import Quota, QuotaLimits
-from shared.model.request import NO_TERM, Gang, PodRequest, Term
+from shared.model.requests.placement import Placement
+from shared.model.requests.request import NO_TERM, Gang, PodRequest, Term
 from shared.placing.starts import AGAIN_S, LATE_S, MOST_KINDS, MOST_TRIED, RESERVE_AFTER_S, SOON_S
 from tests.support.binder.world import running as background
 from tests.support.placer.ledger import assert_sound, device, report, share, uses

@@ -9,11 +9,11 @@ import redis.asyncio
 from services.planner.dry_run import dry_run
 from services.planner.plan import PlanInput, plan_input
 from services.planner.preemption_controller import LOOK_S, PLANNING_S, STEP_S
+from shared.model.devices.node import HOSTNAME, AntiAffinityTerm, LabelRequirement
 from shared.model.events.request_reply import DryRunReply, DryRunRequest
-from shared.model.lease import LeaseState
+from shared.model.leases.lease import LeaseState
+from shared.model.leases.preemption import PreemptionCause
 from shared.model.names import OFFER, PREEMPTIBLE, NodeName, PodUid
-from shared.model.node import HOSTNAME, AntiAffinityTerm, LabelRequirement
-from shared.model.preemption import PreemptionCause
 from tests.support.placer.ledger import assert_sound, facts, reservation, reserve, share, uses, uuid
 from tests.support.planner.scene import Scene, scene
 from tests.support.servers.valkey import ValkeyServer

@@ -24,7 +24,7 @@ from services.timekeeper.service import Timekeeper
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.kubernetes.types import ObjectMeta, RawObject
-from shared.model.budget import BudgetState
+from shared.model.budgets.budget import BudgetState
 from shared.model.errors import RequestError
 from tests.support.simcluster.apiserver import ApiUnderTest
 from tests.support.timekeeper.accounts import MINUTE_MS, T0, TEAM, AccountLedger, lease, units

@@ -9,9 +9,8 @@ import pytest
 
 from services.timekeeper.cost_recorder import CostRecorder
 from shared.ledger.showback import EntryRange, add_up
-from shared.model.budget import HOUR_MS
-from shared.model.clock import SystemClock
-from shared.model.costs.cost_records import (
+from shared.model.budgets.budget import HOUR_MS
+from shared.model.budgets.cost_records import (
     FREE,
     IDLE,
     UNLEASED,
@@ -21,8 +20,9 @@ from shared.model.costs.cost_records import (
     WHOLE,
     CostHour,
 )
+from shared.model.clock import SystemClock
 from shared.model.events.request_reply import UsageReply
-from shared.model.lease import ShareMeasurement
+from shared.model.leases.lease import ShareMeasurement
 from shared.model.names import Namespace, NodeName, PodUid
 from tests.support.placer.ledger import device, facts, report, reservation, reserve, share
 from tests.support.timekeeper.accounts import AccountLedger

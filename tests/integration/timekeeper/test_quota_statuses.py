@@ -16,9 +16,9 @@ from shared.kubernetes.custom_kinds import LatestSpecs
 from shared.kubernetes.gpu_quotas import OBJECTS, parse_spec
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.kubernetes.types import RawObject
+from shared.model.budgets.quota import Quota
 from shared.model.clock import end
 from shared.model.names import Namespace
-from shared.model.quota import Quota
 from tests.support.placer.ledger import NOW, reservation, reserve, share
 from tests.support.simcluster.apiserver import api_server
 from tests.support.simcluster.custom_kinds import older_definition

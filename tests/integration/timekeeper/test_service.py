@@ -14,7 +14,7 @@ from msgspec import structs
 
 from shared.ledger.leases import RedisLeases
 from shared.model.events.pod_events import BudgetChanged
-from shared.model.lease import Lease, LeaseState
+from shared.model.leases.lease import Lease, LeaseState
 from shared.model.names import Namespace, NodeName
 from shared.nats.bus import Bus
 from shared.runtime.runner import Runner

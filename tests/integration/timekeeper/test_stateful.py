@@ -15,8 +15,8 @@ from hypothesis.stateful import (
 )
 
 from services.timekeeper.service import Timekeeper
-from shared.model.budget import Period, PolicyType
-from shared.model.lease import Lease
+from shared.model.budgets.budget import Period, PolicyType
+from shared.model.leases.lease import Lease
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.stateful import run_machine
 from tests.support.timekeeper.accounts import (

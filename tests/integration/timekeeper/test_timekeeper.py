@@ -17,13 +17,13 @@ from services.timekeeper.service import Timekeeper
 from shared.kubernetes.types import RawObject
 from shared.ledger.rows.account_rows import GRANT_TTL_S
 from shared.ledger.showback import EntryRange, add_up, showback_view
-from shared.model.budget import HOUR_MS, Account, Period, PolicyType, minutes
+from shared.model.budgets.budget import HOUR_MS, Account, Period, PolicyType, minutes
 from shared.model.clock import SystemClock
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import BudgetChanged, ResyncRequested
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.request import Term
+from shared.model.requests.request import Term
 from tests.support.placer.ledger import rebuild, reservation, reserve, share
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.timekeeper.accounts import (

@@ -18,6 +18,7 @@ from shared.dialects.volcano import device_register, gpushare
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.gpu_quotas import OBJECTS
 from shared.kubernetes.kubeconfig import load_credentials
+from shared.model.budgets.quota import Quota, QuotaLimits
 from shared.model.clock import end
 from shared.model.events.event import Event
 from shared.model.events.pod_events import (
@@ -31,8 +32,7 @@ from shared.model.events.pod_events import (
     ResyncRequested,
 )
 from shared.model.names import Namespace
-from shared.model.quota import Quota, QuotaLimits
-from shared.model.request import Gang
+from shared.model.requests.request import Gang
 from shared.nats.bus import Bus
 from shared.nats.inbox import Inbox
 from shared.pods.pod_parser import PodParser

@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import yaml
 
-from shared.model.claim import DRIVER, LEASED, REFUSED
 from shared.model.events.request_reply import ClaimLeaseReply
+from shared.model.requests.claim import DRIVER, LEASED, REFUSED
 from tests.support.webhook.replica import Replica, cluster, replica
 
 SCHEDULERS = Path(__file__).parents[3] / "k8s/components/dra/schedulers.yaml"

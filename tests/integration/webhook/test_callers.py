@@ -17,9 +17,9 @@ from services.cli.doctor.cluster_probes import ClusterProbes, ClusterServers
 from services.webhook.registration import ALLOCATIONS_PATH, CLAIMS_PATH, CLAIMS_WEBHOOK, PATH
 from shared.credentials import certificates
 from shared.kubernetes.client import KubernetesClient
-from shared.model.claim import DRIVER, LEASED, REFUSED
 from shared.model.events.request_reply import ClaimLeaseReply
 from shared.model.findings import Outcome
+from shared.model.requests.claim import DRIVER, LEASED, REFUSED
 from shared.runtime import client_certificates
 from simcluster.credentials import WEBHOOK_CLIENT
 from tests.support.simcluster.apiserver import ApiUnderTest

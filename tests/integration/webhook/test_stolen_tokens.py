@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 import yaml
 
-from shared.model.claim import DRIVER
 from shared.model.names import SYSTEM_NAMESPACE
+from shared.model.requests.claim import DRIVER
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
 from tests.support.simcluster.installed import created, install_rights, token_of
 from tools.generate.component_tries import COMPONENT_TRIES, tries_of

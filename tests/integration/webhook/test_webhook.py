@@ -13,10 +13,10 @@ from services.webhook.wiring import read_quotas
 from shared.dialects.reserved import EXEMPT, VISIBLE
 from shared.kubernetes.custom_kinds import API_VERSION
 from shared.kubernetes.gpu_quotas import OBJECTS
+from shared.model.budgets.quota import ALL_NAMESPACES, Quota
 from shared.model.events.event import ADMISSION
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.names import BUDGET_GATE, Namespace
-from shared.model.quota import ALL_NAMESPACES, Quota
 from shared.runtime.settings import ServiceSettings
 from shared.runtime.telemetry import Tracing, open_tracing
 from tests.integration.webhook.test_annotation_policy import install

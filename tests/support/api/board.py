@@ -6,14 +6,14 @@ from typing import Any
 from services.api.problems import Affected, DataAge
 from services.api.projection import Projection
 from services.api.visible_cluster import VisibleCluster, all_namespaces
-from shared.model.device import Device, Hardware
+from shared.model.devices.device import Device, Hardware
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.events.request_reply import UsageReply
-from shared.model.lease import Lease, LeaseState, ShareMeasurement
-from shared.model.ledger import NodeTotals, WaitingPod, counted_use
+from shared.model.leases.lease import Lease, LeaseState, ShareMeasurement
+from shared.model.leases.ledger import NodeTotals, WaitingPod, counted_use
+from shared.model.leases.preemption import EvictionOutcome, EvictionRecord, PreemptionCause
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.placement import Refusal
-from shared.model.preemption import EvictionOutcome, EvictionRecord, PreemptionCause
+from shared.model.requests.placement import Refusal
 from tests.support import build
 
 

@@ -9,7 +9,7 @@ from services.api.http_server import HttpServer
 from services.api.read_api import ReadApi
 from services.api.service import ApiService
 from shared.credentials.authorization import AnonymousAuthenticator
-from shared.model.budget import (
+from shared.model.budgets.budget import (
     UNITS_PER_GPU_MINUTE,
     Account,
     Accounts,
@@ -17,14 +17,14 @@ from shared.model.budget import (
     ChargeEntry,
 )
 from shared.model.clock import SystemClock
-from shared.model.device import Device, DeviceMode, MigLayout, MigProfile
+from shared.model.devices.device import Device, DeviceMode, MigLayout, MigProfile
 from shared.model.events.node_events import ShareActivated
 from shared.model.events.pod_events import BudgetChanged, LeaseResized, PlacementChosen, PodBound
-from shared.model.lease import Lease, LeaseState, MigPlacement, ShareMeasurement, ShareSize
-from shared.model.ledger import WaitingPod
+from shared.model.leases.lease import Lease, LeaseState, MigPlacement, ShareMeasurement, ShareSize
+from shared.model.leases.ledger import WaitingPod
+from shared.model.leases.preemption import PreemptionState
 from shared.model.names import DeviceUuid, Namespace, NodeName
-from shared.model.placement import Refusal
-from shared.model.preemption import PreemptionState
+from shared.model.requests.placement import Refusal
 from shared.runtime import health
 from tests.support import build
 from tests.support.api.board import budget, eviction, node_totals

@@ -19,12 +19,12 @@ from shared.credentials.authorization import AnonymousAuthenticator, Authenticat
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
-from shared.model.budget import HOUR_MS, Journal
+from shared.model.budgets.budget import HOUR_MS, Journal
+from shared.model.budgets.cost_records import IDLE, USED, WHOLE, CostHour, CostMark
 from shared.model.clock import SystemClock
-from shared.model.costs.cost_records import IDLE, USED, WHOLE, CostHour, CostMark
 from shared.model.events.event import Event
 from shared.model.events.request_reply import UsageReply
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from shared.model.names import Namespace, NodeName
 from shared.nats.bus import Bus
 from shared.runtime import health

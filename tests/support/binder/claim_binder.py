@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 from shared.ledger.leases import RedisLeases
-from shared.model.claim import LEASED
 from shared.model.events.claim_events import AllocatedClaim, ClaimAllocated, ClaimDeallocated
 from shared.model.events.pod_events import LeaseChanged
 from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
+from shared.model.requests.claim import LEASED
 from tests.support.binder.world import World, allocated, on
 from tests.support.placer.ledger import uuid
 

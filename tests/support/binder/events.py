@@ -4,8 +4,8 @@ from services.binder.clients import NoReply
 from shared.model.events.node_events import Allocation, DeviceReported
 from shared.model.events.pod_events import BoundPod, ListedPods, PodsListed, PodTerminated
 from shared.model.events.request_reply import BindReply
-from shared.model.lease import Lease, LeaseState
-from shared.model.lease_copy import dump_lease
+from shared.model.leases.lease import Lease, LeaseState
+from shared.model.leases.lease_copy import dump_lease
 from shared.model.names import NodeName
 from tests.support.binder.world import NOW, FakeAgents, lease
 from tests.support.build import allocation_of

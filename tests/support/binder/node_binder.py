@@ -11,7 +11,7 @@ from services.binder.bind.agent_presence import AgentPresence
 from services.binder.clients import NodeAgentClient, NoReply
 from shared.model.clock import SystemClock
 from shared.model.events.request_reply import BindReply, BindRequest
-from shared.model.lease import Lease, LeaseState, Share
+from shared.model.leases.lease import Lease, LeaseState, Share
 from shared.model.names import NodeName
 from simcluster.apiserver.kinds.binding import bind
 from tests.support.node_agent.agent import NUMBER, OneNodeCluster, lease_of

@@ -25,16 +25,16 @@ from services.binder.metrics import ANOMALIES, EVICTIONS, RESIZES
 from services.binder.service import Binder
 from services.binder.wiring import BinderPorts, build_binder
 from shared.ledger.leases import RedisLeases
-from shared.model.claim import device_name
+from shared.model.devices.node import AntiAffinityTerm
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice
 from shared.model.events.event import Event
 from shared.model.events.pod_events import PlacementChosen
 from shared.model.events.request_reply import BindReply, LimitsReply, LimitsRequest
-from shared.model.lease import Lease, LeaseState, Share, ShareSize
-from shared.model.ledger import LedgerStatus
+from shared.model.leases.lease import Lease, LeaseState, Share, ShareSize
+from shared.model.leases.ledger import LedgerStatus
 from shared.model.names import BUDGET_GATE, DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.node import AntiAffinityTerm
+from shared.model.requests.claim import device_name
 from shared.pods.pod_snapshot import PodSnapshot
 from shared.runtime.runner import run_loop
 from shared.runtime.service import roles_of

@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 
 from shared.dialects.dialect import ContainerManifest, Paths, PodManifest, Rules
 from shared.dialects.pod_requests import parse_pod_request
-from shared.model.device import Device, required_memory_mib
-from shared.model.lease import Lease, Share
+from shared.model.devices.device import Device, required_memory_mib
+from shared.model.leases.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.request import PodRequest
+from shared.model.requests.request import PodRequest
 from shared.placing.choice.container_choice import share_of
 
 Amount = TypeVar("Amount", int, int | str)

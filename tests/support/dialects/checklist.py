@@ -16,7 +16,7 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import ClusterCredentials
 from shared.ledger.leases import RedisLeases
 from shared.model.errors import UnavailableError
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from shared.model.names import Namespace, NodeName
 from shared.nats.subjects import user_of
 from simcluster.node_agent.gpus import uuid_of

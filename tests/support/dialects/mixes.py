@@ -1,7 +1,7 @@
 """Random pods in every dialect with their expected shares, computed without our parsers.
 
-What is expected here follows the vendors' published rules and the roundings of
-`docs/compatibility.md`; nothing of it is taken from `shared.dialects` or `shared.model.device`.
+What is expected here follows the published rules of the vendors and the roundings of
+`docs/compatibility.md`; nothing of it comes from `shared.dialects` or `shared.model.devices`.
 """
 
 from collections.abc import Callable, Collection
@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from shared.dialects.dialect import ContainerManifest, PodManifest
-from shared.model.device import Device
+from shared.model.devices.device import Device
 from shared.model.names import Namespace
 
 MIB = 1 << 20

@@ -12,8 +12,8 @@ from typing import Any
 from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES
 from shared.dialects.dialect import ContainerSetup, Paths
-from shared.model.device import Device, DeviceMode
-from shared.model.lease import Lease, Share
+from shared.model.devices.device import Device, DeviceMode
+from shared.model.leases.lease import Lease, Share
 from shared.model.names import DeviceUuid, NodeName
 from tests.support.dialects.mixes import MIB, ExpectedPod, ExpectedShare
 from tests.support.lifecycle import moments, most_at_once

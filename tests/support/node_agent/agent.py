@@ -23,7 +23,7 @@ from shared.model.events.event import Event
 from shared.model.events.node_events import DeviceReported, ShareActivated, ShareRefused
 from shared.model.events.pod_events import LeaseChanged
 from shared.model.events.request_reply import LeasesReply, LeasesRequest, TerminationRequest
-from shared.model.lease import Lease, LeaseState, Share
+from shared.model.leases.lease import Lease, LeaseState, Share
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.runtime.service import roles_of
 from shared.runtime.telemetry import Tracing

@@ -16,7 +16,7 @@ from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.records.lease_sync import LeaseSync
 from shared.dialects.dialect import ContainerSetup
 from shared.model.events.node_events import ShareRefused
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from shared.model.names import DeviceUuid, NodeName
 from shared.runtime.telemetry import Tracing
 from simcluster.node_agent.gpus import SimulatedGpus, uuid_of

@@ -7,10 +7,10 @@ from typing import Any
 
 from services.node_agent.service import NodeAgent
 from shared.kubelet_api.dra import api_pb2 as dra
-from shared.model.claim import DRIVER, DraMode, device_name, generation_of
 from shared.model.events.node_events import LeaseHolder
-from shared.model.lease import ClaimAllocation, Lease, MigPlacement, Share
+from shared.model.leases.lease import ClaimAllocation, Lease, MigPlacement, Share
 from shared.model.names import NodeName, PodUid
+from shared.model.requests.claim import DRIVER, DraMode, device_name, generation_of
 from simcluster.apimachinery.objects import Json
 from simcluster.kubelet.settings import NodeSettings
 from simcluster.node_agent.gpus import uuid_of

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.node_agent.mig.instances import MigInstance
-from shared.model.lease import Lease, MigPlacement, RequestedUnits, Share
+from shared.model.leases.lease import Lease, MigPlacement, RequestedUnits, Share
 from shared.model.names import NodeName
 from simcluster.node_agent.agent import MIG_FILE
 from simcluster.node_agent.gpus import SimulatedGpus, uuid_of

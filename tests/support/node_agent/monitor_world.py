@@ -20,7 +20,7 @@ from services.node_agent.usage.monitor import UsageMonitor
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import Paths
 from shared.model.errors import UnavailableError
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from shared.model.names import DeviceUuid
 from shared.runtime.health import metrics_application, served
 from tests.support.build import allocation_of

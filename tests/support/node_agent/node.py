@@ -19,9 +19,9 @@ from services.node_agent.records.lease_sync import LeaseSync
 from services.node_agent.views.advertisement import advertisement_of
 from shared.dialects import DIALECTS
 from shared.dialects.dialect import ContainerSetup, Paths
-from shared.model.device import Device
+from shared.model.devices.device import Device
 from shared.model.errors import UnavailableError
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from shared.model.names import Namespace, NodeName, PodUid
 from tests.support.build import allocation_of
 from tests.support.simcluster.kubelet import NODE

@@ -10,11 +10,13 @@ from msgspec import structs
 
 from services.binder.ledger_sync.record_watch import damages_in
 from shared.ledger.leases import RedisLeases
-from shared.model.device import Device, DeviceUse
+from shared.model.budgets.quota import QuotaUsage
+from shared.model.devices.device import Device, DeviceUse
+from shared.model.devices.node import NodeFacts
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import PodQueued
-from shared.model.lease import Lease, Share, bookings
-from shared.model.ledger import (
+from shared.model.leases.lease import Lease, Share, bookings
+from shared.model.leases.ledger import (
     NoCapacity,
     Reservation,
     Reserved,
@@ -22,10 +24,8 @@ from shared.model.ledger import (
     counted_use,
 )
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.node import NodeFacts
-from shared.model.placement import Placement, Refusal
-from shared.model.quota import QuotaUsage
-from shared.model.request import Gang, PodRequest, SharingPolicy
+from shared.model.requests.placement import Placement, Refusal
+from shared.model.requests.request import Gang, PodRequest, SharingPolicy
 from tests.support import build
 
 NOW = 1_787_000_000.0

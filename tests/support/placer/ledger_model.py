@@ -6,11 +6,11 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec import structs
 
-from shared.model.device import Device, DeviceMode, MigLayout
-from shared.model.lease import Lease, MigPlacement, Share, bookings
-from shared.model.ledger import Reservation
+from shared.model.devices.device import Device, DeviceMode, MigLayout
+from shared.model.leases.lease import Lease, MigPlacement, Share, bookings
+from shared.model.leases.ledger import Reservation
 from shared.model.names import DeviceUuid
-from shared.model.request import SharingPolicy
+from shared.model.requests.request import SharingPolicy
 from tests.support.build import mig_layout
 from tests.support.placer.ledger import NOW, device, share, uuid
 

@@ -10,7 +10,7 @@ from math import inf
 
 from msgspec import structs
 
-from shared.model.device import (
+from shared.model.devices.device import (
     Device,
     DeviceMode,
     DeviceUse,
@@ -18,10 +18,16 @@ from shared.model.device import (
     numa_cpus_name,
     required_memory_mib,
 )
-from shared.model.lease import MigPlacement, Share
-from shared.model.ledger import LedgerNode
+from shared.model.leases.lease import MigPlacement, Share
+from shared.model.leases.ledger import LedgerNode
 from shared.model.quantity import peak
-from shared.model.request import DeviceOrder, GpuRequest, PodRequest, SharingPolicy, TopologyScope
+from shared.model.requests.request import (
+    DeviceOrder,
+    GpuRequest,
+    PodRequest,
+    SharingPolicy,
+    TopologyScope,
+)
 from shared.placing.choice.container_choice import share_of
 from shared.placing.choice.device_choice import device_excluded
 from shared.placing.mig_instances import largest_first

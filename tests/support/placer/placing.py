@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from shared.model.ledger import LedgerNode
+from shared.model.leases.ledger import LedgerNode
 from shared.model.names import PodUid
-from shared.model.placement import Placement, Refusal
-from shared.model.request import PodRequest
+from shared.model.requests.placement import Placement, Refusal
+from shared.model.requests.request import PodRequest
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.trial_cluster import TrialCluster

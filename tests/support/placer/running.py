@@ -10,8 +10,8 @@ from services.placer.service import Placer
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import SystemClock
 from shared.model.events.node_events import DeviceReported
-from shared.model.lease import Lease, LeaseState, Share
-from shared.model.ledger import LedgerNode, LedgerSnapshot, Reservation, ReservationOutcome
+from shared.model.leases.lease import Lease, LeaseState, Share
+from shared.model.leases.ledger import LedgerNode, LedgerSnapshot, Reservation, ReservationOutcome
 from shared.model.names import Namespace, PodUid
 from tests.support.build import device, dice, ledger_node
 from tests.support.clock import FakeClock

@@ -21,17 +21,17 @@ from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.events.pod_events import BudgetChanged, PlacementChosen, PodQueued
-from shared.model.lease import Lease
-from shared.model.ledger import NoCapacity, Reservation, Reserved, WaitingPod
-from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.placement import Placement, Refusal
-from shared.model.preemption import (
+from shared.model.leases.lease import Lease
+from shared.model.leases.ledger import NoCapacity, Reservation, Reserved, WaitingPod
+from shared.model.leases.preemption import (
     PREEMPT_AT,
     EvictionRecord,
     PreemptionStage,
     PreemptionState,
 )
-from shared.model.request import NO_TERM, GpuRequest, PodRequest, Term
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.requests.placement import Placement, Refusal
+from shared.model.requests.request import NO_TERM, GpuRequest, PodRequest, Term
 from tests.support.binder.world import Counts
 from tests.support.clock import FakeClock
 from tests.support.placer.ledger import ledger, share

@@ -13,7 +13,7 @@ from services.timekeeper.settings import TimekeeperSettings
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.ledger.rows.lease_rows import encode_lease
-from shared.model.budget import (
+from shared.model.budgets.budget import (
     UNITS_PER_GPU_MINUTE,
     Account,
     AccountChange,
@@ -25,7 +25,7 @@ from shared.model.budget import (
     Journal,
 )
 from shared.model.clock import Clock
-from shared.model.lease import Lease, LeaseState
+from shared.model.leases.lease import Lease, LeaseState
 from shared.model.names import Namespace, PodUid
 from tests.support.clock import FakeClock
 from tests.support.placer.ledger import ledger, share

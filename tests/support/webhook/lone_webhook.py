@@ -13,11 +13,11 @@ from services.webhook.server import serving_reviews
 from services.webhook.service import Webhook
 from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import DirectoryStore
+from shared.model.budgets.quota import Quota
 from shared.model.clock import SystemClock
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
 from shared.model.names import Namespace
-from shared.model.quota import Quota
 from shared.runtime.health import suppress_bad_request_tracebacks
 from shared.runtime.run import _runner
 from shared.runtime.telemetry import Tracing

@@ -19,8 +19,8 @@ from services.api.costs import (
 )
 from services.cli.admin.reports import FOCUS_COLUMNS, cost_table, focus_csv
 from shared.kubernetes.gpu_prices import PriceFile, load_prices
-from shared.model.budget import HOUR_MS
-from shared.model.costs.cost_records import FREE, WHOLE, CostHour, CostView
+from shared.model.budgets.budget import HOUR_MS
+from shared.model.budgets.cost_records import FREE, WHOLE, CostHour, CostView
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
 from tests.support.snapshots import drawn

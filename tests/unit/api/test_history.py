@@ -20,7 +20,7 @@ from services.api.history import (
 )
 from services.api.lease_views import finished_pod
 from services.api.recent_history import DAY_S, RecentHistory
-from shared.model.device import Hardware
+from shared.model.devices.device import Hardware
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from tests.support import build
 from tests.support.api.board import lease, node_totals, projected, usage

@@ -22,10 +22,10 @@ from services.api.problems import (
 from services.api.projection import Projection
 from services.api.visible_cluster import all_namespaces
 from shared.model.events.pod_events import Heartbeat, PodBound
-from shared.model.lease import MIB, Lease
-from shared.model.ledger import NodeTotals, counted_use
+from shared.model.leases.lease import MIB, Lease
+from shared.model.leases.ledger import NodeTotals, counted_use
 from shared.model.names import Namespace, NodeName
-from shared.model.placement import Refusal
+from shared.model.requests.placement import Refusal
 from shared.nats.subjects import MOST_OF_A_NODE
 from tests.support import build
 from tests.support.api.board import lease, node_totals, projected, seen, usage, waiting

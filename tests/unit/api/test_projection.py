@@ -14,9 +14,9 @@ from services.api.legacy_metrics import metric_families
 from services.api.projection import NAMESPACES, WAITING, Projection
 from services.webhook.admission import decide
 from services.webhook.pod_admission import AdmissionPolicy, PodAdmission
-from shared.model.device import Hardware, XidEvent
+from shared.model.devices.device import Hardware, XidEvent
 from shared.model.events.pod_events import PodBound
-from shared.model.lease import Lease, LeaseState, MigPlacement, ShareMeasurement
+from shared.model.leases.lease import Lease, LeaseState, MigPlacement, ShareMeasurement
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from tests.support import build
 from tests.support.api.board import (

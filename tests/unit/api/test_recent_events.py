@@ -12,7 +12,7 @@ from services.api.recent_events import RecentEvents
 from services.api.service import MAX_CHANGES, ChangeFeed
 from services.api.settings import ApiSettings
 from shared.credentials.authorization import is_loopback
-from shared.model.budget import (
+from shared.model.budgets.budget import (
     UNITS_PER_GPU_MINUTE,
     Account,
     BudgetWindow,
@@ -28,10 +28,10 @@ from shared.model.events.pod_events import (
     PodBound,
     PodTerminated,
 )
-from shared.model.lease import ShareSize
+from shared.model.leases.lease import ShareSize
+from shared.model.leases.preemption import EvictionOutcome, PreemptionState
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.placement import Refusal
-from shared.model.preemption import EvictionOutcome, PreemptionState
+from shared.model.requests.placement import Refusal
 from tests.support import build
 from tests.support.api.board import budget, eviction, lease, seen
 from tests.support.build import allocation_of

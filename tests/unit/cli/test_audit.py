@@ -16,19 +16,19 @@ from services.cli.audit.lease_checks import unexplained
 from services.cli.audit.snapshot import Snapshot, lasting_differences
 from services.timekeeper.accounts.accrual import RESTORED
 from shared.ledger.total_checks import Difference
-from shared.model.budget import BudgetWindow, ChargeEntry
-from shared.model.claim import LEASED
-from shared.model.costs.cost_records import FREE, CostHour
-from shared.model.device import DeviceUse
+from shared.model.budgets.budget import BudgetWindow, ChargeEntry
+from shared.model.budgets.cost_records import FREE, CostHour
+from shared.model.budgets.fair_share import fair_share_of
+from shared.model.budgets.quota import Quota, QuotaLimits, QuotaTotals
+from shared.model.devices.device import DeviceUse
+from shared.model.devices.node import NodeFacts
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.node_events import Allocation
-from shared.model.fair_share import fair_share_of
-from shared.model.lease import ClaimAllocation, Lease, LeaseState
-from shared.model.lease_copy import ANNOTATION, dump_lease
-from shared.model.ledger import LedgerNode, NodeTotals
+from shared.model.leases.lease import ClaimAllocation, Lease, LeaseState
+from shared.model.leases.lease_copy import ANNOTATION, dump_lease
+from shared.model.leases.ledger import LedgerNode, NodeTotals
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.node import NodeFacts
-from shared.model.quota import Quota, QuotaLimits, QuotaTotals
+from shared.model.requests.claim import LEASED
 from tests.support.audit import (
     DEVICE,
     GANG,

@@ -29,11 +29,11 @@ from services.node_agent.settings import AgentSettings
 from shared.dialects.advertised import PluginDeviceId
 from shared.ledger.redis_server import RedisFacts, redis_facts
 from shared.model.clock import clock_ahead_s
-from shared.model.device import Device, DeviceMode
+from shared.model.devices.device import Device, DeviceMode
 from shared.model.errors import UnavailableError
 from shared.model.findings import Finding, Outcome, SkipError
-from shared.model.lease import Lease
-from shared.model.ledger import NodeTotals
+from shared.model.leases.lease import Lease
+from shared.model.leases.ledger import NodeTotals
 from shared.model.names import DeviceUuid, PodUid
 from shared.runtime.settings import load
 from simcluster.node_agent.agent import SimulatedAgentSettings, simulated_gpus

@@ -11,7 +11,6 @@ from services.cli.doctor.cluster_checks import (
     settings,
     workloads,
 )
-from shared.model.claim import DRIVER
 from shared.model.events.pod_events import Heartbeat
 from shared.model.findings import Outcome
 from shared.model.names import (
@@ -20,6 +19,7 @@ from shared.model.names import (
     SYSTEM_NAMESPACE,
     NodeName,
 )
+from shared.model.requests.claim import DRIVER
 from shared.runtime.settings import settings_digests
 
 NOW = {"LEASEHOLD_DRA": "conditions", "LEASEHOLD_LOG_LEVEL": "info"}

@@ -13,14 +13,14 @@ from services.cli.inspect.explanation import explanation_of
 from services.cli.pod_summary import summary_of
 from shared.dialects import KUBE_SCHEDULER
 from shared.kubernetes.types import ApiPod
-from shared.model.device import DeviceUse
+from shared.model.devices.device import DeviceUse
+from shared.model.devices.node import CORDON_PREFIX
 from shared.model.events.pod_events import PodQueued
-from shared.model.lease import LeaseState, ShareMeasurement
-from shared.model.ledger import NodeTotals, WaitingPod
+from shared.model.leases.lease import LeaseState, ShareMeasurement
+from shared.model.leases.ledger import NodeTotals, WaitingPod
 from shared.model.names import BUDGET_GATE, DeviceUuid, Namespace, PodUid
-from shared.model.node import CORDON_PREFIX
-from shared.model.placement import Refusal
-from shared.model.request import Gang, PodRequest, Term
+from shared.model.requests.placement import Refusal
+from shared.model.requests.request import Gang, PodRequest, Term
 from shared.model.views import ReasonCount, TraceView
 from shared.placing.advice import RECOVERS
 from tests.support.snapshots import (

@@ -17,12 +17,12 @@ from services.cli.formats import FittedTable, age
 from services.cli.inspect import render
 from services.cli.terminal import print_document, print_text
 from shared.model.bounds import printable_lines
-from shared.model.device import DeviceUse, Hardware, XidEvent
-from shared.model.ledger import WaitingPod
+from shared.model.devices.device import DeviceUse, Hardware, XidEvent
+from shared.model.devices.node import CORDON_PREFIX
+from shared.model.leases.ledger import WaitingPod
 from shared.model.names import DeviceUuid, Namespace, PodUid
-from shared.model.node import CORDON_PREFIX
-from shared.model.placement import Refusal
-from shared.model.request import Gang, PodRequest
+from shared.model.requests.placement import Refusal
+from shared.model.requests.request import Gang, PodRequest
 from tests.support.snapshots import (
     DEVICE,
     EMPTY,

@@ -7,9 +7,7 @@ from services.cli.admin.preemptions import dry_run_text, text
 from services.planner.dry_run import plan_view
 from services.planner.plan import PreemptionPlan
 from services.planner.rules import EvictionTier, VictimCandidate
-from shared.model.names import NodeName
-from shared.model.placement import Placement
-from shared.model.preemption import (
+from shared.model.leases.preemption import (
     DryRunView,
     EvictionOutcome,
     EvictionRecord,
@@ -19,6 +17,8 @@ from shared.model.preemption import (
     StoredPreemption,
     VictimView,
 )
+from shared.model.names import NodeName
+from shared.model.requests.placement import Placement
 from shared.model.views import ProtectedPod
 from tests.support.build import lease
 from tests.support.placer.ledger import share

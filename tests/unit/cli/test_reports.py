@@ -9,7 +9,7 @@ from services.api.visible_cluster import VisibleCluster
 from services.cli.admin import budget, reports
 from services.cli.inspect import render
 from shared.ledger.showback import ShowbackRow
-from shared.model.budget import (
+from shared.model.budgets.budget import (
     UNITS_PER_GPU_MINUTE,
     Balance,
     BudgetState,

@@ -19,7 +19,7 @@ from shared.dialects.metrics import (
 from shared.dialects.nvidia import metrics as hami
 from shared.dialects.nvidia.annotations import encode_register
 from shared.dialects.volcano import metrics as volcano
-from shared.model.device import DeviceUse
+from shared.model.devices.device import DeviceUse
 from shared.model.names import NodeName
 from tests.support import build
 

@@ -11,11 +11,11 @@ from msgspec import structs
 
 from shared.dialects.dialect import ContainerManifest, PodManifest, Rules
 from shared.dialects.pod_requests import parse_pod_request
-from shared.model.lease import Lease
+from shared.model.budgets.quota import total_of
+from shared.model.leases.lease import Lease
 from shared.model.names import Namespace, PodUid
-from shared.model.placement import Placement, Refusal
-from shared.model.quota import total_of
-from shared.model.request import PodRequest
+from shared.model.requests.placement import Placement, Refusal
+from shared.model.requests.request import PodRequest
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.placement import place

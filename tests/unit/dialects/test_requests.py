@@ -10,13 +10,13 @@ from shared.dialects.dialect import Rules
 from shared.dialects.koordinator.dialect import DIALECT as KOORDINATOR
 from shared.dialects.koordinator.requests import parse_part, reads_nvidia_gpus
 from shared.dialects.pod_requests import amount_changes
-from shared.model.device import (
+from shared.model.devices.device import (
     DeviceUse,
     device_refusal,
     required_cores_percent,
     required_memory_mib,
 )
-from shared.model.request import DeviceOrder, NodeOrder, SharingPolicy, TopologyScope
+from shared.model.requests.request import DeviceOrder, NodeOrder, SharingPolicy, TopologyScope
 from tests.support.dialects.builders import (
     Asked,
     container_with,

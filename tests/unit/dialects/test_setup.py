@@ -8,9 +8,9 @@ import pytest
 from msgspec import structs
 
 from shared.dialects import DIALECTS
-from shared.model.device import Device
+from shared.model.devices.device import Device
 from shared.model.errors import RequestError
-from shared.model.lease import MIB, Lease
+from shared.model.leases.lease import MIB, Lease
 from shared.model.names import PodUid
 from tests.support.dialects.builders import (
     PATHS,

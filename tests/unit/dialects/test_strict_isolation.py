@@ -6,11 +6,11 @@ import pytest
 
 from services.node_agent.gpus.inventory import SharingConfig, devices_of
 from shared.dialects.dialect import Rules
-from shared.model.device import DeviceMode, Isolation, MigLayout, MigProfile
+from shared.model.devices.device import DeviceMode, Isolation, MigLayout, MigProfile
 from shared.model.errors import RequestError
 from shared.model.names import ISOLATION, NodeName
-from shared.model.placement import Placement
-from shared.model.request import GpuRequest, PodRequest, SharingPolicy
+from shared.model.requests.placement import Placement
+from shared.model.requests.request import GpuRequest, PodRequest, SharingPolicy
 from simcluster.node_agent.gpus import SimulatedGpus
 from tests.support.build import device, ledger_node, request, use
 from tests.support.dialects import builders

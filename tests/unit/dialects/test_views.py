@@ -18,10 +18,10 @@ from shared.dialects.volcano.device_register import (
     reported,
 )
 from shared.dialects.volcano.gpushare import MAX_UNITS
-from shared.model.device import Device, DeviceMode, MigLayout, MigProfile
+from shared.model.devices.device import Device, DeviceMode, MigLayout, MigProfile
 from shared.model.errors import RequestError
-from shared.model.lease import MIB, Lease, MigPlacement, bookings
-from shared.model.lease_copy import dump_lease, load_lease
+from shared.model.leases.lease import MIB, Lease, MigPlacement, bookings
+from shared.model.leases.lease_copy import dump_lease, load_lease
 from shared.model.names import DeviceUuid, Namespace
 from tests.support.dialects.builders import (
     container_with,

@@ -9,12 +9,12 @@ import pytest
 from services.extender.pod_requests import GANG, PREFERRED
 from services.extender.scheduler_api import ExtenderArgs
 from services.extender.service import AGAIN_S, FLUSH_S, HOLD_S, MOST_NODES, VOLUME_HOLD_S
-from shared.model.device import DeviceUse, numa_cpus_name
+from shared.model.budgets.quota import QuotaExcess
+from shared.model.devices.device import DeviceUse, numa_cpus_name
 from shared.model.errors import UnavailableError
 from shared.model.events.request_reply import PodBindingReply
-from shared.model.ledger import LedgerNode
+from shared.model.leases.ledger import LedgerNode
 from shared.model.names import OFFER, NodeName
-from shared.model.quota import QuotaExcess
 from tests.support.build import TRIGGER, devices, facts
 from tests.support.extender import ExtenderWorld, args
 from tests.support.waiting import until

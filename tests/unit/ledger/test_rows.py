@@ -19,10 +19,10 @@ from shared.ledger.rows.waiting_rows import (
     group_of,
     order_of,
 )
-from shared.model.lease import ClaimAllocation, LeaseState, MigPlacement
-from shared.model.ledger import Reservation
+from shared.model.leases.lease import ClaimAllocation, LeaseState, MigPlacement
+from shared.model.leases.ledger import Reservation
 from shared.model.names import NodeName, PodUid
-from shared.model.request import GpuRequest, PodRequest, Term
+from shared.model.requests.request import GpuRequest, PodRequest, Term
 from tests.support.placer.ledger import (
     NOW,
     queued,

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from shared.model.balance import exhaustion_ms
 from shared.model.bounds import LATEST_S
-from shared.model.budget import Budget, BudgetWindow
+from shared.model.budgets.balance import exhaustion_ms
+from shared.model.budgets.budget import Budget, BudgetWindow
 from shared.model.events.event import Event
 from shared.model.events.pod_events import BudgetChanged, Heartbeat, PodBound
 from shared.model.names import Namespace

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shared.model.bounds import MOST_RUN_S, Seconds
 from shared.model.errors import RequestError
-from shared.model.lease import LIVE, TRANSITIONS, LeaseState, Share, bookings, ends_by
+from shared.model.leases.lease import LIVE, TRANSITIONS, LeaseState, Share, bookings, ends_by
 from shared.model.names import DeviceUuid
 from shared.model.quantity import (
     amount_text,
@@ -20,7 +20,7 @@ from shared.model.quantity import (
     parse_resources,
     timestamp,
 )
-from shared.model.request import Term
+from shared.model.requests.request import Term
 from tests.support.build import device
 from tests.support.lifecycle import most_at_once
 from tests.support.node_agent.agent import lease_of

@@ -20,7 +20,7 @@ from shared.dialects import DIALECTS
 from shared.dialects.advertised import Strategy
 from shared.dialects.volcano.device_config import parse_device_config
 from shared.kubernetes.errors import ErrorResponse, NotFoundError, UnreachableError
-from shared.model.device import DeviceMode
+from shared.model.devices.device import DeviceMode
 from shared.model.errors import RequestError
 from shared.model.names import NodeName
 from simcluster.node_agent.gpus import SimulatedGpus

@@ -16,11 +16,11 @@ from msgspec import structs
 from services.placer.rounds.decisions import DecisionContext, decide_gang, gang_does_not_fit
 from shared.dialects.dialect import PodManifest, Rules
 from shared.kubernetes.types import ApiPod
-from shared.model.device import DeviceMode, DeviceUse, Isolation
-from shared.model.ledger import LedgerNode
-from shared.model.node import Taint
-from shared.model.placement import Refusal
-from shared.model.request import Gang, PodRequest, Term
+from shared.model.devices.device import DeviceMode, DeviceUse, Isolation
+from shared.model.devices.node import Taint
+from shared.model.leases.ledger import LedgerNode
+from shared.model.requests.placement import Refusal
+from shared.model.requests.request import Gang, PodRequest, Term
 from shared.placing.advice import Advice, Change, Place
 from shared.placing.index.node_index import NodeIndex, placement_key
 from shared.placing.placement import place

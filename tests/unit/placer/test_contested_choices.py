@@ -2,11 +2,11 @@
 
 import pytest
 
-from shared.model.device import DeviceUse
-from shared.model.ledger import LedgerChange, LedgerNode
+from shared.model.devices.device import DeviceUse
+from shared.model.leases.ledger import LedgerChange, LedgerNode
 from shared.model.names import DeviceUuid, NodeName, PodUid
-from shared.model.placement import Placement
-from shared.model.request import NodeOrder, PodRequest
+from shared.model.requests.placement import Placement
+from shared.model.requests.request import NodeOrder, PodRequest
 from shared.placing.index.ranked_nodes import RECENT_CHANGES
 from shared.placing.placement import place
 from tests.support.build import device, dice, gpu, lease, ledger_node, request, share, use

@@ -18,9 +18,9 @@ from services.placer.rounds.decisions import (
     split_into_units,
 )
 from shared.model.events.pod_events import PodQueued
-from shared.model.ledger import GangEnrollment, LedgerNode, WaitingPod
-from shared.model.placement import Refusal
-from shared.model.request import Gang, PodRequest
+from shared.model.leases.ledger import GangEnrollment, LedgerNode, WaitingPod
+from shared.model.requests.placement import Refusal
+from shared.model.requests.request import Gang, PodRequest
 from tests.support.build import device, devices, dice, gpu, ledger_node, pod_queued, request
 from tests.support.placer.placing import index_of
 

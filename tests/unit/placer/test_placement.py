@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from shared.model.device import Device, DeviceMode, numa_cpus_name
-from shared.model.ledger import LedgerNode, reservation_for
+from shared.model.devices.device import Device, DeviceMode, numa_cpus_name
+from shared.model.leases.ledger import LedgerNode, reservation_for
 from shared.model.names import DeviceUuid, NodeName
-from shared.model.placement import Placement, Refusal
-from shared.model.request import (
+from shared.model.requests.placement import Placement, Refusal
+from shared.model.requests.request import (
     DeviceOrder,
     DeviceSelection,
     PodRequest,

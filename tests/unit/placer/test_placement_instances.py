@@ -8,12 +8,12 @@ from shared.dialects.dialect import ContainerManifest, PodManifest
 from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.volcano.device_register import NUMBER
 from shared.dialects.volcano.vgpu import MEMORY, encode_shares
-from shared.model.device import DeviceMode, MigLayout
-from shared.model.lease import MigPlacement, RequestedUnits
-from shared.model.ledger import LedgerNode
+from shared.model.devices.device import DeviceMode, MigLayout
+from shared.model.leases.lease import MigPlacement, RequestedUnits
+from shared.model.leases.ledger import LedgerNode
 from shared.model.names import Namespace
-from shared.model.placement import Placement, Refusal
-from shared.model.request import DeviceSelection, GpuRequest, PodRequest, SharingPolicy
+from shared.model.requests.placement import Placement, Refusal
+from shared.model.requests.request import DeviceSelection, GpuRequest, PodRequest, SharingPolicy
 from shared.placing.choice.container_choice import share_of
 from shared.runtime.request_settings import RequestSettings, load_rules
 from tests.support.build import device, gpu, ledger_node, mig_layout, request, use

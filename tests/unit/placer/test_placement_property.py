@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from shared.model.device import Device, DeviceMode, DeviceUse, Isolation, numa_cpus_name
-from shared.model.lease import Share, bookings
-from shared.model.ledger import LedgerNode, with_changes
+from shared.model.devices.device import Device, DeviceMode, DeviceUse, Isolation, numa_cpus_name
+from shared.model.devices.node import Taint
+from shared.model.leases.lease import Share, bookings
+from shared.model.leases.ledger import LedgerNode, with_changes
 from shared.model.names import DeviceUuid, NodeName, PodUid
-from shared.model.node import Taint
-from shared.model.placement import Placement, Refusal
-from shared.model.request import (
+from shared.model.requests.placement import Placement, Refusal
+from shared.model.requests.request import (
     DeviceOrder,
     DeviceSelection,
     NodeOrder,

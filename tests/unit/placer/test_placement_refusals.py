@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.model.ledger import LedgerNode
+from shared.model.budgets.quota import QuotaExcess
+from shared.model.devices.node import AGENT_STARTING, AGENT_STOPPING, Taint
+from shared.model.leases.ledger import LedgerNode
 from shared.model.names import Namespace, NodeName
-from shared.model.node import AGENT_STARTING, AGENT_STOPPING, Taint
-from shared.model.placement import DeviceVerdict, NodeVerdict, Placement, Refusal
-from shared.model.quota import QuotaExcess
-from shared.model.request import (
+from shared.model.requests.placement import DeviceVerdict, NodeVerdict, Placement, Refusal
+from shared.model.requests.request import (
     DeviceSelection,
     GpuRequest,
     NodeRequirements,

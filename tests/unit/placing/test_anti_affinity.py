@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.placer.rounds.decisions import DecisionContext
+from shared.model.devices.node import AntiAffinityTerm, LabelRequirement
 from shared.model.events.pod_events import PodQueued
-from shared.model.ledger import LedgerNode
+from shared.model.leases.ledger import LedgerNode
 from shared.model.names import Namespace, NodeName
-from shared.model.node import AntiAffinityTerm, LabelRequirement
-from shared.model.placement import Refusal
-from shared.model.request import NodeOrder, NodeRequirements, NodeTerm
+from shared.model.requests.placement import Refusal
+from shared.model.requests.request import NodeOrder, NodeRequirements, NodeTerm
 from shared.placing.anti_affinity import all_domains, repelled_request, selects
 from shared.placing.trial_cluster import TrialCluster
 from tests.support.build import device, dice, gpu, ledger_node, pod_queued, request

@@ -1,7 +1,7 @@
 """The mirror applies changes that were read together."""
 
-from shared.model.device import DeviceUse
-from shared.model.ledger import LedgerChange, LedgerNode
+from shared.model.devices.device import DeviceUse
+from shared.model.leases.ledger import LedgerChange, LedgerNode
 from shared.model.names import DeviceUuid, NodeName
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from tests.support.build import device, ledger_node, use

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from services.placer.rounds.decisions import DecisionContext
-from shared.model.device import DeviceUse
-from shared.model.ledger import LedgerNode
+from shared.model.devices.device import DeviceUse
+from shared.model.leases.ledger import LedgerNode
 from shared.model.names import PodUid
-from shared.model.placement import Placement, Refusal
-from shared.model.request import DeviceOrder, DeviceSelection, NodeOrder, PodRequest
+from shared.model.requests.placement import Placement, Refusal
+from shared.model.requests.request import DeviceOrder, DeviceSelection, NodeOrder, PodRequest
 from shared.placing.fragmentation import (
     CPU_PERCENT,
     SIZE_EXPONENT,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from shared.model.node import CORDON_PREFIX, Taint
-from shared.model.request import NodeRequirements, NodeTerm, Toleration
+from shared.model.devices.node import CORDON_PREFIX, Taint
+from shared.model.requests.request import NodeRequirements, NodeTerm, Toleration
 from shared.placing.node_filters import (
     UNSCHEDULABLE,
     NodeFilterFailure,

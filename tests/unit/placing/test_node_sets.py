@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared.model.ledger import LedgerNode
+from shared.model.leases.ledger import LedgerNode
 from shared.model.names import NodeName, PodUid
-from shared.model.placement import Refusal
-from shared.model.request import (
+from shared.model.requests.placement import Refusal
+from shared.model.requests.request import (
     DeviceSelection,
     NodeOrder,
     NodeRequirements,

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from shared.model.names import Namespace
 from shared.placing.run_times import MOST_SERIES, RunTimes, series_of
 from tests.support.build import lease

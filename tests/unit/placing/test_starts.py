@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from shared.model.device import DeviceMode
-from shared.model.lease import Lease, MigPlacement
-from shared.model.ledger import NodeTotals, counted_use
+from shared.model.devices.device import DeviceMode
+from shared.model.leases.lease import Lease, MigPlacement
+from shared.model.leases.ledger import NodeTotals, counted_use
 from shared.model.names import PodUid
 from shared.placing.room import without
 from shared.placing.starts import LeaseEnd, StartTrials, plan_start

@@ -12,12 +12,12 @@ from msgspec import structs
 
 from services.planner.plan import EvictionLimits, PlanInput, PreemptionPlan, plan
 from services.planner.rules import Allowance, EvictionTier, VictimCandidate, preempted
-from shared.model.device import DeviceUse, numa_cpus_name
-from shared.model.lease import Lease, LeaseState
-from shared.model.ledger import LedgerNode, NodeTotals, counted_use
+from shared.model.devices.device import DeviceUse, numa_cpus_name
+from shared.model.leases.lease import Lease, LeaseState
+from shared.model.leases.ledger import LedgerNode, NodeTotals, counted_use
+from shared.model.leases.preemption import PreemptionCause
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.preemption import PreemptionCause
-from shared.model.request import GpuRequest, PodRequest, SharingPolicy
+from shared.model.requests.request import GpuRequest, PodRequest, SharingPolicy
 from shared.placing.room import (
     MAX_TRIALS,
     ClusterTrials,

@@ -22,10 +22,9 @@ from services.planner.rules import (
 from shared.kubernetes.types import LabelSelector as Selector
 from shared.kubernetes.types import SelectorRequirement
 from shared.model.errors import ConflictError, RequestError
-from shared.model.lease import LeaseState
-from shared.model.ledger import Reservation
-from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.preemption import (
+from shared.model.leases.lease import LeaseState
+from shared.model.leases.ledger import Reservation
+from shared.model.leases.preemption import (
     EvictionOutcome,
     EvictionRecord,
     Preemption,
@@ -35,6 +34,7 @@ from shared.model.preemption import (
     StoredPreemption,
     Victim,
 )
+from shared.model.names import Namespace, NodeName, PodUid
 from tests.support.build import lease
 from tests.support.placer.ledger import queued, verdict
 from tests.support.planner.scene import budget

@@ -15,7 +15,7 @@ from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiNode, ApiPod
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import PodRejected, PodTerminated
-from shared.model.request import PodRequest, Term
+from shared.model.requests.request import PodRequest, Term
 from shared.nats import wire
 from shared.placing.index.node_index import placement_key
 from shared.pods.observed_pod import ObservedPod

@@ -10,8 +10,8 @@ import pytest
 
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from shared.ledger.rows.lease_rows import encode_lease
-from shared.model.lease import Lease, LeaseState, MigPlacement, Share
-from shared.model.lease_copy import dump_lease
+from shared.model.leases.lease import Lease, LeaseState, MigPlacement, Share
+from shared.model.leases.lease_copy import dump_lease
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from tests.campaign.readers import REGION_HEAD, region_limits
 from tests.campaign.schedule import FAULTS, rounds_of

@@ -8,7 +8,7 @@ import pytest
 
 from shared.ledger.leases import RedisLeases
 from shared.model.errors import UnavailableError
-from shared.model.ledger import LedgerChange, LedgerSnapshot
+from shared.model.leases.ledger import LedgerChange, LedgerSnapshot
 from shared.runtime import ledger_mirror
 from shared.runtime.ledger_mirror import LedgerMirror
 from tests.support.clock import FakeClock

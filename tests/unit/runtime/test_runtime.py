@@ -23,7 +23,7 @@ from shared.model.events.event import Event, is_traceparent
 from shared.model.events.pod_events import LedgerRebuilt, PodQueued, PodTerminated, ResyncRequested
 from shared.model.events.request_reply import TerminationReply, TerminationRequest
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.request import PodRequest
+from shared.model.requests.request import PodRequest
 from shared.nats.bus import Bus
 from shared.runtime import telemetry
 from shared.runtime.runner import STEADY_S, Runner, WaitReasons, run_loop

@@ -19,8 +19,14 @@ from services.timekeeper.accounts.accrual import (
 )
 from services.timekeeper.report.budget_reports import budget_changed, budget_status
 from shared.kubernetes.types import RawObject
-from shared.model.balance import balance, consequence, hysteresis_units, level_at, missing_units
-from shared.model.budget import (
+from shared.model.budgets.balance import (
+    balance,
+    consequence,
+    hysteresis_units,
+    level_at,
+    missing_units,
+)
+from shared.model.budgets.budget import (
     HOUR_MS,
     Account,
     Budget,

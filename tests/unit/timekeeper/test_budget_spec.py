@@ -19,8 +19,8 @@ from services.timekeeper.settings import parse_factors
 from shared.kubernetes.types import RawObject
 from shared.ledger.budgets import Budgets
 from shared.ledger.showback import EntryRange, add_up
-from shared.model.balance import balance
-from shared.model.budget import (
+from shared.model.budgets.balance import balance
+from shared.model.budgets.budget import (
     Budget,
     BudgetPolicy,
     ChargeEntry,
@@ -31,7 +31,7 @@ from shared.model.budget import (
     minutes,
 )
 from shared.model.errors import RequestError
-from shared.model.lease import Share
+from shared.model.leases.lease import Share
 from shared.model.names import Namespace
 from tests.support import build
 from tests.support.timekeeper.accounts import T0, account, budget, lease, units

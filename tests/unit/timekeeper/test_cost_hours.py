@@ -19,8 +19,8 @@ from services.timekeeper.accounts.cost_hours import (
     record_hours,
     sizes_seen,
 )
-from shared.model.budget import HOUR_MS, JournalEntry
-from shared.model.costs.cost_records import (
+from shared.model.budgets.budget import HOUR_MS, JournalEntry
+from shared.model.budgets.cost_records import (
     FREE,
     IDLE,
     MOST_MODELS,
@@ -33,11 +33,11 @@ from shared.model.costs.cost_records import (
     CostHour,
     add_up,
 )
-from shared.model.device import NO_USE, DeviceMode, DeviceUse, MigLayout, MigProfile
-from shared.model.lease import Lease, ShareKey, share_key
-from shared.model.ledger import NodeTotals
+from shared.model.devices.device import NO_USE, DeviceMode, DeviceUse, MigLayout, MigProfile
+from shared.model.devices.node import CORDON_PREFIX
+from shared.model.leases.lease import Lease, ShareKey, share_key
+from shared.model.leases.ledger import NodeTotals
 from shared.model.names import DeviceUuid, Namespace
-from shared.model.node import CORDON_PREFIX
 from tests.support.build import device, ledger_node, use
 from tests.support.placer.ledger import share
 from tests.support.timekeeper.accounts import T0, TEAM, lease

@@ -9,8 +9,8 @@ import pytest
 from shared.dialects.dialect import Rules
 from shared.dialects.pod_groups import PodGroupKind
 from shared.kubernetes.types import ApiPod
-from shared.model.node import NodeFacts, Taint
-from shared.model.request import DeviceSelection
+from shared.model.devices.node import NodeFacts, Taint
+from shared.model.requests.request import DeviceSelection
 from shared.placing.node_filters import check_all, free_resources, preference
 from shared.placing.pod_fields import FIELDS, Effect
 from shared.pods.observed_pod import ObservedPod

@@ -13,7 +13,7 @@ from shared.kubernetes.types import PodGroup
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import PodQueued, PodRejected
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.model.request import Gang, PodRequest
+from shared.model.requests.request import Gang, PodRequest
 from shared.pods.observed_pod import ObservedPod
 
 VOLCANO = PodGroupKind.VOLCANO

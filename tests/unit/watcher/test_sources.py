@@ -24,13 +24,13 @@ from shared.kubernetes.client import KubernetesClient, Page
 from shared.kubernetes.errors import ErrorResponse, ForbiddenError
 from shared.kubernetes.gpu_quotas import merge_sources, parse_spec
 from shared.kubernetes.resource_claims import CLAIMS_PATH, ApiResourceClaim, allocated_claim
-from shared.model.claim import LEASED, REFUSED
+from shared.model.budgets.quota import Quota, QuotaLimits
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.claim_events import AllocatedDevice, ClaimAllocated, ClaimDeallocated
 from shared.model.events.pod_events import LEASE_PRESENT, ListedPods, PodsListed, ResyncRequested
-from shared.model.lease_copy import ANNOTATION
+from shared.model.leases.lease_copy import ANNOTATION
 from shared.model.names import Namespace
-from shared.model.quota import Quota, QuotaLimits
+from shared.model.requests.claim import LEASED, REFUSED
 from shared.nats.wire import encode
 from tests.support.binder.world import allocated, on
 from tests.support.placer.ledger import uuid

@@ -21,7 +21,8 @@ from services.watcher.trackers import (
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiNode, ApiPod
 from shared.model.bounds import MOST, MOST_ENTRIES
-from shared.model.device import Device
+from shared.model.devices.device import Device
+from shared.model.devices.node import AntiAffinityTerm, LabelRequirement, NodeFacts
 from shared.model.errors import RequestError
 from shared.model.events.node_events import DevicesRegistered
 from shared.model.events.pod_events import (
@@ -32,8 +33,7 @@ from shared.model.events.pod_events import (
     PodTerminated,
 )
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.node import AntiAffinityTerm, LabelRequirement, NodeFacts
-from shared.model.request import PodRequest
+from shared.model.requests.request import PodRequest
 from shared.nats import wire
 from shared.pods.observed_pod import ObservedPod
 from shared.pods.pod_anti_affinity import PodAntiAffinity

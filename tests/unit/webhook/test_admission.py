@@ -14,10 +14,10 @@ from services.webhook.largest_device import STALE_S, LargestDevice
 from services.webhook.pod_admission import DeviceMaximum, SchedulerChoice
 from services.webhook.settings import WebhookSettings
 from shared.dialects.tencent.vcuda import DENIAL
+from shared.model.budgets.quota import Quota
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import LargestDeviceReported
 from shared.model.names import Namespace
-from shared.model.quota import Quota
 from tests.support.dialects.builders import koord
 from tests.support.webhook.reviews import applied, budget, container, decided, gpu, pod, reviewed
 

@@ -18,13 +18,13 @@ from shared.dialects import DIALECTS, SCHEDULERS
 from shared.dialects.dialect import ContainerManifest, Rules
 from shared.dialects.pod_requests import parse_pod_request
 from shared.dialects.reserved import AUTHOR_ANNOTATIONS, EXEMPT, VISIBLE, is_of_leasehold
-from shared.model.claim import RETRIED_AT
 from shared.model.events.event import ADMISSION
-from shared.model.lease import Lease
-from shared.model.lease_copy import ANNOTATION
+from shared.model.leases.lease import Lease
+from shared.model.leases.lease_copy import ANNOTATION
+from shared.model.leases.preemption import PREEMPT_AT
 from shared.model.names import ENDS_AT_ANNOTATION, MAX_RUN_TIME, OFFER, Namespace, PodUid
-from shared.model.placement import Refusal
-from shared.model.preemption import PREEMPT_AT
+from shared.model.requests.claim import RETRIED_AT
+from shared.model.requests.placement import Refusal
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.placement import place

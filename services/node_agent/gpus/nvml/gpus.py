@@ -34,7 +34,7 @@ from services.node_agent.gpus.nvml.xid_listener import XidListener
 from services.node_agent.gpus.probes import GpuProber
 from services.node_agent.gpus.worker_threads import SingleFlight
 from services.node_agent.mig.instances import MigInstance
-from shared.model.device import UnreadDevice
+from shared.model.devices.device import UnreadDevice
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 

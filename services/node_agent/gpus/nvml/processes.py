@@ -19,7 +19,7 @@ from services.node_agent.gpus.nvml.calls import (
     with_nvml,
 )
 from services.node_agent.gpus.probes import GpuReader
-from shared.model.device import Hardware
+from shared.model.devices.device import Hardware
 from shared.model.errors import LeaseholdError
 from shared.model.names import DeviceUuid
 

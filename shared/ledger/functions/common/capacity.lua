@@ -202,7 +202,7 @@ local function is_closed(device)
   return exclusive % 2 == 1 or exclusive > 0 and not (M.ends_by and M.ends_by <= device[D.CLAIMED_UNTIL])
 end
 
--- Why a share does not fit on a device, or nil. The order is that of shared.model.device.device_refusal.
+-- Why a share does not fit on a device, or nil. The order is that of shared.model.devices.device.device_refusal.
 function M.device_refusal(device, node_name, groups_text, memory, cores, shares, new_slots, policy, slots, layout)
   local reason, slotted = M.unavailable(device, node_name), new_slots > 0
   if reason then return reason end

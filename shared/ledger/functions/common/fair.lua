@@ -1,5 +1,5 @@
 -- The order of namespaces whose pods wait: first the one with the smallest dominant share of all healthy
--- devices, divided by its weight (shared.model.fair_share). It is updated with each lease, so that no pod
+-- devices, divided by its weight (shared.model.budgets.fair_share). It is updated with each lease, so that no pod
 -- has to be read for it.
 --   used-cores, used-mib      hashes  namespace -> use of its live leases
 --   node-sizes                hash    node -> {cores, MiB} of its healthy devices

@@ -34,7 +34,7 @@ function M.with_header(header, value)
   return struct_pack(FORMAT, unpack(header, 1, L.DESCRIPTION_BYTES)) .. string.sub(value, BYTES + 1)
 end
 
--- Advance a lease if the table in shared/model/lease.py allows it; state and version change.
+-- Advance a lease if the table in shared/model/leases/lease.py allows it; state and version change.
 function M.change_state(header, to)
   if not MAY_BECOME[header[L.STATE]][to] then
     error('a lease in state ' .. header[L.STATE] .. ' cannot become ' .. to)

@@ -16,7 +16,7 @@ local struct_pack, struct_unpack = struct.pack, struct.unpack
 -- CLAIMED_UNTIL: second up to which leases that have ended by then may still use a claimed device; 0: none may.
 -- MODE: 0 shares, 1 MIG instances. GROUPS: '' or anti-affinity groups, each between line feeds.
 -- SLOT_MAP: used slots, or used positions of LAYOUT, the MIG layout that live leases pin ('': none).
--- HELD: '', or what its agent has given out beyond the leases, as it reports: `Held` of shared.model.device.
+-- HELD: '', or what its agent has given out beyond the leases, as it reports: `Held` of shared.model.devices.device.
 local DEVICE_FORMAT = '<I4I4BI4I4I4I4dBBI4I4c0I4c0I4c0I4c0I4c0I4c0'
 local D = {
   MEMORY = 1, SLOTS = 2, STATUS = 3, UNIT = 4, MEMORY_USED = 5, CORES_USED = 6, SHARES = 7, FENCE = 8, EXCLUSIVE = 9,
@@ -163,7 +163,7 @@ function M.pods_on_node(node)
 end
 
 -- The resources that a node serves, as mirrors see them; a cordoned node serves only the reason. See
--- shared.model.node.
+-- shared.model.devices.node.
 function M.served_of(name, served)
   local reason = call('HGET', server.prefix .. 'cordons', name)
   return reason and cjson.encode({constants.CORDON_PREFIX .. reason}) or served or '[]'

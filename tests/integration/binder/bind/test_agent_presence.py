@@ -19,7 +19,7 @@ from services.binder.bind.pod_binder import ADMISSION_WAIT_S, CORDONED_S, EXPLAI
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import BindingFailed, LeaseChanged, PodBound
 from shared.model.events.request_reply import BindReply
-from shared.model.lease import LeaseState
+from shared.model.leases.lease import LeaseState
 from shared.model.names import NodeName
 from shared.pods.pod_snapshot import PodSnapshot
 from tests.support.binder.events import HANGING, N1, N2, away, no_agents

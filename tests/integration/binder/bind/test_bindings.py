@@ -16,6 +16,8 @@ from services.binder.service import Binder
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.leases import RedisLeases
+from shared.model.budgets.quota import Quota, QuotaLimits
+from shared.model.devices.node import HOSTNAME, AntiAffinityTerm, LabelRequirement
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.events.pod_events import (
     BindingFailed,
@@ -27,14 +29,12 @@ from shared.model.events.pod_events import (
     PodQueued,
 )
 from shared.model.events.request_reply import BindReply, PodBindingReply, PodBindingRequest
-from shared.model.lease import LeaseState
-from shared.model.lease_copy import ANNOTATION, load_lease
-from shared.model.ledger import Reserved, reservation_for
+from shared.model.leases.lease import LeaseState
+from shared.model.leases.lease_copy import ANNOTATION, load_lease
+from shared.model.leases.ledger import Reserved, reservation_for
 from shared.model.names import OFFER, Namespace, NodeName, PodUid
-from shared.model.node import HOSTNAME, AntiAffinityTerm, LabelRequirement
-from shared.model.placement import Placement, Refusal
-from shared.model.quota import Quota, QuotaLimits
-from shared.model.request import GpuRequest, PodRequest, Term
+from shared.model.requests.placement import Placement, Refusal
+from shared.model.requests.request import GpuRequest, PodRequest, Term
 from shared.pods.pod_snapshot import PodSnapshot
 from tests.support.binder.world import FakeAgents, FakeBus, NewWorld, World, chosen, lease, running
 from tests.support.clock import FakeClock

@@ -19,8 +19,8 @@ from shared.model.events.pod_events import (
     ResyncRequested,
 )
 from shared.model.events.request_reply import LeasesRequest
-from shared.model.lease import LeaseState
-from shared.model.ledger import OfferedPods
+from shared.model.leases.lease import LeaseState
+from shared.model.leases.ledger import OfferedPods
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.pods.pod_snapshot import PodSnapshot
 from tests.support.binder.events import activation, in_state, report, terminated

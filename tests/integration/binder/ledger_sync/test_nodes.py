@@ -11,6 +11,7 @@ from services.binder.bind.agent_presence import REFUSED, REFUSED_S
 from services.binder.ledger_sync.agent_reports import LOOKUPS_S, MOST_LOOKUPS
 from services.watcher.trackers import NodeTracker, PodTracker
 from shared.ledger.leases import RedisLeases
+from shared.model.devices.node import NodeFacts
 from shared.model.events.node_events import (
     DeviceReported,
     HealthChanged,
@@ -21,9 +22,8 @@ from shared.model.events.node_events import (
 )
 from shared.model.events.pod_events import NodeChanged, NodesListed
 from shared.model.events.request_reply import BindReply
-from shared.model.lease import LeaseState
+from shared.model.leases.lease import LeaseState
 from shared.model.names import DeviceUuid, NodeName, PodUid
-from shared.model.node import NodeFacts
 from shared.pods.pod_snapshot import PodSnapshot
 from tests.support.binder.events import activation
 from tests.support.binder.world import NewWorld, World, lease, running

@@ -24,7 +24,7 @@ from shared.model.events.pod_events import (
     QuotasUpdated,
     ResyncRequested,
 )
-from shared.model.lease import LeaseState
+from shared.model.leases.lease import LeaseState
 from shared.model.names import NodeName, PodUid
 from shared.pods.pod_snapshot import PodSnapshot
 from tests.support.binder.events import activation, bound, in_state, listing, report

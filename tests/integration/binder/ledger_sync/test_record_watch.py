@@ -1,7 +1,7 @@
 """A damaged ledger is closed to be rebuilt: by the leader, if damage lasts, and not in a loop."""
 
 from services.binder.ledger_sync.record_watch import MOST_REBUILDS, NOT_AGAIN_S, READ_S
-from shared.model.lease import LeaseState
+from shared.model.leases.lease import LeaseState
 from tests.support.binder.events import in_state
 from tests.support.binder.world import NewWorld, World, lease, running
 from tests.support.placer.ledger import uuid

@@ -7,7 +7,7 @@ import pytest
 
 from services.binder.ledger_sync.unread_devices import UNMEASURED_MIB
 from shared.model.bounds import MOST_DEVICES
-from shared.model.device import Device, UnreadDevice
+from shared.model.devices.device import Device, UnreadDevice
 from shared.model.events.node_events import DeviceReported
 from shared.model.names import DeviceUuid, NodeName
 from tests.support.binder.world import NOW, World

@@ -40,9 +40,9 @@ from shared.model.events.pod_events import (
     PodRejected,
     message_digest,
 )
-from shared.model.lease import ClaimAllocation, LeaseState
+from shared.model.leases.lease import ClaimAllocation, LeaseState
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.placement import Refusal
+from shared.model.requests.placement import Refusal
 from shared.pods.pod_snapshot import PodSnapshot
 from tests.support.binder.events import in_state, terminated
 from tests.support.binder.world import (

@@ -10,9 +10,9 @@ from services.binder.resize import resizer
 from services.binder.resize.resizer import resized_annotations
 from shared.model.events.pod_events import LeaseChanged, LeaseResized
 from shared.model.events.request_reply import ResizeReply, ResizeRequest
-from shared.model.lease import Lease, LeaseState, ShareSize, StaleLeaseError
-from shared.model.lease_copy import load_lease
-from shared.model.ledger import NoCapacity
+from shared.model.leases.lease import Lease, LeaseState, ShareSize, StaleLeaseError
+from shared.model.leases.lease_copy import load_lease
+from shared.model.leases.ledger import NoCapacity
 from shared.model.names import PodUid
 from shared.pods.pod_snapshot import PodSnapshot
 from tests.support.binder.world import NewWorld, World, lease, running

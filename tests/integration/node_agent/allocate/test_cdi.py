@@ -4,7 +4,7 @@ from typing import Any
 
 from services.node_agent.allocate.cdi import FILE
 from shared.kubelet_api.deviceplugin import api_pb2
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from simcluster.kubelet.devices.checkpoint import load_checkpoint
 from tests.support.node_agent.agent import OneNodeCluster, one_node_cluster, share
 from tests.support.node_agent.cdi import cdi_devices

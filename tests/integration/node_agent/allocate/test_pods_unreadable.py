@@ -5,7 +5,7 @@ import asyncio
 from msgspec import structs
 
 from services.node_agent.allocate.admission_window import WINDOW_FULL
-from shared.model.lease import LeaseState
+from shared.model.leases.lease import LeaseState
 from shared.model.names import PodUid
 from tests.support.binder.node_binder import Binder, post, reserve
 from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_cluster, share

@@ -9,11 +9,11 @@ import pytest
 from services.node_agent.agent_timing import AgentTiming
 from services.node_agent.allocate.cdi import qualified_name
 from services.node_agent.records.device_guard import OvercommitError
-from shared.model.claim import DRIVER, LEASED, RETRIED_AT
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.node_events import DeviceReported
-from shared.model.lease import ClaimAllocation
+from shared.model.leases.lease import ClaimAllocation
 from shared.model.names import PodUid
+from shared.model.requests.claim import DRIVER, LEASED, RETRIED_AT
 from tests.support.node_agent.agent import OneNodeCluster, share
 from tests.support.node_agent.claims import (
     ALLOCATED_AT,

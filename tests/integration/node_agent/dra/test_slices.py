@@ -3,10 +3,10 @@
 import pytest
 
 from services.node_agent.dra.slice_writer import COLLECTION
-from shared.model.claim import TaintEffect
 from shared.model.events.request_reply import SlicesRequest
-from shared.model.lease import LeaseState
+from shared.model.leases.lease import LeaseState
 from shared.model.names import NodeName
+from shared.model.requests.claim import TaintEffect
 from simcluster.apimachinery.objects import Json
 from tests.support.node_agent.agent import OneNodeCluster, lease_of, share
 from tests.support.node_agent.claims import (

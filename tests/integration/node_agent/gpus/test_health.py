@@ -11,11 +11,11 @@ from prometheus_client import REGISTRY
 from services.node_agent.gpus.device_health import HealthState
 from services.node_agent.records.device_guard import EXCEEDED
 from services.node_agent.service import NodeAgent
-from shared.model.device import UNNAMED, Device
+from shared.model.devices.device import UNNAMED, Device
 from shared.model.errors import RequestError
 from shared.model.events.node_events import HealthChanged, LeaseHolder
 from shared.model.events.request_reply import UsageRequest
-from shared.model.lease import ClaimAllocation
+from shared.model.leases.lease import ClaimAllocation
 from shared.model.names import DeviceUuid, NodeName
 from simcluster.node_agent.gpus import uuid_of
 from tests.support.node_agent.agent import (

@@ -22,7 +22,7 @@ from services.node_agent.mig.gpu_models import A100_40
 from services.node_agent.mig.instances import is_laid_out
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
 from services.node_agent.mig.partitioner import Partitioner
-from shared.model.device import Hardware
+from shared.model.devices.device import Hardware
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 from tests.support.gpu_driver import CONTEXT, GIB, MIB, DriverGpu, GpuDriver, gpu

@@ -5,8 +5,8 @@ from pathlib import Path
 from msgspec import structs
 
 from services.node_agent.agent_timing import AgentTiming
-from shared.model.device import Isolation
-from shared.model.lease import LeaseState
+from shared.model.devices.device import Isolation
+from shared.model.leases.lease import LeaseState
 from tests.support.node_agent.agent import OneNodeCluster, one_node_cluster, share
 from tests.support.node_agent.regions import compile_library, needs_compiler
 from tests.support.waiting import until

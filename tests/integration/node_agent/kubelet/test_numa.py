@@ -11,10 +11,10 @@ from msgspec import structs
 from services.binder.bind.pod_binder import CORDONED_S
 from services.node_agent.allocate.numa_alignment import CPUS_TAKEN, LIST_NOT_TAKEN
 from shared.dialects.advertised import NumaNodes
+from shared.model.devices.node import AGENT_STARTING
 from shared.model.events.request_reply import BindReply, BindRequest
-from shared.model.lease import Lease, LeaseState, Share
+from shared.model.leases.lease import Lease, LeaseState, Share
 from shared.model.names import NodeName, PodUid
-from shared.model.node import AGENT_STARTING
 from simcluster.apiserver.kinds.binding import bind as bind_pod
 from tests.support.node_agent.agent import (
     NUMBER,

@@ -11,8 +11,8 @@ from services.node_agent.allocate import cdi_files
 from services.node_agent.allocate.cdi import build_specification
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.partition.layout_reconciler import NOT_LAID_OUT
-from shared.model.device import Device
-from shared.model.lease import LeaseState
+from shared.model.devices.device import Device
+from shared.model.leases.lease import LeaseState
 from shared.model.names import PodUid
 from simcluster.node_agent.agent import MIG_FILE
 from tests.support.node_agent.agent import (

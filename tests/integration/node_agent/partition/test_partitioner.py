@@ -17,7 +17,7 @@ from services.node_agent.mig.instances import InUseError, MigInstance
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES, layouts_for
 from services.node_agent.partition.partition_client import RemotePartitioner
 from services.node_agent.partition.partition_server import PartitionServer
-from shared.model.device import MigLayout, MigProfile
+from shared.model.devices.device import MigLayout, MigProfile
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import DeviceUuid, NodeName
 from simcluster.node_agent.gpus import SimulatedGpus, uuid_of

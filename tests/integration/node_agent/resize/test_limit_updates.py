@@ -20,12 +20,12 @@ from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.resize.limits import ShortageError, check_use
 from services.node_agent.service import NodeAgent
 from services.node_agent.settings import AgentSettings
-from shared.model.device import DeviceUse
+from shared.model.devices.device import DeviceUse
+from shared.model.devices.node import NodeFacts
 from shared.model.events.node_events import ViolationFound
 from shared.model.events.request_reply import LimitsReply, LimitsRequest, ResizeRequest
-from shared.model.lease import Lease, LeaseState, RequestedUnits, ShareSize
-from shared.model.ledger import LedgerNode
-from shared.model.node import NodeFacts
+from shared.model.leases.lease import Lease, LeaseState, RequestedUnits, ShareSize
+from shared.model.leases.ledger import LedgerNode
 from simcluster.node_agent.agent import SimulatedAgentSettings
 from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_cluster, share
 from tests.support.node_agent.regions import limit_mib, use_memory

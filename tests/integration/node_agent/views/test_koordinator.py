@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from services.node_agent.isolation.library import simulated_library
-from shared.model.lease import RequestedUnits
+from shared.model.leases.lease import RequestedUnits
 from shared.model.names import NodeName
-from shared.model.request import SharingPolicy
+from shared.model.requests.request import SharingPolicy
 from simcluster.apimachinery.objects import Json
 from simcluster.node_agent.gpus import uuid_of
 from tests.support.node_agent.agent import OneNodeCluster, one_node_cluster, share

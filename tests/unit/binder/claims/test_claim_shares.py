@@ -11,13 +11,13 @@ from services.binder.claims.claim_shares import MOST_DATA, refusal_text, reserva
 from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim
 from shared.ledger.rows.lease_rows import new_lease
 from shared.model.bounds import MOST_VERSION
-from shared.model.claim import DRIVER, device_name
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.request_reply import LeasesReply
-from shared.model.lease import Lease
-from shared.model.lease_copy import dump_lease, load_lease
-from shared.model.ledger import NoCapacity, NodeTotals, Reservation
+from shared.model.leases.lease import Lease
+from shared.model.leases.lease_copy import dump_lease, load_lease
+from shared.model.leases.ledger import NoCapacity, NodeTotals, Reservation
 from shared.model.names import NodeName
+from shared.model.requests.claim import DRIVER, device_name
 from shared.nats import wire
 from tests.support.build import allocation_of, device, ledger_node
 

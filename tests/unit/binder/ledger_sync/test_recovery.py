@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from services.binder.ledger_sync.recovery import Recovery
-from shared.model.lease import Lease, LeaseState, Share
+from shared.model.leases.lease import Lease, LeaseState, Share
 from shared.model.names import DeviceUuid, NodeName
 from tests.support.binder.events import activation, bound
 from tests.support.binder.world import lease

@@ -10,9 +10,10 @@ from msgspec import structs
 
 from services.binder.resize.rules import SizeChange, decide, is_smaller, no_capacity
 from shared.dialects import DIALECTS
-from shared.model.device import DeviceUse
+from shared.model.budgets.quota import QuotaExcess
+from shared.model.devices.device import DeviceUse
 from shared.model.events.request_reply import ResizeReply, ResizeRequest
-from shared.model.lease import (
+from shared.model.leases.lease import (
     MIB,
     Lease,
     LeaseState,
@@ -21,10 +22,9 @@ from shared.model.lease import (
     Share,
     ShareSize,
 )
-from shared.model.ledger import LedgerNode, NoCapacity
+from shared.model.leases.ledger import LedgerNode, NoCapacity
 from shared.model.names import DeviceUuid, PodUid
-from shared.model.quota import QuotaExcess
-from shared.model.request import SharingPolicy
+from shared.model.requests.request import SharingPolicy
 from tests.support.build import V100_MIB, device, lease, ledger_node, share
 
 NODE = ledger_node("n1", device(), device("GPU-b", 1), served=("volcano.sh/vgpu-number",))

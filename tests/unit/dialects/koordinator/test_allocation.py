@@ -25,11 +25,11 @@ from shared.dialects.koordinator.annotation import (
 )
 from shared.dialects.koordinator.dialect import describe_node
 from shared.dialects.koordinator.requests import parse_part
-from shared.model.device import Device
+from shared.model.devices.device import Device
 from shared.model.errors import RequestError
-from shared.model.lease import MIB, Lease, LeaseState
-from shared.model.lease_copy import dump_lease, load_lease
-from shared.model.ledger import NodeTotals
+from shared.model.leases.lease import MIB, Lease, LeaseState
+from shared.model.leases.lease_copy import dump_lease, load_lease
+from shared.model.leases.ledger import NodeTotals
 from shared.model.quantity import parse_count
 from tests.support import build
 from tests.support.dialects.builders import PATHS, container_with, device, koord, leased_on, read

@@ -7,11 +7,11 @@ import pytest
 
 from shared.dialects.dialect import Rules
 from shared.dialects.koordinator.requests import HINT, JOINT, PARTITION
-from shared.model.device import Device
+from shared.model.devices.device import Device
 from shared.model.errors import RequestError
-from shared.model.ledger import LedgerNode
-from shared.model.placement import Placement, Refusal
-from shared.model.request import PodRequest, TopologyScope
+from shared.model.leases.ledger import LedgerNode
+from shared.model.requests.placement import Placement, Refusal
+from shared.model.requests.request import PodRequest, TopologyScope
 from tests.support.build import device, ledger_node
 from tests.support.dialects.builders import koord, koordinated
 from tests.support.placer.placing import Cluster

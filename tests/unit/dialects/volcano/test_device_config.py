@@ -7,7 +7,7 @@ import yaml
 
 from services.node_agent.mig.layouts import KNOWN_GEOMETRIES
 from shared.dialects.volcano.device_config import parse_device_config
-from shared.model.device import DeviceMode
+from shared.model.devices.device import DeviceMode
 
 SHIPPED = """
 nvidia:

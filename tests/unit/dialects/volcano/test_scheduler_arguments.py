@@ -9,7 +9,7 @@ from shared.dialects.pod_requests import enabled, parse_pod_request
 from shared.dialects.volcano.scheduler_arguments import find_warnings, parse_rules
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
-from shared.model.request import DeviceOrder, NodeOrder
+from shared.model.requests.request import DeviceOrder, NodeOrder
 from shared.runtime.request_settings import RequestSettings, load_rules
 
 GUIDE = """\

@@ -21,9 +21,9 @@ from services.node_agent.allocate.expected_requests import is_expected
 from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of
 from services.node_agent.kubelet.pods import STILL_PLUGIN, Unserved
 from services.node_agent.records.checkpoint_entry import Fence, slot_key
-from shared.model.device import Device, DeviceMode, MigLayout, MigProfile
+from shared.model.devices.device import Device, DeviceMode, MigLayout, MigProfile
 from shared.model.events.request_reply import BindReply
-from shared.model.lease import Lease, LeaseState, Share
+from shared.model.leases.lease import Lease, LeaseState, Share
 from shared.model.names import PodUid
 from tests.support.clock import FakeClock
 from tests.support.node_agent.agent import NUMBER, lease_of, share

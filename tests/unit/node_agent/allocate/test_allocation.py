@@ -20,11 +20,11 @@ from services.node_agent.kubelet.pods import KubeletContainer
 from services.node_agent.records.checkpoint_entry import Fence, slot_key
 from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.dialect import ContainerSetup, Paths
-from shared.model.device import Device, DeviceMode, Isolation
+from shared.model.devices.device import Device, DeviceMode, Isolation
 from shared.model.errors import RequestError
-from shared.model.lease import Lease, LeaseState, MigPlacement, Share
+from shared.model.leases.lease import Lease, LeaseState, MigPlacement, Share
 from shared.model.names import DeviceUuid, NodeName, PodUid
-from shared.model.request import SharingPolicy, Term
+from shared.model.requests.request import SharingPolicy, Term
 from tests.support.node_agent.agent import lease_of
 from tests.support.node_agent.agent import share as node_share
 from tests.support.node_agent.node import kubelet_pod

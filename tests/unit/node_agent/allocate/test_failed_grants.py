@@ -16,7 +16,7 @@ from services.node_agent.gpus.inventory import SharingConfig, devices_of
 from services.node_agent.mig.instances import InUseError
 from services.node_agent.records import checkpoint
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
-from shared.model.lease import LeaseState, Share
+from shared.model.leases.lease import LeaseState, Share
 from shared.model.names import NodeName
 from simcluster.node_agent.gpus import SimulatedGpus
 from tests.support.node_agent.agent import NUMBER, lease_of, share

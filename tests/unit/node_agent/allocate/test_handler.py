@@ -12,7 +12,7 @@ from msgspec import structs
 from services.node_agent.allocate.handler import LEASE_WAIT_S, ROOM_S
 from services.node_agent.allocate.patience import PAUSE_S
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.lease import Lease, MigPlacement
+from shared.model.leases.lease import Lease, MigPlacement
 from shared.model.names import DeviceUuid, PodUid
 from tests.support.node_agent.agent import NUMBER, lease_of, share
 from tests.support.node_agent.allocation_handler import (

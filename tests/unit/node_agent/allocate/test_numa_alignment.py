@@ -21,7 +21,7 @@ from services.node_agent.allocate.numa_alignment import (
 from services.node_agent.kubelet.pods import AllocatableResources, PodResources
 from services.node_agent.kubelet.registration import DevicePlugins
 from shared.dialects.advertised import NumaNodes
-from shared.model.device import Device, numa_cpus_name
+from shared.model.devices.device import Device, numa_cpus_name
 from shared.model.names import DeviceUuid
 from tests.support.build import device
 from tests.support.clock import FakeClock

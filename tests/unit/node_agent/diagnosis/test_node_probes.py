@@ -16,7 +16,7 @@ from services.node_agent.settings import AgentSettings
 from services.node_agent.usage.leased_containers import LeasedContainer
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.findings import Outcome
-from shared.model.lease import ClaimAllocation
+from shared.model.leases.lease import ClaimAllocation
 from shared.model.names import PodUid
 from shared.runtime.settings import load
 from tests.support.node_agent.agent import lease_of

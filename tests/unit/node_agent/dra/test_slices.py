@@ -15,11 +15,11 @@ from services.node_agent.dra.slices import (
     nvlink_groups,
 )
 from services.node_agent.mig.instances import InstanceProfile
-from shared.model.claim import TaintEffect
-from shared.model.device import Device, DeviceMode, Isolation, MigLayout, MigProfile
-from shared.model.lease import ClaimAllocation, Lease, MigPlacement
+from shared.model.devices.device import Device, DeviceMode, Isolation, MigLayout, MigProfile
+from shared.model.leases.lease import ClaimAllocation, Lease, MigPlacement
 from shared.model.names import DeviceUuid, NodeName, PodUid
-from shared.model.request import SharingPolicy
+from shared.model.requests.claim import TaintEffect
+from shared.model.requests.request import SharingPolicy
 from tests.support.node_agent.agent import lease_of, share
 
 GPU = Device(

@@ -27,7 +27,7 @@ from services.node_agent.gpus.device_health import (
 from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.mig.instances import MigState
-from shared.model.device import UnreadDevice
+from shared.model.devices.device import UnreadDevice
 from shared.model.names import DeviceUuid
 from tests.support.node_agent.node import node_of
 

@@ -10,7 +10,7 @@ import pytest
 from services.node_agent.gpus.inventory import Gpu
 from services.node_agent.gpus.kernel_gpus import GPUS, KernelGpus
 from shared.model.bounds import HIGHEST_INDEX, LONGEST_MODEL, MOST_DEVICES
-from shared.model.device import UNNAMED, UnreadDevice
+from shared.model.devices.device import UNNAMED, UnreadDevice
 from shared.model.names import DeviceUuid
 from tests.support.kernel_gpus import list_gpu
 

@@ -31,9 +31,9 @@ from services.node_agent.mig.layouts import (
     layouts_for,
 )
 from shared.dialects.volcano.device_config import MigGeometries
-from shared.model.device import Device, MigLayout, MigProfile
+from shared.model.devices.device import Device, MigLayout, MigProfile
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.lease import MigPlacement
+from shared.model.leases.lease import MigPlacement
 from shared.model.names import DeviceUuid
 from simcluster.node_agent.mig import SimulatedMig
 

@@ -10,7 +10,7 @@ from services.node_agent.kubelet.pods import ClaimHolding, KubeletContainer
 from services.node_agent.node import Node
 from services.node_agent.reconcile.checkpoint_reconciler import CheckpointReconciler
 from services.node_agent.records.checkpoint import Checkpoint
-from shared.model.lease import ClaimAllocation, Lease
+from shared.model.leases.lease import ClaimAllocation, Lease
 from shared.model.names import PodUid
 from tests.support.node_agent.agent import lease_of
 from tests.support.node_agent.node import FakeKubelet, entry_of, kubelet_pod, node_of

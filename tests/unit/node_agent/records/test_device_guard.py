@@ -18,10 +18,10 @@ from services.node_agent.records.device_guard import (
     close_unrecorded,
     with_leftovers,
 )
-from shared.model.device import Device, DeviceMode, Held
-from shared.model.lease import MigPlacement, Share
+from shared.model.devices.device import Device, DeviceMode, Held
+from shared.model.leases.lease import MigPlacement, Share
 from shared.model.names import DeviceUuid, PodUid
-from shared.model.request import SharingPolicy
+from shared.model.requests.request import SharingPolicy
 from tests.support.node_agent.agent import lease_of, share
 from tests.support.node_agent.node import entry_of
 

@@ -14,9 +14,9 @@ from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.known_leases import KnownLeases
 from shared.dialects.dialect import ContainerSetup
 from shared.model.bounds import MOST, MOST_WITH_GPUS
-from shared.model.device import Device
+from shared.model.devices.device import Device
 from shared.model.events.node_events import DeviceReported
-from shared.model.lease import ClaimAllocation, Lease, LeaseState
+from shared.model.leases.lease import ClaimAllocation, Lease, LeaseState
 from shared.model.names import NodeName, PodUid
 from shared.nats import wire
 from tests.support.build import device

@@ -12,7 +12,7 @@ from services.node_agent.usage.idle_shares import UNOBSERVED_S, IdleShares, Last
 from services.node_agent.usage.leased_containers import LeasedContainer
 from services.node_agent.usage.measurements import MeasuredContainer, MeasuredShare
 from shared.model.clock import end
-from shared.model.lease import share_key
+from shared.model.leases.lease import share_key
 from tests.support.node_agent.agent import lease_of, share
 from tests.support.node_agent.monitor_world import MonitorWorld, computing
 from tests.support.node_agent.regions import fresh

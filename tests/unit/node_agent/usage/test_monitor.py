@@ -18,9 +18,9 @@ from services.node_agent.usage.idle_shares import LastUseFile
 from services.node_agent.usage.leased_containers import LeasedContainer
 from shared.dialects.dialect import ContainerSetup
 from shared.model.bounds import MOST_MIB
-from shared.model.device import Hardware, XidEvent
+from shared.model.devices.device import Hardware, XidEvent
 from shared.model.events.request_reply import UsageReply
-from shared.model.lease import ClaimAllocation, Lease, MigPlacement, share_key
+from shared.model.leases.lease import ClaimAllocation, Lease, MigPlacement, share_key
 from shared.model.names import PodUid
 from shared.nats import wire
 from tests.support.build import allocation_of

@@ -17,7 +17,7 @@ from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod, Proce
 from services.node_agent.usage.leased_containers import LeasedContainer, Scan
 from services.node_agent.usage.snapshot import UsageSnapshot, build_snapshot
 from shared.model.events.node_events import ViolationReason
-from shared.model.lease import ClaimAllocation
+from shared.model.leases.lease import ClaimAllocation
 from shared.model.names import Namespace, NodeName, PodUid
 from tests.support.node_agent.agent import lease_of, share
 from tests.support.node_agent.regions import process

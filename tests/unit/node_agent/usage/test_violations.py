@@ -15,9 +15,9 @@ from services.node_agent.isolation.region_image import image_of
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.kubelet.pods import ClaimHolding, KubeletContainer, KubeletPod
 from services.node_agent.usage.monitor import LASTING_S, REPORT_AGAIN_S, RegionSymptoms
-from shared.model.claim import device_name
 from shared.model.events.node_events import ViolationReason
 from shared.model.names import Namespace, PodUid
+from shared.model.requests.claim import device_name
 from tests.support.node_agent.agent import lease_of, share
 from tests.support.node_agent.monitor_world import (
     GPU,

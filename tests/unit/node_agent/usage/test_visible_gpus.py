@@ -15,11 +15,11 @@ from services.node_agent.usage.container_views import LABELS_AGAIN_S, MOST_READ,
 from services.node_agent.usage.monitor import MAX_UNLISTED, REPORT_AGAIN_S, UsageMonitor
 from services.node_agent.usage.report_limits import MOST_AT_ONCE
 from shared.kubernetes.types import ApiObject, ObjectMeta
-from shared.model.claim import device_name
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import ViolationReason
-from shared.model.lease import ClaimAllocation, Lease
+from shared.model.leases.lease import ClaimAllocation, Lease
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.requests.claim import device_name
 from simcluster.node_agent.gpus import uuid_of
 from tests.support.build import device
 from tests.support.clock import FakeClock

@@ -17,13 +17,13 @@ from services.node_agent.gpus.nvml.processes import NvmlProcesses
 from services.node_agent.settings import AgentSettings
 from services.node_agent.views.advertisement import advertisement_of
 from shared.dialects import DIALECTS
-from shared.model.device import DeviceUse, Isolation, device_refusal, required_memory_mib
+from shared.model.devices.device import DeviceUse, Isolation, device_refusal, required_memory_mib
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.plausible import implausible
 from shared.model.findings import Outcome
 from shared.model.names import DeviceUuid, NodeName
-from shared.model.request import GpuRequest, SharingPolicy
+from shared.model.requests.request import GpuRequest, SharingPolicy
 from shared.nats import wire
 from tests.support.node_agent.fake_nvml import ANSWERS, CALLED, GIB, failing, install
 

@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from shared.model.device import Device, DeviceUse
+from shared.model.budgets.quota import QuotaExcess
+from shared.model.devices.device import Device, DeviceUse
+from shared.model.devices.node import AntiAffinityTerm, NodeFacts
 from shared.model.errors import ConflictError
 from shared.model.events.pod_events import PodGated, PodQueued
-from shared.model.lease import ClaimAllocation, Lease, bookings
+from shared.model.leases.lease import ClaimAllocation, Lease, bookings
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.node import AntiAffinityTerm, NodeFacts
-from shared.model.placement import Placement, Refusal
-from shared.model.quota import QuotaExcess
-from shared.model.request import NO_TERM, PodRequest, SharingPolicy, Term
+from shared.model.requests.placement import Placement, Refusal
+from shared.model.requests.request import NO_TERM, PodRequest, SharingPolicy, Term
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

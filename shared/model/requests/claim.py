@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterable
 from enum import StrEnum
 
-from shared.model.device import Device, DeviceMode, MigProfile
-from shared.model.lease import MigPlacement
+from shared.model.devices.device import Device, DeviceMode, MigProfile
+from shared.model.leases.lease import MigPlacement
 from shared.model.names import DeviceUuid
 
 DRIVER = "gpu.leasehold.dev"

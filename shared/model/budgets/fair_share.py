@@ -9,12 +9,12 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shared.model.device import MIB, Device
+from shared.model.devices.device import MIB, Device
 from shared.model.events.pod_events import PodQueued
-from shared.model.lease import Lease, bookings
-from shared.model.ledger import WaitingPod
+from shared.model.leases.lease import Lease, bookings
+from shared.model.leases.ledger import WaitingPod
 from shared.model.names import Namespace
-from shared.model.request import GpuRequest, PodRequest, SharingPolicy
+from shared.model.requests.request import GpuRequest, PodRequest, SharingPolicy
 
 WHOLE = 100
 

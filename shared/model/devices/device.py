@@ -26,7 +26,7 @@ from shared.model.bounds import (
 )
 from shared.model.names import DeviceUuid, Namespace
 from shared.model.quantity import timestamp
-from shared.model.request import GpuRequest, SharingPolicy
+from shared.model.requests.request import GpuRequest, SharingPolicy
 
 LABEL_LENGTH = 63
 MOST_XIDS = 16

@@ -34,7 +34,7 @@ from shared.model.bounds import (
 from shared.model.errors import ConflictError
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.quantity import peak
-from shared.model.request import NO_TERM, SharingPolicy, Term
+from shared.model.requests.request import NO_TERM, SharingPolicy, Term
 
 
 class LeaseState(StrEnum):
@@ -118,7 +118,7 @@ class ClaimAllocation:
     """The allocation of a ResourceClaim that a lease covers."""
 
     generation: GenerationText
-    """Differs between allocations of one claim; see `shared.model.claim.generation_of`."""
+    """Differs between allocations of one claim; see `shared.model.requests.claim.generation_of`."""
     consumers: Annotated[tuple[PodUid, ...], Meta(max_length=MOST_CONSUMERS)] = ()
     """Pods in the claim's `status.reservedFor`, sorted."""
 
@@ -207,7 +207,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     dialect: ShortText = ""
     resources: Resources = msgspec.field(default_factory=dict)
     """Resources other than devices, in the units of `PodRequest.resources`; and exclusive CPUs, by
-    `shared.model.device.numa_cpus_name`."""
+    `shared.model.devices.device.numa_cpus_name`."""
     anti_affinity_groups: Groups = ()
     gang: KeyText = ""
     memo: MemoText = ""

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import msgspec
 
-from shared.model.budget import HOUR_MS
+from shared.model.budgets.budget import HOUR_MS
 from shared.model.names import Namespace
 
 USES = ("used", "unmeasured", "idle", "stranded", "unleased")

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shared.model.bounds import LATEST_S
-from shared.model.budget import (
+from shared.model.budgets.budget import (
     HOUR_MS,
     Account,
     Balance,

@@ -6,10 +6,10 @@ from enum import StrEnum
 
 from shared.model.errors import ConflictError
 from shared.model.events.pod_events import BudgetChanged
-from shared.model.ledger import NodeTotals, Reservation, WaitingPod
+from shared.model.leases.ledger import NodeTotals, Reservation, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid, name_in
 from shared.model.quantity import timestamp
-from shared.model.request import Gang
+from shared.model.requests.request import Gang
 from shared.model.views import PlanView, ProtectedPod, View
 
 PREEMPT_AT = "leasehold.dev/preempt-at"

@@ -12,7 +12,7 @@ from shared.model.bounds import (
     Resources,
     ShortText,
 )
-from shared.model.lease import Share
+from shared.model.leases.lease import Share
 from shared.model.names import DeviceUuid, NodeName
 
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import msgspec
 
-from shared.model.lease import Lease
+from shared.model.leases.lease import Lease
 from shared.model.names import Namespace, NodeName, PodUid
 
 UNITS_PER_GPU_MINUTE = 1000 * 60_000

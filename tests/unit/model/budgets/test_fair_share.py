@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.cli.pod_summary import PodSummary
-from shared.model.events.pod_events import PodQueued
-from shared.model.fair_share import (
+from shared.model.budgets.fair_share import (
     Entitlement,
     FairShare,
     GpuAmount,
@@ -14,10 +13,11 @@ from shared.model.fair_share import (
     fair_share_of,
     precedence_reason,
 )
-from shared.model.ledger import WaitingPod
+from shared.model.events.pod_events import PodQueued
+from shared.model.leases.ledger import WaitingPod
 from shared.model.names import Namespace, PodUid
-from shared.model.placement import Refusal
-from shared.model.request import SharingPolicy
+from shared.model.requests.placement import Refusal
+from shared.model.requests.request import SharingPolicy
 from tests.support.build import device, gpu, lease, pod_queued, request, share
 from tests.support.snapshots import cluster_of, explained
 

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import structs
 
 from shared.model.errors import UNDECODABLE, RequestError
-from shared.model.lease import Lease, LeaseState, Share
+from shared.model.leases.lease import Lease, LeaseState, Share
 from shared.model.names import Namespace
 
 ANNOTATION = "leasehold.dev/lease"

@@ -1,0 +1,1 @@
+"""What namespaces may use: budgets, quotas, fair shares and recorded costs."""

@@ -1,1 +1,0 @@
-"""What GPUs were used for, and what that cost."""

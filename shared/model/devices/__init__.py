@@ -1,0 +1,1 @@
+"""GPUs and the nodes that have them."""

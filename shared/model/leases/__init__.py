@@ -1,0 +1,1 @@
+"""Leases, the records of the ledger around them, and preemptions, which end them early."""

@@ -1,0 +1,1 @@
+"""What pods request, by which claims, and where it would be placed."""
