@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
-from services.api.visible_cluster import NamespaceFilter
+from services.api.projection.visible_cluster import NamespaceFilter
 from shared.credentials.authorization import Viewer
 from shared.model.errors import UNDECODABLE, RequestError
 from shared.model.views import View

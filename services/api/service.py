@@ -14,14 +14,14 @@ from uuid import uuid4
 
 from msgspec import structs
 
-from services.api.cluster_metrics import export_cluster, observe_bound
-from services.api.history import RANGES, sample_of
-from services.api.lease_views import finished_pod
-from services.api.problems import Affected, ComponentMonitor, DataAge, Problem
-from services.api.projection import DATA, PROBLEMS, ChangeKey, Projection
-from services.api.recent_events import PodEvent, pod_of
-from services.api.recent_history import RecentHistory
-from services.api.visible_cluster import NamespaceFilter, VisibleCluster, all_namespaces
+from services.api.projection.lease_views import finished_pod
+from services.api.projection.problems import Affected, ComponentMonitor, DataAge, Problem
+from services.api.projection.projection import DATA, PROBLEMS, ChangeKey, Projection
+from services.api.projection.recent_events import PodEvent, pod_of
+from services.api.projection.visible_cluster import NamespaceFilter, VisibleCluster, all_namespaces
+from services.api.reports.cluster_metrics import export_cluster, observe_bound
+from services.api.reports.history import RANGES, sample_of
+from services.api.reports.recent_history import RecentHistory
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.ledger.waiting_pods import GatedPods

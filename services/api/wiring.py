@@ -9,10 +9,10 @@ from functools import partial
 from services.api.aggregated.front_proxy import FrontProxy, Registration, read_front_proxy
 from services.api.aggregated.objects import GROUP
 from services.api.aggregated.server import AggregatedApi
-from services.api.http_server import HttpServer
-from services.api.legacy_metrics import SchedulerMetrics
-from services.api.prometheus import Prometheus
-from services.api.read_api import ReadApi
+from services.api.http.http_server import HttpServer
+from services.api.http.read_api import ReadApi
+from services.api.reports.legacy_metrics import SchedulerMetrics
+from services.api.reports.prometheus import Prometheus
 from services.api.service import ApiService, ApiTiming
 from services.api.settings import ApiSettings
 from shared.credentials.authorization import (

@@ -17,8 +17,8 @@ from dataclasses import replace
 
 from playwright.async_api import CDPSession
 
-from services.api.http_server import HttpServer
-from services.api.read_api import ReadApi
+from services.api.http.http_server import HttpServer
+from services.api.http.read_api import ReadApi
 from services.api.service import ApiService, ApiTiming
 from shared.credentials.authorization import AnonymousAuthenticator
 from shared.model.clock import SystemClock

@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 
 from services.api.aggregated.server import AggregatedApi
-from services.api.http_server import HttpServer
+from services.api.http.http_server import HttpServer
 from services.extender import server as extender_server
 from services.timekeeper.rest_api import BudgetApi
 from services.webhook import server as webhook_server
@@ -125,7 +125,7 @@ def test_the_ports_are_all_that_services_serve() -> None:
     assert services().keys() == OPEN.keys()
     assert making == {
         "services/api/aggregated/server.py",
-        "services/api/http_server.py",
+        "services/api/http/http_server.py",
         "services/extender/server.py",
         "services/timekeeper/rest_api.py",
         "services/webhook/server.py",

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from services.api.prometheus import AMOUNT_METRICS, LEASED, SENSOR_METRICS, WAITING_PODS
+from services.api.reports.prometheus import AMOUNT_METRICS, LEASED, SENSOR_METRICS, WAITING_PODS
 from tests.contract.test_pages import anchors
 from tools.generate import grafana
 from tools.generate.pages import ROOT

@@ -7,8 +7,8 @@ from dataclasses import replace
 from msgspec import structs
 from rich.console import Console, RenderableType
 
-from services.api.projection import Projection
-from services.api.visible_cluster import VisibleCluster
+from services.api.projection.projection import Projection
+from services.api.projection.visible_cluster import VisibleCluster
 from services.cli.inspect.explanation import Explanation, explanation_of
 from services.cli.pod_summary import PodSummary
 from shared.model.devices.device import Device, DeviceMode, DeviceUse, MigLayout, MigProfile

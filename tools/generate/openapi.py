@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from services.api.api_call import Route
-from services.api.read_api import ROUTES
-from services.api.visible_cluster import DeltaView
+from services.api.http.read_api import ROUTES
+from services.api.projection.visible_cluster import DeltaView
 from tools.generate.pages import ROOT
 
 PAGE = ROOT / "docs" / "openapi.json"

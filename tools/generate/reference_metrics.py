@@ -8,7 +8,7 @@ from pathlib import Path
 from prometheus_client import Metric
 from prometheus_client.metrics import MetricWrapperBase
 
-from services.api import legacy_metrics
+from services.api.reports import legacy_metrics
 from services.node_agent.gpus.inventory import DeviceSample
 from services.node_agent.isolation.region import DeviceSums, decode
 from services.node_agent.isolation.region_image import RegionSeed, image_of

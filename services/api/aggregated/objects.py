@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, structs
 
-from services.api.visible_cluster import VisibleCluster
+from services.api.projection.visible_cluster import VisibleCluster
 from shared.model.devices.device import visible_fault
 from shared.model.devices.node import LabelRequirement
 from shared.model.errors import RequestError

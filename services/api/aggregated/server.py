@@ -35,14 +35,14 @@ from services.api.aggregated.objects import (
 )
 from services.api.aggregated.versions import REMEMBERED_S, Objects, Versions
 from services.api.api_call import Route
-from services.api.http_server import (
+from services.api.http.http_server import (
     PORT_BOUNDS,
     Handler,
     HttpServer,
     error_response,
     refusal,
 )
-from services.api.read_api import ROUTES
+from services.api.http.read_api import ROUTES
 from shared.credentials.authorization import KubernetesAuthenticator, KubernetesViewer
 from shared.kubernetes.tokens import TokenUser
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from services.api.aggregated.objects import Kind, VisibleObject
-from services.api.projection import Projection
+from services.api.projection.projection import Projection
+from services.api.projection.visible_cluster import all_namespaces
 from services.api.service import ApiService
-from services.api.visible_cluster import all_namespaces
 from shared.model.errors import UnavailableError
 from shared.model.leases.lease import Lease
 from shared.model.leases.ledger import WaitingPod

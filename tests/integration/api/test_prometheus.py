@@ -12,8 +12,8 @@ from urllib.parse import parse_qsl
 import pytest
 from aiohttp import web
 
-from services.api.history import CLUSTER, DEVICE, NAMESPACE, NODE, POD, Subject, range_of
-from services.api.prometheus import AMOUNT_METRICS, SENSOR_METRICS, Prometheus
+from services.api.reports.history import CLUSTER, DEVICE, NAMESPACE, NODE, POD, Subject, range_of
+from services.api.reports.prometheus import AMOUNT_METRICS, SENSOR_METRICS, Prometheus
 from shared.model.errors import UnavailableError
 from shared.model.names import DeviceUuid
 from shared.runtime import health

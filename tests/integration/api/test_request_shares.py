@@ -8,8 +8,8 @@ from dataclasses import replace
 import aiohttp
 import pytest
 
-from services.api.http_server import AT_ONCE_OF_ONE, MOST_OPEN_OF_ONE, MOST_WAITING
-from services.api.projection import DATA
+from services.api.http.http_server import AT_ONCE_OF_ONE, MOST_OPEN_OF_ONE, MOST_WAITING
+from services.api.projection.projection import DATA
 from shared.credentials.shares import OpenResponses
 from shared.model.events.request_reply import GrantReply, GrantRequest
 from tests.support.api.running import RunningApi, running_api

@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from services.api.legacy_metrics import SchedulerMetrics
-from services.api.read_api import ROUTES as API
+from services.api.http.read_api import ROUTES as API
+from services.api.reports.legacy_metrics import SchedulerMetrics
 from services.timekeeper.accounts.accrual import advance, apply_update
 from services.timekeeper.config.budget_spec import parse_spec
 from services.timekeeper.report.budget_reports import budget_changed

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import REGISTRY
 from rich.console import Console, RenderableType
 
-from services.api.lease_views import budget_view
+from services.api.projection.lease_views import budget_view
 from services.cli.admin.budget import budget_table
 from services.timekeeper.config.budget_sources import (
     PATH,

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from services.api.problems import Affected, DataAge
-from services.api.projection import Projection
-from services.api.visible_cluster import VisibleCluster, all_namespaces
+from services.api.projection.problems import Affected, DataAge
+from services.api.projection.projection import Projection
+from services.api.projection.visible_cluster import VisibleCluster, all_namespaces
 from shared.model.devices.device import Device, Hardware
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.events.request_reply import UsageReply

@@ -4,9 +4,9 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from services.api.history import sample_of
-from services.api.http_server import HttpServer
-from services.api.read_api import ReadApi
+from services.api.http.http_server import HttpServer
+from services.api.http.read_api import ReadApi
+from services.api.reports.history import sample_of
 from services.api.service import ApiService
 from shared.credentials.authorization import AnonymousAuthenticator
 from shared.model.budgets.budget import (

@@ -12,8 +12,8 @@ from typing import Any
 
 import aiohttp
 
-from services.api.http_server import HttpServer
-from services.api.read_api import ReadApi
+from services.api.http.http_server import HttpServer
+from services.api.http.read_api import ReadApi
 from services.api.service import ApiService, ApiTiming
 from shared.credentials.authorization import AnonymousAuthenticator, Authenticator, load_tokens
 from shared.ledger.budgets import Budgets

@@ -1,1 +1,1 @@
-"""Tests: unit, running_api."""
+"""Tests: unit, api."""

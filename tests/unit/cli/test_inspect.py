@@ -12,7 +12,7 @@ from msgspec import structs
 from rich.console import Group
 from rich.text import Text
 
-from services.api.problems import Affected
+from services.api.projection.problems import Affected
 from services.cli.formats import FittedTable, age
 from services.cli.inspect import render
 from services.cli.terminal import print_document, print_text

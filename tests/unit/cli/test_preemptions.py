@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from services.api.visible_cluster import all_namespaces, preemptions_view
+from services.api.projection.visible_cluster import all_namespaces, preemptions_view
 from services.cli.admin.preemptions import dry_run_text, text
 from services.planner.dry_run import plan_view
 from services.planner.plan import PreemptionPlan

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from services.api.lease_views import budget_view, uncharged_minutes
-from services.api.visible_cluster import VisibleCluster
+from services.api.projection.lease_views import budget_view, uncharged_minutes
+from services.api.projection.visible_cluster import VisibleCluster
 from services.cli.admin import budget, reports
 from services.cli.inspect import render
 from shared.ledger.showback import ShowbackRow

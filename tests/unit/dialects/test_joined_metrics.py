@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.api.lease_views import device_view
+from services.api.projection.lease_views import device_view
 from shared.dialects.metrics import (
     DeviceAllocation,
     DeviceUsage,

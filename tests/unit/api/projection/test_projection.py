@@ -8,10 +8,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.api import legacy_metrics
-from services.api.first_pod import EXAMPLES, first_pod
-from services.api.legacy_metrics import metric_families
-from services.api.projection import NAMESPACES, WAITING, Projection
+from services.api.http.first_pod import EXAMPLES, first_pod
+from services.api.projection.projection import NAMESPACES, WAITING, Projection
+from services.api.reports import legacy_metrics
+from services.api.reports.legacy_metrics import metric_families
 from services.webhook.admission import decide
 from services.webhook.pod_admission import AdmissionPolicy, PodAdmission
 from shared.model.devices.device import Hardware, XidEvent

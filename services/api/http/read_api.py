@@ -15,9 +15,16 @@ from aiohttp import web
 from msgspec import UNSET, structs
 
 from services.api.api_call import ApiCall, RouteTable
-from services.api.costs import ALLOCATION, AllocationReply, allocation_report, cost_report
-from services.api.first_pod import first_pod
-from services.api.history import (
+from services.api.http.first_pod import first_pod
+from services.api.projection.lease_views import balances, budget_view, uncharged_minutes
+from services.api.projection.visible_cluster import (
+    StateView,
+    VisibleCluster,
+    all_namespaces,
+    preemptions_view,
+)
+from services.api.reports.costs import ALLOCATION, AllocationReply, allocation_report, cost_report
+from services.api.reports.history import (
     ALL_CORES,
     CLUSTER,
     DEVICE,
@@ -32,14 +39,7 @@ from services.api.history import (
     history_columns,
     range_of,
 )
-from services.api.lease_views import balances, budget_view, uncharged_minutes
 from services.api.service import ApiService
-from services.api.visible_cluster import (
-    StateView,
-    VisibleCluster,
-    all_namespaces,
-    preemptions_view,
-)
 from shared.credentials.authorization import AccessDeniedError
 from shared.credentials.shares import owner_of
 from shared.credentials.turns import Turns

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import Gauge, Histogram
 
-from services.api.problems import Affected
-from services.api.projection import Projection
+from services.api.projection.problems import Affected
+from services.api.projection.projection import Projection
 from shared.model.devices.device import DeviceMode
 from shared.model.events.pod_events import PodBound
 from shared.model.leases.lease import MIB

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from services.api.projection import Projection
+from services.api.projection.projection import Projection
 from shared.model.devices.device import END_LEFTOVERS, visible_fault
 from shared.model.events.pod_events import Heartbeat
 from shared.model.names import (

@@ -2,8 +2,9 @@
 
 import pytest
 
-from services.api import recent_history
-from services.api.history import (
+from services.api.projection.lease_views import finished_pod
+from services.api.reports import recent_history
+from services.api.reports.history import (
     CLUSTER,
     DEVICE,
     HARDWARE,
@@ -18,8 +19,7 @@ from services.api.history import (
     history_columns,
     sample_of,
 )
-from services.api.lease_views import finished_pod
-from services.api.recent_history import DAY_S, RecentHistory
+from services.api.reports.recent_history import DAY_S, RecentHistory
 from shared.model.devices.device import Hardware
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from tests.support import build

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.api.history import BUDGET_POINTS, budget_history
-from services.api.projection import EVENTS, NAMESPACES, Projection
-from services.api.recent_events import RecentEvents
+from services.api.projection.projection import EVENTS, NAMESPACES, Projection
+from services.api.projection.recent_events import RecentEvents
+from services.api.reports.history import BUDGET_POINTS, budget_history
 from services.api.service import MAX_CHANGES, ChangeFeed
 from services.api.settings import ApiSettings
 from shared.credentials.authorization import is_loopback

@@ -13,11 +13,11 @@ from urllib.parse import parse_qs
 import msgspec
 from aiohttp import web
 
-from services.api import static_page
 from services.api.api_call import ApiCall, Route
-from services.api.read_api import ROUTES, ReadApi
+from services.api.http import static_page
+from services.api.http.read_api import ROUTES, ReadApi
+from services.api.projection.visible_cluster import NamespaceFilter, all_namespaces
 from services.api.service import ApiService
-from services.api.visible_cluster import NamespaceFilter, all_namespaces
 from shared.credentials.authorization import (
     VIEWER_COOKIE,
     AccessDeniedError,

@@ -9,9 +9,7 @@ from msgspec import structs
 from prometheus_client import REGISTRY, Metric
 
 from services.api.aggregated.objects import KINDS
-from services.api.cluster_metrics import export_cluster, observe_bound
-from services.api.legacy_metrics import LEFT_OUT, metric_families
-from services.api.problems import (
+from services.api.projection.problems import (
     GRACE_PERIOD_S,
     RETENTION_S,
     Affected,
@@ -19,8 +17,10 @@ from services.api.problems import (
     DataAge,
     problems_of,
 )
-from services.api.projection import Projection
-from services.api.visible_cluster import all_namespaces
+from services.api.projection.projection import Projection
+from services.api.projection.visible_cluster import all_namespaces
+from services.api.reports.cluster_metrics import export_cluster, observe_bound
+from services.api.reports.legacy_metrics import LEFT_OUT, metric_families
 from shared.model.events.pod_events import Heartbeat, PodBound
 from shared.model.leases.lease import MIB, Lease
 from shared.model.leases.ledger import NodeTotals, counted_use

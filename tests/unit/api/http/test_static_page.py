@@ -2,7 +2,7 @@
 
 import re
 
-from services.api.static_page import login_page, page, unready_page
+from services.api.http.static_page import login_page, page, unready_page
 
 
 def test_modules_are_loaded_at_once_and_only_who_signed_in_can_sign_out() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import aiohttp
 import msgspec
 
-from services.api.history import CLUSTER, DEVICE, RANGES, HistoryRange, Recorded, Subject
+from services.api.reports.history import CLUSTER, DEVICE, RANGES, HistoryRange, Recorded, Subject
 from shared.model.errors import UNDECODABLE, UnavailableError
 from shared.model.leases.lease import MIB
 

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from msgspec import UNSET, UnsetType, structs
 
-from services.api.lease_views import hidden_share, idle_holder
-from services.api.problems import Affected, DataAge, Problem, problems_of
-from services.api.projection import ChangeKey, Projection
+from services.api.projection.lease_views import hidden_share, idle_holder
+from services.api.projection.problems import Affected, DataAge, Problem, problems_of
+from services.api.projection.projection import ChangeKey, Projection
 from shared.model.budgets.budget import IdleHolder, IdleView
 from shared.model.budgets.fair_share import FairShare, precedence_reason
 from shared.model.devices.device import Leftover, visible_fault

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from services.api.costs import (
+from services.api.reports.costs import (
     NOT_OF_GPUS,
     OTHERS,
     allocations,

@@ -10,7 +10,7 @@ from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from services.api.projection import Projection
+from services.api.projection.projection import Projection
 from shared.dialects.metrics import DeviceAllocation, PublishedMetric, ShareAllocation
 from shared.dialects.nvidia import metrics as hami
 from shared.dialects.volcano import metrics as volcano

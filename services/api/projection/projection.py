@@ -10,8 +10,8 @@ from itertools import chain
 
 from msgspec import structs
 
-from services.api.lease_views import device_view, held_share
-from services.api.recent_events import PodEvent, RecentEvents
+from services.api.projection.lease_views import device_view, held_share
+from services.api.projection.recent_events import PodEvent, RecentEvents
 from shared.model.budgets.budget import UNITS_PER_GPU_MINUTE, BudgetSummary, LeaseClass
 from shared.model.budgets.fair_share import Entitlement, FairShare, GpuAmount, fair_queue
 from shared.model.devices.device import Device, Hardware

@@ -8,7 +8,7 @@ from math import isnan, nan
 
 from msgspec import structs
 
-from services.api.history import (
+from services.api.reports.history import (
     ALL_CORES,
     AMOUNTS,
     CLUSTER,

@@ -1,0 +1,1 @@
+"""The HTTP interface: the page, `/api/v1`, and their server."""

@@ -1,0 +1,1 @@
+"""What is reported over time: histories, finished pods, costs and metrics."""
