@@ -83,7 +83,8 @@ def slices(form, node, uid, gpus):
     )
     [made] = build_slices(claimable, generation=1)
     made["metadata"]["labels"] = {LABEL: ""}
-    spec, found = made["spec"], [made]
+    spec = made["spec"]
+    found = [made]
     spec["driver"] = driver_of(form)
     if form == "shared":
         for device in spec["devices"]:
@@ -112,7 +113,8 @@ async def measure(api, form, options, turn):
             await api.kube.create(f"{API}/resourceslices", made)
 
     await each(nodes, create_slices)
-    kind, driver = "mig" if form == "counters" else "gpu", driver_of(form)
+    kind = "mig" if form == "counters" else "gpu"
+    driver = driver_of(form)
     text = f"device.driver == '{driver}' && device.attributes['{driver}'].type == '{kind}'"
     device_class = {
         "metadata": {"name": f"{CLASS}-{form}", "labels": {LABEL: ""}},
@@ -143,7 +145,8 @@ async def measure(api, form, options, turn):
         await api.kube.create(f"{NAMESPACES}/{api.namespace}/pods", pod)
 
     pids = dict(options.process)
-    before, began = cpu_ms(pids), time.perf_counter()
+    before = cpu_ms(pids)
+    began = time.perf_counter()
     await each(names, create_pod)
     bound = await api.wait_bound(names, options.limit)
     used = sum(cpu_ms(pids).values()) - sum(before.values())

@@ -35,8 +35,10 @@ SCRIPTS_AT_REST = 50
 
 async def at_rate(source, per_s, seconds):
     """Create pods at a steady rate; return latencies in ms, and how many were never bound."""
-    run, sent = uuid.uuid4().hex[:6], {}
-    total, began_at = max(1, int(per_s * seconds)), time.perf_counter()
+    run = uuid.uuid4().hex[:6]
+    sent = {}
+    total = max(1, int(per_s * seconds))
+    began_at = time.perf_counter()
     while len(sent) < total:
         due = min(total, int((time.perf_counter() - began_at) * per_s) + 1)
         if numbers := range(len(sent), due):
@@ -57,7 +59,9 @@ async def measure(source, options, read):
     rest = subtract(await read(), before)
     print(json.dumps({"at rest, per second": scaled(rest, 1 / options.rest)}, indent=1))
     for rate in options.rates:
-        before, began_at, calls = await read(), time.perf_counter(), source.calls()
+        before = await read()
+        began_at = time.perf_counter()
+        calls = source.calls()
         latencies, missing = await at_rate(source, rate, options.seconds)
         factor = (time.perf_counter() - began_at) / options.rest
         above = subtract(subtract(await read(), before), scaled(rest, factor))
@@ -76,12 +80,15 @@ async def measure(source, options, read):
 
 async def burst(source, count, read, directory):
     """Create `count` pods at once; print pods per second and microseconds of CPU per pod."""
-    run, before, began_at = uuid.uuid4().hex[:6], await read(), time.perf_counter()
+    run = uuid.uuid4().hex[:6]
+    before = await read()
+    began_at = time.perf_counter()
     await source.create_pods(run, range(count))
     names = {f"p-{run}-{n}" for n in range(count)}
     with contextlib.suppress(AssertionError):
         await until(lambda: names <= source.bound.keys(), limit_s=120)
-    used, bound = subtract(await read(), before), names & source.bound.keys()
+    used = subtract(await read(), before)
+    bound = names & source.bound.keys()
     lasted_s = max((source.bound[name] for name in bound), default=began_at) - began_at
     row = {
         "burst": count,

@@ -49,7 +49,8 @@ GPU_WATTS = {
     "A10": (30, 150), "G2": (30, 150), "G3": (50, 400),
 }  # fmt: skip
 """Idle and in use, by the paper; a model that it does not have counts nothing."""
-PACKAGE_CPU, PACKAGE_WATTS = 32_000, (15, 120)
+PACKAGE_CPU = 32_000
+PACKAGE_WATTS = (15, 120)
 PAPER = "the paper, on its default pods: Random 87.5, Best fit 93.1, its own policy FGD 95.4"
 
 
@@ -73,8 +74,11 @@ def allocated_percent(nodes, pods, seed, *, kube):
     mirror.reset(nodes)
     context = DecisionContext(NodeIndex(mirror), dice.random)
     capacity = PARTS * sum(len(node.devices) for node in nodes)
-    allocated = number = 0
-    spent, arrived, kilowatts = 0.0, 0, {}
+    allocated = 0
+    number = 0
+    spent = 0.0
+    arrived = 0
+    kilowatts = {}
     for number, request in enumerate(inflated(pods, ARRIVED * capacity, dice), 1):
         pod = PodUid(f"pod-{number}")
         arrived += parts_of(request)

@@ -122,7 +122,8 @@ async def _seconds(thread: CDPSession) -> dict[str, float]:
 
 
 def _print(name: str, times: list[float], tasks: list[float]) -> None:
-    middle, late = times[len(times) // 2], times[len(times) * 99 // 100]
+    middle = times[len(times) // 2]
+    late = times[len(times) * 99 // 100]
     stutters = sum(one > 50 for one in times)
     print(
         f"  scrolling, {name}: {len(times) / SECONDS:.0f} frames/s, median {middle:.1f} ms, "

@@ -131,7 +131,8 @@ class Load:
     def report(self):
         """Apply the totals with what was placed to the mirror, as from the ledger's feed."""
         for pod, placement, resources in self.untold:
-            shares, node = placement.shares, placement.node
+            shares = placement.shares
+            node = placement.node
             fences = {s.device: self.totals[s.device].fence + 1 for s in shares}
             fenced = tuple(structs.replace(s, fence=fences[s.device]) for s in shares)
             self.mirror.confirm(build.lease(pod, node, *fenced))
@@ -204,7 +205,8 @@ def refusal_us(nodes, kinds, seconds):
 
 def _refuse(load, wanted):
     """Return the seconds of refusing pods; before each of them, a device's use changes."""
-    devices, spent = list(load.totals), 0.0
+    devices = list(load.totals)
+    spent = 0.0
     for one in wanted:
         uuid = load.dice.choice(devices)
         fence = load.totals[uuid].fence + 1

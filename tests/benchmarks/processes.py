@@ -53,7 +53,9 @@ class Servers:
     """A nats-server and a valkey-server, their addresses, pids and counters."""
 
     def __init__(self, nats, valkey, monitor):
-        self.nats_url, self.valkey, self.monitor = nats.url, valkey, monitor
+        self.nats_url = nats.url
+        self.valkey = valkey
+        self.monitor = monitor
         self.client = redis.asyncio.Redis.from_url(valkey.url)
         self.pids = {"nats-server": nats.process.pid, "valkey-server": valkey.process.pid}
 

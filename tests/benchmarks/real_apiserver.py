@@ -17,7 +17,8 @@ from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
 from shared.kubernetes.kubeconfig import read_kubeconfig
 from tests.support.waiting import until
 
-NODES, NAMESPACES = "/api/v1/nodes", "/api/v1/namespaces"
+NODES = "/api/v1/nodes"
+NAMESPACES = "/api/v1/namespaces"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 PRIORITY = (
     "/apis/scheduling.k8s.io/v1/priorityclasses",
@@ -37,9 +38,13 @@ class RealApi:
     """Nodes and pods of one run. `bound`, `refused` and `gone` have the instant by pod."""
 
     def __init__(self, kube, system):
-        self.kube, self.system = kube, system
+        self.kube = kube
+        self.system = system
         self.namespace = f"scenarios-{uuid.uuid4().hex[:6]}"
-        self.pods, self.bound, self.refused, self.gone = {}, {}, {}, {}
+        self.pods = {}
+        self.bound = {}
+        self.refused = {}
+        self.gone = {}
         self.nodes = {}
         """Number of GPUs by name."""
         self.tasks = set()
@@ -206,9 +211,11 @@ class RealApi:
 
     async def watch(self, namespace, note):
         """Call `note` for each change of a pod, with its kind and the instant."""
-        path, version = f"{NAMESPACES}/{namespace}/pods", ""
+        path = f"{NAMESPACES}/{namespace}/pods"
+        version = ""
         while True:
-            rest, query = b"", {"resourceVersion": version} if version else {}
+            rest = b""
+            query = {"resourceVersion": version} if version else {}
             async with self.kube.watch(path, query=query, silence_s=3600) as chunks:
                 async for data in chunks:
                     *lines, rest = (rest + data).split(b"\n")
@@ -219,7 +226,8 @@ class RealApi:
 
     def _reserve(self, kind, pod, _now):
         """Do what a pod does that reserves a GPU for the system."""
-        about, (namespace, annotation) = pod["metadata"], self.system.reserving
+        about = pod["metadata"]
+        (namespace, annotation) = self.system.reserving
         path = f"{NAMESPACES}/{namespace}/pods/{about['name']}"
         if about.get("deletionTimestamp") and kind != "DELETED":
             self._soon(self.kube.delete(path, grace_s=0))

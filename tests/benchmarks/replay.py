@@ -129,7 +129,9 @@ class Replay:
 
     def means(self, begin_s: float, end_s: float) -> Means:
         """Return the means from one moment to a later one."""
-        idle = idle_while_waiting = waiting = 0.0
+        idle = 0.0
+        idle_while_waiting = 0.0
+        waiting = 0.0
         last = self.moments[-1]._replace(at_s=end_s)
         for moment, following in pairwise((*self.moments, last)):
             passed = min(following.at_s, end_s) - max(moment.at_s, begin_s)
@@ -181,7 +183,8 @@ class _Run:
         terms: Terms,
         planned_starts: int,
     ) -> None:
-        self.pods, self._most = pods, planned_starts
+        self.pods = pods
+        self._most = planned_starts
         self.moments = [Moment(pods[0].created_s, 0, 0, 0)]
         self.waits_s: list[float] = []
         self.gang_waits_s: list[float] = []
@@ -227,7 +230,8 @@ class _Run:
     def advance(self, until_s: float) -> None:
         """End the pods whose time has come, and start those that wait for their place."""
         while self._ends and self._ends[0][0] <= until_s:
-            now, has_ended = self._ends[0][0], False
+            now = self._ends[0][0]
+            has_ended = False
             while self._ends and self._ends[0][0] == now:
                 number = heappop(self._ends)[1]
                 if number >= 0:
@@ -240,7 +244,8 @@ class _Run:
                 self._start_waiting(now)
 
     def _end(self, number: int, now: float) -> None:
-        pod, leases = self.pods[number], self._running.pop(number)
+        pod = self.pods[number]
+        leases = self._running.pop(number)
         for lease in leases:
             self._cluster.remove(lease.pod)
             del self._leases[lease.node][lease.pod]
@@ -269,7 +274,8 @@ class _Run:
 
     def _start(self, number: int, now: float, plan: PlannedStart | None = None) -> bool:
         """Start a pod, or all pods of a gang, where there is room, or as planned; or none."""
-        pod, leases = self.pods[number], list[Lease]()
+        pod = self.pods[number]
+        leases = list[Lease]()
         end = self._end_of(number, now)
         for member in range(pod.members):
             uid = PodUid(f"{number}.{member}")
@@ -398,7 +404,8 @@ class _Run:
         return has_waited and bool(pod.request.containers)
 
     def _plan_one(self, number: int, now: float) -> bool:
-        pod, known = self.pods[number], self._starts.get(number)
+        pod = self.pods[number]
+        known = self._starts.get(number)
         before = known.at - EARLIER_S if known else inf
         if before < now:
             return False
@@ -446,7 +453,8 @@ class _Run:
         Without leases, less what those free that end first.
         """
         node = self._nodes[name]
-        claimed, ending = dict[DeviceUuid, float](), dict[PodUid, Lease]()
+        claimed = dict[DeviceUuid, float]()
+        ending = dict[PodUid, Lease]()
         held = Counter[str]()
         for number in self._starts_on.get(name, ()):
             start = self._starts[number]
@@ -469,7 +477,8 @@ class _Run:
         return replace(node, facts=facts, devices=devices, used=used.get(name, {}))
 
     def _note(self, now: float, pod: TracePod, *, running: int = 0, waiting: int = 0) -> None:
-        last, with_gpus = self.moments[-1], bool(pod.request.containers)
+        last = self.moments[-1]
+        with_gpus = bool(pod.request.containers)
         self.moments.append(
             Moment(
                 now,

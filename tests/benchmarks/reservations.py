@@ -80,10 +80,13 @@ async def call(leases, wanted, group):
 async def measure(pid, leases, nodes, *, group, callers, count):
     names = [f"{group}-{n}-{callers}" for n in range(callers)]
     parts = [reservations(nodes, count // callers, name) for name in names]
-    total, serving = sum(map(len, parts)), process_counters(pid)["cpu_ms"]
-    began, cpu = time.perf_counter(), time.process_time()
+    total = sum(map(len, parts))
+    serving = process_counters(pid)["cpu_ms"]
+    began = time.perf_counter()
+    cpu = time.process_time()
     granted = sum(await asyncio.gather(*(call(leases, part, group) for part in parts)))
-    took, busy = time.perf_counter() - began, time.process_time() - cpu
+    took = time.perf_counter() - began
+    busy = time.process_time() - cpu
     serving = process_counters(pid)["cpu_ms"] - serving
     print(
         f"{group:3d} at a time, {callers} caller(s): {total / took:9,.0f} reservations/s, "

@@ -83,11 +83,15 @@ class Cluster:
     """All processes, and what is read of them."""
 
     def __init__(self, api, ledger, up, pids):
-        self.api, self.ledger, self.up, self.pids = api, ledger, up, pids
+        self.api = api
+        self.ledger = ledger
+        self.up = up
+        self.pids = pids
 
     async def step(self, name, act):
         """Do something and print what it took."""
-        before, began = cpu_ms(self.pids), time.perf_counter()
+        before = cpu_ms(self.pids)
+        began = time.perf_counter()
         more = await act()
         row = {"step": name, "seconds": round(time.perf_counter() - began, 2)} | (more or {})
         row["MiB"] = {name: round(resident_mib(pid)) for name, pid in self.pids.items()}
@@ -98,9 +102,11 @@ class Cluster:
     async def rest(self, seconds):
         """Do nothing once the start is over."""
         await asyncio.sleep(15)
-        before, traffic = cpu_ms(self.pids), await self.up.traffic()
+        before = cpu_ms(self.pids)
+        traffic = await self.up.traffic()
         await asyncio.sleep(seconds)
-        after, later = cpu_ms(self.pids), await self.up.traffic()
+        after = cpu_ms(self.pids)
+        later = await self.up.traffic()
         return {
             "CPU ms per s": {n: round((after[n] - before[n]) / seconds, 1) for n in after},
             "NATS per s": {key: round((later[key] - traffic[key]) / seconds) for key in later},
@@ -108,9 +114,11 @@ class Cluster:
 
     async def change_nodes(self, times=20):
         """Change single nodes, and time each until the ledger has the change."""
-        took, ledger = [], self.up.client
+        took = []
+        ledger = self.up.client
         for number in range(times):
-            version, began = await ledger.hget("lh:ledger", "version"), time.perf_counter()
+            version = await ledger.hget("lh:ledger", "version")
+            began = time.perf_counter()
             self.api.change_node(number)
             async with asyncio.timeout(30):
                 while await ledger.hget("lh:ledger", "version") == version:
@@ -137,9 +145,12 @@ async def load(api, ledger):
     """Fill the ledger, and the API server with the leases' pods."""
     token = await ledger.begin_rebuild(now=time.time())
     for first in range(0, api.nodes, NODES_AT_ONCE):
-        names, reports, leases = [], [], []
+        names = []
+        reports = []
+        leases = []
         for number in range(first, min(first + NODES_AT_ONCE, api.nodes)):
-            name, devices = node_name(number), devices_of(number)
+            name = node_name(number)
+            devices = devices_of(number)
             names.append(NodeFacts(name=name, allocatable=ALLOCATABLE))
             reports.append(DeviceReported(node=name, devices=devices, served=(TRIGGER,)))
             leases += [lease_of(number, device) for device in devices]

@@ -78,7 +78,8 @@ async def publish(bus, event):
 
 async def repeat(nodes, interval_s, act):
     """Act for each node once per interval, evenly spread."""
-    began, done = time.monotonic(), 0
+    began = time.monotonic()
+    done = 0
     while True:
         await asyncio.sleep(TICK_S)
         due = int((time.monotonic() - began) / interval_s * nodes)

@@ -36,7 +36,8 @@ from tests.benchmarks.real_apiserver import RealApi
 from tests.benchmarks.systems import GPU_MIB, SYSTEMS
 from tests.support.waiting import until
 
-GPUS, SHARE = 8, 0.1
+GPUS = 8
+SHARE = 0.1
 FREED = "a pod ends, a waiting one is bound"
 LIMIT_S = 120
 STUCK_S = 30
@@ -48,7 +49,9 @@ class Run:
     """What the scenarios share."""
 
     def __init__(self, api, options):
-        self.api, self.options, self.pids = api, options, dict(options.process)
+        self.api = api
+        self.options = options
+        self.pids = dict(options.process)
         self.gpus = options.nodes * GPUS
         self.number = 0
         self.rows = {}
@@ -82,7 +85,8 @@ class Run:
 
         The time until the last is bound includes that for their creation, which is also shown.
         """
-        names, began = self.names(count), time.perf_counter()
+        names = self.names(count)
+        began = time.perf_counter()
         created_s = 0.0
 
         async def create():
@@ -104,7 +108,8 @@ async def rate(run):
         names = run.names(count)
 
         async def create(names=names, per_s=per_s):
-            began, sent = time.perf_counter(), {}
+            began = time.perf_counter()
+            sent = {}
             while len(sent) < len(names):
                 due = min(len(names), int((time.perf_counter() - began) * per_s) + 1)
                 sent |= await run.api.create_pods(names[len(sent) : due], SHARE)
@@ -113,7 +118,8 @@ async def rate(run):
 
         found, text = await run.measure(create(), count)
         ms = [1e3 * each for each in found.values()]
-        p50, p99 = quantile(ms, 0.5), quantile(ms, 0.99)
+        p50 = quantile(ms, 0.5)
+        p99 = quantile(ms, 0.99)
         run.row(f"{per_s:g} pods/s: p50 / p99", f"{p50:g} / {p99:g} ms{text}")
         await run.api.delete(names)
 
@@ -152,7 +158,8 @@ async def refused(run):
 
 
 async def freed(run):
-    ms, holders = [], await whole(run)
+    ms = []
+    holders = await whole(run)
     if len(holders) < run.gpus:
         run.row(FREED, f"not measured: {run.gpus - len(holders)} GPUs have no pod")
         return
@@ -179,7 +186,8 @@ async def reclaim(run):
 
 async def gang(run):
     await run.api.delete(run.api.live())
-    size, of_system = min(512, run.gpus), run.api.system.gang
+    size = min(512, run.gpus)
+    of_system = run.api.system.gang
     if of_system:
         objects, more = of_system(run.api.namespace, "gang", size)
         for path, made in objects:
@@ -205,7 +213,10 @@ async def returned(run):
 
 async def churn(run):
     kills = 0
-    began, wrong, bare, waiting = time.perf_counter(), set(), set(), {}
+    began = time.perf_counter()
+    wrong = set()
+    bare = set()
+    waiting = {}
     while (now := time.perf_counter() - began) < run.options.churn:
         if run.options.kill and 3 * now > (kills + 1) * run.options.churn:
             kills += 1
@@ -231,7 +242,9 @@ async def churn(run):
 
 def judge(api):
     """Return GPUs, or nodes, that hold more than they have, and bound pods without a GPU."""
-    used, bare, key = collections.Counter(), set(), api.system.allocated
+    used = collections.Counter()
+    bare = set()
+    key = api.system.allocated
     for name in api.live() & api.bound.keys():
         pod = api.pods[name]
         used[pod["spec"]["nodeName"], "GPUs"] += float(pod["metadata"]["labels"]["gpus"])

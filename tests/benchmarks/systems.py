@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-GPU_MIB, SHARE_MIB, SHARE_PERCENT = 81_920, 2_000, 10
+GPU_MIB = 81_920
+SHARE_MIB = 2_000
+SHARE_PERCENT = 10
 MODEL = "NVIDIA A100-SXM4-80GB"
 
 

@@ -17,7 +17,8 @@ from shared.credentials.tls import TlsFiles
 from shared.nats.connection import connected
 from tests.support.servers.nats import NatsServer
 
-ROUNDS, REQUESTS = 5, 1000
+ROUNDS = 5
+REQUESTS = 1000
 
 
 async def round_trip_us(client):

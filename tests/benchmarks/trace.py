@@ -93,7 +93,8 @@ def with_density(nodes: Iterable[LedgerNode], pods: Iterable[TracePod]) -> list[
 
 def with_gangs(pods: Sequence[TracePod]) -> list[TracePod]:
     """Make every fifth of the pods with several GPUs a gang of 2 to 16 such pods."""
-    found, several = list(pods), 0
+    found = list(pods)
+    several = 0
     for number, pod in enumerate(pods):
         if sum(each.gpus for each in pod.request.containers) > 1:
             several += 1
@@ -163,14 +164,17 @@ def _time_s(row: Row, column: str, default: float) -> float:
 
 def _pod(row: Row) -> TracePod:
     models = tuple(filter(None, (row.get(SPEC_COLUMN) or "").split("|")))
-    gpus, parts = _whole(row, "num_gpu"), _whole(row, "gpu_milli")
+    gpus = _whole(row, "num_gpu")
+    parts = _whole(row, "gpu_milli")
     return _trace_pod(row, _resources(row, pods=1), gpus, parts, models)
 
 
 def _instance(row: Row) -> TracePod:
-    cpu, memory_gib = _number(row, "cpu_request"), _number(row, "memory_request")
+    cpu = _number(row, "cpu_request")
+    memory_gib = _number(row, "memory_request")
     resources = {"cpu": round(cpu * 1000), "memory": round(memory_gib * 1024) * MIB, "pods": 1}
-    gpus, limit = _whole(row, "gpu_request"), _whole(row, "max_instance_per_node", -1)
+    gpus = _whole(row, "gpu_request")
+    limit = _whole(row, "max_instance_per_node", -1)
     if limit < 0:
         return _trace_pod(row, resources, gpus)
     # The limits of one app can differ; instances with the same one are counted together.

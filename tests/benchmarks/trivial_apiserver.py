@@ -29,7 +29,8 @@ FILLER = [
 
 
 def node_object(number):
-    name, zone = f"node-{number}", f"z{number % 3}"
+    name = f"node-{number}"
+    zone = f"z{number % 3}"
     register = "".join(
         f"GPU-{number:05d}-{d},10,81920,NVIDIA A100-SXM4-80GB,true,hami-core:"
         for d in range(DEVICES)
@@ -64,7 +65,8 @@ def pod_object(number, run):
 
 def pod_event(number, run, version):
     """Return one watch line of about 2 kB."""
-    name, line = b"p-%b-" % run.encode(), _sample_line(run)
+    name = b"p-%b-" % run.encode()
+    line = _sample_line(run)
     line = line.replace(name + b"%d" % SAMPLE, name + b"%d" % number, 1)
     line = line.replace(b"%012x" % SAMPLE, b"%012x" % number, 1)
     return line.replace(b"@VERSION@", b"%d" % version, 1)
@@ -82,8 +84,11 @@ class TrivialApi:
     """State shared by all connections; a source of pods for `pace`."""
 
     def __init__(self, nodes):
-        self.nodes, self.version, self.posts = nodes, 10, 0
-        self.watcher = self.node_watcher = None
+        self.nodes = nodes
+        self.version = 10
+        self.posts = 0
+        self.watcher = None
+        self.node_watcher = None
         self.bound = {}
         self.pods = {}
         """The latest watch line of every pod, in the order of creation. A pod that a list lacks
@@ -108,8 +113,10 @@ class TrivialApi:
         if name not in self.pods or name in self.bound:
             return
         self.bound[name] = time.perf_counter()
-        line, sent = self.pods[name], json.loads(binding)
-        node, annotations = sent["target"]["name"], sent["metadata"]["annotations"]
+        line = self.pods[name]
+        sent = json.loads(binding)
+        node = sent["target"]["name"]
+        annotations = sent["metadata"]["annotations"]
         self.version += 1
         old = b'"resourceVersion": "'
         at = line.index(old) + len(old)
@@ -153,7 +160,9 @@ class Connection(asyncio.Protocol):
     """One keep-alive connection."""
 
     def __init__(self, api):
-        self.api, self.buffer, self.transport = api, b"", None
+        self.api = api
+        self.buffer = b""
+        self.transport = None
 
     def connection_made(self, transport):
         self.transport = transport
@@ -171,7 +180,8 @@ class Connection(asyncio.Protocol):
             self.answer(method, urlsplit(target), body)
 
     def answer(self, method, url, body):
-        query, name = parse_qs(url.query), url.path.rpartition("/")[2]
+        query = parse_qs(url.query)
+        name = url.path.rpartition("/")[2]
         if method == "POST" and name == "binding":
             self.api.bind(url.path.split("/")[-2], body)
             self.respond(b'{"kind":"Status","status":"Success"}', status=b"201 Created")

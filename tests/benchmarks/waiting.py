@@ -45,7 +45,8 @@ async def free_one(api, line):
     event["object"]["metadata"]["resourceVersion"] = str(api.version)
     event["object"]["spec"]["nodeName"] = "node-0"
     event["object"]["status"] = {"phase": "Succeeded"}
-    known, began = len(api.bound), time.perf_counter()
+    known = len(api.bound)
+    began = time.perf_counter()
     api.watcher.feed(json.dumps(event).encode() + b"\n")
     async with asyncio.timeout(60):
         while len(api.bound) == known:
@@ -55,7 +56,8 @@ async def free_one(api, line):
 
 async def at_rest(up, pids, seconds):
     """Measure a time in which nothing happens."""
-    scripts, before = await up.scripts(), cpu_ms(pids)
+    scripts = await up.scripts()
+    before = cpu_ms(pids)
     await asyncio.sleep(seconds)
     used = {
         "scripts_per_s": difference(await up.scripts(), scripts),
@@ -97,7 +99,8 @@ async def measure(options, directory):
         report[f"{len(lines)} wait"] = await at_rest(up, pids, options.seconds)
 
         freed = [await free_one(api, line) for line in holding[: options.freed]]
-        median, most = statistics.median(freed), max(freed)
+        median = statistics.median(freed)
+        most = max(freed)
         report["freed"] = {"median_ms": round(median, 1), "max_ms": round(most, 1)}
         report["just after the last was freed"] = await at_rest(up, pids, 5)
         print(json.dumps(report, indent=1))

@@ -18,7 +18,8 @@ from services.webhook.registration import NAME
 from services.webhook.wiring import CONFIGURATIONS
 from tests.support.stack import stack
 
-AIM_MS, WARM_UP_S = 10.0, 1.0
+AIM_MS = 10.0
+WARM_UP_S = 1.0
 LIMITS = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "3000"}
 CONTAINERS = [
     {"name": "main", "image": "app", "resources": {"limits": LIMITS, "requests": LIMITS}},
@@ -43,7 +44,8 @@ def review(number):
 
 async def measured(up, *, rate, seconds):
     hook, *_ = json.loads(await up.kube.read(f"{CONFIGURATIONS}/{NAME}"))["webhooks"]
-    client, took = hook["clientConfig"], []
+    client = hook["clientConfig"]
+    took = []
     context = ssl.create_default_context(cadata=base64.b64decode(client["caBundle"]).decode())
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
 

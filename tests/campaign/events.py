@@ -24,7 +24,8 @@ class CampaignEvent:
 
 def changes(before: Sample | None, sample: Sample) -> Iterator[CampaignEvent]:
     """Return what changed in the pods, the containers and the ledger since the sample before."""
-    ledger, earlier = sample.ledger, before.ledger if before else None
+    ledger = sample.ledger
+    earlier = before.ledger if before else None
     if (
         ledger
         and earlier
@@ -33,7 +34,8 @@ def changes(before: Sample | None, sample: Sample) -> Iterator[CampaignEvent]:
         state = "ready" if ledger.ready else "not ready"
         text = f"ledger generation {ledger.generation[:8] or 'none'} is {state}"
         yield CampaignEvent(at=sample.at, text=text, fault=True)
-    known, now = dict(_seen(before)) if before else {}, dict(_seen(sample))
+    known = dict(_seen(before)) if before else {}
+    now = dict(_seen(sample))
     unread = {what for what, part in (("pod", sample.pods), ("lease", ledger)) if part is None}
     for key in known | now:
         state = now.get(key, "gone")

@@ -13,10 +13,12 @@ NAMESPACE = "kube-system"
 """Exempt from admission."""
 TOO_MUCH = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": str(9 * DEVICE_MIB)}
 VGPU = {"volcano.sh/vgpu-number": "1", "volcano.sh/vgpu-memory": "100"}
-GROUP, SPREAD = "scheduling.k8s.io/group-name", {"volcano.sh/group-policy": "spread"}
+GROUP = "scheduling.k8s.io/group-name"
+SPREAD = {"volcano.sh/group-policy": "spread"}
 GANG_NAME = "gang.scheduling.koordinator.sh/name"
 GANG_MIN = "gang.scheduling.koordinator.sh/min-available"
-LONG, MANY = 70_000, 1000
+LONG = 70_000
+MANY = 1000
 _LABELS = {f"tenant.example.com/{number}": "x" * 63 for number in range(MANY)}
 _NAMES = tuple(f"{number:063}" for number in range(MANY))
 

@@ -22,16 +22,20 @@ from tests.proof.ledger import copied
 from tests.proof.observations import Grant, HardwareInstance, RegionLimits, SeenNode, SeenPod, Want
 
 _MIB = 1 << 20
-REGION_BYTES, REGION_HEAD = 2_008_953, 1856
+REGION_BYTES = 2_008_953
+REGION_HEAD = 1856
 """Size of a region file of HAMi-core 1.2, and of its part before the processes."""
-_MAGIC, _VERSION = 19920718, (1, 2)
-_HEAD, _LIMITS = Struct("<iII"), Struct("<16Q16Q")
+_MAGIC = 19920718
+_VERSION = (1, 2)
+_HEAD = Struct("<iII")
+_LIMITS = Struct("<16Q16Q")
 _LIMITS_AT = 1600
 
 
 def seen_pod(pod: Mapping[str, Any]) -> SeenPod | None:
     """Return the pod, or None if no campaign created it."""
-    metadata, status = pod["metadata"], pod.get("status", {})
+    metadata = pod["metadata"]
+    status = pod.get("status", {})
     annotations = metadata.get("annotations") or {}
     if WANT_ANNOTATION not in annotations:
         return None
@@ -95,7 +99,8 @@ def grants_of(
     for container in state["containers"].values():
         if container["phase"] != "running" or container["started_at"] > at:
             continue
-        environment, pod = container["env"], state["uid"]
+        environment = container["env"]
+        pod = state["uid"]
         for position, device in enumerate(environment.get("NVIDIA_VISIBLE_DEVICES", "").split(",")):
             if device in {"", "none", "void"}:
                 continue
@@ -137,5 +142,6 @@ def region_limits(pod: str, head: bytes) -> RegionLimits | None:
     limited = [pair for pair in zip(numbers[:16], numbers[16:], strict=True) if pair[0]]
     if not limited:
         return None
-    mib, cores = tuple(-(-size // _MIB) for size, _ in limited), tuple(c for _, c in limited)
+    mib = tuple(-(-size // _MIB) for size, _ in limited)
+    cores = tuple(c for _, c in limited)
     return RegionLimits(pod=pod, mib=mib, cores=cores)

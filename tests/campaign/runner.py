@@ -143,7 +143,8 @@ class CampaignRunner:
                 await asyncio.sleep(RETRY_S)
 
     async def _acted(self, action: PodAction) -> bool:
-        kube, path = self.cluster.kube, f"{PODS}/{action.name}"
+        kube = self.cluster.kube
+        path = f"{PODS}/{action.name}"
         try:
             if action.verb == "resize":
                 await self._resize(action.pod)
@@ -202,14 +203,17 @@ class CampaignRunner:
         """Wait until nothing is outstanding; return how long that took. Judge what stays."""
         ended_at = time.time()
         self.judge.end_faults(ended_at)
-        in_a_row, quiet_at, self._awaited = 0, ended_at, ()
+        in_a_row = 0
+        quiet_at = ended_at
+        self._awaited = ()
         while in_a_row < SETTLED_SAMPLES:
             sample = await self._next_sample()
             if sample.at < ended_at:
                 continue
             self.judge.judge_liveness(sample.at)
             if not self.judge.is_settled():
-                in_a_row, self._awaited = 0, self.judge.outstanding
+                in_a_row = 0
+                self._awaited = self.judge.outstanding
             else:
                 in_a_row += 1
                 quiet_at = sample.at if in_a_row == 1 else quiet_at

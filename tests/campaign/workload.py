@@ -30,7 +30,8 @@ FORGED_ANNOTATION = "campaign.test/forged"
 ANNOUNCED_ANNOTATION = "leasehold.dev/preempt-at"
 RESIZED_ANNOTATION = "campaign.test/resized"
 """Its share was resized: what its container was given at its start counts no longer."""
-URGENT, URGENT_PRIORITY = "campaign-urgent", 1000
+URGENT = "campaign-urgent"
+URGENT_PRIORITY = 1000
 """A priority class for whose pods others are evicted."""
 PREEMPTIBLE = "leasehold.dev/preemptible"
 GUARDED = "campaign.test/guarded"
@@ -75,7 +76,9 @@ Choice = tuple[Want, Mapping[str, str]]
 
 
 def _volcano_vgpu(random: Random) -> Choice:
-    gpus, mib, cores = random.choice((1, 1, 1, 2)), random.choice(_SIZES_MIB), random.choice(_CORES)
+    gpus = random.choice((1, 1, 1, 2))
+    mib = random.choice(_SIZES_MIB)
+    cores = random.choice(_CORES)
     limits = {"vgpu-number": gpus, "vgpu-memory": mib, "vgpu-cores": cores}
     return Want(gpus, mib, cores), {f"volcano.sh/{name}": str(n) for name, n in limits.items()}
 
@@ -86,19 +89,23 @@ def _volcano_gpushare(random: Random) -> Choice:
 
 
 def _tencent(random: Random) -> Choice:
-    mib, cores = random.choice(_SIZES_MIB), random.choice(_CORES)
+    mib = random.choice(_SIZES_MIB)
+    cores = random.choice(_CORES)
     blocks = {"vcuda-core": cores, "vcuda-memory": mib // 256}
     return Want(1, mib, cores), {f"tencent.com/{name}": str(n) for name, n in blocks.items()}
 
 
 def _hami(random: Random) -> Choice:
-    gpus, mib, cores = random.choice((1, 1, 2)), random.choice(_SIZES_MIB), random.choice(_CORES)
+    gpus = random.choice((1, 1, 2))
+    mib = random.choice(_SIZES_MIB)
+    cores = random.choice(_CORES)
     limits = {"gpu": gpus, "gpumem": mib, "gpucores": cores}
     return Want(gpus, mib, cores), {f"nvidia.com/{name}": str(n) for name, n in limits.items()}
 
 
 def _koordinator(random: Random) -> Choice:
-    mib, cores = random.choice(_SIZES_MIB), random.choice(_CORES)
+    mib = random.choice(_SIZES_MIB)
+    cores = random.choice(_CORES)
     limits = {"gpu.shared": "1", "gpu-core": str(cores), "gpu-memory": f"{mib}Mi"}
     return Want(1, mib, cores), {f"koordinator.sh/{name}": text for name, text in limits.items()}
 

@@ -77,7 +77,8 @@ def test_other_images_are_pinned_and_their_registry_is_a_setting() -> None:
 
 
 def test_every_dependency_and_every_mounted_file_exists() -> None:
-    services, volumes = COMPOSE["services"], COMPOSE["volumes"]
+    services = COMPOSE["services"]
+    volumes = COMPOSE["volumes"]
     for service in services.values():
         assert set(service.get("depends_on", ())) <= services.keys()
         for mount in service.get("volumes", ()):

@@ -103,8 +103,10 @@ def resolved(use: Use, of_class: str, methods: Mapping[tuple[str, str], Method])
 
 def functions_of(uses: Iterable[tuple[str, Use]]) -> set[str]:
     """Return the functions that code calls, of which these are the uses, each with its class."""
-    methods, found = ledger_methods(), set[str]()
-    left, seen = list(uses), set[tuple[str, str]]()
+    methods = ledger_methods()
+    found = set[str]()
+    left = list(uses)
+    seen = set[tuple[str, str]]()
     while left:
         of_class, use = left.pop()
         for owner in resolved(use, of_class, methods):

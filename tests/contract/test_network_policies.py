@@ -61,7 +61,8 @@ def reached(found: list[Json], pod: Labels | None, namespace: Labels) -> set[tup
     policies = [it for it in found if it["kind"] == "NetworkPolicy"]
     opened = set()
     for name, template in workloads(found).items():
-        labels, home = template["metadata"]["labels"], home_of(name)
+        labels = template["metadata"]["labels"]
+        home = home_of(name)
         mine = [
             it["spec"]
             for it in policies
@@ -86,7 +87,8 @@ def reached(found: list[Json], pod: Labels | None, namespace: Labels) -> set[tup
 
 def test_a_tenants_pod_reaches_only_what_is_for_all_pods() -> None:
     found = built("overlays/ha")
-    tenants, claims = {"app": "train"}, {PART_OF: "leasehold", "app.kubernetes.io/name": "binder"}
+    tenants = {"app": "train"}
+    claims = {PART_OF: "leasehold", "app.kubernetes.io/name": "binder"}
 
     for pod, namespaces in ((tenants, (TENANT, SYSTEM, AGENTS)), (claims, (TENANT, AGENTS))):
         for namespace in namespaces:
@@ -112,7 +114,8 @@ def test_each_service_reaches_nats_and_only_those_with_a_user_reach_redis() -> N
 
 
 def test_prometheus_needs_a_label_and_keda_reaches_only_watchers() -> None:
-    found, with_keda = part("kube-scheduler"), part("keda")
+    found = part("kube-scheduler")
+    with_keda = part("keda")
 
     metrics = {(service.name, "http") for service in SERVICES}
     metrics |= {("api", "old-metrics"), ("node-agent", "usage")}

@@ -43,10 +43,8 @@ def environment() -> dict[str, str]:
 
 
 def test_the_daemon_set_skips_nodes_of_the_unit_after_which_the_kubelet_starts() -> None:
-    found, required = (
-        unit("leasehold-agent.service"),
-        "requiredDuringSchedulingIgnoredDuringExecution",
-    )
+    found = unit("leasehold-agent.service")
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
     terms = pod_spec()["affinity"]["nodeAffinity"][required]["nodeSelectorTerms"]
 
     skipped = {"key": "leasehold.dev/agent", "operator": "NotIn", "values": ["unit"]}

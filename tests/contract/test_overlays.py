@@ -59,7 +59,8 @@ def container(workload: Json) -> Json:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_an_overlay_builds_in_two_namespaces_with_every_object_of_the_base(name: str) -> None:
-    base, found = built("base"), overlay(name)
+    base = built("base")
+    found = overlay(name)
 
     known = {key(it) for it in found}
     assert {key(it) for it in base} <= known
@@ -121,7 +122,8 @@ def test_with_ha_no_preference_of_a_zone_undoes_that_of_a_node() -> None:
 
 def test_with_ha_every_nats_server_has_a_name_and_routes_to_the_others() -> None:
     found = overlay("ha")
-    nats, service = one(found, "StatefulSet", "nats"), one(found, "Service", "nats")
+    nats = one(found, "StatefulSet", "nats")
+    service = one(found, "Service", "nats")
     flags = dict(flag.partition("=")[::2] for flag in container(nats)["args"])
 
     count = nats["spec"]["replicas"]
@@ -264,7 +266,8 @@ def test_with_keda_nothing_else_sets_the_number_of_placers(over: str) -> None:
     assert not [each for each in found if each["kind"] == "HorizontalPodAutoscaler"]
     [trigger] = scaled["triggers"]
     url = urlsplit(trigger["metadata"]["url"])
-    service, watcher = one(found, "Service", "watcher-metrics"), one(found, "Deployment", "watcher")
+    service = one(found, "Service", "watcher-metrics")
+    watcher = one(found, "Deployment", "watcher")
     assert url.hostname == f"watcher-metrics.{service['metadata']['namespace']}"
     assert [each["port"] for each in service["spec"]["ports"]] == [url.port]
     labels = watcher["spec"]["template"]["metadata"]["labels"]
@@ -319,7 +322,8 @@ def test_every_awaited_key_is_created_by_the_auth_service() -> None:
                 continue
             sources = volume.get("projected", {}).get("sources", [volume])
             for source in sources:
-                secret, shown = source.get("secret"), source.get("configMap")
+                secret = source.get("secret")
+                shown = source.get("configMap")
                 if secret:
                     name = secret.get("secretName", secret.get("name"))
                     assert {item["key"] for item in secret["items"]} <= made["secrets", name]

@@ -214,7 +214,8 @@ def test_the_reference_does_not_depend_on_the_environment() -> None:
         "COLUMNS": "9",
     }
     code = "import json; from tools.generate.reference import pieces; print(json.dumps(pieces()))"
-    command, given = [sys.executable, "-c", code], {**os.environ, **variables}
+    command = [sys.executable, "-c", code]
+    given = {**os.environ, **variables}
 
     assert json.loads(subprocess.check_output(command, cwd=ROOT, env=given)) == pieces()
 

@@ -60,7 +60,8 @@ def refused(found: list[Json]) -> list[str]:
 @cache
 def fault_of(args: tuple[str, ...], given: tuple[tuple[str, str], ...] = ()) -> str:
     """Run a module with these words; `--help` comes last and ends it when the others are read."""
-    shown, errors = io.StringIO(), io.StringIO()
+    shown = io.StringIO()
+    errors = io.StringIO()
     outside = {name: text for name, text in os.environ.items() if not name.startswith("LEASEHOLD")}
     with (
         mock.patch.dict(os.environ, outside | dict(given), clear=True),

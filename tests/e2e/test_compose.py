@@ -64,11 +64,13 @@ async def test_a_pod_gets_its_share_and_no_service_lacks_a_right(composed: Compo
 async def test_no_service_is_an_administrator(composed: Compose, service: str) -> None:
     file = composed.kubeconfig(service)
     assert file is not None
-    namespace, account = SYSTEM_NAMESPACE, service
+    namespace = SYSTEM_NAMESPACE
+    account = service
     if service.startswith("agent-"):
         node = service.replace("agent", "node")
         assert file.name == agent_account(node)
-        namespace, account = AGENTS_NAMESPACE, "node-agent"
+        namespace = AGENTS_NAMESPACE
+        account = "node-agent"
     everything = {"resourceAttributes": {"verb": "*", "group": "*", "resource": "*"}}
     async with KubernetesClient(load_credentials(file)) as kube:
         known = json.loads(await kube.create(AUTHENTICATION, {"kind": "SelfSubjectReview"}))

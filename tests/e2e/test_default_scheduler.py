@@ -91,7 +91,8 @@ async def test_a_pod_waits_beside_one_that_repels_it_and_runs_once_that_has_gone
             return [await ledger.hget(key, "facts") for key in keys]
 
         await until(facts, lambda found: "noisy" in str(found))
-    noisy, other = gpu_pod("noisy", vgpu(memory=1000)), gpu_pod("other", vgpu(memory=1000))
+    noisy = gpu_pod("noisy", vgpu(memory=1000))
+    other = gpu_pod("other", vgpu(memory=1000))
     noisy["metadata"]["labels"] = {"app": "noisy"}
 
     await cluster.create(noisy)

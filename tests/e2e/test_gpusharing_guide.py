@@ -30,9 +30,11 @@ QUICKLY = {
 }
 RUNS = 3
 """How often a test may run: the first one has its budgets in a file."""
-FILED, NUMBERS = itertools.count(), itertools.count()
+FILED = itertools.count()
+NUMBERS = itertools.count()
 """Numbers of the namespaces with a budget in the file, and of the others."""
-CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
+CORE = "tencent.com/vcuda-core"
+MEMORY = "tencent.com/vcuda-memory"
 
 
 def budget(namespace: str, minutes: int, **spec: Any) -> dict[str, Any]:
@@ -131,7 +133,8 @@ async def test_gpusharing_the_guide_runs_from_malformed_requests_to_exhausted_bu
     up: Stack,
 ) -> None:
     number = next(FILED)
-    spent, rich = f"filed-spent-{number}", f"filed-rich-{number}"
+    spent = f"filed-spent-{number}"
+    rich = f"filed-rich-{number}"
     for name in (spent, rich):
         await up.kubectl_out("create", "namespace", name)
 

@@ -56,7 +56,8 @@ class Terminal:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def terminal() -> AsyncIterator[Terminal]:
     """One node with the guide's eight cards of 11178 MiB, and the ports of both sets of metrics."""
-    scheduler, usage = f"127.0.0.1:{free_port()}", free_port()
+    scheduler = f"127.0.0.1:{free_port()}"
+    usage = free_port()
     ports = ("--scheduler-metrics", scheduler, "--usage-port", str(usage))
     async with stack(
         *("--nodes", "1", "--gpus", "8xGTX1080Ti", *ports), webhook=True, env=LARGER
@@ -149,7 +150,8 @@ async def test_the_commands_of_the_vgpu_guides(terminal: Terminal, up: Stack) ->
         lambda: terminal.type("curl {volcano device plugin pod ip}:9394/metrics"), names_the_pod
     )
 
-    notes, card = pod["metadata"]["annotations"], r"(GPU-[^,]+),NVIDIA,3000,50:"
+    notes = pod["metadata"]["annotations"]
+    card = r"(GPU-[^,]+),NVIDIA,3000,50:"
     devices = re.fullmatch(card + card, notes["volcano.sh/vgpu-ids-new"])
     assert devices is not None
     assert notes["volcano.sh/vgpu-node"] == "node-0"

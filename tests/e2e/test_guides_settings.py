@@ -28,7 +28,8 @@ from tests.support.waiting import until
 pytestmark = NEEDS_KUBECTL
 
 CONF = "volcano-scheduler-configmap"
-CARDS, PARTITIONED = "node-0", "node-1"
+CARDS = "node-0"
+PARTITIONED = "node-1"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

@@ -40,7 +40,8 @@ async def test_item_40_restarts_of_agent_and_kubelet_stop_no_pod_and_pending_pod
     async with agent(up) as process:
         await node_allocatable(up, SPARE, {VGPU: 80})
         kept = await runs(up, asking("kept", vgpu(memory=1000), node=SPARE))
-        before, answer = state_of(up, kept), await allocated_setup(up, kept)
+        before = state_of(up, kept)
+        answer = await allocated_setup(up, kept)
         process.kill()
         await process.wait()
     await node_allocatable(up, SPARE, {VGPU: 0})

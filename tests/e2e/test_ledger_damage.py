@@ -21,7 +21,8 @@ from tests.support.dialects.checklist import condition_text, leases
 from tests.support.stack import PODS, Stack, gpu_pod, running, stack, succeeded, vgpu
 from tests.support.waiting import until
 
-HEALED_S, SLOWER = 25.0, 12
+HEALED_S = 25.0
+SLOWER = 12
 """A damaged ledger is healed within this time, or so many times that of a sound one, up to 60 s."""
 DEVICE_MIB = 40960
 LIMITS = """
@@ -162,7 +163,8 @@ async def test_pods_keep_what_they_have_whichever_key_is_deleted(damaged: Damage
 async def test_pods_keep_what_they_have_although_records_are_overwritten(
     damaged: Damaged,
 ) -> None:
-    client, took = damaged.redis, {}
+    client = damaged.redis
+    took = {}
     for kind in ("leases", "devices", "nodes", "waiting"):
         [name, *_] = sorted(await client.hkeys(f"lh:{kind}"))
         await client.hset(f"lh:{kind}", name, secrets.token_bytes(60))

@@ -17,7 +17,8 @@ from tests.hardware.results import Row
 from tests.support.gpu_driver import GpuDriver, gpu
 from tests.support.hami_core import LIBRARIES
 
-RESULTS, SIMULATED = "GPU_TESTS_RESULTS", "GPU_TESTS_SIMULATED"
+RESULTS = "GPU_TESTS_RESULTS"
+SIMULATED = "GPU_TESTS_SIMULATED"
 """Set by `python -m tests.hardware`: the folder of results, and whether the GPU is simulated."""
 Add = Callable[..., None]
 AddPod = Callable[..., Pod]

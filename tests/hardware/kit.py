@@ -113,7 +113,8 @@ def main() -> int:
     driver = build()
     shutil.copytree(driver, KIT / "cache" / "leasehold" / "gpu-driver" / driver.name)
     with tempfile.TemporaryDirectory() as folder:
-        library, commit = settings.library, ""
+        library = settings.library
+        commit = ""
         if settings.source:
             print("building the library...", flush=True)
             library, commit = build_library(settings.source, Path(folder))

@@ -33,7 +33,8 @@ from tests.support.hami_core import can_unshare
 
 PASSED_ON = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "TMPDIR")
 TORCH_PROGRAM = Path(__file__).with_name("torch_program.py")
-ANSWER_S, TORCH_ANSWER_S = 30.0, 100.0
+ANSWER_S = 30.0
+TORCH_ANSWER_S = 100.0
 """Importing PyTorch from a cold disk takes up to a minute."""
 PIDS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 """Starts a program with process IDs of its own, as a container runtime does."""
@@ -175,7 +176,8 @@ class Pod:
 
     def environment(self, *, own: bool = True) -> dict[str, str]:
         """Return its variables; `own`: with those that the device plugin gave."""
-        machine, given = self.machine, dict(self.setup.environment) if own else {}
+        machine = self.machine
+        given = dict(self.setup.environment) if own else {}
         region = region_path_of(self.setup)
         if not can_unshare():
             given["CUDA_DEVICE_MEMORY_SHARED_CACHE"] = str(region)

@@ -20,7 +20,8 @@ from tests.support.stack import Stack, gpu_pod, stack
 from tests.support.waiting import until
 
 LIMIT = 4000
-BUSY_S, TOGETHER_S = 100, 24
+BUSY_S = 100
+TOGETHER_S = 24
 WATCHED_S = 10.0
 
 
@@ -50,7 +51,8 @@ async def region_of(up: Stack, name: str) -> Path:
 
 async def try_two_at_once(up: Stack, machine: Machine, seen: Add) -> None:
     """Start two pods whose processes appear in the driver's list at the same moment."""
-    names, limit = ("one", "other"), 30
+    names = ("one", "other")
+    limit = 30
     burn = f"burn {TOGETHER_S}s 1000 640 {machine.loops}"
     for name in names:
         await up.create(pod(machine, name, "alloc 1g", burn, cores=limit))
@@ -76,7 +78,8 @@ async def try_two_at_once(up: Stack, machine: Machine, seen: Add) -> None:
     began = time.monotonic()
     with contextlib.suppress(AssertionError):
         await until(processes, complete, limit_s=12)
-    took, found = time.monotonic() - began, await processes()
+    took = time.monotonic() - began
+    found = await processes()
     figure = ", ".join(f"{mib} counted, {used} by NVML" for _, mib, used in found)
     shows = f"MiB of two pods that start at once, each by its own PID, after {took:.0f} s"
     seen(shows, figure, "equal", holds=complete(found))
@@ -94,12 +97,14 @@ async def try_pods(up: Stack, machine: Machine, seen: Add) -> None:
     await asyncio.sleep(6)  # the average of the agent's window
     shown = await measured(up, "busy")
     by_driver = [p for p in (await asyncio.to_thread(machine.sample)).processes if p.memory_bytes]
-    used, percent = (by_driver[0].memory_bytes or 0) // MIB, by_driver[0].busy_percent or 0
+    used = (by_driver[0].memory_bytes or 0) // MIB
+    percent = by_driver[0].busy_percent or 0
     figure = f"{shown['memory_mib']} MiB, {shown['cores_percent']} %"
     holds = abs(shown["memory_mib"] - used) <= 64 and abs(shown["cores_percent"] - percent) <= 25
     seen("a busy pod in `leasehold top`", figure, f"by NVML {used} MiB, {percent} %", holds=holds)
 
-    before, began = cpu_s(up.pid(agent)), time.monotonic()
+    before = cpu_s(up.pid(agent))
+    began = time.monotonic()
     await asyncio.sleep(WATCHED_S)
     cost = (cpu_s(up.pid(agent)) - before) / (time.monotonic() - began) * 1000
     seen("ms of CPU per second of the agent", f"{cost:.1f}", "at most 2", holds=cost <= 2)

@@ -6,12 +6,14 @@ from tests.hardware.conftest import Add, AddPod
 from tests.hardware.machine import Machine
 from tests.support.gpu_driver import GpuLoad
 
-MOST_PERCENT, ROUNDS = 2.0, 9
+MOST_PERCENT = 2.0
+ROUNDS = 9
 
 
 def test_launches_per_second(machine: Machine, pods: AddPod, seen: Add) -> None:
     seconds = 0.3 if machine.quick else 1
-    without, limited = machine.load(), pods("launch", mib=4096).load()
+    without = machine.load()
+    limited = pods("launch", mib=4096).load()
 
     rates = [
         [one.value(f"launches {seconds}s", "per_s") for one in (without, limited)] for _ in range(5)
@@ -38,7 +40,8 @@ def test_a_matrix_product_and_a_transformer(
     torch_machine: Machine, pods: AddPod, seen: Add
 ) -> None:
     half = torch_machine.gpu.usable_mib // 2
-    bare, limited = torch_machine.torch(), pods("whole", mib=half).torch()
+    bare = torch_machine.torch()
+    limited = pods("whole", mib=half).torch()
     for load in (bare, limited):
         measure(0.5, load)
     runs = [(measure(0.4, bare)[0], measure(0.4, limited)[0]) for _ in range(ROUNDS)]

@@ -26,7 +26,8 @@ def test_every_field_of_the_gpu(real: Machine, seen: Add) -> None:
         dict(zip(QUERY.split(","), row, strict=True))
         for row in csv.reader(text.splitlines(), skipinitialspace=True)
     ]
-    shown, gpu = next(row for row in rows if row["uuid"] == real.gpu.uuid), real.gpu
+    shown = next(row for row in rows if row["uuid"] == real.gpu.uuid)
+    gpu = real.gpu
 
     enabled = {True: "Enabled", False: "Disabled"}
     ours = {
@@ -56,7 +57,8 @@ def test_processes_and_their_memory(machine: Machine, pods: AddPod, seen: Add) -
     seen("processes of a pod that NVML lists", len(ours), 1)
     counted = pod.counted().total // MIB
     by_driver = sum(used[pid] or 0 for pid in ours) // MIB
-    figure, close = f"{counted}, {by_driver}", abs(counted - by_driver) <= 64
+    figure = f"{counted}, {by_driver}"
+    close = abs(counted - by_driver) <= 64
     seen("MiB of the pod: counted in it, by NVML", figure, "within 64", holds=close)
     seen("MiB that a context takes", pod.counted().context // MIB)
     if machine.real:

@@ -19,7 +19,8 @@ ONLY_REAL = ("pool", "graph")
 
 def results_of(start: Callable[[], GpuLoad], commands: Sequence[str]) -> list[str]:
     """Return `ok` for each command, or what went wrong; a program that fails is started again."""
-    found, load = [], None
+    found = []
+    load = None
     for command in commands:
         try:
             load = load or start()

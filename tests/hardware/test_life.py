@@ -53,7 +53,8 @@ def test_a_killed_pod_leaves_its_memory_to_the_next_at_once(
 
 def test_pods_in_a_row_on_one_share(machine: Machine, pods: AddPod, seen: Add) -> None:
     count = 5 if machine.quick else 20
-    given, spans = [], []
+    given = []
+    spans = []
     for _ in range(count):
         began = time.monotonic()
         pod = pods("row", mib=LIMIT)

@@ -82,7 +82,8 @@ def test_pytorch_stays_within_the_limit(torch_machine: Machine, pods: AddPod, se
     seen("MiB by torch.cuda.mem_get_info", total, LIMIT)
     given = torch.value(f"fill {MORE}", "mib")
     counted = pod.counted().total // MIB
-    figure, target = f"{given} in tensors, {counted} counted", f"{LIMIT - SLACK} to {LIMIT}"
+    figure = f"{given} in tensors, {counted} counted"
+    target = f"{LIMIT - SLACK} to {LIMIT}"
     holds = LIMIT - SLACK <= counted <= LIMIT
     seen("MiB of PyTorch until OutOfMemoryError", figure, target, holds=holds)
     by_driver = torch_machine.used_by(pod.pids) // MIB

@@ -67,7 +67,8 @@ def test_compute_with_mps(real: Machine, mps: dict[str, str], seen: Add, kind: s
 
 
 def test_launches_with_mps(real: Machine, mps: dict[str, str], seen: Add) -> None:
-    bare, load = real.load(), client(real, mps)
+    bare = real.load()
+    load = client(real, mps)
     rates = [[one.value("launches 1s", "per_s") for one in (bare, load)] for _ in range(3)]
     without, held = (median(rate) for rate in zip(*rates, strict=True))
     figure = f"{without:,.0f}, {held:,.0f}: {(held / without - 1) * 100:+.1f} %"

@@ -22,12 +22,14 @@ def test_utilization_and_memory_while_a_pod_computes(
     least = 80 if machine.real else 20  # the simulated driver depends on how busy this machine is
     load.send(f"burn {LIMIT_S + PERIOD_S:g}s 1000 640 {machine.loops}")
     began = time.monotonic()
-    percent = of_pod = 0
+    percent = 0
+    of_pod = 0
     while min(percent, of_pod) < least and time.monotonic() < began + LIMIT_S:
         time.sleep(PERIOD_S if machine.real else 1.0)
         sample = machine.sample()
         busy = [p.busy_percent or 0 for p in sample.processes if p.pid in pod.pids]
-        of_pod, percent = max(busy, default=0), sample.busy_percent or 0
+        of_pod = max(busy, default=0)
+        percent = sample.busy_percent or 0
 
     shows = "percent while one pod computes: of the GPU, of its process"
     holds = min(percent, of_pod) >= least
@@ -37,7 +39,8 @@ def test_utilization_and_memory_while_a_pod_computes(
         query = (f"--query-gpu={names}", "--format=csv,noheader,nounits")
         shown = machine.run("nvidia-smi", "-i", machine.gpu.uuid, *query).strip().split(", ")
         seen("percent, MiB, W and °C by nvidia-smi", ", ".join(shown))
-        used, theirs = sample.used_bytes // MIB, int(shown[1])
+        used = sample.used_bytes // MIB
+        theirs = int(shown[1])
         holds = abs(used - theirs) <= 64
         seen("MiB used: ours, nvidia-smi", f"{used}, {theirs}", "within 64", holds=holds)
 

@@ -16,7 +16,11 @@ import torch
 
 T = TypeVar("T")
 MIB = 1 << 20
-WIDTH, LAYERS, HEADS, PROMPT, TOKENS = 2048, 10, 16, 512, 64
+WIDTH = 2048
+LAYERS = 10
+HEADS = 16
+PROMPT = 512
+TOKENS = 64
 """A decoder with 500 million parameters: 1 GB in bf16."""
 
 
@@ -26,7 +30,9 @@ def info(_: list[str]) -> str:
 
 
 def fill(words: list[str]) -> str:
-    kept, given, piece = [], 0, 256
+    kept = []
+    given = 0
+    piece = 256
     while piece and given < int(words[0]):
         try:
             kept.append(torch.empty(piece * MIB, dtype=torch.uint8, device="cuda"))
@@ -58,8 +64,10 @@ class Block(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.before, self.after = torch.nn.LayerNorm(WIDTH), torch.nn.LayerNorm(WIDTH)
-        self.qkv, self.out = torch.nn.Linear(WIDTH, 3 * WIDTH), torch.nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.Linear(4 * WIDTH, WIDTH)
+        self.qkv = torch.nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = torch.nn.Linear(WIDTH, WIDTH)
+        self.up = torch.nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = torch.nn.Linear(4 * WIDTH, WIDTH)
         self.keys: torch.Tensor | None = None
         self.values: torch.Tensor | None = None
 
@@ -69,7 +77,8 @@ class Block(torch.nn.Module):
         query, keys, values = parts
         if self.keys is not None and self.values is not None:
             keys, values = torch.cat([self.keys, keys], 2), torch.cat([self.values, values], 2)
-        self.keys, self.values = keys, values
+        self.keys = keys
+        self.values = values
         mixed = torch.nn.functional.scaled_dot_product_attention(
             query, keys, values, is_causal=length > 1
         )
@@ -87,7 +96,8 @@ def _seconds(work: Callable[[], object], times: int) -> float:
 
 
 def _repeated(work: Callable[[], T], seconds: float) -> list[T]:
-    end, found = time.monotonic() + seconds, [work()]
+    end = time.monotonic() + seconds
+    found = [work()]
     while time.monotonic() < end:
         found.append(work())
     return found
@@ -100,7 +110,8 @@ _blocks: list[Block] = []
 def _generate() -> tuple[float, float]:
     """Return the seconds to the first token, and per further token."""
     for block in _blocks:
-        block.keys = block.values = None
+        block.keys = None
+        block.values = None
     x = torch.randn(1, PROMPT, WIDTH, device="cuda", dtype=torch.bfloat16)
 
     def step() -> None:

@@ -38,7 +38,9 @@ def main() -> None:
 
 def find_violations(options: argparse.Namespace) -> bool:
     """Run the model; print each violation with its story, and what happened in all runs."""
-    began, figures, violations = time.monotonic(), Counter[str](), 0
+    began = time.monotonic()
+    figures = Counter[str]()
+    violations = 0
     for chunk in _chunks(options):
         for seed, run in chunk:
             figures += run.figures
@@ -69,7 +71,9 @@ def _chunks(options: argparse.Namespace) -> Iterator[list[tuple[int, Run]]]:
 def find_mutations(names: Iterable[str], options: argparse.Namespace) -> None:
     """Print after how many runs each mutation was found, and by which invariant."""
     for name in names:
-        began, found, number = time.monotonic(), "NOT FOUND", 0
+        began = time.monotonic()
+        found = "NOT FOUND"
+        number = 0
         with mutated(name), model_on_server() as model:
             for seed in range(options.seed, options.seed + options.runs):
                 number += 1

@@ -263,7 +263,8 @@ class ApiServer:
             raise RequestError(f"pod {name} is not found")
         if pod.uid != uid or not pod.is_pending:
             raise ConflictError(f"pod {name} is bound, being deleted, or another one")
-        pod.node, pod.lease = NodeName(node), annotations[ANNOTATION]
+        pod.node = NodeName(node)
+        pod.lease = annotations[ANNOTATION]
 
     # Events
 

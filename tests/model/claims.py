@@ -133,12 +133,15 @@ class Claims:
         claim = self.stored.get(draft.name)
         if claim is None or (claim.uid, claim.version) != (draft.uid, draft.version):
             raise ConflictError(f"claim {draft.name} has changed")
-        claim.node, claim.device, claim.statuses = draft.node, draft.device, draft.statuses
+        claim.node = draft.node
+        claim.device = draft.device
+        claim.statuses = draft.statuses
         claim.allocated_by = draft.allocated_by
         self._changed(claim)
 
     def deallocate(self, claim: Claim) -> None:
-        claim.node, claim.statuses = None, []
+        claim.node = None
+        claim.statuses = []
         self._changed(claim)
 
     def add_consumer(self, claim: Claim) -> None:

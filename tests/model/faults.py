@@ -62,7 +62,8 @@ class LeaseProtocol(HostileAgent):
     )
     def deliver_half(self, position: int, replica: int, spared_calls: int) -> None:
         """Deliver a message to a binder or placer whose calls are delayed in the middle of it."""
-        world, message = self.world, chosen(self.for_services(), position)
+        world = self.world
+        message = chosen(self.for_services(), position)
         service = (world.binders if message.to == "binder" else world.placers)[replica]
         self.tell(f"delivers {message} to {service.name}, up to call {spared_calls}")
         service.link.spared_calls = spared_calls

@@ -50,7 +50,8 @@ class HostileAgent(Users):
 
     def _lies(self, what: str, leases: list[Lease]) -> Iterator[Event]:
         world = self.world
-        mine, others = world.nodes[STOLEN], world.nodes[OTHER]
+        mine = world.nodes[STOLEN]
+        others = world.nodes[OTHER]
         report = DeviceReported(
             node=STOLEN,
             devices=mine.reported_devices(),

@@ -161,7 +161,8 @@ class Judge(Watches):
 
     def check_given(self, node: NodeName, record: KubeletRecord) -> None:
         """Check a container that was just given devices, before it starts."""
-        world, grant = self.world, _grant(self.world.nodes[node], record)
+        world = self.world
+        grant = _grant(self.world.nodes[node], record)
         lease = self.read_ledger().leases.get(grant.pod)
         self._check_checkpoint(node, grant.pod)
         if world.lost_redis:
@@ -189,7 +190,8 @@ class Judge(Watches):
     def _check_position(self, node: Node, grant: Grant, share: RawShare) -> None:
         """S7: the instances of a size have positions by their starts."""
         sizes = LAYOUTS[share.layout]
-        size, number = sizes[share.slot], sizes[: share.slot].count(sizes[share.slot])
+        size = sizes[share.slot]
+        number = sizes[: share.slot].count(sizes[share.slot])
         there = node.driver.existing[DeviceUuid(grant.device)].values()
         starts = sorted(each.start for each in there if each.memory_slices == size)
         if starts[number : number + 1] != [grant.slices.start] or len(grant.slices) != size:
@@ -318,7 +320,8 @@ class Judge(Watches):
         found = self.absent & {*self.ledger.leases, *self.ledger.waiting}
         yield from (f"P2: {pod} is gone, and has come back into the ledger" for pod in found)
         for handled in self.node_states.values() if not self.world.lost_redis else ():
-            node, states = handled.node.name, self.world.api.node_states
+            node = handled.node.name
+            states = self.world.api.node_states
             newer = [each for each in states if each.revision >= handled.revision]
             if not any(self._is_stored(each) for each in newer if each.node.name == node):
                 yield f"P7: an older state of {node} has replaced that of {handled.revision}"
@@ -359,7 +362,8 @@ class Judge(Watches):
         """
         held = self._gang_leases()
         for gang, pods in held.items():
-            known, needed = self.gang_leases.get(gang, set()), int(gang.rpartition("-")[2])
+            known = self.gang_leases.get(gang, set())
+            needed = int(gang.rpartition("-")[2])
             if pods - known and max(len(pods), len(known)) < needed and not self.world.lost_redis:
                 self.world.fail(
                     f"P5: {sorted(pods - known)} of {gang} get leases, only {sorted(pods)} exist"
@@ -377,7 +381,8 @@ class Judge(Watches):
 
     def open_ends(self) -> list[str]:
         """Return what is not as Kubernetes and the agents imply, though nothing is on its way."""
-        sample, ledger = self._whole_sample(), self.ledger
+        sample = self._whole_sample()
+        ledger = self.ledger
         history = History(pods=dict(sample.pods or {}))
         found = [each for check in checks_in(liveness, safety) for each in check(sample, history)]
         unrecorded = self._unrecorded(ledger)
@@ -396,7 +401,9 @@ class Judge(Watches):
 
     def _whole_sample(self) -> Sample:
         """Return all pods, claims and nodes as a cluster's users see them."""
-        world, ledger, running = self.world, self.read_ledger(), list(_running(self.world))
+        world = self.world
+        ledger = self.read_ledger()
+        running = list(_running(self.world))
         pods = [self._seen(pod) for pod in world.api.pods.values()]
         pods += [
             _seen_claim(claim, running)
@@ -438,7 +445,8 @@ class Judge(Watches):
             for uid, record in node.kubelet.records.items()
             if record.given is not None or (record.stopped and node.lost_records)
         }
-        lease, copy = self.ledger.leases.get(pod.uid), copied(pod.lease)
+        lease = self.ledger.leases.get(pod.uid)
+        copy = copied(pod.lease)
         if lease and self.world.lost_redis:
             copy["devices"] = tuple(share.device for share in lease.shares)
             copy["copied_mib"] = tuple(share.mib for share in lease.shares)
@@ -518,7 +526,8 @@ def _grant(node: Node, record: KubeletRecord) -> Grant:
 
 
 def _want(request: PodRequest) -> Want:
-    needed, only_mig = request.containers[0], request.selection.mode == DeviceMode.MIG
+    needed = request.containers[0]
+    only_mig = request.selection.mode == DeviceMode.MIG
     return Want(
         mib=needed.memory_units or 0,
         cores=needed.cores_percent,

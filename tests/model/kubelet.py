@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 CONTAINER = "main"
 TURN_S = 2.0
 """After a pause of this length, calls of the agent belong to another turn of the main loop."""
-DENIED_S, RELISTED_S = 30.0, 45.0
+DENIED_S = 30.0
+RELISTED_S = 45.0
 ANSWERS_S = {"": 0.0, "403": DENIED_S, "500": DENIED_S, "old": RELISTED_S, "late": RELISTED_S}
 """How long the kubelet answers like this once it has found the API server again.
 
@@ -105,18 +106,22 @@ class Kubelet:
         self.answers_until = 0.0
         self.listed_before: dict[PodUid, KubeletPod] = {}
         """Its list of pods when it lost the API server."""
-        self.turn_began_s = self.called_s = -math.inf
+        self.called_s = -math.inf
+        self.turn_began_s = self.called_s
         """When it began to call the agent in this turn of its main loop, and when it last did."""
 
     def lose_api(self, answer: str) -> None:
         """Let it see nothing of the API server, and answer the agent like this meanwhile."""
         if not self.is_cut_off:
             self.listed_before = self._listed()
-        self.is_cut_off, self.answer, self.answers_until = True, answer, math.inf
+        self.is_cut_off = True
+        self.answer = answer
+        self.answers_until = math.inf
 
     def find_api(self, answer: str) -> None:
         """End that; it answers like this for a while longer."""
-        self.is_cut_off, self.answer = False, answer
+        self.is_cut_off = False
+        self.answer = answer
         self.answers_until = self.node.clock.ticks() + ANSWERS_S[answer]
         for pod, phase in self.unreported:
             self.node.api.finish(pod, phase)
@@ -192,7 +197,9 @@ class Kubelet:
         record = self.records[uid]
         if DeviceUuid(record.device) in self.node.driver.hanging:
             return  # its process cannot be killed
-        record.stopped, record.given, record.used_mib = True, None, 0
+        record.stopped = True
+        record.given = None
+        record.used_mib = 0
 
     def stop_users(self, device: DeviceUuid) -> None:
         """Stop the containers of a device that is reset."""
@@ -336,7 +343,8 @@ class Kubelet:
             entry = self.node.agent.checkpoint.find(uid, CONTAINER, TRIGGER)
             if self.records.get(uid) is record and entry is not None:
                 record.given = dict(entry.limits.environment)
-                record.stopped, record.has_restarted = False, True
+                record.stopped = False
+                record.has_restarted = True
                 self.node.on_given(self.node.name, record)
 
     async def _allocate(self, record: KubeletRecord) -> None:
@@ -354,7 +362,8 @@ class Kubelet:
             setup = await handler.allocate(TRIGGER, ids)
         finally:
             self.called_s = self.node.clock.ticks()
-        record.device_ids, record.started_s = ids, self.node.clock.ticks()
+        record.device_ids = ids
+        record.started_s = self.node.clock.ticks()
         if record.pod.uid in self.records:
             record.given = dict(setup.environment)
             instance = parse_instance(record.visible)

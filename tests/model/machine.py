@@ -45,7 +45,8 @@ class Machine:
         """Adds a line to the story of the run."""
         self.figures: Counter[str] = Counter()
         self.world = World(server, folder, tell)
-        self.judge = self.world.watches = Judge(self.world, self.figures)
+        self.world.watches = Judge(self.world, self.figures)
+        self.judge = self.world.watches
 
     def make(self, step: Step) -> None:
         """Make a step, and judge the state after it."""
@@ -68,7 +69,8 @@ class Machine:
         for service in world.services:
             service.link.restore()
         for node in world.nodes.values():
-            node.silent = node.loses_reply = False
+            node.silent = False
+            node.loses_reply = False
             node.driver.fault = ""
             node.kubelet.end_processes()
             for device in list(node.driver.hanging):

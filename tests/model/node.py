@@ -64,9 +64,14 @@ class _Host:
 
     unwritable_reason = ""
 
-    prepare = ensure_named = remove_unused = _do_nothing
-    show_allocated = show_failed = _ignore
-    count_allocation = count_overcommit = partitioned = _ignore
+    prepare = _do_nothing
+    ensure_named = _do_nothing
+    remove_unused = _do_nothing
+    show_allocated = _ignore
+    show_failed = _ignore
+    count_allocation = _ignore
+    count_overcommit = _ignore
+    partitioned = _ignore
 
 
 class ModelPods(NodePods):

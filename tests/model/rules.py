@@ -66,7 +66,8 @@ def rules_of(machine: type) -> dict[str, Rule]:
 
 def random_steps(machine: object, seed: int, count: int) -> Iterator[Step]:
     """Yield steps that the machine can make; each is made before the next one is chosen."""
-    random, rules = Random(seed), rules_of(type(machine))  # noqa: S311 - no secret
+    random = Random(seed)  # noqa: S311 - no secret
+    rules = rules_of(type(machine))
     weights = {
         each.name: each.weight * (random.choice(FACTORS) or (0.3 if each.always else 0.0))
         for each in rules.values()

@@ -58,9 +58,11 @@ class Model:
 
     def shorten(self, run: Run, *, limit_s: float) -> Run:
         """Leave out steps of a failed run for as long as it breaks the same invariant."""
-        until, length = time.monotonic() + limit_s, len(run.steps) // 2
+        until = time.monotonic() + limit_s
+        length = len(run.steps) // 2
         while length and time.monotonic() < until:
-            position, before = 0, len(run.steps)
+            position = 0
+            before = len(run.steps)
             while position < len(run.steps) and time.monotonic() < until:
                 shorter = self.repeat(run.steps[:position] + run.steps[position + length :])
                 if shorter.invariant == run.invariant:

@@ -175,7 +175,8 @@ class Users(Machine):
     @rule(lambda self: self.allocatable(), weight=2.0, position=positions, device=positions)
     def allocate_claim(self, position: int, device: int) -> None:
         """Allocate a claim to a device of which the scheduler knows only other claims."""
-        claims, claim = self.world.claims, chosen(self.allocatable(), position)
+        claims = self.world.claims
+        claim = chosen(self.allocatable(), position)
         node, shared = chosen(self.world.scheduler.devices(), device)
         if sum(each.mib for each in claims.on(shared.uuid)) + claim.mib <= DEVICE_MIB:
             self.world.scheduler.allocate(claim, node, shared.uuid)
@@ -297,7 +298,8 @@ class Users(Machine):
     @rule(node=nodes, what=any_of("kubelet", "report", "sync", "clean up", *WATCHER))
     def part_works(self, node: NodeName, what: str) -> None:
         """The kubelet reads the API server, or a loop of the agent or the watcher runs once."""
-        machine, api = self.world.nodes[node], self.world.api
+        machine = self.world.nodes[node]
+        api = self.world.api
         works: dict[str, Callable[[], None]] = {
             "kubelet": machine.kubelet.sync,
             "report": machine.report,

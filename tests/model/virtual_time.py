@@ -95,5 +95,6 @@ class LedgerTime(ActorClock):
 
     def now(self) -> float:
         if self.loop.now_s >= self._read_at + READ_EVERY_S:
-            self._read_at, self.ahead_s = self.loop.now_s, self.server.ahead_s
+            self._read_at = self.loop.now_s
+            self.ahead_s = self.server.ahead_s
         return super().now()

@@ -264,7 +264,8 @@ class World:
     async def _resize(self, request: ResizeRequest, binder: BinderReplica) -> None:
         reply = await binder.attempt(binder.binder.resizer.resize(request))
         if reply is not None:
-            pod, mib = request.pod, request.memory_mib
+            pod = request.pod
+            mib = request.memory_mib
             self.note(f"{binder.name} on {pod} with {mib} MiB: {reply.outcome} {reply.reason}")
 
     # Actors

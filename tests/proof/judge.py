@@ -145,7 +145,8 @@ class Judge:
 
     def begin_round(self, *, redis_lost: bool, hostile: frozenset[str] = frozenset()) -> None:
         """Say whether Redis loses contents in this round, and which nodes' agents are hostile."""
-        self.history.redis_lost, self.history.hostile = redis_lost, hostile
+        self.history.redis_lost = redis_lost
+        self.history.hostile = hostile
         self.history.without_lease.clear()
         self.history.owed.clear()
         if redis_lost:

@@ -24,17 +24,21 @@ INIT = "first"
 """The name of init containers in campaigns. They share what `main` has, so they do not count."""
 EXCLUSIVE = 1
 """The number of the sharing policy of a share that has its device to itself."""
-_LEASE, _GRANT = Struct("<BddddII"), Struct("<id")
-_DEVICE, _LENGTH = Struct("<IIBIIIIdBBI"), Struct("<I")
+_LEASE = Struct("<BddddII")
+_GRANT = Struct("<id")
+_DEVICE = Struct("<IIBIIIIdBBI")
+_LENGTH = Struct("<I")
 _STATES = ("", "reserved", "bound", "active", "released", "expired")
 _CLAIMED = 2
 """Added to the mark of exclusive use while a device is claimed."""
 _REFUSED = b"its agent's messages are refused"
 _TERM = 6
 """Position in a lease's description of how long its pod may run, after its gang."""
-_CONTAINER, _MIG = 6, 11
+_CONTAINER = 6
+_MIG = 11
 """Positions in a share's values, after the node's name is taken off."""
-_COPY_DEVICE, _COPY_MIB = 1, 5
+_COPY_DEVICE = 1
+_COPY_MIB = 5
 """Positions in a share of a lease's copy."""
 
 Hash = Mapping[bytes, bytes]
@@ -124,7 +128,8 @@ def _device(value: bytes) -> RawDevice:
     mib, slots, status, _, used, cores, shares, fence, exclusive, mode, _ = _DEVICE.unpack_from(
         value
     )
-    at, texts = _DEVICE.size, []
+    at = _DEVICE.size
+    texts = []
     for _ in range(5):
         (length,) = _LENGTH.unpack_from(value, at)
         at += _LENGTH.size
@@ -182,7 +187,8 @@ def checkpoint_grants(checkpoint: Mapping[str, Any]) -> Iterator[AgentGrant]:
     """Return what an agent's checkpoint records; a container with two resources counts once."""
     seen: set[tuple[str, str]] = set()
     for entry in checkpoint["entries"]:
-        allocation, lowered = entry["allocation"], entry.get("lowered")
+        allocation = entry["allocation"]
+        lowered = entry.get("lowered")
         key = (allocation["pod"], allocation["container"])
         lease = lowered["lease"] if lowered else allocation["lease"]
         for share in () if key in seen else lease["shares"]:

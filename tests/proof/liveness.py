@@ -32,9 +32,11 @@ def p1_a_pod_is_bound_or_explained(sample: Sample, history: History) -> Iterator
     for pod in (sample.pods or {}).values():
         if pod.deleted or pod.ended or pod.forged or pod.runs:
             continue
-        text, bound_s = f"it is bound to {pod.node} and not started", STARTED_S
+        text = f"it is bound to {pod.node} and not started"
+        bound_s = STARTED_S
         if not pod.node:
-            text, bound_s = "it has neither a node nor a reason", EXPLAINED_S
+            text = "it has neither a node nor a reason"
+            bound_s = EXPLAINED_S
         if pod.node or not pod.message:
             since = history.first_seen.get(pod.uid, 0.0)
             yield history.about("P1", pod.uid, text, bound_s, counts_from=since)
@@ -165,7 +167,8 @@ def _fits_mig(want: Want, sample: Sample) -> str:
 
     An idle device can get any layout, another one keeps that of its leases.
     """
-    ledger, nodes = sample.ledger, sample.nodes or {}
+    ledger = sample.ledger
+    nodes = sample.nodes or {}
     for uuid in sorted(sample.mig_devices):
         raw = ledger.devices.get(uuid) if ledger else None
         node = nodes.get(raw.node) if raw else None
@@ -257,7 +260,8 @@ def _left_while_binding(pod: SeenPod, began_at: float, sample: Sample, history: 
 
 def p6_the_ledger_agrees(sample: Sample, history: History) -> Iterator[Finding]:
     """The ledger holds the state that Kubernetes and the agents imply."""
-    ledger, pods = sample.ledger, sample.pods
+    ledger = sample.ledger
+    pods = sample.pods
     if ledger is None or pods is None or sample.nodes is None:
         return
     limit_s = resumed_s(history)
@@ -272,7 +276,8 @@ def p6_the_ledger_agrees(sample: Sample, history: History) -> Iterator[Finding]:
             text = f"{sorted(there)} in Kubernetes, {sorted(stored)} in Redis"
             yield Finding(check="P6", subject=what, text=text, bound_s=limit_s)
     for uuid, home in sample.homes.items():
-        device, is_mig = ledger.devices.get(uuid), uuid in sample.mig_devices
+        device = ledger.devices.get(uuid)
+        is_mig = uuid in sample.mig_devices
         found = (device.node, device.in_mig_mode) if device else None
         if home in sample.nodes and found != (home, is_mig):
             text = f"Redis has {found}, and it is on {home}, in MIG mode: {is_mig}"

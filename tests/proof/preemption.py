@@ -58,7 +58,8 @@ def m3_a_pod_of_higher_priority_is_served_by_evictions(
 
     A pod that was evicted before may be spared for long under the same name.
     """
-    ledger, pods = sample.ledger, sample.pods or {}
+    ledger = sample.ledger
+    pods = sample.pods or {}
     urgent = [pod for pod in pods.values() if waits(pod) and pod.priority]
     if ledger is None or len(urgent) != 1 or urgent[0].gang or urgent[0].want.mig:
         return

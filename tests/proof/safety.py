@@ -33,7 +33,8 @@ def _over(
         by_device[piece.device].append(piece)
     most = sample.hardware
     for device, taken in sorted(by_device.items()):
-        mib, cores = sum(piece.mib for piece in taken), sum(piece.cores for piece in taken)
+        mib = sum(piece.mib for piece in taken)
+        cores = sum(piece.cores for piece in taken)
         pods = frozenset(piece.pod for piece in taken)
         exclusive = any(piece.exclusive for piece in taken) and len(pods) > 1
         slices = Counter(number for piece in taken for number in piece.slices)
@@ -126,7 +127,8 @@ def s2_a_container_has_one_lease(sample: Sample, history: History) -> Iterator[F
             other = slots.setdefault((share.device, share.slot), lease.pod)
             if share.slot >= 0 and other != lease.pod:
                 names = f"{history.name(other)} and {history.name(lease.pod)}"
-                text, pods = f"slot {share.slot} is of {names}", frozenset({other, lease.pod})
+                text = f"slot {share.slot} is of {names}"
+                pods = frozenset({other, lease.pod})
                 yield of_device("S2", share.device, text, pods=pods)
         pod = (sample.pods or {}).get(lease.pod)
         if pod and pod.node and pod.node != lease.node and lease.state in HELD:
@@ -168,7 +170,8 @@ def s4_fences_only_rise(sample: Sample, history: History) -> Iterator[Finding]:
                 f"{grant.node} gave slot {grant.slot} to {history.name(grant.pod)} with fence "
                 f"{grant.fence} after {history.name(highest.pod)} with fence {highest.fence}"
             )
-            pods, slot = frozenset({grant.pod, highest.pod}), f"{grant.device} slot {grant.slot}"
+            pods = frozenset({grant.pod, highest.pod})
+            slot = f"{grant.device} slot {grant.slot}"
             yield of_device("S4", slot, text, pods=pods)
 
 
@@ -243,7 +246,8 @@ def s8_a_lease_lasts_while_its_pod_may_run(sample: Sample, history: History) -> 
         if uid not in running:
             del history.without_lease[uid]
     for uid in sorted(running):
-        pod, lease = sample.pods.get(uid), ledger.leases.get(uid)
+        pod = sample.pods.get(uid)
+        lease = ledger.leases.get(uid)
         if pod is None or pod.deleted or pod.ended or (lease and lease.state in HELD):
             history.without_lease.pop(uid, None)
             continue
@@ -298,7 +302,8 @@ def s9_an_agent_gives_out_no_more_than_there_is(
         other = slots.setdefault((grant.node, grant.device, grant.slot), grant.pod)
         if other != grant.pod:
             names = f"{history.name(other)} and {history.name(grant.pod)}"
-            text, pods = f"slot {grant.slot} was given to {names}", frozenset({other, grant.pod})
+            text = f"slot {grant.slot} was given to {names}"
+            pods = frozenset({other, grant.pod})
             yield of_device("S9", grant.device, f"checkpoint: {text}", pods=pods)
     for pieces in by_node.values():
         yield from _over("S9", "checkpoint", pieces, sample, history)

@@ -60,7 +60,8 @@ def _weight(lease: str, sample: Sample, history: History) -> int:
     instance, which may be larger than the request, and which only a lease that was seen shows.
     """
     pod, created_ms, *_ = lease.split("/")
-    seen, instances = history.pods.get(pod), history.instance_mib.get(f"{pod}/{created_ms}")
+    seen = history.pods.get(pod)
+    instances = history.instance_mib.get(f"{pod}/{created_ms}")
     if seen is None or seen.resized or instances is None:
         return 0
     want = seen.want

@@ -13,7 +13,8 @@ LATE_S = 30.0
 """After the promised time, a start that is late is withdrawn."""
 TOLD_S = 5.0
 """The condition of a pod changes at most this often, so that it may lag behind an Event."""
-GRACE_S, MARGINS_S = 30, 75
+GRACE_S = 30
+MARGINS_S = 75
 """Between a lease's beginning and its end, beside its maximum run time."""
 _PROMISE = re.compile(r"starts by (\S+) at the latest")
 
@@ -96,7 +97,8 @@ def p9_what_fits_starts_if_all_before_it_end(sample: Sample, history: History) -
 
 def _owed(sample: Sample) -> Iterator[tuple[str, float]]:
     """Yield pods that wait, and when all others must have ended, if all must end."""
-    ledger, pods = sample.ledger, [pod for pod in (sample.pods or {}).values() if not pod.ended]
+    ledger = sample.ledger
+    pods = [pod for pod in (sample.pods or {}).values() if not pod.ended]
     if ledger is None or not ledger.ready or sum(pod.max_run_s is None for pod in pods) > 1:
         return
     for pod in pods:
@@ -110,7 +112,8 @@ def _owed(sample: Sample) -> Iterator[tuple[str, float]]:
 
 def _is_taken_by_claims(pod: SeenPod, sample: Sample) -> bool:
     """Whether a pod fits if no other runs, and does not beside the leases of ResourceClaims."""
-    ledger, pods = sample.ledger, sample.pods or {}
+    ledger = sample.ledger
+    pods = sample.pods or {}
     if ledger is None or not ledger.ready:
         return False
     of_claims = [uid for uid in ledger.leases if uid in pods and pods[uid].of_claim]

@@ -49,7 +49,9 @@ class ExtenderWorld:
     """Nodes n0, n1 and n2, each with one GPU of 32,768 MiB, and what is behind the extender."""
 
     def __init__(self, capacity: int = 1) -> None:
-        self.binders, self.pods, self.clock = ScriptedBinders(), PodsByName(), FakeClock()
+        self.binders = ScriptedBinders()
+        self.pods = PodsByName()
+        self.clock = FakeClock()
         self.extender = Extender(
             ledger=None,  # type: ignore[arg-type]  # the mirror is filled here
             pods=PodRequests(RequestSettings().pod_parser(), self.pods.get),

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from services.node_agent.mig.instances import InstanceProfile
 
-MIB, GIB = 1 << 20, 1 << 30
+MIB = 1 << 20
+GIB = 1 << 30
 CONTEXT = 256 * MIB
 """What a process takes of a GPU beside its allocations."""
 ANSWER_S = 30.0
@@ -50,7 +51,8 @@ class GpuLoad:
     """A program that uses a GPU as its commands say."""
 
     def __init__(self, process: subprocess.Popen[bytes], *, answer_s: float = ANSWER_S) -> None:
-        self.process, self.answer_s = process, answer_s
+        self.process = process
+        self.answer_s = answer_s
         assert process.stderr is not None
         fcntl.fcntl(process.stderr, fcntl.F_SETPIPE_SZ, 1 << 20)  # it is read at the end only
         self._read = b""

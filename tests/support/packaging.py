@@ -26,7 +26,8 @@ needs_kubectl = [
     pytest.mark.kubectl,
     pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed"),
 ]
-HIGHLY_AVAILABLE, KOORDINATOR = "highAvailability", "koordinatorDevice"
+HIGHLY_AVAILABLE = "highAvailability"
+KOORDINATOR = "koordinatorDevice"
 EXCLUSIVE = frozenset({"combinedScheduler", "keda"})
 """Components of which at most one may be chosen: kustomize fails with both, and so does Helm."""
 _HASHED = re.compile(r"(leasehold-settings|node-agent-settings|kube-scheduler)-[a-z0-9]{10}")

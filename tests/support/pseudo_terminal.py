@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from tests.support.waiting import until
 
 CONTROL_C = b"\x03"
-ALTERNATE_SCREEN, MAIN_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
+ALTERNATE_SCREEN = "\x1b[?1049h"
+MAIN_SCREEN = "\x1b[?1049l"
 SHOW_CURSOR = "\x1b[?25h"
 _ON_TERMINAL = (
     "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "

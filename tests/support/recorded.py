@@ -194,14 +194,17 @@ async def _live_through(whole: Stack, received: Container[str]) -> None:
 
 async def record(folder: Path) -> None:
     """Run the version at hand for a while, and keep what it writes."""
-    bus, store, port = NatsServer(), ValkeyServer(), str(free_port())
+    bus = NatsServer()
+    store = ValkeyServer()
+    port = str(free_port())
     await bus.start()
     store.start("--port", port)
     await store.ready()
     with contextlib.ExitStack() as ending:
         ending.callback(bus.kill)
         ending.callback(store.kill)
-        recorder, received = _MessageRecorder(), await nats.connect(bus.url)
+        recorder = _MessageRecorder()
+        received = await nats.connect(bus.url)
         await received.subscribe(">", cb=recorder.receive)
         servers = ("--nats-url", bus.url, "--redis-url", f"redis://127.0.0.1:{port}/0")
         flags = ("--nodes", "2", "--gpus", "2xT4", *servers)

@@ -23,7 +23,8 @@ async def until(
     is about a tenth of the wait so far, and at least as long as the read before it, so that long
     waits and expensive reads leave the processor to others.
     """
-    began_at, found = time.monotonic(), None
+    began_at = time.monotonic()
+    found = None
     try:
         async with asyncio.timeout(limit_s):
             while True:

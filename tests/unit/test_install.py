@@ -114,7 +114,8 @@ def test_a_failure_of_pip_is_one_sentence_and_a_changed_venv_is_not_complete(
     code: int,
     result: tuple[bool, str],
 ) -> None:
-    python, stamp = tmp_path / "python", tmp_path / ".up"
+    python = tmp_path / "python"
+    stamp = tmp_path / ".up"
     python.write_text(f"#!/bin/sh\nprintf '{output}'\nexit {code}\n")
     python.chmod(0o755)
     stamp.touch()

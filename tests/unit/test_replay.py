@@ -127,7 +127,8 @@ def test_what_is_wrong_with_a_trace_is_said(text: str, reason: str) -> None:
 def test_the_command_prints_a_line_for_each_policy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trace, nodes = tmp_path / "pods.csv", tmp_path / "nodes.csv"
+    trace = tmp_path / "pods.csv"
+    nodes = tmp_path / "nodes.csv"
     nodes.write_text(NODES)
     trace.write_text(PODS)
 

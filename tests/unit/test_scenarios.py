@@ -27,7 +27,8 @@ def test_gpus_beyond_their_size_and_pods_without_a_gpu_are_found(
         metadata = {"name": f"p{number}", "labels": {"gpus": gpus}, "annotations": notes}
         phase = "Succeeded" if number == len(pods) else "Running"  # what has ended holds nothing
         pod = {"metadata": metadata, "spec": {"nodeName": "n"}, "status": {"phase": phase}}
-        api.pods[metadata["name"]], api.bound[metadata["name"]] = pod, 0.0
+        api.pods[metadata["name"]] = pod
+        api.bound[metadata["name"]] = 0.0
 
     places, without = judge(api)
 

@@ -136,7 +136,9 @@ async def _proxied(components: Sequence[Component], cluster: CampaignCluster) ->
 
 
 async def _proxied_one(component: Component, cluster: CampaignCluster) -> Component:
-    name, argv, plan = component.name, list(component.argv), cluster.plan
+    name = component.name
+    argv = list(component.argv)
+    plan = cluster.plan
     for server in SERVERS_OF.get(name.partition("-")[0], ()):
         if server == "api":
             at = argv.index("--kubeconfig") + 1
@@ -145,7 +147,8 @@ async def _proxied_one(component: Component, cluster: CampaignCluster) -> Compon
             await proxy.start()
             kubeconfig = cluster.root / "kubeconfigs" / name
             kubeconfig.parent.mkdir(exist_ok=True)
-            ca, url = (tls / "ca.crt").read_bytes(), f"https://{servers.HOST}:{proxy.port}"
+            ca = (tls / "ca.crt").read_bytes()
+            url = f"https://{servers.HOST}:{proxy.port}"
             write_kubeconfig(kubeconfig, url, ca, "set by the proxy")
             argv[at] = str(kubeconfig)
             continue
@@ -240,12 +243,14 @@ async def _is_created(kube: KubernetesClient, path: str, made: Mapping[str, obje
 async def campaign_cluster(*, kept: Path | None = None) -> AsyncIterator[CampaignCluster]:
     """Start the stack, and stop it at the end; `kept` keeps the state and the logs there."""
     root = kept or Path(tempfile.mkdtemp(prefix="lh-campaign-"))
-    directory, plan = StateDir.at(root), plan_of(Up(placers=1), LAYOUTS, None)
+    directory = StateDir.at(root)
+    plan = plan_of(Up(placers=1), LAYOUTS, None)
     directory.make()
     api_server_certificates(root / "tls")
     directory.installation.write_text(json.dumps(_installed(directory)))
     load_secret(root / "token", lambda: secrets.token_urlsafe(32))
-    ca, token = (root / "tls" / "ca.crt").read_bytes(), (root / "token").read_text()
+    ca = (root / "tls" / "ca.crt").read_bytes()
+    token = (root / "token").read_text()
     api_url = f"https://{servers.HOST}:{plan.ports['api']}"
     write_kubeconfig(root / "judge.kubeconfig", api_url, ca, token)
     files = credentials.write(
@@ -298,7 +303,8 @@ async def _supervise(
     cluster: CampaignCluster,
     stop: asyncio.Event,
 ) -> None:
-    started_at, plan = time.time(), cluster.plan
+    started_at = time.time()
+    plan = cluster.plan
 
     def save(states: tuple[ComponentState, ...], ready: bool) -> None:
         cluster.states = {state.name: state for state in states}

@@ -154,7 +154,8 @@ class FaultInjector:
 
     async def _spoil_api(self, fault: Fault) -> None:
         for proxy in self.cluster.api.values():
-            proxy.fault, proxy.delay_s = fault.kind, float(fault.detail or 0.0)
+            proxy.fault = fault.kind
+            proxy.delay_s = float(fault.detail or 0.0)
 
     async def _mend_api(self, fault: Fault) -> None:
         await self._spoil_api(replace(fault, kind="", detail=""))

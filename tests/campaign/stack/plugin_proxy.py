@@ -34,7 +34,8 @@ class _Twin(SocketProxy):
         self, path: Path, upstream: Path, before_dial: Callable[[], Awaitable[None]]
     ) -> None:
         super().__init__(path, upstream)
-        self.path, self.upstream_path = path, upstream
+        self.path = path
+        self.upstream_path = upstream
         self.upstream_is = _identity(upstream)
         self.is_: Identity | None = None
         self._before_dial = before_dial
@@ -61,7 +62,8 @@ class PluginProxy:
     """Between one kubelet's directory of device plugins and that of its agent."""
 
     def __init__(self, of_agent: Path, of_kubelet: Path) -> None:
-        self.of_agent, self.of_kubelet = of_agent, of_kubelet
+        self.of_agent = of_agent
+        self.of_kubelet = of_kubelet
         self._twins: dict[str, _Twin] = {}
         self._old: list[_Twin] = []
         self._way = ""
@@ -85,13 +87,15 @@ class PluginProxy:
 
     def spoil(self, way: str, delay_s: float = 0.0) -> None:
         """Begin a fault on all sockets: cut, slow or half-open."""
-        self._way, self._delay_s = way, delay_s
+        self._way = way
+        self._delay_s = delay_s
         for twin in self._all():
             twin.spoil(way, delay_s)
 
     def heal(self) -> None:
         """End it."""
-        self._way, self._delay_s = "", 0.0
+        self._way = ""
+        self._delay_s = 0.0
         for twin in self._all():
             twin.heal()
 

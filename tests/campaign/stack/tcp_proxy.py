@@ -49,7 +49,8 @@ class TcpProxy:
 
     def heal(self) -> None:
         """Let held and new bytes through; end connections that have lost some."""
-        self._delay_s, self._loses_answers = 0.0, False
+        self._delay_s = 0.0
+        self._loses_answers = False
         self._open.set()
         for writer in self._incomplete:
             writer.close()
@@ -127,7 +128,8 @@ class SocketProxy(TcpProxy):
 
     def __init__(self, path: Path, upstream: Path) -> None:
         super().__init__(0)
-        self._path, self._upstream = path, upstream
+        self._path = path
+        self._upstream = upstream
 
     async def start(self) -> None:
         """Listen at the path."""

@@ -14,7 +14,8 @@ async def test_a_strict_pod_gets_an_instance_where_a_share_would_be_first(up: St
     strict = {"leasehold.dev/isolation": "strict"}
     await up.create(gpu_pod("usual", vgpu(memory=3000)))
     await up.create(gpu_pod("strict", vgpu(memory=3000), annotations=strict))
-    usual, pod = await up.until("usual", running), await up.until("strict", running)
+    usual = await up.until("usual", running)
+    pod = await up.until("strict", running)
     await up.create(gpu_pod("part", {"volcano.sh/gpu-memory": 1024}, annotations=strict))
     part = await up.until(
         "part", lambda p: [c for c in p["status"].get("conditions", []) if c.get("message")]

@@ -20,12 +20,14 @@ from tests.support.stack import Done, Stack, gpu_pod, running, succeeded, vgpu
 from tests.support.waiting import until
 
 MIB = 1 << 20
-IDS, PHASE = "volcano.sh/vgpu-ids-new", "volcano.sh/bind-phase"
+IDS = "volcano.sh/vgpu-ids-new"
+PHASE = "volcano.sh/bind-phase"
 
 
 def region_at(up: Stack, pod: dict[str, Any]) -> Path:
     """Return where the region of a pod's container lies."""
-    node, uid = pod["spec"]["nodeName"], pod["metadata"]["uid"]
+    node = pod["spec"]["nodeName"]
+    uid = pod["metadata"]["uid"]
     directory: Path = up.root / "agents" / node / "containers" / f"{uid}_cuda"
     (file,) = directory.glob("*.cache")
     return file

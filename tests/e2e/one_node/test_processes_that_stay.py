@@ -54,12 +54,10 @@ async def test_the_next_pods_of_a_deployment_wait_until_the_processes_have_ended
             waiting = await until(lambda: held_up(up))
             name = waiting["metadata"]["name"]
             assert f"GPU {index} of node node-0" in condition_text(waiting)
-            gpus, doctor, events, explained = (
-                (await up.leasehold("gpus")).out,
-                await up.leasehold("doctor", "--only", "cluster"),
-                await up.kube.read("/api/v1/namespaces/default/events"),
-                (await up.leasehold("explain", name)).out,
-            )
+            gpus = (await up.leasehold("gpus")).out
+            doctor = await up.leasehold("doctor", "--only", "cluster")
+            events = await up.kube.read("/api/v1/namespaces/default/events")
+            explained = (await up.leasehold("explain", name)).out
             assert f"of pod default/{first}, which has no lease any more, {HELD} it" in gpus
             assert doctor.code == 1
             assert f"{HELD} GPU {index} of node node-0" in doctor.out

@@ -23,7 +23,8 @@ from tests.support.waiting import until
 
 CARD_MIB = 15360
 CARDS = 4
-CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
+CORE = "tencent.com/vcuda-core"
+MEMORY = "tencent.com/vcuda-memory"
 INDEX = "tencent.com/predicate-gpu-idx-"
 GPU = "nvidia.com/gpu"
 TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"

@@ -10,7 +10,8 @@ from tests.e2e.open_runtime.conftest import CLOSED, OPEN
 from tests.support.stack import Stack, gpu_pod, running, vgpu
 from tests.support.waiting import until
 
-VISIBLE, PRIVILEGED = "GpuVisibleWithoutLease", "GpuVisibleToPrivileged"
+VISIBLE = "GpuVisibleWithoutLease"
+PRIVILEGED = "GpuVisibleToPrivileged"
 BY_VARIABLE = {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
 BY_IMAGE = {"sim.leasehold.dev/image-env": "CUDA_VERSION=13.1,NVIDIA_VISIBLE_DEVICES=all"}
 BY_ANNOTATION = {"nvidia.cdi.k8s.io/container.main": "nvidia.com/gpu=all"}

@@ -12,7 +12,8 @@ from tests.support.dialects.checklist import delete_all_pods
 from tests.support.stack import Stack, gpu_pod, running, vgpu
 from tests.support.waiting import until
 
-PODS, WORK = 100, 20
+PODS = 100
+WORK = 20
 BOUND_S = 15.0
 """A pending pod is bound within this time."""
 

@@ -32,7 +32,8 @@ from tests.support.servers.nats import flush
 from tests.support.stack import Stack, gpu_pod, running, vgpu
 from tests.support.waiting import until
 
-STOLEN, OTHER = NodeName("node-0"), NodeName("node-1")
+STOLEN = NodeName("node-0")
+OTHER = NodeName("node-1")
 USERS = {user.name: user for user in all_users([STOLEN, OTHER])}
 SERVICES = sorted(name for name in USERS if not name.startswith("node-agent"))
 EVENTS = "/api/v1/namespaces/default/events"

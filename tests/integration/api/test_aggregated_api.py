@@ -29,7 +29,8 @@ from tests.support.simcluster.installed import created
 from tests.support.waiting import until
 
 TABLE = {"Accept": "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"}
-DEFAULT, OTHER = f"{GROUP}/namespaces/default", f"{GROUP}/namespaces/other"
+DEFAULT = f"{GROUP}/namespaces/default"
+OTHER = f"{GROUP}/namespaces/other"
 
 
 @dataclass
@@ -157,7 +158,8 @@ async def test_lists_and_watches_of_any_replica_continue_each_other(group: Group
     ):
         clients = (group.client, other_client)
         for number in range(20):
-            lists, watches = clients[number % 2], clients[(number + 1) % 2]
+            lists = clients[number % 2]
+            watches = clients[(number + 1) % 2]
             early = await reserve_lease(group.shown, f"early-{number}", name=f"early-{number}")
             listed = await read(lists, f"{DEFAULT}/gpuleases")
             named = {each["metadata"]["name"] for each in listed["items"]}
@@ -260,7 +262,8 @@ async def test_nobody_but_the_api_server_is_served(group: Group) -> None:
     """Neither a client without a certificate, nor one with another name of the same authority."""
     tls = group.api.ca.with_name("front-proxy")
     other = ssl.create_default_context()
-    other.check_hostname, other.verify_mode = False, ssl.CERT_NONE
+    other.check_hostname = False
+    other.verify_mode = ssl.CERT_NONE
     other.load_cert_chain(*Made(group.folder).issue("stranger"))
     user = {"X-Remote-User": "system:admin", "X-Remote-Group": "system:masters"}
 
@@ -317,7 +320,8 @@ async def test_what_is_reviewed_of_a_user_includes_what_its_token_may() -> None:
         "requestheader-username-headers": '["X-Remote-User"]',
         "requestheader-extra-headers-prefix": '["X-Remote-Extra-"]',
     }
-    proxy, transport = FrontProxy.parse(data), Mock()
+    proxy = FrontProxy.parse(data)
+    transport = Mock()
     transport.get_extra_info.return_value = {"subject": ()}
     async with reviewed(ScopedReviews(), FakeClock()) as reviews:
         for scopes, seen in (("full", None), ("user:info", frozenset()), ("full", None)):

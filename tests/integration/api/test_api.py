@@ -102,7 +102,9 @@ async def test_the_time_to_bind_of_each_pod_is_observed_once(shown: RunningApi) 
         return REGISTRY.get_sample_value("leasehold_time_to_bind_seconds_count", labels) or 0
 
     lease = await reserve_lease(shown)
-    first, bound, before = queued(lease.pod), PodBound(lease=lease), count()
+    first = queued(lease.pod)
+    bound = PodBound(lease=lease)
+    before = count()
 
     await shown.service.observe_pod_events([first, bound, bound])
     await shown.service.observe_pod_events([bound])
@@ -323,7 +325,9 @@ async def test_a_token_is_created_once_and_only_its_owner_may_read_it(tmp_path: 
 
 
 async def test_a_revoked_right_ends_the_view() -> None:
-    reviews, clock, where = Reviews(), FakeClock(), [Namespace("default")]
+    reviews = Reviews()
+    clock = FakeClock()
+    where = [Namespace("default")]
     async with reviewed(reviews, clock) as authenticator:
         viewer = await authenticator.authenticate("token-of-member")
         assert viewer is not None
@@ -348,7 +352,8 @@ async def test_unknown_tokens_cost_few_reviews_and_keep_no_known_one_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(authorization, "UNKNOWN_TOKENS", 4)
-    reviews, clock = Reviews(), FakeClock()
+    reviews = Reviews()
+    clock = FakeClock()
     async with reviewed(reviews, clock) as authenticator:
         assert await authenticator.authenticate("token-of-member", "10.0.0.1")
         clock.advance(authorization.CACHE_S + 1)

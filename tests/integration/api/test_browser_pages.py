@@ -184,7 +184,8 @@ async def test_words_and_facets_narrow_all_lists_and_are_in_the_url(
     for name, namespace in (("first", "research"), ("second", "vision")):
         await shown.publish(await wait(shown, name, namespace))
     page = await opened(browser, shown)
-    rows, tab = page.locator(".node"), page.locator(".tab")
+    rows = page.locator(".node")
+    tab = page.locator(".tab")
     search = page.get_by_label("Search", exact=True)
     await expect(rows).to_have_count(3)
 
@@ -443,7 +444,8 @@ IS_PAINTED = """canvas => canvas.getContext("2d")
 async def test_a_budget_has_its_limit_and_agrees_with_the_text(
     browser: Browser, shown: RunningApi
 ) -> None:
-    minute, now = UNITS_PER_GPU_MINUTE, time.time()
+    minute = UNITS_PER_GPU_MINUTE
+    now = time.time()
     window = BudgetWindow(
         id="w",
         start_ms=round(now * 1000) - 3_600_000,

@@ -31,7 +31,8 @@ class Server:
     """Replies as a test sets, and keeps what it was asked."""
 
     def __init__(self, reply: Any, status: int = 200) -> None:
-        self.reply, self.status = reply, status
+        self.reply = reply
+        self.status = status
         self.asked: dict[str, str] = {}
 
     async def query_range(self, request: web.Request) -> web.Response:

@@ -107,7 +107,8 @@ async def test_requests_of_one_namespace_wait_for_each_other_and_nobody_else_doe
     shown.server.api.bus = timekeeper  # type: ignore[assignment]
 
     async def grant(user: str) -> int:
-        path, body = "/api/v1/budgets/default/grants", {"minutes": "1", "reason": "r", "key": "k"}
+        path = "/api/v1/budgets/default/grants"
+        body = {"minutes": "1", "reason": "r", "key": "k"}
         return (await shown.post(path, body, f"token-of-{user}"))[0]
 
     async with asyncio.TaskGroup() as tasks:

@@ -53,7 +53,8 @@ async def refused(world: AuthWorld, token: str, user: str) -> bool:
 async def test_an_agent_has_no_permission_for_another_nodes_subjects_whatever_its_client_name_is(
     world: AuthWorld,
 ) -> None:
-    token, other = world.cluster.issue_token("node-agent", node=A), USERS["node-agent.node.b"]
+    token = world.cluster.issue_token("node-agent", node=A)
+    other = USERS["node-agent.node.b"]
     published = [one for one in other.publish if one.endswith("node_b")]
     open_to_all = USERS["node-agent.node-a"].subscribe
     subscribed = [one.partition(" ")[0] for one in other.subscribe if one not in open_to_all]
@@ -209,7 +210,8 @@ async def test_a_ca_is_replaced_while_clients_with_old_and_new_files_connect_and
 async def test_servers_load_a_new_ca_once_its_files_were_unchanged_for_five_minutes(
     tmp_path: Path,
 ) -> None:
-    cluster, clock = AuthCluster(), FakeClock()
+    cluster = AuthCluster()
+    clock = FakeClock()
     async with cluster.served() as kube:
         world = AuthWorld(tmp_path, cluster, kube, "unix:///nowhere")
         world.servers = servers = CountedReloads(world.settings)

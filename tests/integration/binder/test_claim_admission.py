@@ -59,10 +59,8 @@ async def test_an_allocation_is_leased_before_it_is_written_and_needs_no_other_a
 
 
 async def test_a_repeated_request_gets_the_same_lease(binder: ClaimBinder) -> None:
-    other, claim = (
-        ClaimBinder(binder.ledger, claims=binder.claims, agents=binder.agents),
-        allocated("c", on(GPU)),
-    )
+    other = ClaimBinder(binder.ledger, claims=binder.claims, agents=binder.agents)
+    claim = allocated("c", on(GPU))
 
     replies = [await binder.admit(claim), await other.admit(claim)]
     replies += await asyncio.gather(binder.admit(claim), other.admit(claim))
@@ -91,7 +89,8 @@ async def test_of_two_claims_for_the_last_share_one_is_refused_after_the_slices_
 async def test_the_reservation_of_an_allocation_that_was_not_written_ends(
     binder: ClaimBinder,
 ) -> None:
-    unwritten, written = allocated("c", on(GPU)), allocated("d", on(GPU))
+    unwritten = allocated("c", on(GPU))
+    written = allocated("d", on(GPU))
     binder.write(written, await binder.admit(written))
     await binder.admit(unwritten)
 
@@ -382,7 +381,8 @@ async def test_a_lost_lease_replaces_that_of_an_earlier_allocation_which_came_ba
     """The claim is prepared, with the later one."""
     first, second = allocated("c", on(GPU)), allocated("c", on(GPU, 5_000), generation="g2")
     await binder.lease(binder.claims.put(second))
-    answered, before = binder.claims.stored["c"], await binder.lease_of(second)
+    answered = binder.claims.stored["c"]
+    before = await binder.lease_of(second)
     await binder.ledger.release([second.claim], reason="Redis was rolled back")
     await binder.lease(binder.claims.put(first))
     binder.claims.put(answered)
@@ -400,13 +400,15 @@ async def test_an_unprepared_claim_gets_another_slot_if_its_own_has_gone(
     binder: ClaimBinder,
 ) -> None:
     await lose_and_lease(binder, 4_000, 4_000)
-    lost, other = binder.claims.stored["lost"], binder.claims.stored["other"]
+    lost = binder.claims.stored["lost"]
+    other = binder.claims.stored["other"]
     binder.agents.answers[lost.claim] = True
 
     for _ in range(2):
         await binder.lease(binder.claims.stored["lost"])
 
-    again, beside = await binder.held(lost), await binder.held(other)
+    again = await binder.held(lost)
+    beside = await binder.held(other)
     assert [each.slot for each in (*beside.shares, *again.shares)] == [0, 1]
     first, second = binder.claims.answers["lost"]
     assert (first.condition, second.condition) == (LEASED, LEASED)

@@ -572,7 +572,8 @@ async def test_many_pods_of_a_namespace_are_listed_and_only_the_missing_ones_rea
         await at.kube.delete(pod_path("b", name))
     await at.pod("g-1", "b", spec={})
     await at.kube.bind_pod("b", "g-2", records[2].pod, "a", {})
-    pods, claims = CountingClient(at.kube), ClaimClient(at.kube, at.clock)
+    pods = CountingClient(at.kube)
+    claims = ClaimClient(at.kube, at.clock)
 
     found = [pod for _, pod in await LeaseHolders(pods, claims).read_pods(records)]
 

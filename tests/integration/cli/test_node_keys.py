@@ -137,7 +137,8 @@ async def test_keys_of_a_deleted_node_are_rejected_and_renew_nothing(
 async def test_a_node_renews_its_own_keys_and_gets_none_for_another(hosts: Hosts) -> None:
     out = await hosts.issue(A)
     before = {path.name: path.read_text() for path in out.iterdir()}
-    month_s, own = 30 * 24 * 3600, {"apiVersion": "v1", "kind": "Node", "name": A}
+    month_s = 30 * 24 * 3600
+    own = {"apiVersion": "v1", "kind": "Node", "name": A}
 
     await hosts.issue(A, kubeconfig=out / KUBECONFIG)
 

@@ -269,7 +269,9 @@ REDIS = shutil.which("redis-server") or ""
 async def test_redis_loads_a_new_certificate_and_ca_while_clients_stay_connected(
     ours: Made, tmp_path: Path
 ) -> None:
-    later, served, port = Made(tmp_path, "later"), tmp_path / "served", free_port()
+    later = Made(tmp_path, "later")
+    served = tmp_path / "served"
+    port = free_port()
     ours.issue("server")
     shutil.copytree(ours.folder, served)
     options = {

@@ -28,7 +28,9 @@ class ExtenderServer:
     """An extender behind HTTPS, with its authority."""
 
     def __init__(self, made: Made) -> None:
-        self.made, self.world, self.address = made, ExtenderWorld(), ""
+        self.made = made
+        self.world = ExtenderWorld()
+        self.address = ""
 
     async def post(
         self, verb: str, body: bytes, files: Files | None, *, scheme: str = "https"

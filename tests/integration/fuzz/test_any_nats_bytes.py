@@ -150,7 +150,8 @@ async def running(bus: Bus, service: object, name: str) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def receivers() -> AsyncIterator[World]:
-    binder, agent = Binder(), Agent()
+    binder = Binder()
+    agent = Agent()
     with valkey_server() as valkey:
         await valkey.ready()
         async with (

@@ -67,7 +67,8 @@ def beyond() -> Iterator[tuple[str, str, Any]]:
 def test_what_is_beyond_a_bound_is_refused_and_other_reports_are_read(
     part: str, name: str, value: Any
 ) -> None:
-    good, bad = report(), msgpack.unpackb(wire.encode([report()]))
+    good = report()
+    bad = msgpack.unpackb(wire.encode([report()]))
     [event] = bad["events"]
     changed = event["devices"][0][part]
     if not name:

@@ -96,7 +96,8 @@ Call = Callable[[Any], Any]
 @asynccontextmanager
 async def extender_port(folder: Path) -> AsyncIterator[Call]:
     """Serve an extender over TLS; yields a function that sends it a request."""
-    made, world = Made(folder), ExtenderWorld()
+    made = Made(folder)
+    world = ExtenderWorld()
     tls = ServingFiles(*made.issue("extender"), made.ca)
     pages = application(world.extender, NAME)
     client = ssl.create_default_context(cafile=str(made.ca))

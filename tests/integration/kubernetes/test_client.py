@@ -228,7 +228,8 @@ async def test_names_are_escaped_in_paths() -> None:
 
 
 async def test_a_page_has_undecoded_items_and_a_continue_token() -> None:
-    selector, before = {"fieldSelector": "spec.nodeName=n"}, "p"
+    selector = {"fieldSelector": "spec.nodeName=n"}
+    before = "p"
     async with client_and_server(lists(pod("a", 1), version=7, next_page="t/1=")) as (kube, server):
         page = await kube.list_page("/api/v1/pods", query=selector, limit=5, continue_token=before)
 
@@ -251,7 +252,8 @@ async def test_a_page_has_undecoded_items_and_a_continue_token() -> None:
 async def test_a_token_that_is_refused_is_read_again(
     tmp_path: Path, tokens: tuple[str, ...], sent: tuple[str, ...], *, refused: bool
 ) -> None:
-    file, rest = tmp_path / "token", list(tokens[1:])
+    file = tmp_path / "token"
+    rest = list(tokens[1:])
     file.write_text(tokens[0])
 
     async def rotates(exchange: Exchange) -> None:
@@ -270,7 +272,8 @@ async def test_a_token_that_is_refused_is_read_again(
 
 
 async def test_a_token_file_is_read_again_after_a_minute_and_may_vanish(tmp_path: Path) -> None:
-    file, now = tmp_path / "token", [1000.0]
+    file = tmp_path / "token"
+    now = [1000.0]
     file.write_text("first")
     async with ScriptedApiserver(*[answers(200)] * 4) as server:
         credentials = ClusterCredentials(server=server.url, token_file=file)
@@ -338,7 +341,8 @@ async def test_a_server_is_trusted(
 async def test_a_server_of_another_authority_is_refused_and_the_error_names_the_setting(
     tmp_path: Path, ours: Made
 ) -> None:
-    tls, trusted = serving(Made(tmp_path, "stranger")), ours.ca.read_text()
+    tls = serving(Made(tmp_path, "stranger"))
+    trusted = ours.ca.read_text()
     async with (
         ScriptedApiserver(answers(200), tls=tls) as server,
         KubernetesClient(ClusterCredentials(server=server.url, ca_pem=trusted)) as kube,

@@ -50,14 +50,18 @@ def watch(*chunks: bytes | Object) -> Step:
     return streams(*chunks, then="silence")
 
 
-EMPTY, EXPIRED, ERROR = lists(version=7), refuses(410, "Expired"), refuses(500, "InternalError")
-A8, B9 = added(pod("a", 8)), added(pod("b", 9))
+EMPTY = lists(version=7)
+EXPIRED = refuses(410, "Expired")
+ERROR = refuses(500, "InternalError")
+A8 = added(pod("a", 8))
+B9 = added(pod("b", 9))
 GAP = lists(pod("kept", 1), pod("moved", 12), pod("new", 11), version=20)
 BEFORE_GAP = lists(pod("kept", 1), pod("moved", 2), pod("ended", 3), version=7)
 BEFORE, AFTER = "+kept@1 +moved@2 +ended@3 =7", "~moved@12 +new@11 -ended@20 =20"
 RESTORED = lists(pod("a", 3), version=40)
 """The list of an API server whose etcd was restored to a state before pod b."""
-B80, FROM_B80 = lists(pod("b", 80), version=90), "+b@80 =90 +a@3"
+B80 = lists(pod("b", 80), version=90)
+FROM_B80 = "+b@80 =90 +a@3"
 HALF = b'{"type":"ADDED","object":{"metadata":{"name":"b","resourceV'
 LINE = b'{"type":"ADDED","object":{"metadata":{"name":"a","resourceVersion":"8"}}}\n'
 
@@ -315,7 +319,8 @@ async def test_one_unreadable_pod_is_reported_and_the_stream_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.ERROR)
-    bad_listed, bad = pod("bad", 5, spec={"priority": "high"}), pod("a", 8, spec=[])
+    bad_listed = pod("bad", 5, spec={"priority": "high"})
+    bad = pod("a", 8, spec=[])
     events = watch(modified(bad), deleted(pod("a", 9, spec=[])))
     async with following(lists(bad_listed, pod("a", 1), version=7), events) as followed:
         changes = await followed.changes_until(has("-a@9"))

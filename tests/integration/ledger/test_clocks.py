@@ -246,7 +246,9 @@ async def test_a_report_of_devices_counts_soon_after_the_clock_of_its_host_was_s
     url: str, off_s: float
 ) -> None:
     """An agent's reports are compared with each other only, and for 20 s."""
-    true, one, two = time.time(), [device("a", 0)], [device("a", 0), device("a", 1)]
+    true = time.time()
+    one = [device("a", 0)]
+    two = [device("a", 0), device("a", 1)]
     async with ledger(url, {}) as leases, redis.asyncio.from_url(url) as client:
         assert await leases.save_devices([report("a", one, at=true + off_s)]) is not None
         counts_at_once = await leases.save_devices([report("a", two, at=true)])
@@ -262,7 +264,8 @@ async def test_a_report_of_devices_counts_soon_after_the_clock_of_its_host_was_s
 async def test_quotas_are_saved_although_the_previous_ones_have_another_hosts_time(
     url: str, off_s: float
 ) -> None:
-    true, team = time.time(), Namespace("team")
+    true = time.time()
+    team = Namespace("team")
     quotas = [Quota(namespace=team, limits=QuotaLimits(cards=number)) for number in range(2)]
     async with ledger(url) as leases, redis.asyncio.from_url(url) as client:
         before, after = (true + off_s, true + 1) if off_s > 0 else (true, true + off_s)

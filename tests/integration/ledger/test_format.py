@@ -130,7 +130,8 @@ def _packed(name: str, value: Any) -> Any:
 
 
 async def test_the_stored_rows_of_a_format_do_not_change(store: Any, server: ValkeyServer) -> None:
-    pinned, now = json.loads(PINNED.read_text()), await rows_of(server.url)
+    pinned = json.loads(PINNED.read_text())
+    now = await rows_of(server.url)
 
     changed = sorted(name for name in pinned if pinned[name] != now[name])
     assert changed == [], (
@@ -155,7 +156,8 @@ async def test_a_ledger_of_the_same_format_is_served_as_it_is(
         assert [waiting.queued.name for waiting in await leases.waiting_pods.load()] == ["large"]
         [ended] = await leases.release([kept["two"].pod], reason="gone")
         assert ended.shares == kept["two"].shares
-        node, uuid = kept["two"].node, kept["two"].shares[0].device
+        node = kept["two"].node
+        uuid = kept["two"].shares[0].device
         [lease] = await reserve(
             leases,
             reservation("next", structs.replace(share("a"), device=uuid), node=node),

@@ -28,12 +28,10 @@ from tests.support.placer.ledger import (
 
 
 async def test_facts_of_a_lower_revision_are_ignored(leases: RedisLeases) -> None:
-    first, second, third, fourth = (
-        NodeRevision(1),
-        NodeRevision(2),
-        NodeRevision(2, 5),
-        NodeRevision(3, 4),
-    )
+    first = NodeRevision(1)
+    second = NodeRevision(2)
+    third = NodeRevision(2, 5)
+    fourth = NodeRevision(3, 4)
     assert await leases.save_nodes([facts("a", memory=2)], revisions=[third])
     assert not await leases.save_nodes([facts("a", memory=1)], revisions=[first])
     assert not await leases.save_nodes([facts("a", memory=3)], revisions=[second])
@@ -67,7 +65,8 @@ async def test_a_deletion_of_a_lower_revision_does_not_remove_the_node_that_came
 async def test_an_api_server_restored_from_a_backup_is_followed_within_two_minutes(
     url: str,
 ) -> None:
-    restored, name = NodeRevision(5, 5), NodeName("a")
+    restored = NodeRevision(5, 5)
+    name = NodeName("a")
     async with ledger(url) as leases, redis.asyncio.from_url(url) as client:
         await leases.save_nodes([facts("a")], revisions=[NodeRevision(1_000, 1_000)])
         assert not await leases.save_nodes([facts("a", memory=1)], revisions=[restored])

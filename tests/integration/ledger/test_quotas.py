@@ -466,7 +466,8 @@ def test_a_share_counts_for_a_quota_as_it_does_for_a_budget() -> None:
     chance = random.Random(11)  # noqa: S311
     sizes = {uuid("a", gpu): 16_000 for gpu in range(4)}
     for _ in range(200):
-        cores, mib = chance.choice([0, 10, 50, 100]), chance.randrange(1, 16_000)
+        cores = chance.choice([0, 10, 50, 100])
+        mib = chance.randrange(1, 16_000)
         given = tuple(share("a", gpu, mib, cores) for gpu in range(chance.choice([1, 1, 2])))
         lease = Lease(pod=PodUid("p"), namespace=TEAM, name="p", node=NodeName("a"), shares=given)
         weight = weigh(lease, Budget(namespace=TEAM), {}).milli_gpu

@@ -46,7 +46,8 @@ class Replica:
         self.nodes = {node.facts.name: node for node in snapshot.nodes}
 
     def apply(self, change: LedgerChange) -> None:
-        self.position, self.capacity = change.position, change.capacity
+        self.position = change.position
+        self.capacity = change.capacity
         for node in change.nodes:
             self.nodes[node.facts.name] = node
         for name in change.removed:

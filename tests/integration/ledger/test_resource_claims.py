@@ -98,7 +98,8 @@ async def test_totals_are_always_the_sum_of_leases_and_claims(
     pods = [f"p{number}" for number in range(10)]
     claims: dict[str, tuple[int, ...]] = {}
     for now in range(60):
-        pod, gpus = chance.choice(pods), tuple(chance.sample(range(3), chance.randint(1, 2)))
+        pod = chance.choice(pods)
+        gpus = tuple(chance.sample(range(3), chance.randint(1, 2)))
         mine = {n for other, held in claims.items() if other != pod for n in held}
         what = chance.randrange(5)
         if what == 0:

@@ -83,7 +83,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self, wanted: dict[str, list[tuple[str, list[Share]]]], gang: str, least: int
     ) -> None:
         group = [replace(reservation_among(pod, among), gang=gang) for pod, among in wanted.items()]
-        before, fences = dict(self.model.leases), dict(self.model.fences)
+        before = dict(self.model.leases)
+        fences = dict(self.model.fences)
 
         outcomes = self.run(
             self.leases.reserve_gang(
@@ -102,7 +103,8 @@ class LedgerMachine(RuleBasedStateMachine):
             for reservation in group
             if reservation.pod not in before
         )
-        self.model.leases, self.model.fences = before, fences
+        self.model.leases = before
+        self.model.fences = fences
         new = sum(reservation.pod not in before for reservation in group)
         assert new == 0 or not fitting or live + new < least
 

@@ -489,7 +489,8 @@ def test_the_ledger_offers_in_the_order_that_explain_shows(
 
 async def endless(leases: RedisLeases, steps: int) -> AsyncIterator[list[Lease]]:
     """End leases by chance while two namespaces want ever more; yield all leases at each step."""
-    draw, numbers = random.Random(34), iter(range(10_000))  # noqa: S311
+    draw = random.Random(34)  # noqa: S311
+    numbers = iter(range(10_000))
     amounts = request(gpu(memory=4_000), resources={"cpu": 1, "pods": 1})
 
     def fresh(namespace: Namespace) -> PodQueued:

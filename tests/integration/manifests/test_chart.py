@@ -256,7 +256,8 @@ def test_values_for_all_pods_and_for_one_workload_are_set_in_its_pods() -> None:
     pods = templates(found)
     agent = pods.pop("node-agent")
     for name, pod in pods.items():
-        spec, first = pod["spec"], pod["spec"]["containers"][0]
+        spec = pod["spec"]
+        first = pod["spec"]["containers"][0]
         assert spec["nodeSelector"]["pool"] == ("fast" if name == "binder" else "system")
         assert taint in spec["tolerations"]
         assert spec["affinity"] == {"nodeAffinity": {}}
@@ -309,7 +310,8 @@ def test_helm_test_runs_doctor_as_the_operator_does() -> None:
     test = made["Pod", SYSTEM_NAMESPACE, "leasehold-doctor"]
     operator = made["Deployment", SYSTEM_NAMESPACE, "operator"]["spec"]["template"]
 
-    container, usual = test["spec"]["containers"][0], operator["spec"]["containers"][0]
+    container = test["spec"]["containers"][0]
+    usual = operator["spec"]["containers"][0]
     assert container == {**usual, "command": ["leasehold", "doctor"]}
     assert test["metadata"]["labels"].items() >= operator["metadata"]["labels"].items()
     assert test["metadata"]["annotations"]["helm.sh/hook"] == "test"

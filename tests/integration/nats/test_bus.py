@@ -194,7 +194,8 @@ async def test_a_server_that_does_not_reply_is_noticed(server: NatsServer) -> No
 
 
 async def test_other_tasks_have_turns_while_more_arrives_than_is_handled() -> None:
-    transport, turns = _Transport(), 0
+    transport = _Transport()
+    turns = 0
     transport._io_reader = asyncio.StreamReader()
     transport._io_reader.feed_data(b"x" * 1_000)
 

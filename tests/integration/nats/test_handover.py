@@ -71,7 +71,8 @@ async def test_another_process_handles_what_the_own_one_cannot(server: NatsServe
 
 
 async def test_other_processes_share_what_waits_behind_a_full_batch(server: NatsServer) -> None:
-    (busy, gate), recorder = slow(), Recorder()
+    (busy, gate) = slow()
+    recorder = Recorder()
     async with one_process(server, busy) as (watcher, idle), running(idle, recorder):
         total = EVENTS_PER_MESSAGE + 100
 
@@ -87,7 +88,9 @@ async def test_other_processes_share_what_waits_behind_a_full_batch(server: Nats
 async def test_another_process_handles_what_waits_when_the_own_one_stops(
     server: NatsServer,
 ) -> None:
-    handlers, recorder, (stopping, _) = LocalHandlers(), Recorder(), slow()
+    handlers = LocalHandlers()
+    recorder = Recorder()
+    (stopping, _) = slow()
     async with connected(server, "other") as other, running(other, recorder):
         async with (
             sharing(server, "handing", handlers) as watcher,

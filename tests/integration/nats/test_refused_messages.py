@@ -17,7 +17,8 @@ from tests.support.waiting import until
 
 NODE = NodeName("node-a")
 AGENT = subjects.user_of("node-agent", NODE)
-MESSAGES, EVENTS = 430, 8
+MESSAGES = 430
+EVENTS = 8
 LONG = "\u202e\n\x1b[2J" + "x" * 2_000
 
 
@@ -33,7 +34,8 @@ async def test_many_bad_messages_make_a_short_log(
     forged = {"node": LONG[:200], "devices": [], "served": []}
     bad = encoded(*[report, forged] * (EVENTS // 2))
     subject = subjects.publish_subject(DeviceReported, NODE)
-    before, reasons = refused(DeviceReported), list[str]()
+    before = refused(DeviceReported)
+    reasons = list[str]()
     async with connected(server, "binder") as binder, connected(server, AGENT) as agent:
         binder.on_refused = lambda _, reason: reasons.append(reason)
         inbox = await binder.subscribe([DeviceReported], group="binder")
@@ -64,7 +66,8 @@ async def test_many_bad_requests_and_unreadable_subjects_make_a_short_log(
         return LeasesReply()
 
     name = "leasehold_nats_unreadable_messages_total"
-    before, unreadable = refused(LeasesRequest), REGISTRY.get_sample_value(name) or 0.0
+    before = refused(LeasesRequest)
+    unreadable = REGISTRY.get_sample_value(name) or 0.0
     subject = subjects.request_subject(LeasesRequest, NODE)
     async with connected(server, "binder") as binder, connected(server, AGENT) as agent:
         await binder.reply(LeasesRequest, "binder", "", reply)

@@ -111,7 +111,8 @@ async def test_nothing_is_sent_to_a_subject_that_is_no_inbox_of_the_sender(
     is_work = kind in set(map(type, WORK))
     own, others = (OF_AGENT, OF_SERVICE) if kind.is_of_agent else (OF_SERVICE, OF_AGENT)
     subject_of = subjects.publish_subject if is_work else subjects.request_subject
-    subject, data = subject_of(kind, event.route), wire.encode([event])
+    subject = subject_of(kind, event.route)
+    data = wire.encode([event])
     async with world_of(server) as world:
         for reply in (*NOBODYS, others):
             sent = message(subject.encode(), data, reply.encode())

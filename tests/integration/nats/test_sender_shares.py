@@ -19,7 +19,8 @@ from tests.support.fuzz.nats_bytes import RawClient, message
 from tests.support.servers.nats import NatsServer, flush
 from tests.support.waiting import until
 
-LOUD, QUIET = NodeName("loud"), NodeName("quiet")
+LOUD = NodeName("loud")
+QUIET = NodeName("quiet")
 FLOOD = 2_000
 SOON_S = 10.0
 
@@ -57,7 +58,8 @@ class SlowBinder:
 async def test_work_of_an_agent_beyond_its_share_is_sent_again_and_that_of_others_is_next(
     server: NatsServer,
 ) -> None:
-    binder, before = SlowBinder(), over_share(DeviceReported)
+    binder = SlowBinder()
+    before = over_share(DeviceReported)
     report = DeviceReported(node=LOUD, devices=(), served=())
     async with (
         connected(server, "binder") as bus,
@@ -81,7 +83,9 @@ async def test_work_of_an_agent_beyond_its_share_is_sent_again_and_that_of_other
 async def test_requests_of_an_agent_beyond_its_share_are_dropped_and_others_have_replies(
     server: NatsServer,
 ) -> None:
-    gate, nodes, before = asyncio.Event(), list[str](), over_share(LeasesRequest)
+    gate = asyncio.Event()
+    nodes = list[str]()
+    before = over_share(LeasesRequest)
 
     async def reply(request: LeasesRequest) -> LeasesReply:
         await gate.wait()

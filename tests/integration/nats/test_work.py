@@ -83,7 +83,8 @@ async def test_the_work_of_a_replica_that_hangs_goes_to_another(server: NatsServ
 
 
 async def test_a_replica_that_stops_returns_its_work_at_once(server: NatsServer) -> None:
-    (stopping, _), recorder = slow(), Recorder()
+    (stopping, _) = slow()
+    recorder = Recorder()
     policy = replace(SOON, receipt_s=3_600.0, silent_s=3_600.0)
     async with connected(server, "sender", policy) as sender:
         async with replica(server, stopping) as bus:

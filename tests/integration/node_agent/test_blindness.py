@@ -149,7 +149,8 @@ async def test_an_instance_whose_pod_has_ended_is_given_out_although_an_old_list
 ) -> None:
     """It is given to a pod that comes later, or to one that waits for it while the lease ends."""
     second = pod("second", limits={NUMBER: 1})
-    listed, before = KubeletPods.list_pods, dict[PodUid, KubeletPod]()
+    listed = KubeletPods.list_pods
+    before = dict[PodUid, KubeletPod]()
 
     async def list_pods(self: KubeletPods) -> tuple[KubeletPod, ...]:
         now = {pod.uid: pod for pod in await listed(self)}
@@ -158,7 +159,8 @@ async def test_an_instance_whose_pod_has_ended_is_given_out_although_an_old_list
     monkeypatch.setattr(KubeletPods, "list_pods", list_pods)
     monkeypatch.setattr(layout_reconciler, "RELEASE_S", 30.0)
     monkeypatch.setattr(layout_reconciler, "RETRY_S", 2.0)  # the record is removed before
-    was_seen, look = asyncio.Event(), LayoutReconciler._running_pods
+    was_seen = asyncio.Event()
+    look = LayoutReconciler._running_pods
 
     async def running_pods(self: LayoutReconciler) -> dict[PodUid, str]:
         running = await look(self)
@@ -276,7 +278,8 @@ async def test_a_pod_that_waited_for_as_long_as_the_kubelet_allows_fails_with_wh
 async def test_one_pod_is_bound_to_a_kubelet_that_does_not_read_its_pods_yet() -> None:
     """An agent that is killed then costs that pod, and no other."""
     async with one_node_cluster(rate=20) as cluster, asyncio.TaskGroup() as bindings:
-        binder, api = Binder(cluster), cluster.node.kubelet.api
+        binder = Binder(cluster)
+        api = cluster.node.kubelet.api
         leases = [reserve(cluster, n, share(n % 2, 1000, slot=n // 2)) for n in range(6)]
         async with cluster.running():
             api.lose()

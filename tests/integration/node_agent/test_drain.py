@@ -128,7 +128,8 @@ async def test_a_draining_agent_waits_for_admitted_binds_that_are_not_committed(
 async def test_a_draining_agent_waits_until_a_container_with_devices_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    has_sandbox, calls = asyncio.Event(), 0
+    has_sandbox = asyncio.Event()
+    calls = 0
     pre_start = PluginConnection.pre_start
 
     async def late(connection: PluginConnection, devices: Iterable[str]) -> None:

@@ -10,7 +10,8 @@ from tests.support.node_agent.agent import NUMBER, OneNodeCluster, one_node_clus
 from tests.support.simcluster.kubelet import pod
 from tests.support.waiting import until
 
-WARM_UP, CYCLES = 2, 6
+WARM_UP = 2
+CYCLES = 6
 """Both even: a device is missing when objects are counted, before and after."""
 SLOTS = 10
 RATE = 100

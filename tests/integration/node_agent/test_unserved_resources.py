@@ -42,7 +42,8 @@ async def test_a_resource_is_reported_as_newly_served_after_each_registration() 
 async def test_one_resource_that_is_not_registered_holds_up_only_its_own_pods(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    register, broken = registration.register, [True]
+    register = registration.register
+    broken = [True]
 
     async def refuses_one(kubelet: Any, endpoint: str, resource: str) -> None:
         if resource == BROKEN and broken:
@@ -74,7 +75,8 @@ async def test_one_resource_that_is_not_registered_holds_up_only_its_own_pods(
 async def test_no_pod_comes_before_it_is_known_how_the_kubelet_allocates_its_amounts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    may_look, refresh = asyncio.Event(), PluginResources.refresh
+    may_look = asyncio.Event()
+    refresh = PluginResources.refresh
 
     async def late(resources: PluginResources, amounts: frozenset[str]) -> None:
         await may_look.wait()
@@ -113,7 +115,8 @@ async def test_a_node_that_served_units_runs_new_pods_when_the_old_ones_have_end
             await until(lambda: MEMORY not in registered(cluster), limit_s=20)
             await cluster.node.kubelet.restart()
             await until(lambda: MEMORY not in registered(cluster), limit_s=20)
-            seen, why = len(binder.waits), f"the kubelet still allocates {MEMORY} by device plugin"
+            seen = len(binder.waits)
+            why = f"the kubelet still allocates {MEMORY} by device plugin"
             await until(lambda: len(binder.waits) > seen + 40 and why in binder.waits[-1])
             assert cluster.node.pod("old")["status"]["phase"] == "Running"
             assert not waits.done()

@@ -81,7 +81,8 @@ async def compare(url: str, card: Device, wanted: Sequence[PodRequest]) -> None:
     async with ledger(url, {"a": 0}) as leases:
         await leases.save_devices([report("a", [card])])
         for number, pod in enumerate(wanted):
-            [container], use = pod.containers, (await uses(leases))[card.uuid]
+            [container] = pod.containers
+            use = (await uses(leases))[card.uuid]
             share = share_of(container, card, required_memory_mib(container, card))
             tried = reservation(f"p{number}", share, tag="".join(pod.anti_affinity_groups))
             lease = Lease(

@@ -251,7 +251,8 @@ async def test_pods_that_end_before_a_planned_start_get_its_devices_until_then(u
         )
         assert await preemptions.open_start(start)
         await until_mirrored(leases, [placer])
-        long, short = Term(max_run_s=3600), Term(max_run_s=600)
+        long = Term(max_run_s=3600)
+        short = Term(max_run_s=600)
 
         refused = [
             await placer.place_pods([pod_queued(uid, structs.replace(SHARE, term=term))])

@@ -121,7 +121,8 @@ async def test_pods_of_a_batch_do_not_get_the_same_free_memory(pair: Running) ->
 async def test_after_no_capacity_the_pod_is_decided_again_with_the_ledgers_totals(
     pair: Running,
 ) -> None:
-    reserve, before = pair.ledger.reserve, decided("no_capacity")
+    reserve = pair.ledger.reserve
+    before = decided("no_capacity")
 
     async def after_another(
         wanted: Sequence[Reservation], *, now: float, ttl_s: float

@@ -33,7 +33,8 @@ from tests.support.planner.scene import Scene, scene
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until
 
-HOUR, MINUTE = Term(max_run_s=3600), Term(max_run_s=60)
+HOUR = Term(max_run_s=3600)
+MINUTE = Term(max_run_s=60)
 
 
 @pytest.fixture

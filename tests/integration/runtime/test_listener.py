@@ -151,7 +151,8 @@ async def test_a_large_body_without_progress_loses_its_turn(
 ) -> None:
     monkeypatch.setattr(bodies, "PROGRESS_S", 0.2)
     async with served(monkeypatch) as port:
-        endless, other = await port.connect(), await port.connect()
+        endless = await port.connect()
+        other = await port.connect()
         slow = asyncio.create_task(port.send(endless, b"x", length=LARGE))
         await asyncio.sleep(0)
 

@@ -55,7 +55,8 @@ def processes(
 ) -> Iterator[tuple[NatsServer, ValkeyServer, list[ServiceProcess]]]:
     """Run these processes with one user of NATS per service; the servers are not started."""
     written = credentials.write(tmp_path / "credentials", [], redis=False)
-    nats, redis = NatsServer(more=written.nats_configuration.read_text()), ValkeyServer()
+    nats = NatsServer(more=written.nats_configuration.read_text())
+    redis = ValkeyServer()
     with ExitStack() as stack:
         stack.callback(redis.forget)
         stack.callback(nats.close)

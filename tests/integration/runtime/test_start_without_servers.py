@@ -215,7 +215,8 @@ def flags_of(service: str, kubeconfig: Path, nats_url: str, redis_url: str) -> t
 
 async def test_services_wait_for_nats_and_redis_and_continue_without_a_restart() -> None:
     services = ("watcher", "placer", "binder", "timekeeper", "api")
-    nats, redis = NatsServer(), ValkeyServer()
+    nats = NatsServer()
+    redis = ValkeyServer()
     async with api_server() as api:
         with ExitStack() as stack:
             stack.callback(redis.forget)

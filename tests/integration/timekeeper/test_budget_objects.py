@@ -94,7 +94,8 @@ async def test_a_budget_object_is_applied_and_gets_a_status_and_an_event(
         await opened.journal("held", T0, lease("p"))
         await opened.count(T0 + MINUTE_MS, keeper=keeper)
         await opened.count(T0 + 24 * MINUTE_MS, keeper=keeper)
-        status, events = await status_of(kube), await events_of(kube, "default", TEAM)
+        status = await status_of(kube)
+        events = await events_of(kube, "default", TEAM)
         await until(lambda: TEAM in objects.status_copies())
 
     assert (status["state"], status["usedUnits"]) == ("exhausted", str(units(12)))
@@ -115,7 +116,8 @@ async def test_a_new_invalid_budget_lets_no_new_pod_in_and_says_so(
         await until(lambda: TEAM in objects.latest.problems)
         await opened.journal("held", T0, lease("p"))
         (event,) = await opened.count(T0 + MINUTE_MS, keeper=keeper)
-        status, found = await status_of(kube), reasons(await events_of(kube, "default"))
+        status = await status_of(kube)
+        found = reasons(await events_of(kube, "default"))
         balance = keeper.balance_of(TEAM)
 
         assert (event.state, event.new_pods, event.lease_class) == (
@@ -152,7 +154,8 @@ async def test_the_last_valid_budget_stays_in_force_also_after_a_restart(
         await kube.patch_merge(f"{PATH}/team-a", {"spec": {"policy": {"timeZone": "UTC+8"}}})
         await until(lambda: TEAM in objects.latest.problems)
         await opened.count(T0 + MINUTE_MS + 1000, keeper=keeper)
-        status, found = await status_of(kube), reasons(await events_of(kube, "default"))
+        status = await status_of(kube)
+        found = reasons(await events_of(kube, "default"))
     async with keeping(opened, kube) as (keeper, objects):
         again = keeper.configuration.budget_of(TEAM)
 

@@ -27,7 +27,9 @@ from shared.model.names import Namespace, NodeName, PodUid
 from tests.support.placer.ledger import device, facts, report, reservation, reserve, share
 from tests.support.timekeeper.accounts import AccountLedger
 
-DEFAULT, T4, DEVICES = Namespace("default"), "Tesla T4", 4
+DEFAULT = Namespace("default")
+T4 = "Tesla T4"
+DEVICES = 4
 
 
 def measurement(pod: str, gpu: int, *, idle: bool, node: str = "a") -> ShareMeasurement:
@@ -146,7 +148,9 @@ async def test_an_agent_measures_no_shares_of_other_nodes(opened: AccountLedger)
 async def test_time_without_a_journal_is_not_recorded_and_old_hours_are_deleted(
     opened: AccountLedger,
 ) -> None:
-    meter, redis, keys = recorder(opened), opened.leases._connection._redis, opened.store._keys
+    meter = recorder(opened)
+    redis = opened.leases._connection._redis
+    keys = opened.store._keys
     await meter.record()
     now_ms = await opened.store.now_ms()
     await redis.hset(keys.cost, "at", str(now_ms - 30 * HOUR_MS))
@@ -166,7 +170,9 @@ async def test_time_without_a_journal_is_not_recorded_and_old_hours_are_deleted(
 
 
 async def test_a_time_in_the_far_future_deletes_no_recorded_hour(opened: AccountLedger) -> None:
-    meter, redis, keys = recorder(opened), opened.leases._connection._redis, opened.store._keys
+    meter = recorder(opened)
+    redis = opened.leases._connection._redis
+    keys = opened.store._keys
     await meter.record()
     now_ms = await opened.store.now_ms()
     await redis.hset(keys.cost, "at", str(now_ms - 3 * HOUR_MS))
@@ -185,7 +191,9 @@ async def test_a_time_in_the_far_future_deletes_no_recorded_hour(opened: Account
 async def test_after_a_clock_that_was_ahead_costs_are_recorded_again_or_it_is_reported(
     opened: AccountLedger, caplog: pytest.LogCaptureFixture, *, has_entry: bool
 ) -> None:
-    meter, redis, keys = recorder(opened), opened.leases._connection._redis, opened.store._keys
+    meter = recorder(opened)
+    redis = opened.leases._connection._redis
+    keys = opened.store._keys
     await meter.record()
     later_ms = await opened.store.now_ms() + 30 * HOUR_MS
     await redis.hset(keys.cost, "at", str(later_ms))
@@ -204,7 +212,8 @@ async def test_after_a_clock_that_was_ahead_costs_are_recorded_again_or_it_is_re
 
 @pytest.mark.parametrize("damaged", ["cursor", "sizes", "at"])
 async def test_a_damaged_mark_is_replaced(opened: AccountLedger, damaged: str) -> None:
-    meter, keeper = recorder(opened), opened.timekeeper(store=opened.store, clock=SystemClock())
+    meter = recorder(opened)
+    keeper = opened.timekeeper(store=opened.store, clock=SystemClock())
     await meter.record()
     await opened.leases._connection._redis.hset(opened.store._keys.cost, damaged, "?")
     await keeper.count()

@@ -24,7 +24,9 @@ class Configured:
     """A budget and prices in files, and the timekeeper that reads them."""
 
     def __init__(self, folder: Path, opened: AccountLedger) -> None:
-        self.budgets, self.prices, self.opened = folder / "b.yaml", folder / "p.yaml", opened
+        self.budgets = folder / "b.yaml"
+        self.prices = folder / "p.yaml"
+        self.opened = opened
         self.write(MONEY)
         prices = PriceFile(self.prices)
         self.file = BudgetFile(self.budgets, prices)

@@ -30,7 +30,9 @@ class Cluster:
     """An API server with quotas, a watcher, and a timekeeper's publisher."""
 
     def __init__(self, kube: KubernetesClient, opened: AccountLedger) -> None:
-        self.kube, self.quotas, self.at_ms = kube, opened.leases.quotas, T0
+        self.kube = kube
+        self.quotas = opened.leases.quotas
+        self.at_ms = T0
         self.objects = ConfiguredObjects(kube, OBJECTS, LatestSpecs(parse_spec))
         self.publisher = StatusPublisher(quotas=self.objects)
 
@@ -111,7 +113,8 @@ async def test_an_invalid_version_has_the_reason_and_what_is_in_force_instead(
     await cluster.kube.patch_merge(f"{OBJECTS}/{TEAM}", invalid)
     await cluster.kube.create(OBJECTS, manifest("new", **invalid["spec"]))
     await cluster.watched(TEAM, "new")  # also without what was valid before
-    changed, new = await cluster.published(TEAM, 2), await cluster.published("new", 1)
+    changed = await cluster.published(TEAM, 2)
+    new = await cluster.published("new", 1)
 
     assert reason_of(changed) == reason_of(new) == ("False", "InvalidSpec")
     assert changed["specInForce"] == before["specInForce"]

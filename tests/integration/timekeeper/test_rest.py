@@ -194,7 +194,8 @@ async def test_tokens_decide_which_caller_reads_and_grants(
     file.write_text("# who may what\nof-admins *\nof-team-a team-a\n")
     timekeeper = opened.timekeeper()
     await opened.count(T0, keeper=timekeeper)
-    grants, body = "/budget/team-a/increase", {"minutes": 30, "reason": "deadline"}
+    grants = "/budget/team-a/increase"
+    body = {"minutes": 30, "reason": "deadline"}
     async with served(timekeeper, load_tokens(file)) as http:
         await answer(await http.get("/budget/team-a"), 401)
         await answer(await http.get("/budget/team-b", headers=MEMBER), 403)
@@ -226,7 +227,8 @@ def test_a_malformed_line_of_the_token_file_is_named_and_never_shown(tmp_path: P
 async def test_the_api_server_decides_which_budgets_a_caller_reads_and_grants(
     opened: AccountLedger,
 ) -> None:
-    reviews, timekeeper = Reviews(), opened.timekeeper(charge_every_s=0)
+    reviews = Reviews()
+    timekeeper = opened.timekeeper(charge_every_s=0)
     reviews.rights["member"] = {TEAM}
     await opened.journal("held", T0, lease("own"), lease("other", namespace=OTHER))
     await opened.count(T0 + MINUTE_MS, keeper=timekeeper)
@@ -261,13 +263,15 @@ async def test_the_api_server_decides_which_budgets_a_caller_reads_and_grants(
 async def test_the_interface_is_served_with_the_certificate_of_a_secret_that_clients_trust(
     opened: AccountLedger, api: ApiUnderTest
 ) -> None:
-    timekeeper, maps = opened.timekeeper(), "/api/v1/namespaces/lh/configmaps"
+    timekeeper = opened.timekeeper()
+    maps = "/api/v1/namespaces/lh/configmaps"
     await opened.count(T0, keeper=timekeeper)
     async with KubernetesClient(load_credentials(api.kubeconfig, environ={})) as kube:
         await kube.create("/api/v1/namespaces", {"metadata": {"name": "lh"}})
         await kube.create(maps, {"metadata": {"name": "for-clients"}})
         authority = AuthorityConfigMap(kube, "lh", "for-clients")
-        store, now = SecretStore(kube, "lh", "shared"), partial(datetime.now, UTC)
+        store = SecretStore(kube, "lh", "shared")
+        now = partial(datetime.now, UTC)
         shown = ServingCertificate(store, authority.trust, ("127.0.0.1",), now)
         assert shown.unready_reason() is not None
         await shown.refresh()
@@ -381,7 +385,8 @@ async def test_strangers_have_few_pods_read_in_a_second_and_each_once(
         strange = await http.post("/budget/team-a/report", json={"pod_name": "..", "usage": 1})
         assert (await answer(strange, 400))["error"].startswith("namespace and pod_name must be")
 
-    gone, unread = {"terminate": True}, {"terminate": False}
+    gone = {"terminate": True}
+    unread = {"terminate": False}
     assert replies == [gone] * 3 + [unread] * 2, "one address has three quarters of them"
     assert again == gone
     assert len(kube.paths) == 3

@@ -25,7 +25,8 @@ from tests.support.servers.valkey import ValkeyServer
 from tests.support.timekeeper.accounts import TEAM, AccountLedger, units
 from tests.support.waiting import until
 
-DEFAULT, NODE = Namespace("default"), NodeName("a")
+DEFAULT = Namespace("default")
+NODE = NodeName("a")
 KIND = {"apiVersion": "leasehold.dev/v1beta1", "kind": "GPUBudget"}
 QUARTER = 250
 
@@ -100,7 +101,8 @@ async def test_the_running_service_publishes_changes_on_the_bus(opened: AccountL
 async def test_a_killed_timekeeper_process_continues_without_losing_time(
     server: ValkeyServer, tmp_path: Path
 ) -> None:
-    file, run_file = tmp_path / "budgets.yaml", tmp_path / "run.json"
+    file = tmp_path / "budgets.yaml"
+    run_file = tmp_path / "run.json"
     manifest = {**KIND, "metadata": {"name": "*"}, "spec": {"limitGPUMinutes": 100}}
     file.write_text(json.dumps(manifest))
 

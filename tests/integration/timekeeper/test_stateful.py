@@ -122,7 +122,8 @@ class Accounts(RuleBasedStateMachine):
         """A replica decides, sleeps while the other counts, and only then writes."""
         self.bind(8_000, 0)
         self.now += HOUR_MS
-        keeper, other = self.keepers[replica], self.keepers[1 - replica]
+        keeper = self.keepers[replica]
+        other = self.keepers[1 - replica]
         timeline = keeper.store
         assert isinstance(timeline, Timeline)
         written = getattr(timeline, what)

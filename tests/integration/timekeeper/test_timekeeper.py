@@ -92,7 +92,8 @@ def compared() -> float:
 async def test_run_times_are_learned_once_whichever_replicas_read_the_ends(
     opened: AccountLedger,
 ) -> None:
-    leases, replicas = opened.leases, [real(opened), real(opened)]
+    leases = opened.leases
+    replicas = [real(opened), real(opened)]
     before = compared()
     for pod in ("p1", "p2", "p3"):
         wanted = replace(reservation(pod, share("a")), term=Term(expected_run_s=1))
@@ -166,7 +167,8 @@ async def test_gpusharing_20_after_a_flush_use_is_restored_from_the_status(
         timekeeper = before.timekeeper()
         await before.journal("held", T0, lease("p"))
         await before.count(T0 + 10 * MINUTE_MS, keeper=timekeeper)
-        account, seen = timekeeper.accounts[TEAM], timekeeper.balance_of(TEAM)
+        account = timekeeper.accounts[TEAM]
+        seen = timekeeper.balance_of(TEAM)
         status = budget_status(account, seen, RawObject(), None)
         copy = parse_status(msgspec.to_builtins(status), wanted)
     async with account_ledger(server.url, wanted) as after:  # other keys: everything is lost
@@ -259,7 +261,8 @@ async def test_a_change_of_state_is_published_although_its_write_got_no_reply(
     await opened.journal("held", T0, lease("p"))
     await opened.count(T0, keeper=keeper)
     assert isinstance(keeper.store, Timeline)
-    keeper.store.crash_at, keeper.store.crash_after = 0, True
+    keeper.store.crash_at = 0
+    keeper.store.crash_after = True
     with pytest.raises(CrashedError):
         await opened.count(T0 + 20 * MINUTE_MS, keeper=keeper)
 
@@ -376,7 +379,9 @@ async def test_an_idle_timekeeper_writes_nothing(opened: AccountLedger) -> None:
     assert await opened.store.revisions() == before
 
 
-WHOLE, HALF, QUARTER = 1_000, 500, 250
+WHOLE = 1_000
+HALF = 500
+QUARTER = 250
 
 
 def sized(was: Lease, mib: int, resized_ms: int) -> Lease:

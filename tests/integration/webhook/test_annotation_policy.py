@@ -187,7 +187,8 @@ async def test_only_the_binder_lets_a_pod_through_the_gate_of_its_budget() -> No
 
 async def token_of_control_plane(client: aiohttp.ClientSession) -> str:
     """Return a token of an account in kube-system that may write the status of pods."""
-    accounts, rbac = "/api/v1/namespaces/kube-system/serviceaccounts", "rbac.authorization.k8s.io"
+    accounts = "/api/v1/namespaces/kube-system/serviceaccounts"
+    rbac = "rbac.authorization.k8s.io"
     meta = {"name": "pod-garbage-collector"}
     rule = {"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]}
     subject = {"kind": "ServiceAccount", "namespace": "kube-system"} | meta
@@ -237,7 +238,8 @@ async def test_a_binding_carries_an_assignment_only_from_the_binder(path: str) -
         await created(client, pod("waiting"))
         await install(client)
         async with client.post(path, json=binding) as response:
-            status, text = response.status, await response.text()
+            status = response.status
+            text = await response.text()
         binding["metadata"] = {"name": "waiting", "annotations": {"mine": "x"}}
         async with client.post(path, json=binding) as response:
             assert response.status == 201, await response.text()

@@ -186,7 +186,8 @@ async def test_an_expired_certificate_is_not_ready(tmp_path: Path) -> None:
 
 
 def test_a_bundle_is_kept_in_files_that_only_its_owner_reads(tmp_path: Path) -> None:
-    store, bundle = DirectoryStore(tmp_path / "tls"), make(NAMES, NOW)
+    store = DirectoryStore(tmp_path / "tls")
+    bundle = make(NAMES, NOW)
 
     async def stored() -> CertificateBundle | None:
         await store.save(bundle, after=None)

@@ -24,7 +24,8 @@ MOST_MIB = 400
 """Well below the limit of the manifest, 1 GiB."""
 TIMEOUT_S = 10
 """The floods take one of the processors of a test machine."""
-REVIEWS, LARGE_BYTES = 2, 600_000
+REVIEWS = 2
+LARGE_BYTES = 600_000
 HIDDEN = [
     {
         "op": "replace",
@@ -56,7 +57,8 @@ def peak_mib(pid: int) -> int:
 async def reviewed(port: int, body: bytes) -> Any:
     """Return what is patched, as for an API server that has no open connection, or why not."""
     context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
     url = f"https://127.0.0.1:{port}{PATH}?timeout={TIMEOUT_S}s"
     try:
         async with (

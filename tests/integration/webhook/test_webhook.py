@@ -404,7 +404,8 @@ DRAIN_S = 2.0
 
 @pytest.mark.parametrize("with_nats", [True, False])
 async def test_a_webhook_answers_while_it_drains(tmp_path: Path, *, with_nats: bool) -> None:
-    nats, listen = NatsServer(), f"127.0.0.1:{free_port()}"
+    nats = NatsServer()
+    listen = f"127.0.0.1:{free_port()}"
     flags = ["--nats-url", nats.url, "--listen", listen, "--drain-s", str(DRAIN_S)]
     flags += ["--tls-dir", str(tmp_path), "--names", ",".join(NAMES), "--url", "https://127.0.0.1"]
     try:

@@ -90,7 +90,8 @@ async def test_many_large_pods_delay_no_other_namespace_and_are_never_let_in_uns
     ):
 
         async def reviewed(body: bytes, timeout_s: int) -> tuple[float, float, Obj]:
-            began, worked = time.monotonic(), time.process_time()
+            began = time.monotonic()
+            worked = time.process_time()
             url = f"{one.registration.url}{PATH}?timeout={timeout_s}s"
             async with session.post(url, data=io.BytesIO(body)) as response:
                 assert response.status == 200

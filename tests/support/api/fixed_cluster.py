@@ -59,7 +59,8 @@ def lease(
 ) -> Lease:
     """A lease of one of three namespaces."""
     node, gpu = place
-    is_mig, position = place == ("gpu-c", 3), number % 4
+    is_mig = place == ("gpu-c", 3)
+    position = number % 4
     profile = LAYOUT.positions[position].name
     share = build.share(
         f"GPU-{node}-{gpu}",
@@ -138,7 +139,8 @@ def activated(lease: Lease) -> ShareActivated:
 
 def usage(lease: Lease, percent: int = 100) -> ShareMeasurement:
     """The measured usage of a lease; one of them is idle."""
-    (share,), number = lease.shares, int(lease.name.rpartition("-")[2])
+    (share,) = lease.shares
+    number = int(lease.name.rpartition("-")[2])
     return build.measurement(
         lease,
         memory_mib=share.memory_mib * (20 + 4 * number) * percent // 10_000,

@@ -140,7 +140,8 @@ async def running_api(
         bus = await enter(Bus.connect(nats_url, name="test"))
         budgets = leases.part(Budgets)
         client = await enter(aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)))
-        usage, preemptions = NodesUsage(), leases.part(Preemptions)
+        usage = NodesUsage()
+        preemptions = leases.part(Preemptions)
         service = ApiService(
             leases,
             SystemClock(),

@@ -77,7 +77,8 @@ class AuthCluster:
 
     def _key(self, request: web.Request) -> tuple[str, str]:
         """Return the kind and name of the object of a path, which is in its namespace."""
-        kind, name = request.match_info["kind"], request.match_info["name"]
+        kind = request.match_info["kind"]
+        name = request.match_info["name"]
         in_agents = (kind, name) == ("configmaps", "node-agent-ca")
         expected = AGENTS_NAMESPACE if in_agents else SYSTEM_NAMESPACE
         return (kind, name) if request.match_info["namespace"] == expected else (kind, "")

@@ -50,11 +50,13 @@ def bound(of: Lease) -> BoundPod:
 
 
 def listing(*pods: BoundPod, request_id: str = "", piece: int = 0, pieces: int = 1) -> PodsListed:
-    listed, ids = ListedPods(bound=pods), (request_id,) if request_id else ()
+    listed = ListedPods(bound=pods)
+    ids = (request_id,) if request_id else ()
     return PodsListed(listing_id="l1", chunk=piece, chunks=pieces, pods=listed, request_ids=ids)
 
 
-N1, N2 = NodeName("n1"), NodeName("n2")
+N1 = NodeName("n1")
+N2 = NodeName("n2")
 
 
 def away(*pods: str) -> BindReply:

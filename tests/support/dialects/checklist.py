@@ -24,7 +24,8 @@ from tests.support.stack import Stack, gpu_pod, running
 from tests.support.waiting import until
 
 GPUS = "8xGTX1080Ti"
-NODE, SPARE = "node-0", "node-1"
+NODE = "node-0"
+SPARE = "node-1"
 """Tests that need an agent of any node but the first start it themselves."""
 
 
@@ -98,7 +99,8 @@ async def allocated_setup(
 
 def state_of(up: Stack, pod: Mapping[str, Any], container: str = "cuda") -> dict[str, Any]:
     """Return the kubelet's state of a running container."""
-    node, uid = pod["spec"]["nodeName"], pod["metadata"]["uid"]
+    node = pod["spec"]["nodeName"]
+    uid = pod["metadata"]["uid"]
     state = json.loads((up.root / "nodes" / node / "pods" / f"{uid}.json").read_text())
     found: dict[str, Any] = state["containers"][container]
     return found
@@ -172,7 +174,8 @@ async def agent(
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run another node's agent beside the stack's services, once it is ready."""
     name = f"agent-{node}"
-    run_file, log_file = up.root / f"{name}.json", up.root / "logs" / f"{name}.log"
+    run_file = up.root / f"{name}.json"
+    log_file = up.root / "logs" / f"{name}.log"
     run_file.unlink(missing_ok=True)
     with log_file.open("ab") as log:
         process = await asyncio.create_subprocess_exec(

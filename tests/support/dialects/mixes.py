@@ -138,7 +138,8 @@ ORDINARY = Kinds(inits=0)
 @st.composite
 def volcano_vgpu(draw: Any) -> ExpectedPod:
     mode = draw(st.sampled_from(["", "", "", "hami-core", "mig"]))
-    containers, parts = [], []
+    containers = []
+    parts = []
     for name in _names(draw):
         number = draw(few)
         memory = draw(st.one_of(st.none(), sizes))
@@ -181,11 +182,13 @@ def volcano_vgpu(draw: Any) -> ExpectedPod:
 
 @st.composite
 def gpushare(draw: Any) -> ExpectedPod:
-    containers, parts = [], []
+    containers = []
+    parts = []
     names = _names(draw)
     kinds = draw(_kinds(names))
     for place, name in enumerate(names):
-        memory, init = draw(sizes), kinds.runs_before(place)
+        memory = draw(sizes)
+        init = kinds.runs_before(place)
         limits = {"volcano.sh/gpu-memory": memory, "leasehold.dev/share": 1}
         containers.append(kinds.container(place, name, limits))
         parts.append(ExpectedShare(container=name, gpus=1, memory=units(memory), init=init))
@@ -209,11 +212,13 @@ def gpu_number(draw: Any) -> ExpectedPod:
 
 @st.composite
 def vcuda(draw: Any) -> ExpectedPod:
-    containers, parts = [], []
+    containers = []
+    parts = []
     names = _names(draw)
     kinds = draw(_kinds(names))
     for place, name in enumerate(names):
-        cards, init = draw(st.sampled_from([0, 0, 0, 0, 1, 2])), kinds.runs_before(place)
+        cards = draw(st.sampled_from([0, 0, 0, 0, 1, 2]))
+        init = kinds.runs_before(place)
         core = cards * 100 or draw(st.integers(1, 99))
         blocks = draw(st.integers(0 if cards else 1, 7))
         limits = {"tencent.com/vcuda-core": core, "tencent.com/vcuda-memory": blocks or None}
@@ -236,11 +241,13 @@ def vcuda(draw: Any) -> ExpectedPod:
 def hami(draw: Any) -> ExpectedPod:
     mode = draw(st.sampled_from(["", "", "", "hami-core", "mig"]))
     mutex = draw(st.sampled_from([False, False, False, True]))
-    containers, parts = [], []
+    containers = []
+    parts = []
     names = _names(draw)
     kinds = draw(_kinds(names))
     for place, name in enumerate(names):
-        number, init = draw(few), kinds.runs_before(place)
+        number = draw(few)
+        init = kinds.runs_before(place)
         memory = draw(st.one_of(st.none(), sizes))
         percent = draw(st.sampled_from([None, None, 1, 33, 50, 100]))
         cores = draw(st.one_of(st.none(), cores_of))
@@ -284,11 +291,13 @@ def hami(draw: Any) -> ExpectedPod:
 @st.composite
 def koordinator(draw: Any) -> ExpectedPod:
     in_bytes = draw(st.booleans())
-    containers, parts = [], []
+    containers = []
+    parts = []
     names = _names(draw)
     kinds = draw(_kinds(names))
     for place, name in enumerate(names):
-        cards, init = draw(few), kinds.runs_before(place)
+        cards = draw(few)
+        init = kinds.runs_before(place)
         core = draw(st.one_of(st.none(), cores_of))
         ratio = None if in_bytes else draw(st.sampled_from([1, 10, 29, 33, 50, 100]))
         memory = draw(st.integers(cards * MIB, 3000 * MIB)) if in_bytes else None
@@ -324,7 +333,8 @@ def koordinator(draw: Any) -> ExpectedPod:
 @st.composite
 def vendor_cards(draw: Any) -> ExpectedPod:
     """`nvidia.com/gpu` for Koordinator's scheduler, and for all others."""
-    scheduler, number = draw(st.sampled_from(["koord-scheduler", "default"])), draw(few)
+    scheduler = draw(st.sampled_from(["koord-scheduler", "default"]))
+    number = draw(few)
     koord = scheduler == "koord-scheduler"
     part = ExpectedShare(
         container="c0",

@@ -102,7 +102,8 @@ class Recount:
                     assert reserved < 100 or part.joins_reserved, f"no core of {uuid} was left"
         self.live[pod] = (expected, lease)
         for uuid in {share.device for share in lease.shares}:
-            device, held = device_of(self.nodes, uuid), self.on(uuid)
+            device = device_of(self.nodes, uuid)
+            held = self.on(uuid)
             self.assert_device_consistent(device)
             for part in (holding.part for holding in held if holding.pod == pod):
                 if part.slots is not None and device.mode is DeviceMode.HAMI_CORE:

@@ -14,7 +14,8 @@ T = TypeVar("T")
 def running_in_thread(servers: AbstractAsyncContextManager[T]) -> Iterator[T]:
     """Enter the context in another thread with an event loop, and leave it at the end."""
     entered: list[T] = []
-    ready, failures = threading.Event(), []
+    ready = threading.Event()
+    failures = []
     stop = asyncio.Event()
     loops: list[asyncio.AbstractEventLoop] = []
 

@@ -44,10 +44,12 @@ def changed(draw: st.DrawFn, whole: Any) -> Any:
     """Replace or remove one to three parts of a value of maps and lists, anywhere in it."""
     made = json.loads(json.dumps(whole))
     for _ in range(draw(st.integers(1, 3))):
-        place, parent = made, None
+        place = made
+        parent = None
         while isinstance(place, dict | list) and place and (parent is None or draw(st.booleans())):
             keys = list(place) if isinstance(place, dict) else list(range(len(place)))
-            parent, key = place, draw(st.sampled_from(keys))
+            parent = place
+            key = draw(st.sampled_from(keys))
             place = parent[key]
         if parent is None:
             return draw(values)

@@ -50,7 +50,8 @@ class Reviews:
 
     def application(self) -> web.Application:
         pages = web.Application()
-        authentication, authorization = "authentication.k8s.io/v1", "authorization.k8s.io/v1"
+        authentication = "authentication.k8s.io/v1"
+        authorization = "authorization.k8s.io/v1"
         pages.router.add_post(f"/apis/{authentication}/tokenreviews", self.token)
         pages.router.add_post(f"/apis/{authorization}/subjectaccessreviews", self.access)
         return pages

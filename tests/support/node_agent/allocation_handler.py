@@ -86,7 +86,9 @@ class HandlerWorld:
     """An allocation handler with fake collaborators."""
 
     def __init__(self, path: Path) -> None:
-        self.kubelet, self.effects, self.ledger = FakeKubelet(), Effects(), FakeLeaseReplies()
+        self.kubelet = FakeKubelet()
+        self.effects = Effects()
+        self.ledger = FakeLeaseReplies()
         kubelet: Any = self.kubelet
         effects: Any = self.effects
         bus: Any = self.ledger

@@ -9,7 +9,8 @@ from typing import Any
 
 from services.node_agent.container_runtime.bundles import BUNDLES
 
-CONTAINERD, CRIO = BUNDLES[0], BUNDLES[2]
+CONTAINERD = BUNDLES[0]
+CRIO = BUNDLES[2]
 ALL_DEVICES = {"allow": True, "access": "rwm"}
 USUAL = [
     {"allow": False, "access": "rwm"},

@@ -25,7 +25,8 @@ def mig_share(group: str, position: int = 0, requested_mib: int = 3000, **change
     """Return a share that is an instance of the node's first device."""
     profile, memory_mib, count = PROFILES[group]
     if position >= count:
-        profile, memory_mib = "1g.5gb", 5120
+        profile = "1g.5gb"
+        memory_mib = 5120
     facts: dict[str, Any] = {
         "slot": position,
         "fence": 1,

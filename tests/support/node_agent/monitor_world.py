@@ -178,7 +178,9 @@ def monitored(tmp_path: Path) -> MonitorWorld:
         memory_busy_percent=12,
     )
     (tmp_path / "proc").mkdir()
-    driver, kubelet, clock = FakeDriver((idle,)), FakeKubelet(), FakeClock()
+    driver = FakeDriver((idle,))
+    kubelet = FakeKubelet()
+    clock = FakeClock()
     node = node_of(kubelet, clock=clock)
     return MonitorWorld(tmp_path, node, monitor_of(node, driver, tmp_path), driver, kubelet, clock)
 

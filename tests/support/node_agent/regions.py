@@ -39,7 +39,8 @@ def c_program() -> Path:
 def compile_library(path: Path, text: str, *flags: str) -> Path:
     """Compile a shared library of this machine; another file takes the place of an earlier one."""
     assert COMPILER is not None
-    source, draft = path.with_suffix(".c"), path.with_suffix(".draft")
+    source = path.with_suffix(".c")
+    draft = path.with_suffix(".draft")
     source.write_text(text)
     subprocess.run([COMPILER, "-shared", "-fPIC", "-o", draft, source, *flags], check=True)
     return draft.replace(path)

@@ -63,7 +63,8 @@ def share(node: str, gpu: int = 0, mib: int = 4_000, cores: int = 0, **more: Any
         "cores_percent": cores,
         "sharing": SharingPolicy.EXCLUSIVE if exclusive else SharingPolicy.SHARED,
     }
-    where, index = more.pop("device", uuid(node, gpu)), more.pop("index", gpu)
+    where = more.pop("device", uuid(node, gpu))
+    index = more.pop("index", gpu)
     return build.share(where, index, **(known | more))
 
 
@@ -218,11 +219,14 @@ async def reserve_gang(leases: RedisLeases, *wanted: Reservation) -> list[type]:
 
 def charge_of(lease: Lease, memory_mib: Mapping[DeviceUuid, int]) -> QuotaUsage:
     """Return the usage of a lease, given the memory of each device; 0 or none: unknown."""
-    cores = milli = memory = 0
+    cores = 0
+    milli = 0
+    memory = 0
     held: dict[DeviceUuid, int] = {}
     for booking in bookings(lease.shares):
         size = memory_mib.get(booking.device, 0)
-        part = core = 1000
+        part = 1000
+        core = 1000
         if size > 0 and booking.sharing is not SharingPolicy.EXCLUSIVE:
             part = min(1000, -(-1000 * booking.memory_mib // size))
             core = 10 * booking.cores_percent or part

@@ -267,7 +267,8 @@ def _ordered(
     def key(entry: tuple[int, DeviceState]) -> tuple[int, int, int]:
         position, (device, use) = entry
         own = _use_of(device, given)
-        memory_mib, shares = use.memory_mib + own.memory_mib, use.shares + own.shares
+        memory_mib = use.memory_mib + own.memory_mib
+        shares = use.shares + own.shares
         cores_percent = use.cores_percent + own.cores_percent
         allocated = sum(
             weight * 1_000_000 * used // max(there, 1)

@@ -125,7 +125,9 @@ async def add(opened: RedisLeases, node: LedgerNode) -> None:
 async def running(url: str, *nodes: LedgerNode) -> AsyncIterator[Running]:
     async with ledger(url, {}, kind=DisturbedLedger) as leases:
         opened = cast(DisturbedLedger, leases)
-        opened.groups, opened.outcomes, opened.snapshots = [], [], 0
+        opened.groups = []
+        opened.outcomes = []
+        opened.snapshots = 0
         for node in nodes:
             await add(opened, node)
         it = Running(opened)

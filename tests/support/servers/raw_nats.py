@@ -66,7 +66,8 @@ async def open_raw(login: Login) -> RawClient:
 @contextlib.asynccontextmanager
 async def raw_clients(login: Login, count: int) -> AsyncIterator[list[RawClient]]:
     """Connect several times, at most 20 at once; a connection that fails is left out."""
-    free, clients = asyncio.Semaphore(20), list[RawClient]()
+    free = asyncio.Semaphore(20)
+    clients = list[RawClient]()
 
     async def connect() -> None:
         async with free:

@@ -24,7 +24,8 @@ class ServiceProcess:
     def __init__(self, service: str, *flags: str) -> None:
         self.http = f"127.0.0.1:{free_port()}"
         descriptor, name = tempfile.mkstemp(prefix="lh-log-")
-        self._log, self._last_log = Path(name), ""
+        self._log = Path(name)
+        self._last_log = ""
         command = [sys.executable, "-m", f"services.{service}", "--http", self.http, *flags]
         self.process = subprocess.Popen(command, stderr=descriptor)
         os.close(descriptor)

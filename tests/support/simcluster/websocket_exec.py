@@ -14,7 +14,9 @@ from shared.kubernetes.kubeconfig import ClusterCredentials, tls_context
 from shared.kubernetes.paths import pod_path
 
 PROTOCOL = "v5.channel.k8s.io"
-STDOUT, STDERR, ERROR = 1, 2, 3
+STDOUT = 1
+STDERR = 2
+ERROR = 3
 
 
 async def websocket_exec(

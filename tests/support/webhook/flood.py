@@ -57,7 +57,8 @@ class Flood:
     def __init__(self, port: int) -> None:
         self.port = port
         self.tls = ssl.create_default_context()
-        self.tls.check_hostname, self.tls.verify_mode = False, ssl.CERT_NONE
+        self.tls.check_hostname = False
+        self.tls.verify_mode = ssl.CERT_NONE
         self.kinds: dict[str, tuple[int, Callable[[int], Awaitable[None]]]] = {
             "small reviews": (200, self.small),
             "compressed bodies": (40, self.compressed),

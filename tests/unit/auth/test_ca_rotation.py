@@ -41,7 +41,8 @@ class Installation:
 
     def __post_init__(self) -> None:
         self.reconcile()
-        self.files = self.loaded = dict(self.root)
+        self.loaded = dict(self.root)
+        self.files = self.loaded
         self.first = self.root["ca.crt"]
 
     def completed(self) -> dict[str, bytes]:

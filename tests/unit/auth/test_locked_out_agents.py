@@ -6,7 +6,8 @@ from services.auth.auth_callout import AuthorizationRefusedError
 from services.auth.locked_out_agents import FORGOTTEN_S, LONGEST_S, LockedOutAgents
 from tests.support.clock import FakeClock
 
-AGENT, OTHER = "node-agent.node-a", "node-agent.node.b"
+AGENT = "node-agent.node-a"
+OTHER = "node-agent.node.b"
 
 
 def locked_s(agents: LockedOutAgents, clock: FakeClock, user: str = AGENT) -> float:

@@ -61,7 +61,8 @@ def claimed(name: str = "c", *consumers: str) -> tuple[AllocatedClaim, Lease]:
 
 
 def test_a_pod_is_explained_by_the_lease_of_its_claim() -> None:
-    consumer, other = pod("p"), pod("q")
+    consumer = pod("p")
+    other = pod("q")
     _, held = claimed("c", consumer.pod, other.pod)
 
     explanation = explained(consumer, cluster_of(account(held)))
@@ -321,7 +322,8 @@ def test_nodes_with_active_leases_and_no_readable_checkpoint_are_named() -> None
 def test_the_output_counts_what_was_checked_and_lists_what_was_not() -> None:
     seen = replace(facts(SOUND), not_checked=("budgets: no right to them",))
 
-    shape, text = audit_shape(seen, ()), StringIO()
+    shape = audit_shape(seen, ())
+    text = StringIO()
     Console(file=text).print(render_audit(seen, ()))
 
     assert shape["clean"] is True

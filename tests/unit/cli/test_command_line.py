@@ -290,7 +290,8 @@ def test_a_missing_trace_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_the_state_file_reads_back_as_it_was_written(tmp_path: Path) -> None:
-    directory, nats = StateDir(tmp_path), ComponentState(name="nats", pid=3)
+    directory = StateDir(tmp_path)
+    nats = ComponentState(name="nats", pid=3)
     saved = state(
         nats_url="nats://x", nodes={"node-0": "4xT4"}, ports={"api": 1}, components=(nats,)
     )

@@ -40,7 +40,9 @@ from simcluster.node_agent.agent import SimulatedAgentSettings, simulated_gpus
 from tests.support import build
 from tests.support.build import allocation_of, share
 
-OK, WARN, FAIL = Outcome.OK, Outcome.WARN, Outcome.FAIL
+OK = Outcome.OK
+WARN = Outcome.WARN
+FAIL = Outcome.FAIL
 GPU = DeviceUuid("GPU-a")
 COUNT = "volcano.sh/vgpu-number"
 BOTH = frozenset({"u", "v"})

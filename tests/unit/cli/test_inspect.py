@@ -145,7 +145,8 @@ def test_ps_has_one_row_for_the_pods_of_a_gang_that_wait_for_the_same_reason() -
     waiting = [WAITING, *(member(name, "3 of 4 exist") for name in "abc"), member("d", "refused")]
     view = cluster_of(waiting=waiting).leases()
 
-    text, wide = drawn(render.ps(view), 160), drawn(render.ps(view, wide=True), 300)
+    text = drawn(render.ps(view), 160)
+    wide = drawn(render.ps(view, wide=True), 300)
 
     shown = [line.split("  ")[0] for line in text.splitlines()[3:]]
     assert shown == ["team/first", "team/a and 2 more", "team/d"]
@@ -230,7 +231,8 @@ def test_an_unhealthy_device_and_its_leases_are_marked() -> None:
     node = replace(NODE, node=replace(NODE.node, devices=((sick, use),)))
     cluster = cluster_of(node)
 
-    bars, leases = drawn(render.gpus(cluster.gpus(), 120)), cluster.leases()
+    bars = drawn(render.gpus(cluster.gpus(), 120))
+    leases = cluster.leases()
     assert "UNHEALTHY" in bars
     assert "cordoned: XidError: Xid 79" in bars
     assert "active, on an unhealthy device" in drawn(render.ps(leases), 160)
@@ -251,7 +253,8 @@ def test_usage_is_shown_beside_each_lease() -> None:
     assert any("1200 MiB and 0% of its cores, processes: 2, idle for 10m" in line
                for line in running.lines)  # fmt: skip
     (device,) = cluster.gpus().nodes[0].devices
-    (lease,), shown = cluster.leases().leases, running.lease
+    (lease,) = cluster.leases().leases
+    shown = running.lease
     assert shown is not None
     for share in (device.shares[0], lease.shares[0], shown.shares[0]):
         assert msgspec.to_builtins(share.measured) == {

@@ -92,7 +92,8 @@ def test_this_machine_is_one_node(gpus: str, nodes: int | None) -> None:
 
 
 def test_the_library_of_the_last_run_stays_while_the_nodes_do() -> None:
-    nodes, library = {"node-0": "local"}, Path("/libvgpu.so")
+    nodes = {"node-0": "local"}
+    library = Path("/libvgpu.so")
     before = state(nodes=nodes, library_source=str(library))
 
     assert with_library(Up(), nodes, before).library_source == library
@@ -160,7 +161,8 @@ def test_components_get_the_files_of_their_secrets_and_never_the_secrets(tmp_pat
         ) or not planned.nats_program
         return files
 
-    nats, redis = "--nats-credentials", "--redis-credentials"
+    nats = "--nats-credentials"
+    redis = "--redis-credentials"
     assert logins("agent-node-1", plan()) == {nats: folder / "nats" / "node-agent.node-1"}
     assert logins("placer-1", plan()) == {
         nats: folder / "nats" / "placer", redis: folder / "redis" / "placer"
@@ -213,7 +215,8 @@ def test_nodes_take_consecutive_ports_for_usage_metrics_from_the_flag_on() -> No
 
 
 def test_ports_beyond_the_last_and_those_requested_twice_are_refused() -> None:
-    nodes, port = {"node-0": "1xT4", "node-1": "1xT4"}, free_port()
+    nodes = {"node-0": "1xT4", "node-1": "1xT4"}
+    port = free_port()
 
     with pytest.raises(RequestError, match=r"--usage-port: port 65536 is .* above 65535"):
         plan_of(Up(usage_port=65535), nodes, None)

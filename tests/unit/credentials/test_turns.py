@@ -61,7 +61,8 @@ async def test_some_have_turns_at_once_and_one_that_gives_up_passes_its_turn_on(
 
 
 async def test_an_owner_holds_its_share_of_turns_and_no_more_of_its_work_waits_than_may() -> None:
-    turns, release = Turns(3, of_one=2, most_waiting=1), asyncio.Event()
+    turns = Turns(3, of_one=2, most_waiting=1)
+    release = asyncio.Event()
     begun = list[str]()
 
     async def work(owner: str) -> None:
@@ -115,7 +116,8 @@ async def take(turns: Turns, owner: str) -> None:
 
 
 async def test_an_owner_with_its_share_of_turns_does_not_hold_up_larger_work_of_others() -> None:
-    turns, done = Turns(2, of_one=1), list[str]()
+    turns = Turns(2, of_one=1)
+    done = list[str]()
 
     async def do(owner: str, size: int) -> None:
         async with turns.turn(owner, size):

@@ -20,7 +20,8 @@ from tests.support.dialects.builders import (
 GI = 1 << 30
 KOORD = {"scheduler": "koord-scheduler"}
 LABEL = "koordinator.sh/gpu-isolation-provider"
-CARDS, PART = hami(gpu=2), hami(gpu=1, gpumem=1000)
+CARDS = hami(gpu=2)
+PART = hami(gpu=1, gpumem=1000)
 OLD = {"kubernetes.io/gpu-core": 50, "kubernetes.io/gpu-memory-ratio": 20}
 REFUSED: dict[str, tuple[Asked, dict[str, Any], str]] = {
     "item 22 more than all cores": (

@@ -35,12 +35,14 @@ from tests.support.dialects.builders import (
 
 Limits = Mapping[str, int]
 GI = 1 << 30
-EXCLUSIVE, SHARED = SharingPolicy.EXCLUSIVE, SharingPolicy.SHARED
+EXCLUSIVE = SharingPolicy.EXCLUSIVE
+SHARED = SharingPolicy.SHARED
 MOST, LEAST = DeviceOrder.MOST_ALLOCATED, DeviceOrder.LEAST_ALLOCATED
 KOORD: dict[str, Any] = {"scheduler": "koord-scheduler"}
 LABEL = "koordinator.sh/gpu-isolation-provider"
 ISOLATED = {"pod.node_requirements.selector": ((LABEL, "HAMi-core"),)}
-CARDS, PART = hami(gpu=2), hami(gpu=1, gpumem=1000)
+CARDS = hami(gpu=2)
+PART = hami(gpu=1, gpumem=1000)
 HALF = koord(shared=1, core=50, ratio=50)
 
 
@@ -294,7 +296,8 @@ def test_a_request_has_its_vendors_meaning(
     }
 
     def found(path: str) -> Any:
-        where, parts = (first, path.split("."))
+        where = first
+        parts = path.split(".")
         if parts[0] == "pod":
             return reduce(_part, parts[1:], request)
         return derived[path] if path in derived else getattr(where, path)

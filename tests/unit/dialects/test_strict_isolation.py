@@ -76,7 +76,8 @@ def test_a_pod_or_its_namespace_may_be_strict(
 
 @pytest.mark.parametrize("limits", WHOLE_GPUS)
 def test_whole_gpus_are_not_changed(limits: dict[str, int]) -> None:
-    (strict,), (usual,) = read(limits).containers, read(limits, notes={}).containers
+    (strict,) = read(limits).containers
+    (usual,) = read(limits, notes={}).containers
 
     assert strict.whole
     assert (strict.gpus, strict.sharing) == (usual.gpus, usual.sharing)
@@ -103,7 +104,8 @@ STRICT_GPU = request(
         container="c", gpus=1, strict=True, sharing=SharingPolicy.EXCLUSIVE, mig_allowed=True
     )
 )
-PART_OF_IT, UNLIMITED = part_of(memory_units=1000), part_of(memory_units=1000, limited=False)
+PART_OF_IT = part_of(memory_units=1000)
+UNLIMITED = part_of(memory_units=1000, limited=False)
 WHOLE = request(GpuRequest(container="c", gpus=1, whole=True))
 
 
@@ -158,7 +160,8 @@ def admitted(limits: dict[str, Any], notes: dict[str, str], **policy: Any) -> tu
 
 
 def test_the_webhook_admits_strict_isolation_and_denies_what_cannot_be_placed() -> None:
-    part, share = {k: str(v) for k, v in PART.items()}, {"volcano.sh/gpu-memory": "1024"}
+    part = {k: str(v) for k, v in PART.items()}
+    share = {"volcano.sh/gpu-memory": "1024"}
     strict = Rules(strict_namespaces=("team-a",))
 
     assert admitted(part, NOTES) == (True, "")

@@ -43,7 +43,8 @@ NOW = 1787000000.9
 NANOSECONDS = str(int(NOW * 1e9))
 SHARE = hami(gpu=1, gpumem=4096, gpucores=30)
 ONE = "GPU-0,NVIDIA,4096,30:"
-REGISTER, CORDON = "hami.io/node-nvidia-register", "hami.io/device-cordon"
+REGISTER = "hami.io/node-nvidia-register"
+CORDON = "hami.io/device-cordon"
 HAMI = DIALECTS["nvidia"]
 INSTANCE = MigPlacement(layout="group1", position=2, profile="1g.10gb")
 BOUND: dict[str, tuple[str, Lease, dict[str, str]]] = {

@@ -161,7 +161,8 @@ async def test_the_chosen_share_is_requested_from_a_binder() -> None:
 
 
 async def test_the_cpus_beside_the_gpu_are_held_and_requested() -> None:
-    world, name = ExtenderWorld(), numa_cpus_name(1)
+    world = ExtenderWorld()
+    name = numa_cpus_name(1)
     [device] = devices(1, "n1", numa=1, numa_cpus=5)
     world.mirror.put_node(
         LedgerNode(

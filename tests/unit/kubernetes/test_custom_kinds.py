@@ -19,7 +19,8 @@ from simcluster.apiserver.crd.custom_object_strategy import CustomObjectStrategy
 from simcluster.apiserver.registry import open_store
 
 Spec = Mapping[str, Any]
-BUDGET, QUOTA = budget_spec.KIND, gpu_quotas.KIND
+BUDGET = budget_spec.KIND
+QUOTA = gpu_quotas.KIND
 STORE = open_store()
 
 
@@ -160,6 +161,7 @@ quotas = maybe(models=models, pools=st.lists(labels), modelLabel=labels, **limit
 @settings(max_examples=300, deadline=None)
 @given(st.tuples(st.just(BUDGET), budgets) | st.tuples(st.just(QUOTA), quotas))
 def test_the_api_server_accepts_what_the_services_do(case: tuple[str, Spec]) -> None:
-    refused, ours = api_server_faults(*case), our_fault(*case)
+    refused = api_server_faults(*case)
+    ours = our_fault(*case)
 
     assert bool(refused) == bool(ours), (refused, ours)

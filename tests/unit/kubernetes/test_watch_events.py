@@ -136,7 +136,8 @@ def list_at(known: KnownObjects[ApiPod], history: History, version: int) -> list
 def test_changes_add_up_to_the_objects_that_exist(history: History, data: st.DataObject) -> None:
     """Lists at any time; watches that replay some of what was seen already, then go on."""
     known: KnownObjects[ApiPod] = KnownObjects()
-    recorded, seen = RecordedChanges(), data.draw(st.integers(0, LAST))
+    recorded = RecordedChanges()
+    seen = data.draw(st.integers(0, LAST))
     recorded.take(list_at(known, history, seen))
     for step in data.draw(st.lists(st.integers(0, 9), max_size=6)):
         before, seen = seen, min(LAST, seen + step)

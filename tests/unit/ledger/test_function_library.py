@@ -18,7 +18,8 @@ TEXTS = modules()
 @cache
 def required_by(module: str) -> frozenset[str]:
     """Return a module with all that it requires, and all that these require."""
-    reached, left = set[str](), {module}
+    reached = set[str]()
+    left = {module}
     while left:
         name = left.pop()
         reached.add(name)

@@ -158,7 +158,8 @@ def test_a_fault_that_names_a_pod_is_not_for_all_namespaces(fault: str, is_publi
 
 
 def test_a_long_word_in_a_fault_is_searched_for_pods_in_linear_time() -> None:
-    fault, began = "x" * 30_000, time.process_time()
+    fault = "x" * 30_000
+    began = time.process_time()
 
     assert device(fault=fault).public_fault == fault
 

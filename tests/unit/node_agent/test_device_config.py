@@ -185,13 +185,15 @@ async def test_a_restarted_agent_serves_as_before_until_the_api_server_has_answe
     tmp_path: Path,
 ) -> None:
     """A kubelet refuses pods while no plugin is registered, and the API server may be slow."""
-    clock, maps = FakeClock(), FakeConfigMaps(kube_system=text(deviceSplitCount=3))
+    clock = FakeClock()
+    maps = FakeConfigMaps(kube_system=text(deviceSplitCount=3))
     await configuring(tmp_path, maps, clock).load()
     maps.texts["kube_system"] = text(deviceSplitCount=6)
     maps.reads.clear()
     restarted = configuring(tmp_path, maps, clock)
 
-    first, reads = await restarted.load(), list(maps.reads)
+    first = await restarted.load()
+    reads = list(maps.reads)
     second = await restarted.load()
 
     assert (first.split_count, second.split_count) == (3, 6)
@@ -199,12 +201,14 @@ async def test_a_restarted_agent_serves_as_before_until_the_api_server_has_answe
 
 
 async def test_a_change_is_applied_within_a_minute(tmp_path: Path) -> None:
-    clock, maps = FakeClock(), FakeConfigMaps(kube_system=text(deviceSplitCount=3))
+    clock = FakeClock()
+    maps = FakeConfigMaps(kube_system=text(deviceSplitCount=3))
     config = configuring(tmp_path, maps, clock)
     await config.load()
     maps.texts["kube_system"] = text(deviceSplitCount=6)
 
-    before, reads = await config.load(), len(maps.reads)
+    before = await config.load()
+    reads = len(maps.reads)
     clock.advance(REFRESH_S)
     after = await config.load()
 
@@ -213,7 +217,8 @@ async def test_a_change_is_applied_within_a_minute(tmp_path: Path) -> None:
 
 
 async def test_without_the_api_server_the_previous_configuration_applies(tmp_path: Path) -> None:
-    clock, maps = FakeClock(), FakeConfigMaps(kube_system=text(deviceSplitCount=3))
+    clock = FakeClock()
+    maps = FakeConfigMaps(kube_system=text(deviceSplitCount=3))
     running = configuring(tmp_path, maps, clock)
     await running.load()
     maps.away = True
@@ -226,7 +231,8 @@ async def test_without_the_api_server_the_previous_configuration_applies(tmp_pat
 async def test_files_take_precedence_over_config_maps_and_a_missing_one_is_fatal(
     tmp_path: Path,
 ) -> None:
-    device, node = tmp_path / "device.yaml", tmp_path / "config.json"
+    device = tmp_path / "device.yaml"
+    node = tmp_path / "config.json"
     device.write_text(text(deviceSplitCount=5))
     node.write_text(json.dumps(OF_NODES))
     maps = FakeConfigMaps(kube_system=text(deviceSplitCount=3))
@@ -262,7 +268,8 @@ async def test_invalid_yaml_is_ignored_with_a_warning(
 async def test_an_invalid_config_map_leaves_the_last_valid_one_in_force_also_after_a_restart(
     broken: str, error: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock, maps = FakeClock(), FakeConfigMaps(kube_system=text(deviceSplitCount=3))
+    clock = FakeClock()
+    maps = FakeConfigMaps(kube_system=text(deviceSplitCount=3))
     running = configuring(tmp_path, maps, clock)
     await running.load()
     maps.texts["kube_system"] = broken

@@ -176,7 +176,8 @@ def advice_of(request: PodRequest, index: NodeIndex) -> Advice:
 def changed(pod: Pod, changes: tuple[Change, ...]) -> Pod:
     """Do what the hint says, and nothing else."""
     pod = copy.deepcopy(pod)
-    spec, notes = pod["spec"], pod["metadata"]["annotations"]
+    spec = pod["spec"]
+    notes = pod["metadata"]["annotations"]
     containers = [*spec["initContainers"], *spec["containers"]]
     for change in changes:
         target: dict[str, Any] = {}
@@ -388,7 +389,8 @@ def claimed(nodes: list[LedgerNode], until: list[int]) -> list[LedgerNode]:
 def test_who_sets_the_run_time_of_a_hint_gets_reserved_devices(
     nodes: list[LedgerNode], pod: Pod, until: list[int]
 ) -> None:
-    request, reserved = read(pod), claimed(nodes, until)
+    request = read(pod)
+    reserved = claimed(nodes, until)
     if request is None:
         return
     found = context_of(reserved, NOW).choose(pod_queued("m", request))

@@ -116,7 +116,8 @@ def test_a_gang_that_would_not_fit_an_empty_cluster_is_not_advised_to_wait() -> 
     busy, idle = cluster(nodes=1, gpus=2), cluster(nodes=1, gpus=1)
     busy.choose(member("other", 9_000))
 
-    hopeful, hopeless = decide_gang(three, 3, busy), decide_gang(three, 3, idle)
+    hopeful = decide_gang(three, 3, busy)
+    hopeless = decide_gang(three, 3, idle)
     assert hopeful.refusal is not None
     assert hopeless.refusal is not None
     refusal = gang_does_not_fit(GANG, live=0, decision=hopeless, refusal=hopeless.refusal)
@@ -176,7 +177,9 @@ def test_the_amounts_beside_pods_of_the_gang_that_fit_are_said_to_count_them() -
 
 
 def test_capacity_is_offered_to_one_pod_of_each_different_request() -> None:
-    small, same, large = member("a"), member("b"), member("c", 9_000)
+    small = member("a")
+    same = member("b")
+    large = member("c", 9_000)
 
     assert choose_offer_recipients([small, same, large]) == {"a", "c"}
     assert choose_offer_recipients(

@@ -365,7 +365,9 @@ def test_tightest_is_by_cores_then_by_memory_then_by_index() -> None:
     assert chosen(one(tightest), *cards(use(1_000, 50), use(1_000, 50))) == [0]
 
 
-BRIDGE, SWITCH, NVLINK = 30, 50, 250
+BRIDGE = 30
+SWITCH = 50
+NVLINK = 250
 
 
 def linked(count: int, links: dict[tuple[int, int], int], **fields: Any) -> list[Device]:
@@ -401,7 +403,8 @@ def test_the_pair_with_the_best_link_comes_before_the_order_of_devices() -> None
 
 
 def test_a_device_of_unknown_location_is_in_no_scope_and_the_refusal_names_it() -> None:
-    known, unknown = device("GPU-0", 0, numa=0), device("GPU-1", 1)
+    known = device("GPU-0", 0, numa=0)
+    unknown = device("GPU-1", 1)
 
     refusal = refused(
         asking(2, topology_scope=TopologyScope.NUMA), ledger_node("n1", known, unknown)
@@ -426,7 +429,8 @@ def test_devices_that_fit_in_different_scopes_are_counted_in_the_refusal() -> No
 
 
 def test_a_pod_gets_no_gpu_where_the_kubelet_has_too_few_cpus_for_it() -> None:
-    full, free = device("GPU-0", 0, numa=0, numa_cpus=1), device("GPU-1", 1, numa=1, numa_cpus=4)
+    full = device("GPU-0", 0, numa=0, numa_cpus=1)
+    free = device("GPU-1", 1, numa=1, numa_cpus=4)
 
     assert chosen(asking(1), full, free) == [0]
     assert chosen(asking(1, exclusive_cpus=4), full, free) == [1]
@@ -462,7 +466,8 @@ def test_the_numa_node_with_the_fewest_cpus_that_suffice_comes_first(order: Devi
             for cpus in (3, 2, 2)
         ]
 
-        tight, wide = free.index(3), free.index(4)
+        tight = free.index(3)
+        wide = free.index(4)
         assert found == [[tight], [wide], [wide]]
 
 
@@ -534,7 +539,8 @@ def test_the_greedy_search_over_sixteen_devices_finds_the_best_set() -> None:
 
 def test_the_greedy_search_reaches_95_percent_of_the_best_links() -> None:
     dice = random.Random(3)  # noqa: S311
-    found = best = 0
+    found = 0
+    best = 0
     for _ in range(30):
         links = {pair: dice.choice((10, 30, 50, 150)) for pair in combinations(range(9), 2)}
         node = mirrored(linked(9, links))

@@ -218,7 +218,8 @@ def test_placements_fit_and_refusals_agree_with_the_naive_scan(
 
 def _with_taken(node: LedgerNode, placement: Placement, wanted: PodRequest) -> LedgerNode:
     """The ledger's totals once the placement has become a lease; fences rise."""
-    uses, before = dict[DeviceUuid, DeviceUse](), {card.uuid: used for card, used in node.devices}
+    uses = dict[DeviceUuid, DeviceUse]()
+    before = {card.uuid: used for card, used in node.devices}
     for booking in bookings(placement.shares):
         known = before[booking.device]
         uses[booking.device] = DeviceUse(

@@ -285,7 +285,8 @@ def test_details_of_a_refusal_follow_the_nodes_that_they_are_about() -> None:
         )
     )
     wanted = request(gpu(memory=20_000))
-    fence, amounts = 1, [29_000, 31_000, 28_000, 28_000, 29_500]
+    fence = 1
+    amounts = [29_000, 31_000, 28_000, 28_000, 29_500]
 
     for name, memory_mib in zip(("n1", "n1", "n4", "n2", "n2"), amounts, strict=True):
         before = decision(wanted, index)

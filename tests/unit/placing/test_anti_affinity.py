@@ -18,7 +18,8 @@ from shared.placing.trial_cluster import TrialCluster
 from tests.support.build import device, dice, gpu, ledger_node, pod_queued, request
 from tests.support.placer.placing import index_of
 
-ZONE, HOST = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
+ZONE = "topology.kubernetes.io/zone"
+HOST = "kubernetes.io/hostname"
 TEAM_A = Namespace("team-a")
 
 
@@ -124,7 +125,8 @@ def test_no_preemption_is_planned_on_a_node_that_repels_the_pod() -> None:
     assert [each is not None for each in found] == [False, True]
 
 
-APPS, ZONES = st.sampled_from(["a", "b", "c"]), st.sampled_from(["x", "y", ""])
+APPS = st.sampled_from(["a", "b", "c"])
+ZONES = st.sampled_from(["x", "y", ""])
 TERMS = st.builds(
     lambda apps, key, namespaces: term(is_app(*apps), key=key, namespaces=namespaces),
     st.sets(APPS, min_size=1, max_size=2).map(sorted),

@@ -136,7 +136,8 @@ def test_the_value_is_that_of_the_plain_formula(
 
     value = 0.0
     for (kind, frequency), weight in zip(typical, weights, strict=True):
-        part, gpus = kind.memory_units, kind.gpus
+        part = kind.memory_units
+        gpus = kind.gpus
         fitting = [each for each in free if each >= part]
         shares = sum(each // part if gpus == 1 else 1 for each in fitting)
         pods = min(shares // gpus, cpu * CPU_PERCENT // 100 // kind.cpu)
@@ -156,7 +157,8 @@ def test_costs_of_nodes_that_changed_are_computed_again() -> None:
 
     for number in range(12):
         wanted = pod((300, 120)[number % 2])
-        kept, computed = candidates(wanted, index)[0], candidates(wanted, fresh)[0]
+        kept = candidates(wanted, index)[0]
+        computed = candidates(wanted, fresh)[0]
         assert _costs(kept.weighed) == _costs(computed.weighed)
         index.mirror.reserve(PodUid(f"uid-{number}"), kept, wanted.resources)
         fresh = NodeIndex(index.mirror)

@@ -15,7 +15,8 @@ from tests.support import build
 from tests.support.api.board import lease, node_totals
 from tests.support.build import device, gpu, ledger_node, mig_layout, request, share
 
-NODES, GPUS = 4, 4
+NODES = 4
+GPUS = 4
 LAYOUTS = (
     mig_layout("halves", ("3g.20gb", 20480, 2)),
     mig_layout("whole", ("7g.40gb", 40960, 1)),
@@ -53,7 +54,8 @@ def test_a_start_is_planned_on_a_mig_instance_or_once_the_layout_can_change(
 
 @pytest.mark.parametrize("seed", range(20))
 def test_plans_on_the_same_trials_are_those_that_each_has_alone(seed: int) -> None:
-    random, trials = Random(seed), StartTrials()  # noqa: S311 - no secret
+    random = Random(seed)  # noqa: S311 - no secret
+    trials = StartTrials()
     nodes = [_full_node(number) for number in range(NODES)]
     ends = {each.pod: random.uniform(10, 99) for node in nodes for each in node.leases}
 
@@ -83,7 +85,8 @@ def _full_node(number: int) -> NodeTotals:
 
 
 def test_a_plan_takes_no_time_for_the_pods_that_a_gang_does_not_need() -> None:
-    many, began = 30_000, time.process_time()
+    many = 30_000
+    began = time.process_time()
 
     plan = plan_start([request(gpu(memory=100))] * many, 1, [_full_node(0)], lambda _: None, now=1)
 

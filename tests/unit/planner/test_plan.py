@@ -263,7 +263,8 @@ def endable(each: VictimCandidate) -> Endable:
 
 @st.composite
 def plan_inputs(draw: st.DrawFn) -> PlanInput:
-    nodes, candidates = [], []
+    nodes = []
+    candidates = []
     for node in ("a", "b"):
         leases = []
         room = {0: SIZE, 1: SIZE}
@@ -302,7 +303,8 @@ def plan_inputs(draw: st.DrawFn) -> PlanInput:
 def test_a_plan_makes_the_pod_fit_and_none_is_cheaper(
     inputs: PlanInput, mib: int, gpus: int
 ) -> None:
-    request, nodes = requesting(mib, gpus), inputs.trials.nodes
+    request = requesting(mib, gpus)
+    nodes = inputs.trials.nodes
     fits_anyway = any(fit_on_node(request, each.node) for each in nodes.values())
 
     found = plan(request, inputs)

@@ -183,7 +183,8 @@ def test_pods_of_one_template_share_a_request_and_other_annotations_make_a_diffe
     assert other.request.selection.mode == "mig"
 
 
-EXPECTED, MOST = "leasehold.dev/expected-run-time", "leasehold.dev/max-run-time"
+EXPECTED = "leasehold.dev/expected-run-time"
+MOST = "leasehold.dev/max-run-time"
 
 
 @pytest.mark.parametrize(

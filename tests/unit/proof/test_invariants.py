@@ -36,7 +36,9 @@ from tests.proof.observations import (
     Want,
 )
 
-AT, NODE, OTHER = 1000.0, "node-0", "node-1"
+AT = 1000.0
+NODE = "node-0"
+OTHER = "node-1"
 HALF = DEVICE_MIB // 2 + 1
 SHARE = RawShare(container="main", device="gpu-0", mib=1000, cores=10, slot=0, fence=1)
 LEASE = RawLease(
@@ -340,7 +342,8 @@ def traces(*spans: tuple[str, str]) -> set[str]:
 
 
 def resources(mib: int, keys: int) -> set[str]:
-    judge, begin = Judge(), Resources(memory_mib={"nats": 20}, keys=15)
+    judge = Judge()
+    begin = Resources(memory_mib={"nats": 20}, keys=15)
     judge.judge_resources(begin, Resources(memory_mib={"nats": mib}, keys=keys), AT)
     return {each.check for each in judge.violations}
 

@@ -21,7 +21,8 @@ def connection(
     return ConnectionState(address, progress, NOW - age_s, unsent_bytes=unsent)
 
 
-SLOW, YOUNG = GRACE_S + 1, GRACE_S / 2
+SLOW = GRACE_S + 1
+YOUNG = GRACE_S / 2
 
 
 @pytest.mark.parametrize(

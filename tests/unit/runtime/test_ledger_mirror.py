@@ -110,7 +110,8 @@ async def test_without_pauses_every_change_is_read_as_it_happens(
 
 
 async def test_a_mirror_that_fails_after_each_snapshot_is_unready_and_says_why() -> None:
-    ledger, clock = FedLedger(), FakeClock()
+    ledger = FedLedger()
+    clock = FakeClock()
     followed = LedgerMirror(ledger, clock)
     for _ in range(4):
         ledger.feed.put_nowait(ValueError("a change that cannot be applied"))
@@ -124,7 +125,8 @@ async def test_a_mirror_that_fails_after_each_snapshot_is_unready_and_says_why()
 
 
 async def test_a_mirror_is_ready_from_its_first_snapshot_on() -> None:
-    ledger, clock = FedLedger(), FakeClock()
+    ledger = FedLedger()
+    clock = FakeClock()
     followed = LedgerMirror(ledger, clock)
     ledger.rebuilding = True
     with pytest.raises(UnavailableError):
@@ -142,7 +144,8 @@ async def test_a_mirror_is_ready_from_its_first_snapshot_on() -> None:
 
 
 async def test_a_mirror_that_has_followed_for_long_is_ready_again() -> None:
-    ledger, clock = FedLedger(), FakeClock()
+    ledger = FedLedger()
+    clock = FakeClock()
     followed = LedgerMirror(ledger, clock)
     ledger.feed.put_nowait(ValueError("once"))
     with pytest.raises(ValueError, match="once"):

@@ -166,7 +166,8 @@ class Stepping:
 
 
 async def test_what_the_steps_of_a_loop_return_is_published() -> None:
-    [role], published = roles_of(Stepping), list[Event]()
+    [role] = roles_of(Stepping)
+    published = list[Event]()
 
     async def publish(events: Sequence[Event]) -> None:
         published.extend(events)
@@ -184,7 +185,8 @@ async def test_a_loop_goes_on_without_nats_and_a_resync_follows() -> None:
         async def publish(self, events: Sequence[Event]) -> None:
             raise UnavailableError("NATS is away")
 
-    bus, stepping = Away(), Stepping([GONE], [QUEUED])
+    bus = Away()
+    stepping = Stepping([GONE], [QUEUED])
     runner = Runner("test", stepping, cast(Bus, bus), telemetry.Tracing("test", None))
 
     with pytest.raises(RequestError):

@@ -101,7 +101,8 @@ def test_each_number_of_each_service_is_refused_with_the_setting_the_value_and_w
 
     assert "trace_ratio" in numbers
     for name in numbers:
-        variable, flag = f"LEASEHOLD_{name.upper()}", f"--{name.replace('_', '-')}"
+        variable = f"LEASEHOLD_{name.upper()}"
+        flag = f"--{name.replace('_', '-')}"
         for value in ("abc", "nan", "inf", "-1", "1e300", "9" * 5000):
             with pytest.raises(RequestError, match=rf"^{variable}='{value}' must be a .*number"):
                 parsed(kind, **{variable: value})

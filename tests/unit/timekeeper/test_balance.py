@@ -58,7 +58,8 @@ def stepped(before: Account, wanted: Budget, now_ms: int) -> Account:
 
 def states(wanted: Budget, *at_min: float, **fields: Any) -> list[str]:
     """The states of an account that holds half a GPU from T0 on, counted at these minutes."""
-    now, found = account(charged_lease(**fields)), []
+    now = account(charged_lease(**fields))
+    found = []
     for minute in at_min:
         now = stepped(now, wanted, T0 + round(minute * MINUTE_MS))
         found.append(str(now.state.state))
@@ -155,7 +156,8 @@ def test_gpusharing_23_a_bucket_refills_without_drift_and_never_above_its_capaci
     empty = BudgetWindow(
         id="bucket", start_ms=0, limit_units=units(60), level_scaled=0, level_ms=T0
     )
-    level, window = 0, empty
+    level = 0
+    window = empty
     for tick in range(1, 1_000_001):
         if tick % 1000 == 0:  # each of a million ticks asks; every thousandth writes
             at = T0 + tick * 3_600_000 // 1_000_000
@@ -182,7 +184,9 @@ def test_a_buckets_level_does_not_depend_on_when_it_is_written(
     first = BudgetWindow(
         id="b", start_ms=0, limit_units=units(60), level_scaled=units(start) * HOUR_MS, level_ms=T0
     )
-    end, window, charged = T0 + 3 * DAY_MS, first, tenures
+    end = T0 + 3 * DAY_MS
+    window = first
+    charged = tenures
     at = T0
     for tick in ticks:
         at += tick
@@ -230,7 +234,8 @@ def test_gpusharing_25_exhausted_at_zero_and_back_only_above_the_hysteresis() ->
 
 def test_gpusharing_25_the_state_does_not_flap_when_the_rate_equals_the_refill() -> None:
     wanted = budget(60, type=PolicyType.BUCKET, refill_units_per_hour=units(30))
-    now, found = account(charged_lease()), []
+    now = account(charged_lease())
+    found = []
     now = stepped(now, wanted, T0)
     now = replace(now, windows=(replace(now.windows[0], level_scaled=0),))
     for minute in range(600):
@@ -242,7 +247,8 @@ def test_gpusharing_25_the_state_does_not_flap_when_the_rate_equals_the_refill()
 
 
 def test_gpusharing_26_use_beyond_the_budget_is_charged_as_such() -> None:
-    wanted, now = budget(10), account(charged_lease())
+    wanted = budget(10)
+    now = account(charged_lease())
     entries = []
     for minute in (20, 24):
         update = advance(now, wanted, T0 + minute * MINUTE_MS, charge_every_ms=0)

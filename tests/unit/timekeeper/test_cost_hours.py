@@ -42,7 +42,8 @@ from tests.support.build import device, ledger_node, use
 from tests.support.placer.ledger import share
 from tests.support.timekeeper.accounts import T0, TEAM, lease
 
-MODEL, GPUS = "Tesla T4", 2
+MODEL = "Tesla T4"
+GPUS = 2
 END = T0 + 3 * HOUR_MS
 INSTANTS = st.integers(T0, END)
 USE_OF = {True: IDLE, False: USED, None: UNMEASURED}
@@ -62,7 +63,8 @@ class Held(NamedTuple):
 @st.composite
 def held_leases(draw: st.DrawFn) -> Held:
     begin, end = sorted((draw(INSTANTS), draw(INSTANTS)))
-    idle, mib = draw(st.sampled_from([True, False, None])), draw(st.integers(1, 16_000))
+    idle = draw(st.sampled_from([True, False, None]))
+    mib = draw(st.integers(1, 16_000))
     return Held(draw(st.sampled_from("ab")), draw(st.integers(0, GPUS - 1)), mib, begin, end, idle)
 
 
@@ -227,7 +229,8 @@ def test_what_is_free_is_stranded_where_no_share_of_the_last_week_fits(
 
 
 def test_a_size_counts_for_a_week_after_its_last_lease() -> None:
-    half, whole = lease("p", mib=8_000), lease("q", shares=(share("a", 1, mib=16_000, whole=True),))
+    half = lease("p", mib=8_000)
+    whole = lease("q", shares=(share("a", 1, mib=16_000, whole=True),))
     seen = sizes_seen({}, [half, whole], T0)
 
     assert set(seen) == {Size(8_000, 0, 0), WHOLE_SIZE}

@@ -90,7 +90,8 @@ def test_memory_is_rounded_up_and_without_capacity_it_is_the_whole_device() -> N
 
 
 def test_devices_of_other_drivers_and_for_administrators_take_nothing() -> None:
-    other, admin = RESULT | {"driver": "gpu.nvidia.com"}, RESULT | {"adminAccess": True}
+    other = RESULT | {"driver": "gpu.nvidia.com"}
+    admin = RESULT | {"adminAccess": True}
 
     assert parsed(other, admin) is None
     assert len(parsed(other, RESULT).devices) == 1
@@ -99,7 +100,8 @@ def test_devices_of_other_drivers_and_for_administrators_take_nothing() -> None:
 def test_administrative_access_is_answered_where_its_pods_wait_for_it() -> None:
     waiting = {"adminAccess": True, "bindingConditions": [LEASED], "request": "admin"}
 
-    alone, mixed = parsed(RESULT | waiting), parsed(RESULT | waiting, RESULT)
+    alone = parsed(RESULT | waiting)
+    mixed = parsed(RESULT | waiting, RESULT)
     half = parsed(RESULT | waiting, RESULT, devices=[entry(LEASED)])
     both = parsed(RESULT | waiting, RESULT, devices=[entry(LEASED), entry(LEASED)])
 
@@ -126,7 +128,8 @@ def test_a_claim_is_answered_when_all_its_devices_are() -> None:
 
 
 def test_an_allocation_and_its_end_are_published_once() -> None:
-    tracker, claim = ClaimTracker(), allocated("c", on(GPU))
+    tracker = ClaimTracker()
+    claim = allocated("c", on(GPU))
 
     assert tracker.update(claim.claim, None) == []
     assert tracker.update(claim.claim, claim) == [ClaimAllocated(claim=claim)]
@@ -138,7 +141,8 @@ def test_an_allocation_and_its_end_are_published_once() -> None:
 
 
 def test_a_new_allocation_ends_the_one_before() -> None:
-    tracker, first = ClaimTracker(), allocated("c", on(GPU))
+    tracker = ClaimTracker()
+    first = allocated("c", on(GPU))
     second = allocated("c", on(GPU), generation="g2")
     tracker.update(first.claim, first)
 
@@ -150,7 +154,8 @@ def test_a_new_allocation_ends_the_one_before() -> None:
 
 
 def test_other_consumers_and_a_lost_answer_are_published() -> None:
-    tracker, claim = ClaimTracker(), allocated("c", on(GPU))
+    tracker = ClaimTracker()
+    claim = allocated("c", on(GPU))
     answered = replace(claim, answer=LEASED)
     tracker.update(claim.claim, answered)
     shared = replace(answered, consumers=("p1", "p2"))  # type: ignore[arg-type]
@@ -161,7 +166,8 @@ def test_other_consumers_and_a_lost_answer_are_published() -> None:
 
 
 def test_a_claim_without_an_answer_is_published_again() -> None:
-    tracker, claim = ClaimTracker(), allocated("c", on(GPU))
+    tracker = ClaimTracker()
+    claim = allocated("c", on(GPU))
     tracker.update(claim.claim, claim)
 
     assert tracker.resync_unanswered() == []
@@ -377,7 +383,8 @@ class FlakyLister(OurPodLister):
 
     def __init__(self, failures: int) -> None:
         super().__init__(cast("Any", None), frozenset(), cast("Any", None))
-        self.failures, self.attempts = failures, 0
+        self.failures = failures
+        self.attempts = 0
 
     async def chunks(self, request_ids: tuple[str, ...] = ()) -> AsyncIterator[PodsListed]:
         self.attempts += 1

@@ -71,7 +71,9 @@ DELETING = structs.replace(WAITING, deleting=True)
 
 
 def test_a_pod_whose_binding_always_fails_is_retried_after_pauses_up_to_30_s() -> None:
-    backoff, now, pauses = BindingBackoff(), 0.0, list[float]()
+    backoff = BindingBackoff()
+    now = 0.0
+    pauses = list[float]()
 
     assert backoff.add([WAITING.pod], now) == [WAITING.pod]
     for _ in range(8):
@@ -116,7 +118,9 @@ def newer(pod: ObservedPod, **changes: Any) -> ObservedPod:
 def test_what_is_published_of_a_pod(
     observed: Sequence[ObservedPod | None], published: list[type]
 ) -> None:
-    pods, before, events = PodTracker(), None, list[Any]()
+    pods = PodTracker()
+    before = None
+    events = list[Any]()
     for now in observed:
         if now is not None:
             events += pods.update(now, before)
@@ -158,7 +162,8 @@ def test_pods_of_any_amounts_leave_the_facts_of_their_node_within_bounds() -> No
 
 
 def test_a_pod_at_the_budgets_gate_is_published_once_and_queued_without_the_gate() -> None:
-    pods, gated = PodTracker(), structs.replace(WAITING, gated=True, budget_gated=True, priority=3)
+    pods = PodTracker()
+    gated = structs.replace(WAITING, gated=True, budget_gated=True, priority=3)
 
     first = pods.update(gated, None)
     again = pods.update(structs.replace(gated, resource_version="7"), gated)
@@ -176,7 +181,8 @@ def test_a_pod_at_the_budgets_gate_is_published_once_and_queued_without_the_gate
 
 
 def test_a_gated_pod_that_is_deleted_is_forgotten() -> None:
-    pods, gated = PodTracker(), structs.replace(WAITING, gated=True, budget_gated=True)
+    pods = PodTracker()
+    gated = structs.replace(WAITING, gated=True, budget_gated=True)
     pods.update(gated, None)
 
     pods.update(structs.replace(gated, deleting=True), gated)
@@ -319,7 +325,8 @@ def test_namespaces_are_those_that_kubernetes_documents(
     fields: dict[str, Any], published: AntiAffinityTerm
 ) -> None:
     watched = Watched()
-    gold, plain = {"tier": "gold"}, dict[str, str]()
+    gold = {"tier": "gold"}
+    plain = dict[str, str]()
     watched.pods.update_namespaces({Namespace("team-a"): plain, Namespace("team-b"): gold})
 
     watched.pods.update(running("p", {"labelSelector": NOISY, **fields}), None)
@@ -361,7 +368,8 @@ def test_many_selectors_are_not_compared_with_every_namespace() -> None:
 
 
 def test_a_term_stays_as_long_as_a_pod_with_it_runs() -> None:
-    watched, term = Watched(), {"labelSelector": NOISY}
+    watched = Watched()
+    term = {"labelSelector": NOISY}
     one, two = running("one", term), running("two", term)
     watched.pods.update(one, None)
     watched.pods.update(two, None)
@@ -373,7 +381,8 @@ def test_a_term_stays_as_long_as_a_pod_with_it_runs() -> None:
 
 
 def test_labels_of_namespaces_are_followed() -> None:
-    watched, team_b = Watched(), Namespace("team-b")
+    watched = Watched()
+    team_b = Namespace("team-b")
     selector = {"namespaceSelector": {"matchLabels": {"tier": "gold"}}, "labelSelector": NOISY}
     watched.pods.update(running("p", selector), None)
     assert watched.terms() == (of(),)
@@ -393,7 +402,9 @@ def test_a_waiting_pod_is_published_with_its_labels_and_again_when_they_change()
         raw = msgspec.json.encode({"metadata": meta, "spec": spec})
         return PARSER.parse(msgspec.json.decode(raw, type=ApiPod))
 
-    first, same, changed = waiting("a"), waiting("a"), waiting("b")
+    first = waiting("a")
+    same = waiting("a")
+    changed = waiting("b")
 
     (queued,) = tracker.update(first, None)
     assert isinstance(queued, PodQueued)
@@ -435,7 +446,8 @@ def test_pods_that_the_extender_was_asked_about_are_named_while_they_repel_other
 
 
 def test_devices_of_another_plugin_are_published_when_they_change() -> None:
-    name, known = NodeName("a"), ForeignDeviceTracker()
+    name = NodeName("a")
+    known = ForeignDeviceTracker()
     gpu = Device(
         uuid=DeviceUuid("GPU-a"), index=0, model="T4", memory_mib=15360, slots=10, unit_mib=1
     )
@@ -451,7 +463,8 @@ def test_devices_of_another_plugin_are_published_when_they_change() -> None:
 
 
 def test_a_node_whose_agent_has_left_is_published_even_without_devices() -> None:
-    name, known = NodeName("a"), ForeignDeviceTracker()
+    name = NodeName("a")
+    known = ForeignDeviceTracker()
     none = DevicesRegistered(node=name, devices=(), served=())
 
     events = [known.update(name, seen) for seen in (None, none, none)]
@@ -483,7 +496,8 @@ def test_a_resource_that_no_node_has_is_published_of_pods_of_other_schedulers() 
         structs.replace(waiting, resources={"nvidia.com/mig-1g.5gb": 1, "nvidia.com/gpu": 1}),
     )
 
-    early, nodes.revision = nodes.unknown_resources(waiting), 1
+    early = nodes.unknown_resources(waiting)
+    nodes.revision = 1
     events = [nodes.unknown_resources(pod) for pod in pods]
 
     assert early == []

@@ -21,7 +21,8 @@ from shared.model.names import Namespace
 from tests.support.dialects.builders import koord
 from tests.support.webhook.reviews import applied, budget, container, decided, gpu, pod, reviewed
 
-CORE, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
+CORE = "tencent.com/vcuda-core"
+MEMORY = "tencent.com/vcuda-memory"
 
 
 def answer(decision: AdmissionDecision) -> Any:
@@ -236,7 +237,8 @@ def test_a_configured_runtime_class_is_set_unless_the_pod_has_one() -> None:
     assert kept["runtimeClassName"] == "kata"
 
 
-MOST, EXPECTED = "leasehold.dev/max-run-time", "leasehold.dev/expected-run-time"
+MOST = "leasehold.dev/max-run-time"
+EXPECTED = "leasehold.dev/expected-run-time"
 LIMITS = Quota(namespace=Namespace("team-a"), default_run_s=600, max_run_s=7200)
 
 

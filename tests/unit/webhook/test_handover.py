@@ -15,7 +15,8 @@ from shared.placing.pod_fields import FIELDS, Effect
 from shared.pods.pod_parser import PodParser
 from tests.support.webhook import reviews
 
-FULL, LABEL = "leasehold-full", "leasehold.dev/handed-over"
+FULL = "leasehold-full"
+LABEL = "leasehold.dev/handed-over"
 INSTALLED = SchedulerChoice(served=frozenset({"leasehold", FULL}), handover=FULL)
 GPU = {"name": "main", "resources": {"limits": {"volcano.sh/vgpu-number": "1"}}}
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -183,7 +184,8 @@ NO_GPU = {"containers": [{"name": "main"}], "volumes": [{"name": "v", "ephemeral
 
 
 def test_a_pod_without_gpus_is_denied_or_handed_over_if_it_names_our_scheduler() -> None:
-    ours, others = {**NO_GPU, "schedulerName": "leasehold"}, {**NO_GPU, "schedulerName": "other"}
+    ours = {**NO_GPU, "schedulerName": "leasehold"}
+    others = {**NO_GPU, "schedulerName": "other"}
 
     assert not decided(pod(ours), SchedulerChoice()).allowed
     assert patched(pod(ours), INSTALLED)["spec"]["schedulerName"] == FULL

@@ -167,7 +167,8 @@ def test_what_is_removed_is_warned_of_by_name() -> None:
 
 
 def test_a_node_is_removed_from_copies_only_of_pods_that_leasehold_places() -> None:
-    placed, others = pod(gpu(), nodeName="node-0"), pod(container(), nodeName="node-0")
+    placed = pod(gpu(), nodeName="node-0")
+    others = pod(container(), nodeName="node-0")
     others["metadata"]["annotations"] = {ANNOTATION: "{}"}
 
     assert "bypasses every scheduler" in decided(placed).message

@@ -22,7 +22,8 @@ def written(limits: dict[str, str], notes: Any = None, labels: Any = None, **mor
 def test_an_amount_outside_the_limits_denies_a_pod_that_would_get_a_whole_gpu(
     name: str, place: str
 ) -> None:
-    whole, part = written(WHOLE, **{place: {name: "1"}}), written(SHARE, **{place: {name: "1"}})
+    whole = written(WHOLE, **{place: {name: "1"}})
+    part = written(SHARE, **{place: {name: "1"}})
 
     assert (whole.allowed, part.allowed) == (False, True)
     assert f"{name} is a resource: write it into the container's limits" in whole.message

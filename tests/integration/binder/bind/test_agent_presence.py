@@ -274,7 +274,8 @@ async def test_a_subscribed_agent_without_a_reply_defers_from_the_first_request(
 
 
 async def test_without_nats_no_agent_counts_as_silent(near: Near) -> None:
-    near.agents.replies[N1], near.agents.cut_off = BindReply(), True
+    near.agents.replies[N1] = BindReply()
+    near.agents.cut_off = True
 
     for _ in range(3):
         with pytest.raises(UnavailableError, match="NATS is away"):
@@ -334,7 +335,9 @@ def cordons(world: World, agents: FakeAgents, clock: FakeClock) -> NodeCordons:
 async def test_a_node_is_cordoned_after_two_missed_replies_and_uncordoned_by_the_next(
     new_world: NewWorld,
 ) -> None:
-    world, agents, clock = await new_world(), no_agents(), FakeClock()
+    world = await new_world()
+    agents = no_agents()
+    clock = FakeClock()
     agents.replies[N1] = HANGING
     it = cordons(world, agents, clock)
 
@@ -358,7 +361,9 @@ async def test_a_node_is_cordoned_after_two_missed_replies_and_uncordoned_by_the
 async def test_a_node_is_cordoned_at_once_when_its_agent_is_being_stopped(
     new_world: NewWorld,
 ) -> None:
-    world, agents, clock = await new_world(), no_agents(), FakeClock()
+    world = await new_world()
+    agents = no_agents()
+    clock = FakeClock()
     agents.replies[N1] = away("p1")
     it = cordons(world, agents, clock)
 
@@ -371,7 +376,9 @@ async def test_a_node_is_cordoned_at_once_when_its_agent_is_being_stopped(
 async def test_a_device_report_of_a_cordoned_node_has_its_agent_probed_at_once(
     new_world: NewWorld,
 ) -> None:
-    world, agents, clock = await new_world(), no_agents(), FakeClock()
+    world = await new_world()
+    agents = no_agents()
+    clock = FakeClock()
     agents.replies[N1] = HANGING
     it = cordons(world, agents, clock)
     for _ in range(8):
@@ -394,7 +401,9 @@ async def test_a_device_report_of_a_cordoned_node_has_its_agent_probed_at_once(
 async def test_a_node_of_another_device_plugin_is_uncordoned_and_gets_no_request(
     new_world: NewWorld,
 ) -> None:
-    world, agents, clock = await new_world(), no_agents(), FakeClock()
+    world = await new_world()
+    agents = no_agents()
+    clock = FakeClock()
     agents.replies[N1] = BindReply()
     one, two = cordons(world, agents, clock), cordons(world, agents, clock)
     for it in (one, two):
@@ -427,7 +436,9 @@ async def test_a_node_of_another_device_plugin_is_uncordoned_and_gets_no_request
 async def test_a_binder_uncordons_the_node_of_another_only_after_a_reply(
     new_world: NewWorld,
 ) -> None:
-    world, agents, clock = await new_world(), no_agents(), FakeClock()
+    world = await new_world()
+    agents = no_agents()
+    clock = FakeClock()
     agents.replies[N1] = BindReply()
     one, two = cordons(world, agents, clock), cordons(world, agents, clock)
     await two.presence.deferrals([lease()])

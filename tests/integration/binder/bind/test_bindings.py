@@ -43,8 +43,11 @@ from tests.support.placer.running import placers
 from tests.support.simcluster.apiserver import api_server
 from tests.support.waiting import until
 
-POD, N1, N2 = lease().pod, NodeName("n1"), NodeName("n2")
-UNBOUND, BOUND = PodSnapshot(POD, None), PodSnapshot(POD, N1)
+POD = lease().pod
+N1 = NodeName("n1")
+N2 = NodeName("n2")
+UNBOUND = PodSnapshot(POD, None)
+BOUND = PodSnapshot(POD, N1)
 
 
 async def test_a_placement_is_bound_once_with_all_annotations_after_its_lease_is_published(
@@ -120,7 +123,8 @@ async def test_a_pod_that_is_bound_to_its_node_is_a_success_whatever_the_respons
     new_world: NewWorld, error: LeaseholdError
 ) -> None:
     world = await new_world(lease())
-    world.pods.errors["p1"], world.pods.seen["p1"] = [error], BOUND
+    world.pods.errors["p1"] = [error]
+    world.pods.seen["p1"] = BOUND
 
     assert [type(event) for event in await world.bind_all(lease())] == [PodBound]
     assert (await world.leases())[POD].state is LeaseState.BOUND
@@ -140,7 +144,8 @@ async def test_the_lease_of_a_pod_that_cannot_be_bound_is_released(
     new_world: NewWorld, error: LeaseholdError, seen: PodSnapshot, word: str
 ) -> None:
     world = await new_world(lease(), lease("good"))
-    world.pods.errors["p1"], world.pods.seen["p1"] = [error], seen
+    world.pods.errors["p1"] = [error]
+    world.pods.seen["p1"] = seen
 
     events = await world.bind_all(lease(), lease("good"))
 
@@ -159,7 +164,8 @@ async def test_the_lease_of_a_deleted_pod_stays_until_its_agent_confirms_that_it
     new_world: NewWorld, seen: PodSnapshot | None, word: str
 ) -> None:
     world = await new_world(lease())
-    world.pods.errors["p1"], world.pods.seen["p1"] = [RequestError("404")], seen
+    world.pods.errors["p1"] = [RequestError("404")]
+    world.pods.seen["p1"] = seen
 
     (failed,) = await world.bind_all(lease())
 
@@ -173,7 +179,8 @@ async def test_a_binding_that_did_not_happen_is_sent_again_with_the_next_deliver
     new_world: NewWorld,
 ) -> None:
     world = await new_world(lease())
-    world.pods.errors["p1"], world.pods.seen["p1"] = [UnavailableError("503")], UNBOUND
+    world.pods.errors["p1"] = [UnavailableError("503")]
+    world.pods.seen["p1"] = UNBOUND
 
     async with running(world.binder.sender.send_bindings):
         with pytest.raises(UnavailableError):
@@ -233,7 +240,8 @@ async def test_bindings_in_flight_when_the_sender_stops_are_unknown_not_lost(
         await waiting
 
 
-PODS, EVENTS = "/api/v1/namespaces/default/pods", "/api/v1/namespaces/default/events"
+PODS = "/api/v1/namespaces/default/pods"
+EVENTS = "/api/v1/namespaces/default/events"
 WHOLE_MIB = 16_000
 
 
@@ -374,7 +382,8 @@ async def test_a_placer_places_no_pod_beside_one_that_repels_it_and_is_just_bein
 ) -> None:
     """The binder has looked for pods that the one repels, and found none."""
     await at.create_nodes({"a": "x", "b": "x"})
-    quiet, noisy = await at.pod("quiet"), await at.create_noisy()
+    quiet = await at.pod("quiet")
+    noisy = await at.create_noisy()
     placed: list[PlacementChosen | PlacementRefused] = []
 
     async with placers(at.leases, 1) as [placer]:
@@ -396,7 +405,8 @@ async def test_a_pod_and_one_that_it_repels_are_never_placed_on_one_node_at_once
     at: SchedulerBindingsStage, attempt: int
 ) -> None:
     await at.create_nodes({"a": "x", "b": "y"})
-    quiet, noisy = await at.pod("quiet"), await at.create_noisy()
+    quiet = await at.pod("quiet")
+    noisy = await at.create_noisy()
     repels = (repelling(HOSTNAME),)
 
     async with placers(at.leases, 1) as [placer]:
@@ -460,7 +470,8 @@ async def test_a_second_request_gets_the_same_reply_and_changes_nothing(
 
 
 async def test_events_of_these_pods_are_left_to_kube_scheduler(at: SchedulerBindingsStage) -> None:
-    pod, events = await at.pod("p"), at.binders[0].events
+    pod = await at.pod("p")
+    events = at.binders[0].events
     waiting = KubernetesEvent(
         pod=pod.pod, namespace=pod.namespace, name="p", reason="Later", message="text"
     )
@@ -506,7 +517,8 @@ async def test_a_share_goes_to_a_pod_of_a_placer_or_of_kube_scheduler(
 
 
 async def test_a_pod_is_annotated_once_its_quota_is_raised(at: SchedulerBindingsStage) -> None:
-    pod, binder = await at.pod("p"), at.binders[0]
+    pod = await at.pod("p")
+    binder = at.binders[0]
     team = pod.namespace
     await at.leases.quotas.save([Quota(namespace=team, limits=QuotaLimits(cards=0))], read_at=NOW)
     refusal = Refusal(reason="over quota", permanent=True, quota=team)
@@ -580,7 +592,8 @@ async def test_without_shares_a_request_binds_only_a_pod_that_has_a_lease(
     at: SchedulerBindingsStage,
 ) -> None:
     """The extender's mirror has no free share: the pod may have been leased by an earlier call."""
-    leased, other = await at.pod("leased"), await at.pod("other")
+    leased = await at.pod("leased")
+    other = await at.pod("other")
     await at.bind(leased)
 
     def request(pod: PodQueued) -> PodBindingRequest:

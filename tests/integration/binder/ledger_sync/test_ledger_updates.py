@@ -245,7 +245,8 @@ async def test_the_end_of_a_lease_offers_its_capacity_to_waiting_pods(new_world:
 async def test_no_offers_are_chosen_while_the_capacity_number_does_not_change(
     new_world: NewWorld,
 ) -> None:
-    world, scans = await new_world(), list[float]()
+    world = await new_world()
+    scans = list[float]()
     choose = world.ledger.waiting_pods.choose_offers
 
     async def counted(*, now: float, with_gangs: bool) -> OfferedPods:
@@ -369,7 +370,8 @@ async def test_another_binder_offers_again_what_was_lost_with_the_first() -> Non
         await server.ready()
         async with ledger(server.url) as leases:
             clock = FakeClock(NOW)
-            dying, other = Sweeper(leases, clock), Sweeper(leases, clock)
+            dying = Sweeper(leases, clock)
+            other = Sweeper(leases, clock)
             await wait_for_full_devices(leases)
             await other.offer()
             await leases.release([PodUid("full-0")], reason="test")
@@ -391,7 +393,8 @@ async def test_the_verdicts_of_a_gang_that_forms_are_decided_again_once_in_a_whi
     gang = structs.replace(GANG, min_member=99)
     async with ledger(url) as leases:
         clock = FakeClock(NOW)
-        sweeper, reviewed = Sweeper(leases, clock), list[float]()
+        sweeper = Sweeper(leases, clock)
+        reviewed = list[float]()
         for number in range(40):
             await leases.waiting_pods.enroll(gang, [verdict(in_gang(f"p-{number}"), 0)])
             if await sweeper.offer():

@@ -30,7 +30,8 @@ from tests.support.binder.world import NewWorld, World, lease, running
 from tests.support.placer.ledger import facts, ledger
 from tests.support.waiting import until
 
-STOLEN, OTHER = NodeName("n1"), NodeName("n2")
+STOLEN = NodeName("n1")
+OTHER = NodeName("n2")
 VICTIM = lease("victim", OTHER, state=LeaseState.BOUND)
 NAMED: dict[str, Any] = {"pod": VICTIM.pod, "namespace": VICTIM.namespace, "name": VICTIM.name}
 
@@ -155,7 +156,8 @@ async def test_a_node_stays_cordoned_until_a_report_of_it_is_accepted_by_any_bin
 
 
 async def test_a_reply_about_pods_of_other_nodes_defers_none_of_them(world: World) -> None:
-    own, other = lease("own", STOLEN), lease("other", OTHER)
+    own = lease("own", STOLEN)
+    other = lease("other", OTHER)
     world.agents.replies[STOLEN] = BindReply(
         deferred_pods=(other.pod, own.pod), unserved_pods=(other.pod,), reason="it lies"
     )
@@ -186,8 +188,10 @@ async def known_nodes(leases: RedisLeases) -> dict[NodeName, NodeFacts]:
 
 
 async def test_the_newest_of_a_batch_counts_in_any_order(url: str) -> None:
-    node, watch = facts("a"), Watch()
-    there, gone = watch.change(node, 1), watch.delete(node, 2)
+    node = facts("a")
+    watch = Watch()
+    there = watch.change(node, 1)
+    gone = watch.delete(node, 2)
     back = watch.change(node, 3)
     async with ledger(url, {}) as leases:
         for batch in ([*there, *back, *gone], [*gone, *there]):
@@ -200,7 +204,9 @@ async def test_a_node_that_was_deleted_without_an_event_is_removed_with_the_next
     url: str,
 ) -> None:
     """Events may be lost; the lists that follow compare the ledger with the cluster."""
-    kept, gone, watch = facts("a"), facts("b"), Watch()
+    kept = facts("a")
+    gone = facts("b")
+    watch = Watch()
     async with ledger(url, {}) as leases:
         world = World(leases)
         world.pods.nodes = {kept.name}
@@ -214,7 +220,8 @@ async def test_a_node_that_was_deleted_without_an_event_is_removed_with_the_next
 
 
 async def test_a_list_that_is_older_than_a_node_does_not_remove_it(url: str) -> None:
-    new, watch = facts("new"), Watch()
+    new = facts("new")
+    watch = Watch()
     watch.nodes.revision = 5
     [before] = watch.listings()
     async with ledger(url, {}) as leases:
@@ -230,12 +237,16 @@ async def test_a_list_that_is_older_than_a_node_does_not_remove_it(url: str) -> 
 
 
 async def test_a_restored_api_server_replaces_states_of_higher_versions_at_once(url: str) -> None:
-    cordoned, gone = replace(facts("a"), unschedulable=True), facts("b")
-    watch, restored = Watch(), Watch()
-    restored.nodes.revision, restored.nodes.revisions_forgotten = 40, True
+    cordoned = replace(facts("a"), unschedulable=True)
+    gone = facts("b")
+    watch = Watch()
+    restored = Watch()
+    restored.nodes.revision = 40
+    restored.nodes.revisions_forgotten = True
     async with ledger(url, {}) as leases:
         world = World(leases)
-        world.pods.nodes, binder = {cordoned.name}, world.binder
+        world.pods.nodes = {cordoned.name}
+        binder = world.binder
         before = [*watch.change(cordoned, 90), *watch.change(gone, 91)]
         await binder.updater.save_nodes(before)
 

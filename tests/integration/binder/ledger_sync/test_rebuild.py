@@ -103,7 +103,8 @@ async def finished(world: World) -> None:
 
 async def test_an_empty_ledger_is_restored_from_agents_and_pods(world: World) -> None:
     await world.lose()
-    active, silent = lease("p1", "n1"), lease("p2", "n2")
+    active = lease("p1", "n1")
+    silent = lease("p2", "n2")
 
     async with running(world.binder.rebuild.rebuild_ledger):
         request_id = await wanted(world)
@@ -171,7 +172,9 @@ async def test_leases_that_cannot_be_restored_are_reported(world: World) -> None
 
 async def test_an_agents_word_counts_only_for_pods_that_are_on_its_node(world: World) -> None:
     await world.lose()
-    gone, bound_late, elsewhere = lease("p1"), lease("p2"), lease("p3")
+    gone = lease("p1")
+    bound_late = lease("p2")
+    elsewhere = lease("p3")
     world.pods.seen["p2"] = PodSnapshot(bound_late.pod, bound_late.node)
     world.pods.seen["p3"] = PodSnapshot(elsewhere.pod, NodeName("n2"))
 
@@ -331,7 +334,8 @@ async def test_a_rebuild_waits_until_all_quotas_are_known(world: World) -> None:
 
 async def test_a_binder_that_takes_a_rebuild_over_begins_again(world: World) -> None:
     await world.lose()
-    other, active = world.replica(), lease("p1", "n1")
+    other = world.replica()
+    active = lease("p1", "n1")
 
     async with running(world.binder.rebuild.rebuild_ledger):
         await wanted(world)
@@ -375,7 +379,8 @@ async def test_the_last_part_of_a_list_waits_for_the_others(new_world: NewWorld)
 
 
 def test_a_node_whose_reports_always_differ_does_not_hold_up_a_rebuild() -> None:
-    evidence, read = CollectedEvidence(time.monotonic), list[str]()
+    evidence = CollectedEvidence(time.monotonic)
+    read = list[str]()
     evidence.begin_rebuild()
     for number in range(100):
         held = activation(lease(f"p{number}", "stolen"))

@@ -81,7 +81,8 @@ async def test_a_ledger_is_not_closed_again_for_what_a_rebuild_has_not_mended(
 async def test_whatever_is_damaged_the_ledger_is_closed_a_few_times_only(
     new_world: NewWorld,
 ) -> None:
-    world, closed = await new_world(), 0
+    world = await new_world()
+    closed = 0
     for number in range(MOST_REBUILDS + 3):
         await overwrite(world, "nodes", f"other-{number}")
         await read(world, times=2)

@@ -37,7 +37,8 @@ class Gates(RecordedReports):
 
     def __init__(self, world: World) -> None:
         super().__init__()
-        self.world, self.pods = world, world.pods
+        self.world = world
+        self.pods = world.pods
         self.store = world.ledger.part(GatedPods)
         self.part = SchedulingGates(self.store, world.pods, self, world.clock)
         self.step = self.part.remove_gates

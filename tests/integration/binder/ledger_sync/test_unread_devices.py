@@ -13,7 +13,8 @@ from shared.model.names import DeviceUuid, NodeName
 from tests.support.binder.world import NOW, World
 from tests.support.placer.ledger import device, report
 
-N1, N2 = NodeName("n1"), NodeName("n2")
+N1 = NodeName("n1")
+N2 = NodeName("n2")
 FIRST, SECOND = device(N1, 0), device(N1, 1)
 UNREAD = UnreadDevice(uuid=SECOND.uuid, index=1, model="Tesla T4", reason="it hangs")
 UNNAMED_GPU = UnreadDevice(reason="the driver could not initialise it")

@@ -168,7 +168,8 @@ def test_the_patch_names_the_resource_version_that_was_read() -> None:
 
 
 async def test_a_planned_start_stays_behind_each_new_reason_until_it_is_withdrawn() -> None:
-    pods, clock = FakePods(), FakeClock()
+    pods = FakePods()
+    clock = FakeClock()
     writer = ConditionWriter(pods, clock)
     message = ""
 
@@ -182,7 +183,8 @@ async def test_a_planned_start_stays_behind_each_new_reason_until_it_is_withdraw
         message = str(pods.patches[-1][1]["status"]["conditions"][0]["message"])
         return message
 
-    full, cordoned = explain(refused("full.")), explain(refused("cordoned."))
+    full = explain(refused("full."))
+    cordoned = explain(refused("cordoned."))
     planned = event_of(refused(), PLANNED, "starts by T at the latest")
     async with running(writer.write_conditions):
         assert await write(planned) == "Planned start: starts by T at the latest"
@@ -195,7 +197,8 @@ async def test_a_planned_start_stays_behind_each_new_reason_until_it_is_withdraw
 
 
 async def test_a_condition_is_decided_afresh_after_a_conflict() -> None:
-    pods, clock = FakePods(), FakeClock()
+    pods = FakePods()
+    clock = FakeClock()
     writer = ConditionWriter(pods, clock)
     pods.seen["p1"] = seen()
     pods.errors["p1"] = [ConflictError("moved on")]
@@ -211,7 +214,8 @@ async def test_a_condition_is_decided_afresh_after_a_conflict() -> None:
 
 
 async def test_a_changing_message_is_written_every_5_s_only() -> None:
-    pods, clock = FakePods(), FakeClock()
+    pods = FakePods()
+    clock = FakeClock()
     writer = ConditionWriter(pods, clock)
     pods.seen["p1"] = seen()
 
@@ -229,7 +233,8 @@ async def test_a_changing_message_is_written_every_5_s_only() -> None:
 
 
 async def test_the_last_of_alternating_messages_stays_whichever_replica_writes_it() -> None:
-    pods, clock = FakePods(), FakeClock()
+    pods = FakePods()
+    clock = FakeClock()
     writers = [ConditionWriter(pods, clock) for _ in range(2)]
     pods.seen["p1"] = seen()
 
@@ -249,7 +254,8 @@ async def test_the_last_of_alternating_messages_stays_whichever_replica_writes_i
 
 
 async def test_a_message_that_is_repeated_often_is_read_and_written_once_a_minute() -> None:
-    pods, clock = FakePods(), FakeClock()
+    pods = FakePods()
+    clock = FakeClock()
     writer = ConditionWriter(pods, clock)
     pods.seen["p1"] = seen()
 
@@ -278,7 +284,8 @@ class Conflicting(FakePods):
 
 
 async def test_an_event_that_met_a_conflict_and_does_not_exist_is_written_later() -> None:
-    pods, clock = Conflicting(), FakeClock()
+    pods = Conflicting()
+    clock = FakeClock()
     writer = EventWriter(pods, clock)
 
     async with running(writer.write_events):
@@ -320,7 +327,8 @@ async def test_an_event_that_another_replica_wrote_is_counted_on() -> None:
 
 
 async def test_events_are_written_once_the_api_server_is_back() -> None:
-    pods, clock = FakePods(), FakeClock()
+    pods = FakePods()
+    clock = FakeClock()
     pods.away = True
     writer = EventWriter(pods, clock)
 
@@ -333,7 +341,8 @@ async def test_events_are_written_once_the_api_server_is_back() -> None:
 
 
 async def test_warnings_go_before_the_rest() -> None:
-    pods, clock = FakePods(), FakeClock()
+    pods = FakePods()
+    clock = FakeClock()
     writer = EventWriter(pods, clock, per_s=1, burst=1)
     for number in range(10):
         writer.record(event(name=f"bound-{number}", warning=False))
@@ -348,7 +357,9 @@ async def test_warnings_go_before_the_rest() -> None:
 async def test_events_of_3000_bound_pods_are_written_within_10_s_and_few_while_bindings_wait() -> (
     None
 ):
-    pods, clock, waiting_bindings = FakePods(), FakeClock(), [True]
+    pods = FakePods()
+    clock = FakeClock()
+    waiting_bindings = [True]
     writer = EventWriter(pods, clock, is_busy=lambda: bool(waiting_bindings))
     for number in range(3000):
         writer.record(event(name=f"bound-{number}", warning=False), once=True)

@@ -300,7 +300,8 @@ def test_down_reports_that_nothing_runs(
 
 
 def test_wiping_keeps_the_lock_and_refuses_a_directory_that_is_not_ours(tmp_path: Path) -> None:
-    ours, other = StateDir(tmp_path / "ours"), StateDir(tmp_path / "other")
+    ours = StateDir(tmp_path / "ours")
+    other = StateDir(tmp_path / "other")
     for directory in (ours, other):
         directory.make()
         (directory.root / "photos").mkdir()

@@ -34,7 +34,8 @@ async def check_a_share(cluster: OneNodeCluster) -> None:
     specification = cluster.node.kubelet.files.cdi / FILE
     async with cluster.running():
         lease = await cluster.run_pod("one", share(1, 1000))
-        response, device = allocate_response(cluster, lease), lease.shares[0].device
+        response = allocate_response(cluster, lease)
+        device = lease.shares[0].device
         named = specification_devices(cluster)
         specification.unlink()
         await until(specification.exists)

@@ -59,7 +59,8 @@ class RecordedClaims:
 
 @asynccontextmanager
 async def plugin() -> AsyncIterator[tuple[ClaimPlugin, RecordedClaims, list[str]]]:
-    handler, registered = RecordedClaims(), list[str]()
+    handler = RecordedClaims()
+    registered = list[str]()
     preparation: Any = handler
     with tempfile.TemporaryDirectory(prefix="lh-") as directory:
         served = ClaimPlugin(

@@ -106,7 +106,8 @@ async def test_slices_whose_fields_the_api_server_drops_are_not_published(
 ) -> None:
     """An API server of an older version stores them without a word, maybe one of several."""
     async with cluster_with_claims() as cluster:
-        create, stored = cluster.api.store.create, 0
+        create = cluster.api.store.create
+        stored = 0
 
         def without_field(resource: str, obj: Json, *, dry_run: bool = False) -> Json:
             nonlocal stored

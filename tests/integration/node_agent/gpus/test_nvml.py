@@ -205,7 +205,8 @@ async def test_a_hanging_gpu_does_not_block_events_of_others(
     nvml: GpuDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvml.create(FIRST, SECOND)
-    find, released = pynvml.nvmlDeviceGetHandleByUUID, threading.Event()
+    find = pynvml.nvmlDeviceGetHandleByUUID
+    released = threading.Event()
 
     def hanging(name: str) -> Any:
         if name == FIRST.uuid:
@@ -304,7 +305,8 @@ async def test_a_gpu_that_only_the_kernel_driver_lists_is_unread(
     nvml.create(FIRST, SECOND)
     list_gpu(tmp_path, "0000:01:00.0", FIRST.uuid)
     list_gpu(tmp_path, "0000:02:00.0", SECOND.uuid, minor=1)
-    by_index, hangs = pynvml.nvmlDeviceGetHandleByIndex, True
+    by_index = pynvml.nvmlDeviceGetHandleByIndex
+    hangs = True
 
     def handle(number: int) -> Any:
         if number == 1 and hangs:
@@ -328,7 +330,8 @@ async def test_a_hanging_call_times_out_and_no_second_call_starts_beside_it(
     nvml: GpuDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvml.create(MIG)
-    create, came_back = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement, threading.Event()
+    create = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement
+    came_back = threading.Event()
 
     def hanging(*arguments: Any) -> Any:
         came_back.wait(30)

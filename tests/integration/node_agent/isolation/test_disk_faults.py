@@ -88,7 +88,8 @@ async def test_allocate_fails_if_the_checkpoint_or_the_region_cannot_be_written(
         with monkeypatch.context() as short:
             short.setattr(f"services.node_agent.{writes}", full)
             await cluster.fail_pod("one", share(0, 1000))
-            message, kept = cluster.message("one"), agent.checkpoint.allocations
+            message = cluster.message("one")
+            kept = agent.checkpoint.allocations
         await cluster.run_pod("two", share(0, 1000, fence=2))
 
     assert reason in message

@@ -38,7 +38,8 @@ async def test_item_41_containers_keep_the_library_that_they_started_with(tmp_pa
         async with cluster.running():
             old = await cluster.run_pod("old", share(0, slot=0))
             first = mounted(cluster, "old")
-            inode, content = first.stat().st_ino, first.read_bytes()
+            inode = first.stat().st_ino
+            content = first.read_bytes()
         build(source, 2)
         async with cluster.running() as agent:
             lease = await cluster.run_pod("new", share(0, slot=1, fence=2))

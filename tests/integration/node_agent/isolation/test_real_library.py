@@ -63,7 +63,8 @@ def test_hami_core_10_a_seeded_region_wins_over_the_environment(
 def test_two_devices_have_their_own_limits_by_pci_address(
     driver: GpuDriver, library: Path, tmp_path: Path
 ) -> None:
-    slow, fast = gpu(1, sms=40), gpu(2, sms=100)
+    slow = gpu(1, sms=40)
+    fast = gpu(2, sms=100)
     driver.create(slow, fast)
     container = HamiContainer(driver=driver, library=library, directory=tmp_path / "u1_main")
     container.seed(2, 6)
@@ -115,7 +116,8 @@ def test_hami_core_12_a_raised_limit_applies_to_the_next_allocation(one: HamiCon
 
 def test_ended_and_killed_processes_use_nothing(one: HamiContainer) -> None:
     one.seed(4)
-    ended, killed = one.load(), one.load()
+    ended = one.load()
+    killed = one.load()
     assert ended.fits("1g")
     assert killed.fits("1g")
 

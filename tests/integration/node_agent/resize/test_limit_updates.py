@@ -353,7 +353,8 @@ async def test_memory_freed_by_a_smaller_lease_is_allocatable() -> None:
 async def test_memory_of_a_killed_process_does_not_prevent_a_lower_limit() -> None:
     async with one_node_cluster() as cluster, running(cluster) as (agent, _, place):
         use_memory(place, 3_000)
-        region, entry = read_region(place), agent.checkpoint.entries[0]
+        region = read_region(place)
+        entry = agent.checkpoint.entries[0]
         assert isinstance(region, Region)
         seed = seed_of(entry.limits.environment)
         lower = replace(seed, memory_bytes=(1_000 * MIB,))

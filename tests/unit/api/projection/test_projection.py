@@ -64,7 +64,8 @@ def test_a_device_contains_its_leases_with_their_fields() -> None:
 
 
 def test_a_duplicate_changes_nothing() -> None:
-    board, same = Projection(), node_totals(lease())
+    board = Projection()
+    same = node_totals(lease())
 
     first = board.update_nodes([], [same])
 

@@ -79,7 +79,8 @@ def test_a_repeated_step_is_ignored() -> None:
 
 
 def test_every_resize_is_listed_with_both_sizes() -> None:
-    recent, lease_of_pod = RecentEvents(lambda _: None), build.lease("p", "n", build.share())
+    recent = RecentEvents(lambda _: None)
+    lease_of_pod = build.lease("p", "n", build.share())
     sizes = [ShareSize(memory_mib=mib, cores_percent=mib // 100) for mib in (1_000, 2_000, 50)]
 
     for before, after in pairwise(sizes):

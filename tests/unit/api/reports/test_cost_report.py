@@ -27,7 +27,8 @@ from tests.support.snapshots import drawn
 
 A, B = Namespace("team-a"), Namespace("team-b")
 NOON = int(datetime(2031, 5, 7, 12, tzinfo=UTC).timestamp()) * 1000
-T4, A100 = "Tesla T4", "NVIDIA A100-SXM4-80GB"
+T4 = "Tesla T4"
+A100 = "NVIDIA A100-SXM4-80GB"
 PRICES = 'currency: EUR\nmodels: {T4: 0.5, A100: "2.50", "A100-SXM4": 3}\n'
 
 
@@ -119,7 +120,8 @@ def test_invalid_prices_are_refused_with_words_and_the_last_valid_ones_stay_in_f
 
 def mount(volume: Path, version: str, **files: str) -> None:
     """Write a ConfigMap's keys as a kubelet does: all change by the rename of one link."""
-    folder, link = volume / f"..{version}", volume / "..data_tmp"
+    folder = volume / f"..{version}"
+    link = volume / "..data_tmp"
     folder.mkdir(parents=True)
     for name, text in files.items():
         (folder / f"{name}.yaml").write_text(text)

@@ -92,7 +92,8 @@ def test_an_agent_that_invents_replicas_has_as_many_as_an_agent_can_have() -> No
     all_report(components, 20.0)
     components.record(report("node-agent", "agent-b", node="n2"), 20.0)
     for number in range(3_000):
-        name, reasons = f"invented-{number}", (f"fault {number}: {'x' * 900}",)
+        name = f"invented-{number}"
+        reasons = (f"fault {number}: {'x' * 900}",)
         event = report("node-agent", name, node="n1", unready_reasons=reasons)
         components.record(event, 20.0 + number / 3_000)
 
@@ -191,7 +192,8 @@ def test_capacity_counts_usable_devices_and_the_largest_free_share_by_model() ->
     held = lease("p1", 0)
     shown = projected(node_totals(held))
     (first, second) = shown.devices.values()
-    model, total = first.model, first.memory_mib
+    model = first.model
+    total = first.memory_mib
 
     export_cluster(shown, [], NOW)
 

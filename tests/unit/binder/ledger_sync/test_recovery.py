@@ -13,11 +13,9 @@ from tests.support.binder.world import lease
 
 
 def test_leases_of_listed_pods_are_restored_before_those_of_unlisted_pods() -> None:
-    terminated, runs, starts = (
-        lease("terminated"),
-        lease("runs"),
-        structs.replace(lease("starts"), created_at=2.0),
-    )
+    terminated = lease("terminated")
+    runs = lease("runs")
+    starts = structs.replace(lease("starts"), created_at=2.0)
     recovery = Recovery([bound(runs), bound(starts)])
 
     reported = recovery.add_reports({runs.node: (activation(terminated), activation(runs))})

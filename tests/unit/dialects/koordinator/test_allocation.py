@@ -188,7 +188,8 @@ def test_the_region_that_is_seeded_before_the_start_has_the_limit_of_every_gpu()
     lease = leased(device(0, 81920), device(1, 81920), shared=2, core=60, memory=16 * GI)
     setup = dialect.container_setup(lease, "c", {}, PATHS)
 
-    seed, place = seed_of(setup.environment), region_path_of(setup)
+    seed = seed_of(setup.environment)
+    place = region_path_of(setup)
 
     assert set(seed.memory_limits) == {8 * GI}
     assert set(seed.core_limits) == {30}

@@ -44,10 +44,12 @@ def test_koordinator_17_bytes_and_ratio_never_overcommit_a_gpu() -> None:
 
 
 def test_koordinator_19_a_node_without_the_label_is_skipped() -> None:
-    bare, able = node("n1", device("GPU-1"), labels={}), node("n2", device("GPU-2"))
+    bare = node("n1", device("GPU-1"), labels={})
+    able = node("n2", device("GPU-2"))
     wanted = koordinated(koord(shared=1, ratio=50), labels={LABEL: "hami-core"})
 
-    chosen, refused = Cluster(bare, able).place(wanted), Cluster(bare).place(wanted)
+    chosen = Cluster(bare, able).place(wanted)
+    refused = Cluster(bare).place(wanted)
 
     assert isinstance(chosen, Placement)
     assert chosen.node == "n2"

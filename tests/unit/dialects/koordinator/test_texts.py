@@ -7,7 +7,8 @@ from services.webhook.pod_admission import AdmissionPolicy, PodAdmission
 from shared.dialects.koordinator.dialect import FIELD, denial_message
 from tests.support.webhook.reviews import reviewed
 
-GPU, SHARED = "koordinator.sh/gpu", "koordinator.sh/gpu.shared"
+GPU = "koordinator.sh/gpu"
+SHARED = "koordinator.sh/gpu.shared"
 CORE, MEMORY, RATIO = (f"koordinator.sh/gpu-{name}" for name in ("core", "memory", "memory-ratio"))
 
 ROWS = [

@@ -133,7 +133,8 @@ def test_a_pod_that_is_placed_again_is_in_flight_with_its_new_lease(
 
 
 def test_two_binds_are_in_flight_bound_or_not() -> None:
-    world, pods = World(), [reserved(uid) for uid in ("one", "two", "three", "four")]
+    world = World()
+    pods = [reserved(uid) for uid in ("one", "two", "three", "four")]
     world.serve_one()
 
     assert world.deferred(*pods) == ("three", "four")
@@ -186,7 +187,8 @@ def test_a_bound_pod_that_the_kubelet_does_not_receive_closes_the_node(world: Wo
 def test_a_bound_pod_that_never_arrives_closes_the_node_for_as_long_as_it_may_arrive(
     world: World,
 ) -> None:
-    lost, other = reserved("lost"), reserved("other", share(0, slot=4), share(1, slot=4))
+    lost = reserved("lost")
+    other = reserved("other", share(0, slot=4), share(1, slot=4))
     world.deferred(lost)
     world.bind(lost)
     world.clock.advance(world.node.timing.relist_s - 0.1)
@@ -201,7 +203,8 @@ def test_a_bound_pod_that_never_arrives_closes_the_node_for_as_long_as_it_may_ar
 def test_a_bound_pod_may_arrive_until_a_while_after_an_outage_of_the_api_server(
     world: World,
 ) -> None:
-    late, other = reserved("late"), reserved("other", share(0, slot=4), share(1, slot=4))
+    late = reserved("late")
+    other = reserved("other", share(0, slot=4), share(1, slot=4))
     world.deferred(late)
     world.bind(late)
     world.clock.advance(world.node.timing.relist_s)
@@ -230,7 +233,8 @@ def test_no_more_binds_than_two_are_in_flight_whatever_they_request() -> None:
 def test_a_pod_that_allocate_would_refuse_waits_with_the_reason_until_the_records_agree() -> None:
     world = World()
     whole = share(memory_mib=15_360, cores_percent=100, slot=0)
-    other, ended = reserved("other", share(1)), reserved("ended", whole)
+    other = reserved("other", share(1))
+    ended = reserved("ended", whole)
     world.allocate(ended)
     world.release(ended)
     wanted = reserved("wanted", structs.replace(whole, slot=1))
@@ -253,7 +257,8 @@ def test_a_pod_that_allocate_would_refuse_waits_with_the_reason_until_the_record
 
 
 def test_a_pod_whose_slot_was_given_out_by_a_newer_lease_is_not_admitted() -> None:
-    world, lease = World(), reserved("wanted", share(slot=2, fence=3))
+    world = World()
+    lease = reserved("wanted", share(slot=2, fence=3))
     fence = Fence(fence=4, pod=PodUid("newer"))
     world.node.checkpoint.fences = {slot_key(lease.shares[0], lease.pod): fence}
 
@@ -265,7 +270,9 @@ def test_a_pod_whose_slot_was_given_out_by_a_newer_lease_is_not_admitted() -> No
 
 @pytest.mark.parametrize("faults", ["layout_faults", "grant_faults"])
 def test_a_pod_is_refused_while_its_device_is_closed(faults: str) -> None:
-    world, lease, other = World(), reserved("wanted"), reserved("other", share(1))
+    world = World()
+    lease = reserved("wanted")
+    other = reserved("other", share(1))
     closed: dict[str, str] = getattr(world.node, faults)
     closed[lease.shares[0].device] = "it cannot be given"
     world.serve_one()
@@ -292,7 +299,9 @@ def test_one_pod_tries_a_kubelet_that_has_registered_anew_before_others_follow()
 
 def test_a_pod_is_refused_while_its_device_is_not_healthy() -> None:
     """The kubelet would fail it, and each pod after it that was reserved before."""
-    world, lease, other = World(), reserved("wanted"), reserved("other", share(1))
+    world = World()
+    lease = reserved("wanted")
+    other = reserved("other", share(1))
     uuid = lease.shares[0].device
     world.serve_one()
     sick = replace(world.node.require_snapshot().devices[uuid], healthy=False, fault="it hangs")
@@ -310,7 +319,8 @@ def test_a_pod_is_refused_while_its_device_is_not_healthy() -> None:
 def test_an_admitted_pod_that_is_not_bound_yet_is_refused_if_its_device_fails_meanwhile(
     world: World,
 ) -> None:
-    lease, bound = reserved("wanted"), reserved("bound", share(1), share(1, slot=1))
+    lease = reserved("wanted")
+    bound = reserved("bound", share(1), share(1, slot=1))
     uuid = lease.shares[0].device
     world.serve_one()
     world.admit(lease, bound)
@@ -329,7 +339,8 @@ def snapshot_with(device: Device) -> NodeSnapshot:
 
 
 def test_a_pod_whose_layout_its_device_does_not_have_any_more_is_not_admitted() -> None:
-    world, lease = World(), reserved("one", mig_share("group1"))
+    world = World()
+    lease = reserved("one", mig_share("group1"))
     devices = snapshot().devices.values()
     world.node.snapshot = snapshot_of(
         *(replace(each, mode=DeviceMode.MIG, layouts=LAYOUTS[1:]) for each in devices)
@@ -378,11 +389,9 @@ def test_a_bound_pod_without_an_allocation_defers_equal_pods(unreadable: World) 
 
 def test_a_bind_with_an_equal_container_at_any_position_is_deferred(unreadable: World) -> None:
     parts = (share(0, container="a"), share(0, container="b", slot=1), share(1, container="b"))
-    both, single, pair = (
-        reserved("both", *parts),
-        reserved("single", share(1, slot=3)),
-        reserved("pair", share(0, slot=4), share(1, slot=4)),
-    )
+    both = reserved("both", *parts)
+    single = reserved("single", share(1, slot=3))
+    pair = reserved("pair", share(0, slot=4), share(1, slot=4))
 
     assert unreadable.deferred(both, single, pair) == (single.pod, pair.pod)
     assert both.containers == ("a", "b")
@@ -459,7 +468,8 @@ def test_the_kubelet_may_request_what_is_left_of_a_lease_in_use(
 def test_pods_wait_for_the_resource_that_they_request_and_for_no_other(
     dialect: str, lost: dict[str, Unserved], reason: str
 ) -> None:
-    vgpu, other = reserved("one"), reserved("two", dialect=dialect)
+    vgpu = reserved("one")
+    other = reserved("two", dialect=dialect)
 
     reply = World().admit(vgpu, other, unserved=lost)
 

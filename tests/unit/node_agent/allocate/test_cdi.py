@@ -236,7 +236,8 @@ async def test_without_the_api_server_the_agent_does_as_before(
     node: FakeNode, used_before: bool
 ) -> None:
     files = node.files()
-    files.configured, files.strategies = (), (ENVVAR,)
+    files.configured = ()
+    files.strategies = (ENVVAR,)
     if used_before:
         await node.files(CDI_CRI).update([gpu("GPU-a", 0)])
 
@@ -347,7 +348,8 @@ async def test_an_unresponsive_gpu_does_not_block_containers_of_other_gpus(node:
     files = node.files()
     unresponsive_gpu = replace(mig_gpu(instance(3, "MIG-y")), uuid=DeviceUuid("GPU-s"), index=2)
     await files.update([unresponsive_gpu, mig_gpu()])
-    node.instances_there, node.unresponsive_gpu = (instance(3, "MIG-x"),), "GPU-s"
+    node.instances_there = (instance(3, "MIG-x"),)
+    node.unresponsive_gpu = "GPU-s"
 
     await files.ensure_named(name_devices(SETUP, ["MIG-x"], (CDI_CRI,)))
 

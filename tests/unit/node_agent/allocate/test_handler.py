@@ -177,7 +177,8 @@ async def test_a_device_whose_holder_runs_is_refused_at_once_however_blind_the_a
     await world.allocate()
     world.kubelet.pods = []
     world.kubelet.processes = {held.uid: frozenset({"c"})}
-    world.kubelet.is_passing, world.kubelet.unreadable_reason = True, "the API server is away"
+    world.kubelet.is_passing = True
+    world.kubelet.unreadable_reason = "the API server is away"
     del world.ledger.leases[held.uid]
     world.add_leased("b", share(0, 10_000, slot=1, fence=2))
     began = world.node.clock.ticks()
@@ -193,10 +194,12 @@ async def test_equal_pods_are_told_apart_once_the_list_can_be_read_again(
     world: HandlerWorld,
 ) -> None:
     first, second = (world.add_leased(name, share(0, 1000, slot=n)) for n, name in enumerate("ab"))
-    world.kubelet.is_passing, world.kubelet.unreadable_reason = True, "the API server is away"
+    world.kubelet.is_passing = True
+    world.kubelet.unreadable_reason = "the API server is away"
 
     def readable() -> None:
-        world.kubelet.is_passing, world.kubelet.unreadable_reason = False, ""
+        world.kubelet.is_passing = False
+        world.kubelet.unreadable_reason = ""
         world.kubelet.pods.remove(second)
 
     async with asyncio.TaskGroup() as group:
@@ -391,7 +394,8 @@ async def test_27_an_init_container_starts_without_being_listed_by_pod_resources
 async def test_a_call_that_waits_for_mig_instances_does_not_hold_up_others(
     world: HandlerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waiting, laid_out = asyncio.Event(), asyncio.Event()
+    waiting = asyncio.Event()
+    laid_out = asyncio.Event()
 
     async def partition(lease: Lease, container: str) -> dict[tuple[DeviceUuid, int], str]:
         waiting.set()

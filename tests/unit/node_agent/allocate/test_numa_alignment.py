@@ -202,7 +202,9 @@ async def test_pods_do_not_come_whose_cpus_the_kubelet_has_given_to_others_meanw
 
 
 async def test_no_pod_waits_for_the_policy_where_no_gpu_has_a_numa_node(tmp_path: Path) -> None:
-    known, starting, clock = [], [], FakeClock()
+    known = []
+    starting = []
+    clock = FakeClock()
     for numa in (None, 0):
         snapshot = snapshot_of(*devices(None, None, None, numa).values())
         node = node_of(KubeletCpus(), snapshot=snapshot, clock=clock)

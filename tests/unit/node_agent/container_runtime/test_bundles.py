@@ -113,7 +113,9 @@ def test_what_is_no_specification_is_reported_with_its_file(tmp_path: Path, text
 def test_a_field_of_null_is_an_empty_one(tmp_path: Path) -> None:
     bundle = Bundles(tmp_path).add(POD, ID)
     document = json.loads((bundle / "config.json").read_text())
-    document["mounts"] = document["linux"]["devices"] = document["linux"]["resources"] = None
+    document["mounts"] = None
+    document["linux"]["devices"] = None
+    document["linux"]["resources"] = None
     (bundle / "config.json").write_text(json.dumps(document))
 
     found = read_bundle(bundle, tmp_path / "proc")

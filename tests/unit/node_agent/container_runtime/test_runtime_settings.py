@@ -15,7 +15,8 @@ from services.node_agent.container_runtime.runtime_watch import RuntimeWatch
 from shared.model.errors import RequestError
 from shared.model.findings import Outcome, SkipError
 
-CRI2, CRI3 = '"io.containerd.grpc.v1.cri"', '"io.containerd.cri.v1.runtime"'
+CRI2 = '"io.containerd.grpc.v1.cri"'
+CRI3 = '"io.containerd.cri.v1.runtime"'
 NVIDIA = """
 [plugins.{cri}.containerd]
 default_runtime_name = "{default}"
@@ -27,7 +28,8 @@ runtime_type = "io.containerd.runc.v2"
 [plugins.{cri}.containerd.runtimes.nvidia.options]
 BinaryName = "/usr/bin/nvidia-container-runtime"
 """
-CONTAINERD, TOOLKIT = "etc/containerd/config.toml", "etc/nvidia-container-runtime/config.toml"
+CONTAINERD = "etc/containerd/config.toml"
+TOOLKIT = "etc/nvidia-container-runtime/config.toml"
 CRIO = "etc/crio/crio.conf.d/99-nvidia.conf"
 CLOSED = f"{SWITCH} = false\n"
 

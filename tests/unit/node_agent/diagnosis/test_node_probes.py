@@ -23,7 +23,8 @@ from tests.support.node_agent.agent import lease_of
 from tests.support.node_agent.monitor_world import UID, monitored
 from tests.support.simcluster.kubelet import NODE
 
-ENVVAR, MOUNTS = DeviceListStrategy.ENVVAR, DeviceListStrategy.VOLUME_MOUNTS
+ENVVAR = DeviceListStrategy.ENVVAR
+MOUNTS = DeviceListStrategy.VOLUME_MOUNTS
 CDI = DeviceListStrategy.CDI_CRI
 IGNORED = f"{SWITCH} = false\n"
 

@@ -39,7 +39,8 @@ POLICY = HealthPolicy(
     success_threshold=3,
 )
 A, B = DeviceUuid("GPU-a"), DeviceUuid("GPU-b")
-MILD, GRAVE = no_response("NVML: Unknown Error"), Xid(A, 79).fault
+MILD = no_response("NVML: Unknown Error")
+GRAVE = Xid(A, 79).fault
 
 
 def gpu(uuid: DeviceUuid = A, **changes: Any) -> Gpu:
@@ -109,7 +110,8 @@ FAULTS = st.sampled_from([None, None, MILD, GRAVE])
 def test_every_transition_is_in_the_table_and_only_healthy_devices_have_no_fault(
     probes: list[tuple[float, Fault | None]],
 ) -> None:
-    record, now = DeviceHealth(), 0.0
+    record = DeviceHealth()
+    now = 0.0
     for pause, fault in probes:
         now += pause
         before, record = record, POLICY.next_record(record, fault, now)
@@ -122,7 +124,8 @@ def test_every_transition_is_in_the_table_and_only_healthy_devices_have_no_fault
 def test_a_device_without_faults_becomes_healthy_whatever_happened_before(
     probes: list[tuple[float, Fault | None]],
 ) -> None:
-    record, now = DeviceHealth(), 0.0
+    record = DeviceHealth()
+    now = 0.0
     for pause, fault in probes:
         now += pause
         record = POLICY.next_record(record, fault, now)

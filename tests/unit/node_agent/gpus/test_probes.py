@@ -19,7 +19,8 @@ def gpu(uuid: DeviceUuid, index: int = 0) -> Gpu:
 
 async def test_a_hanging_gpu_does_not_delay_others_and_is_not_probed_twice() -> None:
     calls: list[int] = []
-    hang, hangs = threading.Event(), False
+    hang = threading.Event()
+    hangs = False
 
     def read_gpu(number: int) -> Gpu:
         calls.append(number)
@@ -176,7 +177,8 @@ async def test_a_call_that_crashes_does_not_delay_the_next_one(
     def crash() -> None:
         raise IndexError("a bug of ours")
 
-    crashed, after = start_in_thread(crash), start_in_thread(lambda: 2)
+    crashed = start_in_thread(crash)
+    after = start_in_thread(lambda: 2)
     async with asyncio.timeout(20):
         assert await after == 2
     assert "failed unexpectedly" in str(crashed.result())
@@ -184,7 +186,8 @@ async def test_a_call_that_crashes_does_not_delay_the_next_one(
 
 
 async def test_a_result_that_was_not_fetched_is_not_returned_by_a_later_call() -> None:
-    calls, results = SingleFlight[int](), iter([1, 2])
+    calls = SingleFlight[int]()
+    results = iter([1, 2])
     calls.start({"a": lambda: next(results)})
     await start_in_thread(lambda: None)
     calls.start({"a": lambda: next(results)})

@@ -49,7 +49,8 @@ async def test_mounted_paths_exist_and_are_accessible_to_any_user(tmp_path: Path
 
 
 async def test_only_a_real_library_is_preloaded(tmp_path: Path) -> None:
-    simulated, real = host(tmp_path), host(tmp_path, source=tmp_path / "none")
+    simulated = host(tmp_path)
+    real = host(tmp_path, source=tmp_path / "none")
 
     await simulated.create_shared_files()
     assert (tmp_path / "state/ld.so.preload").read_text() == ""
@@ -166,7 +167,8 @@ async def test_the_overrides_have_the_limits_and_follow_them_in_the_mounted_file
     setup = replace(setup, mounts=(*setup.mounts, override_mount(own)))
 
     await files.prepare(setup)
-    written, inode = Path(f"{own}.env").read_text(), Path(f"{own}.env").stat().st_ino
+    written = Path(f"{own}.env").read_text()
+    inode = Path(f"{own}.env").stat().st_ino
     changed = {**setup.environment, "CUDA_DEVICE_MEMORY_LIMIT_0": "9m"}
     await files.prepare(replace(setup, environment=changed))
 

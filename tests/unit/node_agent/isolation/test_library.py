@@ -42,7 +42,8 @@ async def test_item_41_a_new_library_leaves_mapped_files_unchanged(
 ) -> None:
     assert await library.update()
     first = library.current.path
-    before, inode = first.read_bytes(), first.stat().st_ino
+    before = first.read_bytes()
+    inode = first.stat().st_ino
     with first.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         if by == "another file":
             version(source, 2)

@@ -49,7 +49,9 @@ def refused(found: Region | Tampered | None) -> str:
 def test_slots_in_a_file_with_holes_are_read_as_soon_as_a_process_has_mapped_them(
     tmp_path: Path,
 ) -> None:
-    place, empty, used = at(tmp_path), fresh(), fresh()
+    place = at(tmp_path)
+    empty = fresh()
+    used = fresh()
     process(used, 700, 41, totals=(GIB,), counted=False)
     process(used, 0, 17, totals=(GIB,))
     with place.open("w+b") as file:
@@ -226,7 +228,9 @@ def test_hami_core_4_impossible_counts_are_clamped_and_read_within_50_ms(tmp_pat
 def test_hami_core_5_a_slot_being_written_is_read_again_and_torn_after_pauses_of_at_most_20_ms(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settles: bool
 ) -> None:
-    place, image, pauses_s = at(tmp_path), fresh(), list[float]()
+    place = at(tmp_path)
+    image = fresh()
+    pauses_s = list[float]()
     process(image, 0, 10, totals=(1,), seqlock=2)
     process(image, 1, 11, totals=(2,), seqlock=3)
     write(place, image)

@@ -171,7 +171,8 @@ def test_hami_core_28_a_start_clears_the_region_of_the_previous_container(tmp_pa
 def test_a_tenants_file_at_the_path_is_replaced_and_never_written_through(
     tmp_path: Path, obstacle: str, starting: bool
 ) -> None:
-    place, victim = at(tmp_path / "u1_main"), tmp_path / "victim"
+    place = at(tmp_path / "u1_main")
+    victim = tmp_path / "victim"
     victim.write_bytes(b"mine")
     if obstacle == "link":
         place.symlink_to(victim)
@@ -223,7 +224,8 @@ def used(layout: RegionLayout = V1_2) -> bytearray:
 def test_hami_core_14_a_change_touches_the_bytes_of_its_fields_alone(
     tmp_path: Path, layout: RegionLayout
 ) -> None:
-    place, before = at(tmp_path), used(layout)
+    place = at(tmp_path)
+    before = used(layout)
     write(place, before)
     seed = replace(SEED, memory_bytes=(6 * GIB, 3 * GIB), cores_percent=(40, 41))
 
@@ -248,7 +250,8 @@ def test_a_change_without_a_region_is_refused(tmp_path: Path) -> None:
 
 
 def test_hami_core_15_locks_held_by_the_library_do_not_block(tmp_path: Path) -> None:
-    place, image = at(tmp_path), used()
+    place = at(tmp_path)
+    image = used()
     image[V1_2.semaphore : V1_2.semaphore + 8] = bytes(8)
     write(place, image)
     holding = (
@@ -275,7 +278,8 @@ def test_hami_core_15_locks_held_by_the_library_do_not_block(tmp_path: Path) -> 
 def test_a_context_is_counted_beside_what_the_process_allocates_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, write_at = at(tmp_path / "c"), os.pwrite
+    place = at(tmp_path / "c")
+    write_at = os.pwrite
     image = fresh()
     process(image, 0, 7, totals=(200 * MIB, 100 * MIB))
     write(place, image)

@@ -80,7 +80,8 @@ def response(code: int, text: str) -> LeaseholdError:
 
 
 def unreadable_pods(proc: Path) -> tuple[UnreadableKubelet, NodePods, FakeClock]:
-    kubelet, clock = UnreadableKubelet(kubelet_pod("running", RUNNING)), FakeClock()
+    kubelet = UnreadableKubelet(kubelet_pod("running", RUNNING))
+    clock = FakeClock()
     return kubelet, NodePods(node_of(kubelet, clock=clock), proc), clock
 
 
@@ -148,7 +149,8 @@ async def test_silent_pod_resources_make_the_agent_blind_until_they_respond(
     tmp_path: Path,
 ) -> None:
     kubelet, pods, _ = unreadable_pods(tmp_path)
-    kubelet.silent_reason = kubelet.error = "PodResources: no answer"
+    kubelet.silent_reason = "PodResources: no answer"
+    kubelet.error = "PodResources: no answer"
 
     assert await pods.blind_reason() == "PodResources: no answer"
     kubelet.error = ""

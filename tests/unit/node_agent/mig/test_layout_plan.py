@@ -108,7 +108,8 @@ def test_instances_are_arranged_where_all_fit(
 
 @pytest.mark.parametrize("model", [name for name, profile in GPU_MODELS.items() if profile.mig])
 def test_every_known_layout_can_be_made_after_every_other(model: str, tmp_path: Path) -> None:
-    device, known = hardware(tmp_path, model), layouts(model)
+    device = hardware(tmp_path, model)
+    known = layouts(model)
     for first in known.values():
         for second in known.values():
             for layout in (first, second):
@@ -157,7 +158,8 @@ def test_a_plan_reaches_the_layout_or_keeps_the_instances_in_use(
 def test_item_45_a_position_is_an_instance_by_placement_and_not_by_listing_order(
     tmp_path: Path,
 ) -> None:
-    device, layout = hardware(tmp_path), layouts()["group2"]
+    device = hardware(tmp_path)
+    layout = layouts()["group2"]
     carry_out(device, plan_layout(layout, A100.mig, ()))
     listed = device.instances(GPU)
 

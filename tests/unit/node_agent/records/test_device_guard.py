@@ -161,7 +161,8 @@ def test_a_device_with_unrecorded_pods_is_reported_as_unhealthy_unless_it_is_alr
 def test_what_is_given_out_beyond_leases_is_reported_with_its_device() -> None:
     first = entry_of_pod("a", part(1024, slot=1, cores_percent=10))
     second = entry_of_pod("b", part(2048, slot=3, cores_percent=20))
-    entries, leased = (first, second), {first.lease.pod: first.lease}
+    entries = (first, second)
+    leased = {first.lease.pod: first.lease}
 
     assert beyond_leases(entries, {**leased, second.lease.pod: second.lease}) == {}
     beyond = beyond_leases(entries, leased)
@@ -175,7 +176,8 @@ def test_what_is_given_out_beyond_leases_is_reported_with_its_device() -> None:
 
 
 def test_a_lease_of_another_slot_or_of_less_covers_only_what_it_has() -> None:
-    given, pod = entry_of_pod("a", part(4096, slot=1)), PodUid("a")
+    given = entry_of_pod("a", part(4096, slot=1))
+    pod = PodUid("a")
     less = lease_of("a", part(1024, slot=1))
     elsewhere = lease_of("a", part(4096, slot=2))
 

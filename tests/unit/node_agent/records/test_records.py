@@ -53,7 +53,8 @@ def test_what_a_node_reports_of_pods_with_many_containers_fits_into_one_message(
         lease_of(f"{pod:036}", *(share(container=name, fence=MOST) for name in names))
         for pod in range(PODS)
     ]
-    checkpoint, before = Checkpoint(Path("unused"), "node-0"), structs.replace(leases[0], version=1)
+    checkpoint = Checkpoint(Path("unused"), "node-0")
+    before = structs.replace(leases[0], version=1)
     for lease in (before, *leases):
         for name in names[lease is before :]:
             made = entry_of(lease, container=name)
@@ -69,7 +70,8 @@ def test_what_a_node_reports_of_pods_with_many_containers_fits_into_one_message(
 async def test_devices_count_as_recorded_only_when_they_are_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, before = tmp_path / "checkpoint.json", list[tuple[Device, ...]]()
+    path = tmp_path / "checkpoint.json"
+    before = list[tuple[Device, ...]]()
     written = Checkpoint(path, "node-0")
 
     def replaced(*content: Any) -> None:
@@ -88,7 +90,9 @@ async def test_devices_count_as_recorded_only_when_they_are_on_disk(
 async def test_an_interrupted_write_does_not_affect_later_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow, began, path = threading.Event(), threading.Event(), tmp_path / "checkpoint.json"
+    slow = threading.Event()
+    began = threading.Event()
+    path = tmp_path / "checkpoint.json"
     open_now = Path.open
 
     def opened(path: Path, mode: str = "r") -> IO[Any]:
@@ -148,7 +152,9 @@ async def test_fences_are_kept_after_their_pod_is_removed(tmp_path: Path) -> Non
 async def test_each_container_is_to_start_from_its_allocation_to_the_reply_to_its_start(
     tmp_path: Path,
 ) -> None:
-    record, one, two = Checkpoint(tmp_path / "c.json", "node-0"), entry("u1"), entry("u2")
+    record = Checkpoint(tmp_path / "c.json", "node-0")
+    one = entry("u1")
+    two = entry("u2")
     for each in (one, two):
         record.note_call(each, 10.0, starts=False)
 
@@ -200,7 +206,8 @@ def test_an_update_counts_if_it_is_newer(
 def test_a_claims_lease_is_as_the_ledger_has_it_unless_an_update_came_meanwhile(
     state: LeaseState,
 ) -> None:
-    leases, restored = KnownLeases(NodeName("node-0")), lease_of("u1", version=2)
+    leases = KnownLeases(NodeName("node-0"))
+    restored = lease_of("u1", version=2)
     requested_at = leases.revision
     leases.observe([lease_of("u1", version=3, state=state)])
 

@@ -41,7 +41,8 @@ def observed(*scans: tuple[float, MeasuredContainer]) -> IdleShares:
     return shares
 
 
-HELD, GROWN = measured(mib=500), measured(mib=600)
+HELD = measured(mib=500)
+GROWN = measured(mib=600)
 KERNEL, FORGED = (replace(REGION, last_kernel_at=at) for at in (1_003, 9_999))
 SCANS: list[tuple[str, list[MeasuredContainer], float | None]] = [
     (
@@ -83,7 +84,8 @@ def test_a_share_that_was_never_used_is_idle_since_its_allocation() -> None:
 def test_after_a_long_absence_only_the_region_shows_that_nothing_ran() -> None:
     before = observed((1_000, measured(30, region=REGION)))
     late = 1_000 + UNOBSERVED_S + 1
-    with_region, without = IdleShares(), IdleShares()
+    with_region = IdleShares()
+    without = IdleShares()
 
     for one in (with_region, without):
         one.restore(before.record, late)
@@ -152,7 +154,8 @@ async def test_a_restarted_agent_reports_the_same_time_of_the_last_use(world: Mo
 
 async def run_once(world: MonitorWorld, file: Path) -> None:
     """Start an agent's monitor on the node, and stop it after its first scan."""
-    monitor, asleep = world.restart(LastUseFile(file)), len(world.clock.sleepers)
+    monitor = world.restart(LastUseFile(file))
+    asleep = len(world.clock.sleepers)
     running = asyncio.create_task(monitor.run())
     await until(lambda: len(world.clock.sleepers) > asleep)
     await end(running)

@@ -116,7 +116,8 @@ async def test_the_report_and_the_metrics_have_what_sensors_read(world: MonitorW
     (reported,) = world.monitor.report({GPU: {31: xid}}).hardware
 
     assert reported == structs.replace(hardware, xids=(xid,))
-    found, of_device = read(await scraped(world.monitor)), ("device_uuid", GPU)
+    found = read(await scraped(world.monitor))
+    of_device = ("device_uuid", GPU)
     (labels,) = found["hw_temperature_celsius"]
     assert dict(labels) == {"hw_id": GPU, "hw_type": "gpu", "hw_model": "A"}
     assert found["hw_temperature_celsius"] == {labels: 61}

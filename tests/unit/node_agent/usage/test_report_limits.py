@@ -44,7 +44,8 @@ def test_a_namespace_with_many_pods_leaves_room_for_the_others() -> None:
 
 
 def test_what_was_put_off_is_reported_later() -> None:
-    limits, due = ReportLimits(), [violation("a", f"pod-{number}") for number in range(20)]
+    limits = ReportLimits()
+    due = [violation("a", f"pod-{number}") for number in range(20)]
 
     first = limits.admit(due, 0.0)
     rest = limits.admit([one for one in due if one not in first], 5.0)

@@ -117,8 +117,10 @@ def rules(snapshot: UsageSnapshot) -> list[tuple[str, str, str]]:
 
 USED = {7: (300 * MIB,)}
 OWN = {70: origin("u1", 7), 71: origin("u1", 8)}
-OVERRUN, TAMPERED = ViolationReason.OVERRUN, ViolationReason.TAMPERED
-LOST, UNLEASED = ViolationReason.ISOLATION_LOST, ViolationReason.UNLEASED
+OVERRUN = ViolationReason.OVERRUN
+TAMPERED = ViolationReason.TAMPERED
+LOST = ViolationReason.ISOLATION_LOST
+UNLEASED = ViolationReason.UNLEASED
 LINK = Tampered("it is a symbolic link")
 ALTERED = f"{99_000 * MIB} bytes instead of {1000 * MIB}"
 ONE_RULE: list[tuple[LeasedContainer, Region | Tampered | None, list[DeviceSample], Any, str]] = [
@@ -219,7 +221,8 @@ def test_the_runtimes_container_id_distinguishes_two_containers() -> None:
 
 def test_the_region_counts_by_its_own_order_only_if_it_names_the_leased_devices() -> None:
     both = (share(0, 1000), share(1, 2000))
-    mixed, wrong = GPUS[::-1], (GPUS[1], "GPU-00000000-0000")
+    mixed = GPUS[::-1]
+    wrong = (GPUS[1], "GPU-00000000-0000")
     found = [
         snapshot_of([tenant("u1", *both)], region(*both, pids={7: (5, 6)}, uuids=uuids), [], {})
         for uuids in (mixed, wrong, ())

@@ -46,7 +46,8 @@ async def test_hami_core_38_altered_limits_are_reported_once_and_restored_in_pla
     tenant = computing(world)
     assert tenant.region_path is not None
     place = Path(tenant.region_path)
-    before, inode = place.read_bytes(), place.stat().st_ino
+    before = place.read_bytes()
+    inode = place.stat().st_ino
     await world.monitor.scan()
     world.change(tenant, at, data)
 
@@ -232,7 +233,8 @@ def region(owner: int | None = None, *, torn: frozenset[int] = frozenset()) -> R
     image = fresh()
     process(image, 0, 7)
     if owner is not None:
-        image[V1_2.semaphore], image[V1_2.owner] = 0, owner
+        image[V1_2.semaphore] = 0
+        image[V1_2.owner] = owner
     return decode(V1_2, image, torn=torn)
 
 

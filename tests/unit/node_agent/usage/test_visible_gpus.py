@@ -29,7 +29,8 @@ from tests.support.node_agent.monitor_world import FakeDriver, list_instances
 from tests.support.node_agent.node import FakeKubelet, entry_of, node_of, snapshot_of
 from tests.support.simcluster.kubelet import NODE
 
-VISIBLE, PRIVILEGED = ViolationReason.VISIBLE, ViolationReason.PRIVILEGED
+VISIBLE = ViolationReason.VISIBLE
+PRIVILEGED = ViolationReason.PRIVILEGED
 GPUS = [uuid_of(NodeName(NODE), index) for index in range(4)]
 
 
@@ -63,7 +64,9 @@ class SeenNode:
     def __init__(self, root: Path) -> None:
         self.bundles = Bundles(root)
         self.bundles.proc.mkdir()
-        self.kubelet, self.clock, self.driver = FakeKubelet(), FakeClock(), FakeDriver()
+        self.kubelet = FakeKubelet()
+        self.clock = FakeClock()
+        self.driver = FakeDriver()
         self.namespaces = FakeNamespaces()
         self.node = node_of(self.kubelet, clock=self.clock, kubernetes=self.namespaces)
         gpus = [device(uuid, index) for index, uuid in enumerate(GPUS)]
@@ -168,7 +171,8 @@ async def test_nothing_is_reported_before_leases_and_checkpoint_are_known(
         seen.node.checkpoint.lost = True
 
     assert await seen.scan() == []
-    seen.node.leases.synced, seen.node.checkpoint.lost = True, False
+    seen.node.leases.synced = True
+    seen.node.checkpoint.lost = False
     assert await seen.scan() == [(VISIBLE, "pod-1")]
 
 

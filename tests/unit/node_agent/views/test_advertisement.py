@@ -83,7 +83,8 @@ def test_12_devices_are_ordered_by_minor_number() -> None:
 
 
 def test_a_gpu_with_the_index_of_a_lost_one_gets_new_ids() -> None:
-    lost, put_in = GPUS[0], replace(GPUS[0], uuid=DeviceUuid("GPU-00"))
+    lost = GPUS[0]
+    put_in = replace(GPUS[0], uuid=DeviceUuid("GPU-00"))
     before = devices_of([lost], SharingConfig())
     both = devices_of([put_in], SharingConfig(), before)
 
@@ -138,7 +139,8 @@ def test_a_replaced_gpu_stays_while_it_is_held() -> None:
 # Annotations that an operator and the agent both write
 
 
-KEY, OWN = "volcano.sh/gpu-unhealthy-ids", "leasehold.dev/own-gpu-unhealthy-ids"
+KEY = "volcano.sh/gpu-unhealthy-ids"
+OWN = "leasehold.dev/own-gpu-unhealthy-ids"
 
 
 @pytest.mark.parametrize(

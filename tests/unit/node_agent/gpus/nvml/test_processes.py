@@ -82,7 +82,8 @@ async def test_processes_without_a_recent_sample_are_at_zero_percent(
 
 async def test_a_process_in_mig_mode_has_the_id_of_its_instance(driver: pytest.MonkeyPatch) -> None:
     listed = [on(7, GIB), on(8, GIB)]
-    listed[0].gpuInstanceId, listed[1].gpuInstanceId = 3, 0xFFFFFFFF
+    listed[0].gpuInstanceId = 3
+    listed[1].gpuInstanceId = 0xFFFFFFFF
     driver.setattr(pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda _: listed)
     driver.setattr(pynvml, "nvmlDeviceGetGraphicsRunningProcesses", lambda _: [])
 

@@ -20,7 +20,8 @@ from services.node_agent.gpus.nvml.topology import (
 )
 from shared.model.names import DeviceUuid
 
-SWITCH, PEER = pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH, pynvml.NVML_NVLINK_DEVICE_TYPE_GPU
+SWITCH = pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
+PEER = pynvml.NVML_NVLINK_DEVICE_TYPE_GPU
 
 
 @dataclass(slots=True)
@@ -156,7 +157,8 @@ def test_any_text_parses_as_a_pci_address_or_none(text: str) -> None:
 def test_nvswitch_links_score_equally_in_both_directions(
     direct: list[str], one: int, two: int
 ) -> None:
-    own, other = NvLinks(direct=tuple(direct), switched=one), NvLinks(switched=two)
+    own = NvLinks(direct=tuple(direct), switched=one)
+    other = NvLinks(switched=two)
 
     assert own.count_to("c", other) == other.count_to("c", own)
     assert NvLinks(direct=tuple(direct)).count_to("a", other) == direct.count("a")
