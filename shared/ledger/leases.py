@@ -36,7 +36,7 @@ from shared.ledger.rows.lease_rows import (
     joined,
     new_lease,
 )
-from shared.ledger.rows.node_rows import decode_device_row, decode_node_row
+from shared.ledger.rows.node_rows import as_device, as_node, device_use, node_use
 from shared.ledger.rows.quota_rows import decode_excesses
 from shared.ledger.rows.unreadable import readable
 from shared.ledger.rows.waiting_rows import rank_of
@@ -94,12 +94,11 @@ def decode_outcome(
 def _decode_refusal(pod: PodUid, row: Sequence[Any]) -> NoCapacity:
     """Decode why a pod gets no lease, or a lease not the shares that it was to get."""
     reason, devices, excesses, nodes, reserved_for_other = (*row, (), False)[:5]
-    states = map(decode_device_row, devices)
     return NoCapacity(
         pod=pod,
         reason=reason,
-        devices={state.uuid: state.use for state in states},
-        nodes=dict(map(decode_node_row, nodes)),
+        devices={device.uuid: device_use(device) for device in map(as_device, devices)},
+        nodes={node.name: node_use(node) for node in map(as_node, nodes)},
         quotas=decode_excesses(excesses),
         reserved_for_other=reserved_for_other,
     )

@@ -12,7 +12,8 @@ from shared.ledger.rows.joined_texts import escaped
 from shared.ledger.rows.lease_rows import decode_lease, text
 from shared.ledger.rows.unreadable import readable
 from shared.ledger.rows.waiting_rows import (
-    decode_waiting_pod,
+    as_waiting_pod,
+    decode_queued,
     encode_waiting_pod,
 )
 from shared.model.errors import RequestError
@@ -61,12 +62,12 @@ class WaitingPods(LedgerPart):
         """Return the pods that wait: all, or those among `pods`."""
         if pods is not None:
             _, rows = await self._connection.run("list_waiting", "pods", pods)
-            return list(readable(_decode_row, rows))
+            return list(readable(as_waiting_pod, rows))
         found: dict[PodUid, WaitingPod] = {}
         cursor = "0"
         while True:
             cursor, rows = await self._connection.run("list_waiting", "scan", cursor, SCAN_COUNT)
-            page = readable(_decode_row, rows)
+            page = readable(as_waiting_pod, rows)
             found.update((waiting.queued.pod, waiting) for waiting in page)
             if cursor == "0":
                 return list(found.values())
@@ -114,10 +115,7 @@ class WaitingPods(LedgerPart):
             "choose_offers", now, MOST_OFFERS, spare, MOST_OFFERS if with_gangs else 0
         )
         pods = readable(
-            lambda record: replace(
-                decode_waiting_pod(0, 0.0, record).queued, requeue_number=capacity
-            ),
-            records,
+            lambda record: replace(decode_queued(record), requeue_number=capacity), records
         )
         return OfferedPods(pods=tuple(pods), complete=is_complete)
 
@@ -136,14 +134,10 @@ class WaitingPods(LedgerPart):
         return GangEnrollment(
             live_count=live_count,
             waiting_count=waiting_count,
-            waiting=tuple(readable(_decode_row, waiting_rows)),
+            waiting=tuple(readable(as_waiting_pod, waiting_rows)),
             leases=tuple(readable(decode_lease, values)),
             gone=tuple(map(PodUid, gone)),
         )
-
-
-def _decode_row(row: Sequence[Any]) -> WaitingPod:
-    return decode_waiting_pod(*row)
 
 
 def _encoded(waiting: Iterable[WaitingPod]) -> list[list[Any]]:

@@ -2,7 +2,8 @@
 
 Watcher, placers, binder, nats-server and valkey-server are processes, as in production. Per rate
 the benchmark prints, per pod: CPU, wake-ups and read and write calls of each process, above those
-at rest, NATS messages, Redis script calls and API calls; and p50, p99 and maximum of the latency.
+at rest, NATS messages, functions run in Redis and API calls; and p50, p99 and maximum of the
+latency.
 Latency runs from the watch event of a pod to its binding.
 
 With --together, watcher, placer and binder are one process (services.scheduler).
@@ -29,7 +30,7 @@ from tests.benchmarks.trivial_apiserver import TrivialApi
 from tests.support.waiting import until
 
 BATCH_S = 0.001
-SCRIPTS_AT_REST = 50
+CALLS_AT_REST = 50
 """Per second; more run while nodes are being saved."""
 
 
@@ -150,7 +151,7 @@ async def running(options, directory):
             traffic = await up.traffic()
             messages = {key: traffic[key] for key in ("messages in", "messages out")}
             readings["nats-server"] |= messages
-            readings["valkey-server"] |= {"scripts": (await up.scripts())["scripts"]}
+            readings["valkey-server"] |= {"functions": (await up.functions())["functions"]}
             return readings
 
         yield source, read
@@ -176,7 +177,7 @@ async def warm_up(source):
 
 
 async def settle(read):
-    """Wait until all nodes are saved: the ledger's script calls are down to those at rest.
+    """Wait until all nodes are saved: the functions run per second are down to those at rest.
 
     And until the new ledger has been compared with the API server once more.
     """
@@ -185,7 +186,7 @@ async def settle(read):
         before = await read()
         await asyncio.sleep(1)
         used = subtract(await read(), before)
-        if used.get("valkey-server", {}).get("scripts", 0) < SCRIPTS_AT_REST:
+        if used.get("valkey-server", {}).get("functions", 0) < CALLS_AT_REST:
             return
     raise SystemExit("the ledger is not at rest after 120 s: is something else using it?")
 

@@ -1,4 +1,4 @@
-"""Processes of a benchmark, and their counters: CPU, wake-ups, calls, messages and scripts.
+"""Processes of a benchmark, and their counters: CPU, wake-ups, calls, messages and functions.
 
 Counters only rise; a measurement is the difference of two readings. `schedstat` counts CPU in
 nanoseconds, where `stat` counts ticks of 10 ms.
@@ -68,10 +68,14 @@ class Servers:
         units = (("messages", "msgs"), ("bytes", "bytes"))
         return {f"{unit} {way}": found[f"{way}_{k}"] for unit, k in units for way in ("in", "out")}
 
-    async def scripts(self):
-        """Return how many scripts the ledger has run, and the microseconds they took."""
-        found = (await self.client.info("commandstats")).get("cmdstat_evalsha", {})
-        return {"scripts": found.get("calls", 0), "script_us": found.get("usec", 0)}
+    async def functions(self):
+        """Return how many functions the ledger has run, and the microseconds they took."""
+        commands = await self.client.info("commandstats")
+        used = [commands.get(f"cmdstat_{name}", {}) for name in ("fcall", "fcall_ro")]
+        return {
+            "functions": sum(counters.get("calls", 0) for counters in used),
+            "function_us": sum(counters.get("usec", 0) for counters in used),
+        }
 
 
 @contextlib.asynccontextmanager

@@ -3,7 +3,7 @@
 Every service is a process of its own on a real nats-server and valkey-server; the API server is
 this process and does nothing. A cluster of `--nodes` nodes with 8 devices each is filled with pods
 that hold whole devices; then `--waiting` pods in 20 different sizes come, none of which fits.
-Measured: scripts that the ledger runs and CPU time of every process, per second, over `--seconds`
+Measured: functions that the ledger runs and CPU time of every process, per second, over `--seconds`
 of rest, before a pod waits and with all of them waiting; then pods end, one at a time, and the time
 is taken from the watch event that reports it to the binding of a pod that waited; then rest again.
 """
@@ -56,11 +56,11 @@ async def free_one(api, line):
 
 async def at_rest(up, pids, seconds):
     """Measure a time in which nothing happens."""
-    scripts = await up.scripts()
+    calls = await up.functions()
     before = cpu_ms(pids)
     await asyncio.sleep(seconds)
     used = {
-        "scripts_per_s": difference(await up.scripts(), scripts),
+        "functions_per_s": difference(await up.functions(), calls),
         "cpu_ms_per_s": difference(cpu_ms(pids), before),
     }
     return {

@@ -1,1 +1,1 @@
-"""The lease protocol as a state machine: real scripts and real services, messages in a bag."""
+"""The lease protocol as a state machine: real ledger, real services, messages in a bag."""

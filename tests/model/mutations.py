@@ -1,4 +1,4 @@
-"""Checks that are taken out of scripts and services, one at a time: each must be found."""
+"""Checks that are taken out of the ledger and of services, one at a time: each must be found."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -35,7 +35,7 @@ def _without_patience(clock: Clock, _: float) -> Patience:
 
 MUTATIONS: Mapping[str, tuple[str, Any]] = {
     "reserve without memory": (
-        "  if not (memory >= 0 and memory_taken + memory <= device[D.MEMORY])"
+        "  if not (memory >= 0 and memory_taken + memory <= device[D.MEMORY_MIB])"
         " then return 'memory' end\n",
         "",
     ),
@@ -135,13 +135,13 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
     ),
     "starts are promised too early": ("shared.model.leases.lease.END_MARGIN_S", -75.0),
     "claims outlive their starts": ("  write_ended(end_claims(pods))\n", ""),
-    "devices stay claimed": ("(is_claimed and M.MARK or 0)", "M.MARK"),
+    "devices stay claimed": ("[D.IS_CLAIMED] = is_claimed", "[D.IS_CLAIMED] = true"),
     "claims let everything in": (
         "not (M.ends_by and M.ends_by <= device[D.CLAIMED_UNTIL])",
         "device[D.CLAIMED_UNTIL] == 0",
     ),
 }
-"""By name: a piece of the scripts and its replacement, or the name of a function and another."""
+"""By name: a piece of the functions and its replacement, or the name of a function and another."""
 
 
 @contextmanager

@@ -83,7 +83,7 @@ class RedisServer:
     """One server for many runs: emptied, saved and restored as a whole."""
 
     clock: ActorClock
-    """The time that scripts read; each world sets its own."""
+    """The time that the ledger's functions read; each world sets its own."""
 
     def __init__(self, url: str) -> None:
         self.wire = Wire(url)

@@ -1,11 +1,11 @@
 """Redis, copies of leases and checkpoints, decoded without the product's code; pure.
 
-The layouts are those of `lease.lua` and `records.lua` in `shared/ledger/functions/common`.
+Records are those of `shared/ledger/records.py`, and of `functions/common/lease.lua` there.
 """
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from struct import Struct, unpack_from
+from struct import Struct
 from typing import Any
 
 import msgpack
@@ -26,11 +26,8 @@ EXCLUSIVE = 1
 """The number of the sharing policy of a share that has its device to itself."""
 _LEASE = Struct("<BddddII")
 _GRANT = Struct("<id")
-_DEVICE = Struct("<IIBIIIIdBBI")
-_LENGTH = Struct("<I")
 _STATES = ("", "reserved", "bound", "active", "released", "expired")
-_CLAIMED = 2
-"""Added to the mark of exclusive use while a device is claimed."""
+_HEALTHY = 1
 _REFUSED = b"its agent's messages are refused"
 _TERM = 6
 """Position in a lease's description of how long its pod may run, after its gang."""
@@ -125,36 +122,30 @@ def _share(row: Sequence[Any], slot: int, fence: int) -> RawShare:
 
 
 def _device(value: bytes) -> RawDevice:
-    mib, slots, status, _, used, cores, shares, fence, exclusive, mode, _ = _DEVICE.unpack_from(
-        value
+    mib, slots, status, _, used, cores, shares, fence, _, is_claimed, _, is_mig, *texts = (
+        msgpack.unpackb(value)
     )
-    at = _DEVICE.size
-    texts = []
-    for _ in range(5):
-        (length,) = _LENGTH.unpack_from(value, at)
-        at += _LENGTH.size
-        texts.append(value[at : at + length].decode())
-        at += length
-    uuid, node, _, _, layout = texts
+    uuid, node, _, _, layout, _ = texts
     return RawDevice(
         uuid=uuid,
         node=node,
         mib=mib,
         slots=slots,
-        healthy=status == 1,
+        healthy=status == _HEALTHY,
         used_mib=used,
         used_cores=cores,
         shares=shares,
-        fence=int(fence),
-        is_claimed=exclusive >= _CLAIMED,
-        in_mig_mode=mode == 1,
+        fence=fence,
+        is_claimed=is_claimed,
+        in_mig_mode=is_mig,
         layout=layout,
     )
 
 
 def _is_known(value: bytes) -> bool:
     """Whether the API server has reported the node, and not removed it."""
-    return bool(unpack_from("<Idb", value)[2] == 1)
+    _, status, *_ = msgpack.unpackb(value)
+    return bool(status == 1)
 
 
 def decode_charge(entry: Hash) -> RawCharge:

@@ -8,12 +8,13 @@
 -- each one counts as used by its namespace when the next one is chosen. While capacity is left after their
 -- decisions, the following pods are chosen, twice as many each time.
 local fair = require('fair')
+local layouts = require('layouts')
 local ledger = require('ledger')
 local server = require('server')
 local values = require('values')
 local waiting = require('waiting')
 local call, encode = redis.call, cmsgpack.pack
-local W = waiting.W
+local W = layouts.WAITING
 local OFFER_S = waiting.OFFER_S
 local MAX_NODES, MAX_PAGES, CHUNK, MAX_SKIPPED, MAX_ROUNDS = 32, 16, 256, 8192, 8
 local QUOTA_CHUNK, FIRST_CHUNK, MAX_QUEUES = 16, 16, 32

@@ -1,11 +1,12 @@
 -- Cordon nodes: no pod may be bound to them. Arguments: {node, reason, ...}; the reason '' uncordons.
 -- Returns {node, reason, ...} of all cordoned nodes.
+local layouts = require('layouts')
 local records = require('records')
 local server = require('server')
 local values = require('values')
 local writes = require('writes')
 local call, encode = redis.call, cmsgpack.pack
-local N = records.N
+local N = layouts.NODE
 
 return function(changes)
   for name, reason in values.each_pair(changes) do

@@ -6,6 +6,7 @@ local capacity = require('capacity')
 local claims = require('claims')
 local constants = require('constants')
 local fair = require('fair')
+local layouts = require('layouts')
 local lease = require('lease')
 local ledger = require('ledger')
 local quota = require('quota')
@@ -17,7 +18,7 @@ local values = require('values')
 local waiting = require('waiting')
 local writes = require('writes')
 local call, encode = redis.call, cmsgpack.pack
-local D, L = records.D, lease.L
+local D, L = layouts.DEVICE, lease.L
 
 local to_state, headers, demands, ending, names, uuids, leaving_gang -- of this call
 
@@ -79,7 +80,8 @@ return function(to, pods_or_now, version_or_most, reason)
     groups = call('ZRANGEBYSCORE', server.prefix .. 'expiring', '-inf', pods_or_now, 'LIMIT', 0, version_or_most)
     pods = {}
     for _, group in ipairs(groups) do
-      for _, pod in ipairs(values.readable(group)[2] or {}) do pods[#pods + 1] = pod end
+      local reservations = values.record(group, layouts.EXPIRING)
+      for _, pod in ipairs(reservations and reservations[layouts.EXPIRING.PODS] or {}) do pods[#pods + 1] = pod end
     end
   else
     cause = to .. ': ' .. reason

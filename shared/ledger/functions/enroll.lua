@@ -1,19 +1,20 @@
 -- Add pods of a gang to the waiting pods, and count the gang. Arguments: gang; its minimum; rows as those of
 -- wait.lua; whether one of the pods was queued again. A pod that waits already is not changed.
--- Returns {live leases of the gang, pods of it that wait, rows as those of list_waiting.lua, pods that are
+-- Returns {live leases of the gang, pods of it that wait, waiting pods, pods that are
 -- gone}, and leases.
 -- The rows are all its waiting pods once the gang is complete, or if a pod was queued again. If one of the
 -- pods has a lease, the leases are those of these pods, and those of the gang that are not active yet, and
 -- the rows are included: an earlier reply, and with it the decision about the other pods, may have been lost.
 local constants = require('constants')
 local gone_pods = require('gone_pods')
+local layouts = require('layouts')
 local lease = require('lease')
 local ledger = require('ledger')
 local records = require('records')
 local server = require('server')
 local waiting = require('waiting')
 local encode = cmsgpack.pack
-local L, W = lease.L, waiting.W
+local L, W = lease.L, layouts.WAITING
 
 return function(gang, min_members, rows, is_requeued)
   local pods = records.fetch_leases_of(rows)
@@ -37,7 +38,7 @@ return function(gang, min_members, rows, is_requeued)
   if has_new and not is_complete and waiting_count > #rows then waiting.mark_gang_changed(gang) end
   if is_complete or is_requeued then
     for _, value in ipairs(server.call_all('HMGET', 'waiting', waiting.gang_pods('gang-waiting', gang))) do
-      waiting_rows[#waiting_rows + 1] = waiting.waiting_row(value) or nil
+      waiting_rows[#waiting_rows + 1] = waiting.waiting_of(value)
     end
   end
   local answer = {encode({live_count, waiting_count, waiting_rows, gone})}

@@ -2,9 +2,11 @@
 -- returns each with the state of its budget ('': unknown).
 -- Keys that a rebuild does not change: gated (set, namespaces), gated:NAMESPACE (hash, pod -> text), and budgets: see
 -- preemptions.lua
+local layouts = require('layouts')
 local server = require('server')
 local values = require('values')
 local call, encode = redis.call, cmsgpack.pack
+local B = layouts.BUDGET
 local STORE
 server.on_begin(function() STORE = server.beside .. '-preemption:' end)
 local actions = {}
@@ -30,7 +32,8 @@ function actions.list(namespace) return call('HVALS', STORE .. 'gated:' .. names
 function actions.namespaces()
   local rows = {}
   for i, namespace in ipairs(call('SMEMBERS', STORE .. 'gated')) do
-    rows[i] = {namespace, values.readable(call('HGET', STORE .. 'budgets', namespace))[2] or ''}
+    local stored = values.record(call('HGET', STORE .. 'budgets', namespace), B)
+    rows[i] = {namespace, stored and stored[B.BUDGET] or ''}
   end
   return rows
 end

@@ -1,6 +1,6 @@
 -- List waiting pods. Arguments: {'pods', pods}, {'scan', cursor, count}, {'unreadable', cursor, count} or {'uids'}.
--- Returns uids; otherwise the next cursor ('0': complete) and rows of {verdict, since, record, group}, or the uids of
--- pods whose records cannot be read.
+-- Returns uids; otherwise the next cursor ('0': complete) and the waiting pods, or the uids of those whose
+-- records cannot be read.
 local server = require('server')
 local values = require('values')
 local waiting = require('waiting')
@@ -26,8 +26,6 @@ return function(what, second, count)
     stored = server.call_all('HMGET', 'waiting', second)
   end
   local rows = {}
-  for _, value in ipairs(stored) do
-    rows[#rows + 1] = waiting.waiting_row(value) or nil
-  end
+  for _, value in ipairs(stored) do rows[#rows + 1] = waiting.waiting_of(value) end
   return encode({cursor, rows})
 end

@@ -3,11 +3,12 @@
 -- {pod, node, uuids, resources, namespace, demand, resources to hold at once, until}. A start replaces others, rows of
 -- {id, instant at which it was opened, false: there is none, pods}; the first is of its own id. `save` and `close`
 -- require the version that was read.
--- Keys that a rebuild does not change: preemptions (hash, id -> {version, text}), evictions (stream, the journal of
--- evicted pods, and for which pods), budgets (hash, namespace -> {at, text}), leader (string)
+-- Keys that a rebuild does not change: preemptions (hash, id -> PreemptionRecord), evictions (stream, the journal of
+-- evicted pods, and for which pods), budgets (hash, namespace -> BudgetRecord), leader (string)
 local claims = require('claims')
 local fair = require('fair')
 local gone_pods = require('gone_pods')
+local layouts = require('layouts')
 local ledger = require('ledger')
 local quota = require('quota')
 local records = require('records')
@@ -15,7 +16,7 @@ local server = require('server')
 local values = require('values')
 local writes = require('writes')
 local call, encode, parse_json = redis.call, cmsgpack.pack, cjson.decode
-local D, N = records.D, records.N
+local B, C, D, N, P = layouts.BUDGET, layouts.CLAIM, layouts.DEVICE, layouts.NODE, layouts.PREEMPTION
 local STORE
 server.on_begin(function() STORE = server.beside .. '-preemption:' end)
 local MAX_EVICTIONS = 20000
@@ -27,8 +28,8 @@ local function append_evictions(texts)
 end
 
 local function is_at(id, version)
-  local value = call('HGET', STORE .. 'preemptions', id)
-  return value and values.readable(value)[1] == version
+  local preemption = values.record(call('HGET', STORE .. 'preemptions', id), P)
+  return preemption and preemption[P.VERSION] == version
 end
 
 local function put_preemption(id, version, text)
@@ -44,7 +45,7 @@ local function is_claimable(pod, name, uuids, ended)
   records.fetch('devices', uuids)
   for _, uuid in ipairs(uuids) do
     local device = records.devices[uuid]
-    if not device or device[D.NODE] ~= name or device[D.EXCLUSIVE] >= claims.MARK then return false end
+    if not device or device[D.NODE] ~= name or device[D.IS_CLAIMED] then return false end
   end
   return true
 end
@@ -67,7 +68,7 @@ local function claim_all(wanted, ended)
     local claim = {name, records.nodes[name][N.NUMBER], uuids, at_once, held, until_s}
     claims.mark_devices(claim, true)
     claims.reserve_more(claim)
-    claim[claims.FIELD.RESOURCES] = resources
+    claim[C.RESOURCES] = resources
     opened[i] = claim
   end
   quota.discard()
@@ -146,22 +147,20 @@ end
 
 function actions.read(since)
   local preemptions, evictions, budgets = {}, {}, {}
-  for id, stored in server.each_packed(STORE .. 'preemptions') do
-    preemptions[#preemptions + 1] = stored[2]
-      and {id, stored[1], stored[2], call('HEXISTS', server.prefix .. 'claims', id) == 1} or nil
+  for id, stored in server.each_record(STORE .. 'preemptions', P) do
+    preemptions[#preemptions + 1] = {id, stored[P.VERSION], stored[P.PREEMPTION],
+      call('HEXISTS', server.prefix .. 'claims', id) == 1}
   end
   for _, entry in ipairs(call('XRANGE', STORE .. 'evictions', string.format('%.0f', since), '+')) do
     evictions[#evictions + 1] = entry[2][2]
   end
-  for _, value in ipairs(call('HVALS', STORE .. 'budgets')) do
-    budgets[#budgets + 1] = values.readable(value)[2]
-  end
+  for _, stored in server.each_record(STORE .. 'budgets', B) do budgets[#budgets + 1] = stored[B.BUDGET] end
   return {preemptions, evictions, budgets, call('HVALS', server.prefix .. 'starts')}
 end
 
 function actions.save_budget(namespace, at, text, is_spent, weight, must_wait)
-  local known = call('HGET', STORE .. 'budgets', namespace)
-  local time, known_at = server.time(), known and values.readable(known)[1] or 0
+  local before = values.record(call('HGET', STORE .. 'budgets', namespace), B)
+  local time, known_at = server.time(), before and before[B.REPORTED_AT] or 0
   -- A stored time ahead of ours is of a server whose clock was ahead.
   if known_at <= at or known_at > time[1] + 1 then
     call('HSET', STORE .. 'budgets', namespace, encode({at, text}))

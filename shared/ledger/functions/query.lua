@@ -4,9 +4,11 @@
 local claims = require('claims')
 local fair = require('fair')
 local gone_pods = require('gone_pods')
+local layouts = require('layouts')
 local server = require('server')
 local values = require('values')
 local call, encode = redis.call, cmsgpack.pack
+local C = layouts.CLAIM
 local queries = {}
 
 function queries.unreadable() return call('HKEYS', server.prefix .. 'unreadable') end
@@ -24,11 +26,10 @@ end
 
 function queries.claimed()
   local rows = {}
-  for _, claim in server.each_packed(server.prefix .. 'claims') do
-    local is_here = claim[claims.FIELD.UNTIL] and claims.node_of(claim)
-    for i, reserved in ipairs(is_here and claim[claims.FIELD.HELD] or {}) do
+  for _, claim in server.each_record(server.prefix .. 'claims', C) do
+    for i, reserved in ipairs(claims.node_of(claim) and claim[C.RESERVED] or {}) do
       if reserved > 0 then
-        rows[#rows + 1] = {claim[claims.FIELD.NODE], claim[claims.FIELD.RESOURCES][2 * i - 1], reserved}
+        rows[#rows + 1] = {claim[C.NODE], claim[C.RESOURCES][2 * i - 1], reserved}
       end
     end
   end
@@ -46,9 +47,8 @@ function queries.waiting_gangs() return gang_and_pod('gang-waiting', '^([^|]*)|[
 
 function queries.fair_share()
   local entitlements = {}
-  for namespace, stored in server.each_packed(server.prefix .. 'entitlements') do
-    local is_spent, weight, must_wait = unpack(stored)
-    if must_wait then values.append(entitlements, {namespace, is_spent == 1, weight, must_wait == 1}) end
+  for namespace, stored in server.each_record(server.prefix .. 'entitlements', layouts.ENTITLEMENT) do
+    values.append(entitlements, {namespace, unpack(stored)})
   end
   return {fair.total_of(), call('HGETALL', server.prefix .. 'used-cores'), call('HGETALL', server.prefix .. 'used-mib'),
     entitlements}

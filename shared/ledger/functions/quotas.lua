@@ -1,4 +1,4 @@
--- Quotas. Arguments: {'save', rows of {namespace, quota (R_* in quota.lua)}, when they were read} or
+-- Quotas. Arguments: {'save', rows of {namespace, QuotaRecord}, when they were read} or
 -- {'read', whether with charges}. 'save' replaces all quotas and returns whether anything changed. 'read'
 -- returns quotas, what is used and what is charged, each a flat list of names and packed values.
 local ledger = require('ledger')
@@ -24,7 +24,6 @@ return function(action, rows, read_at)
   -- clock is behind.
   call('SET', read_at_key, string.format('%.6f', read_at), 'EX', 120)
 
-  for _, row in ipairs(rows) do row[2] = encode(row[2]) end
   local has_changed, before, removed = false, {}, {}
   for name, rule in values.each_pair(call('HGETALL', quota.rules_key)) do before[name], removed[name] = rule, true end
   for _, row in ipairs(rows) do

@@ -2,6 +2,7 @@
 -- Returns {generation, ID of the last feed entry, capacity number, highest version, names, rows of {name, node, facts,
 -- devices, served resources, uuids, device states, number of leases, mismatches, terms of `repelling` pods}, and kind,
 -- key and node ('': not known) of each record that cannot be read}, and the leases.
+local layouts = require('layouts')
 local lease = require('lease')
 local ledger = require('ledger')
 local records = require('records')
@@ -9,7 +10,7 @@ local repelling = require('repelling')
 local server = require('server')
 local values = require('values')
 local call, encode = redis.call, cmsgpack.pack
-local N = records.N
+local N = layouts.NODE
 
 local function add_leases(answer, broken, name)
   local pods, mismatches, count = records.pods_on_node(records.nodes[name]), {}, 0
@@ -50,14 +51,14 @@ return function(names, with_leases)
       end
       for i, uuid in ipairs(uuids) do
         local device = records.devices[uuid]
-        states[i] = device and records.device_row(device)
+        states[i] = device
         if records.unreadable.devices[uuid] then
           values.append(broken, 'devices', uuid, name)
         elseif not device then
           values.append(mismatches, 'node ' .. name .. ' lists device ' .. uuid .. ', which has no record')
         end
       end
-      rows[#rows + 1] = {name, records.node_row(records.nodes[name]), stored[1] or '', stored[2] or '[]',
+      rows[#rows + 1] = {name, records.nodes[name], stored[1] or '', stored[2] or '[]',
         records.served_of(name, stored[3]), uuids, states, count, mismatches, repelling.terms_on(name)}
     elseif records.unreadable.nodes[name] then
       values.append(broken, 'nodes', name, name)

@@ -19,6 +19,7 @@ local claims = require('claims')
 local constants = require('constants')
 local fair = require('fair')
 local gone_pods = require('gone_pods')
+local layouts = require('layouts')
 local lease = require('lease')
 local ledger = require('ledger')
 local quota = require('quota')
@@ -29,7 +30,7 @@ local values = require('values')
 local waiting = require('waiting')
 local writes = require('writes')
 local encode, unpack_limit, struct_pack = cmsgpack.pack, cmsgpack.unpack_limit, struct.pack
-local D = records.D
+local D = layouts.DEVICE
 local FIRST_DEVICE, DEVICE_FIELDS, EXCLUSIVE = lease.FIRST_DEVICE, lease.DEVICE_FIELDS, constants.EXCLUSIVE
 local LEASE_OF_ONE_FORMAT = lease.FORMAT .. lease.GRANT_FORMAT
 
@@ -102,7 +103,7 @@ local function add_refusal(reasons, first, last)
   for p = first, last do
     local demand = lease.demand_at(joined, bounds[p])
     local node = records.node_of(demand[1])
-    if node then node_rows[#node_rows + 1] = records.node_row(node) end
+    if node then node_rows[#node_rows + 1] = node end
     capacity.append_device_rows(device_rows, demand)
   end
   answer[#answer + 1] = encode({table.concat(reasons, '; '), device_rows, reasons.excesses or {}, node_rows,

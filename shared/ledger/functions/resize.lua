@@ -3,12 +3,11 @@
 -- without a change, {'stale', the stored version, 0 without a lease}, {'unlocked'} if the lock has expired, or
 -- {'refused', reason, devices, excesses of quotas}. Whatever was resized is marked until node and annotations are
 -- known to have the size of that version, or of a later one.
--- Keys: resize-lock:POD, the token of the lock's owner, which expires; unsynced (hash, pod -> {version of its lease,
--- instant in ms})
+-- Keys: resize-lock:POD, the token of the lock's owner, which expires; unsynced (hash, pod -> UnsyncedRecord)
 local capacity = require('capacity')
-local claims = require('claims')
 local constants = require('constants')
 local fair = require('fair')
+local layouts = require('layouts')
 local lease = require('lease')
 local ledger = require('ledger')
 local quota = require('quota')
@@ -18,7 +17,7 @@ local tenures = require('tenures')
 local values = require('values')
 local writes = require('writes')
 local call, encode, struct_pack, struct_unpack = redis.call, cmsgpack.pack, struct.pack, struct.unpack
-local D, L = records.D, lease.L
+local D, L, U = layouts.DEVICE, lease.L, layouts.UNSYNCED
 local UNSYNCED
 server.on_begin(function() UNSYNCED = server.prefix .. 'unsynced' end)
 
@@ -29,9 +28,9 @@ local function growth_refusal(device, name, memory, cores)
   if memory <= 0 and cores <= 0 then return nil end
   local reason = capacity.unavailable(device, name)
   if reason then return reason end
-  if device[D.EXCLUSIVE] >= claims.MARK then return 'claimed' end
+  if device[D.IS_CLAIMED] then return 'claimed' end
   local memory_taken, cores_taken = capacity.taken_of(device)
-  if memory > 0 and memory_taken + memory > device[D.MEMORY] then return 'memory' end
+  if memory > 0 and memory_taken + memory > device[D.MEMORY_MIB] then return 'memory' end
   if cores > 0 and cores_taken + cores > 100 then return 'cores' end
 end
 
@@ -111,24 +110,24 @@ end
 
 function actions.unsynced(older_than_ms, most)
   local pods, now_ms = {}, server.now_in_ms()
-  for pod, stored in server.each_packed(UNSYNCED) do
-    local at = stored[2] or 0
+  for pod, stored in server.each_record(UNSYNCED, U) do
+    local at = stored[U.RESIZED_AT_MS]
     if #pods < most and (at <= now_ms - older_than_ms or at > now_ms) then pods[#pods + 1] = pod end
   end
   return encode(pods)
 end
 
 function actions.set_synced(pod, version)
-  local value = call('HGET', UNSYNCED, pod)
-  local is_synced = value and (values.readable(value)[1] or 0) <= version
+  local stored = values.record(call('HGET', UNSYNCED, pod), U)
+  local is_synced = stored and stored[U.VERSION] <= version
   if is_synced then call('HDEL', UNSYNCED, pod) end
   return encode(is_synced and true or false)
 end
 
 function actions.set_unsynced(rows)
   for _, row in ipairs(rows) do
-    local value = call('HGET', UNSYNCED, row[1])
-    if not value or (values.readable(value)[1] or 0) < row[2] then
+    local stored = values.record(call('HGET', UNSYNCED, row[1]), U)
+    if not stored or stored[U.VERSION] < row[2] then
       call('HSET', UNSYNCED, row[1], encode({row[2], 0}))
     end
   end

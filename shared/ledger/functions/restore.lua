@@ -7,6 +7,7 @@ local capacity = require('capacity')
 local constants = require('constants')
 local fair = require('fair')
 local gone_pods = require('gone_pods')
+local layouts = require('layouts')
 local lease = require('lease')
 local ledger = require('ledger')
 local quota = require('quota')
@@ -17,7 +18,7 @@ local values = require('values')
 local waiting = require('waiting')
 local writes = require('writes')
 local call, encode = redis.call, cmsgpack.pack
-local D, L = records.D, lease.L
+local D, L = layouts.DEVICE, lease.L
 
 local time, newest_s, restored_tenures -- of this call: the server's time, the latest of it and the caller's
 
@@ -63,12 +64,12 @@ local function conflict(demand, grants, groups_text, resources, hearsay)
     if device then
       local is_elsewhere = device[D.NODE] ~= demand[1]
       if is_elsewhere and (device[D.SHARES] > 0 or hearsay) then return 'device-moved' end
-      local most = device[D.MEMORY] > 0 and device[D.MEMORY] or constants.MOST_MIB
-      if device[D.MEMORY_USED] + memory > most then return 'memory' end
-      if device[D.CORES_USED] + cores > 100 then return 'cores' end
+      local most = device[D.MEMORY_MIB] > 0 and device[D.MEMORY_MIB] or constants.MOST_MIB
+      if device[D.USED_MIB] + memory > most then return 'memory' end
+      if device[D.USED_CORES] + cores > 100 then return 'cores' end
       if policy == constants.EXCLUSIVE and device[D.SHARES] > 0 then return 'not-idle' end
-      if device[D.EXCLUSIVE] % 2 == 1 then return 'in-exclusive-use' end
-      if device[D.CORES_USED] >= 100 and policy ~= constants.BEST_EFFORT then return 'in-exclusive-use' end
+      if device[D.EXCLUSIVE] then return 'in-exclusive-use' end
+      if device[D.USED_CORES] >= 100 and policy ~= constants.BEST_EFFORT then return 'in-exclusive-use' end
       if device[D.SHARES] > 0 and device[D.LAYOUT] ~= layout then return 'layout' end
       if capacity.has_group(device, groups_text) then return 'anti-affinity' end
       if not capacity.has_room_for_text(device, #groups_text + 2) then return 'record-size of ' .. uuid end

@@ -1,18 +1,19 @@
 -- Write all devices of nodes. Arguments: a row for each node: name; devices and served resources (as text);
--- rows of {uuid, MiB, slots, healthy, unit, index, mode, what is held beyond leases}; {uuid, lowest possible fence,
--- ...}; reported_at; 1 if our agent sent the report. A device that is not reported any more keeps its leases
--- and gets no new ones.
+-- rows of {uuid, MiB, slots, healthy, unit, index, whether it has MIG instances, what is held beyond leases};
+-- {uuid, lowest possible fence, ...}; reported_at; 1 if our agent sent the report. A device that is not reported
+-- any more keeps its leases and gets no new ones.
 -- Returns false if nothing changed and nothing was refused, or {uuid, node, other node, ...} of devices that
 -- a node reports as healthy, and that stay with another node.
 local capacity = require('capacity')
 local constants = require('constants')
+local layouts = require('layouts')
 local ledger = require('ledger')
 local records = require('records')
 local server = require('server')
 local values = require('values')
 local writes = require('writes')
 local call, encode, parse_json = redis.call, cmsgpack.pack, cjson.decode
-local D, N = records.D, records.N
+local D, N = layouts.DEVICE, layouts.NODE
 local MAX_LATE_S, RECENT_S = 120, 20
 local time, elsewhere -- of this call: the server's time; {uuid, node, other node, ...}
 
@@ -51,11 +52,13 @@ end
 -- Store them as capacities of the node, of which leases take their part.
 local function save_numa_cpus(name, cpus)
   local node = records.node_of(name) or records.new_node(name)
+  local amounts = node[N.AMOUNTS]
   for resource, at in pairs(capacity.resource_positions(node)) do
     if string.find(resource, constants.NUMA_CPUS_PREFIX, 1, true) == 1 then
       local now = cpus[resource] or 0
-      if now > node[at] then records.mark_freed(name) end
-      node[at], cpus[resource] = now, nil
+      if now > amounts[at] then records.mark_freed(name) end
+      amounts[at] = now
+      cpus[resource] = nil
     end
   end
   for resource, now in pairs(cpus) do
@@ -129,7 +132,7 @@ local function save_report(name, devices_text, served, reported_rows, fences, re
   save_numa_cpus(name, numa_cpus(devices_text))
 
   local is_excluded = values.set_of(values.readable(stored[4]))
-  local function save_device(uuid, memory, slots, status, unit, index, mode, held)
+  local function save_device(uuid, memory, slots, status, unit, index, is_mig, held)
     local device = records.devices[uuid]
     if not device then
       device = records.new_device(uuid, name, unit, 0)
@@ -137,14 +140,14 @@ local function save_report(name, devices_text, served, reported_rows, fences, re
       records.move_device(device, name)
     end
     if status == 1 and is_excluded[index] then status = 2 end
-    if status == 1 and (device[D.STATUS] ~= 1 or memory > device[D.MEMORY] or slots > device[D.SLOTS]
-        or mode ~= device[D.MODE]) then
+    if status == 1 and (device[D.STATUS] ~= 1 or memory > device[D.MEMORY_MIB] or slots > device[D.SLOTS]
+        or is_mig ~= device[D.IS_MIG]) then
       records.mark_grown(name)
     elseif device[D.HELD] ~= held then
       records.mark_freed(name)
     end
-    device[D.MEMORY], device[D.SLOTS] = memory, slots
-    device[D.STATUS], device[D.UNIT], device[D.MODE], device[D.HELD] = status, unit, mode, held
+    device[D.MEMORY_MIB], device[D.SLOTS] = memory, slots
+    device[D.STATUS], device[D.UNIT_MIB], device[D.IS_MIG], device[D.HELD] = status, unit, is_mig, held
     records.changed_devices[uuid] = true
   end
   for _, row in ipairs(rows) do

@@ -5,13 +5,14 @@
 -- as they were.
 local capacity = require('capacity')
 local constants = require('constants')
+local layouts = require('layouts')
 local records = require('records')
 local repelling = require('repelling')
 local server = require('server')
 local values = require('values')
 local writes = require('writes')
 local call, encode, parse_json = redis.call, cmsgpack.pack, cjson.decode
-local D, N = records.D, records.N
+local D, N = layouts.DEVICE, layouts.NODE
 
 local function save_node(too_large, name, facts, rules, room, excluded, repelling_pods, revision, pods_revision)
   if not records.raise_node_revision(name, revision, pods_revision) then return false end
@@ -24,7 +25,8 @@ local function save_node(too_large, name, facts, rules, room, excluded, repellin
 
   local has_new_rules, has_more_room = not is_known or stored[2] ~= rules, false
   local number = node and node[N.NUMBER] or records.new_node(name)[N.NUMBER]
-  local changed_node, positions = {0, 0, 1, number, name, ''}, node and capacity.resource_positions(node) or {}
+  local changed_node = records.empty_node(name, number, 1)
+  local amounts, positions = node and node[N.AMOUNTS], node and capacity.resource_positions(node) or {}
   local has_resource = {}
   if #name > constants.MOST_NAME_BYTES or not capacity.has_room_for_resources(changed_node, room) then
     too_large[#too_large + 1] = name
@@ -32,15 +34,15 @@ local function save_node(too_large, name, facts, rules, room, excluded, repellin
   end
   for i = 1, #room, 2 do
     local at = positions[room[i]]
-    if is_known and room[i + 1] > (at and node[at] or 0) then has_more_room = true end
-    capacity.add_resource(changed_node, room[i], room[i + 1], at and node[at + 1] or 0)
+    if is_known and room[i + 1] > (at and amounts[at] or 0) then has_more_room = true end
+    capacity.add_resource(changed_node, room[i], room[i + 1], at and amounts[at + 1] or 0)
     has_resource[room[i]] = true
   end
   -- What leases use is kept, and so are the CPUs of NUMA nodes, which the node's agent reports.
   for resource, at in pairs(positions) do
-    local capacity_of = string.find(resource, constants.NUMA_CPUS_PREFIX, 1, true) == 1 and node[at] or 0
-    if not has_resource[resource] and (capacity_of > 0 or node[at + 1] > 0) then
-      capacity.add_resource(changed_node, resource, capacity_of, node[at + 1])
+    local capacity_of = string.find(resource, constants.NUMA_CPUS_PREFIX, 1, true) == 1 and amounts[at] or 0
+    if not has_resource[resource] and (capacity_of > 0 or amounts[at + 1] > 0) then
+      capacity.add_resource(changed_node, resource, capacity_of, amounts[at + 1])
     end
   end
   records.nodes[name] = changed_node

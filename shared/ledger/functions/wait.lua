@@ -6,6 +6,7 @@
 -- Returns the pods that may fit what was freed since their verdict, to be placed again; those that have a
 -- lease and need not wait; those that are gone; and those that waited already, for another reason.
 local gone_pods = require('gone_pods')
+local layouts = require('layouts')
 local lease = require('lease')
 local ledger = require('ledger')
 local records = require('records')
@@ -13,7 +14,7 @@ local server = require('server')
 local values = require('values')
 local waiting = require('waiting')
 local call, encode, parse_json = redis.call, cmsgpack.pack, cjson.decode
-local W = waiting.W
+local W = layouts.WAITING
 
 -- Remove pods that are gone, or bound.
 local function remove(what, pods)

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, islice
-from struct import Struct
 from typing import Any
 
 import msgspec
 
+from shared.ledger.records import DeviceRecord, NodeRecord
 from shared.ledger.rows.joined_texts import escaped, split_texts
 from shared.ledger.rows.lease_rows import decode_lease, text
 from shared.ledger.rows.record_sizes import MOST_AMOUNT
@@ -17,104 +17,41 @@ from shared.model.devices.device import Device, DeviceMode, DeviceUse, Held
 from shared.model.devices.node import AntiAffinityTerm, NodeFacts
 from shared.model.events.node_events import DeviceReported
 from shared.model.leases.ledger import LedgerChange, LedgerNode, NodeTotals, NodeUse
-from shared.model.names import DeviceUuid, NodeName
-
-_NODE = Struct("<IdbII")
-_DEVICE = Struct("<IIBIIIIdBBII")
-_LENGTH = Struct("<I")
-_OTHER_TEXTS = 5
-"""Of a device, after its UUID: node, slot map, groups, layout, what is held beyond leases."""
-
-_CLAIMED = 2
-"""A device that is claimed, and that no lease has exclusively."""
+from shared.model.names import NodeName
 
 NO_GROUPS: frozenset[str] = frozenset()
 
-
-class DeviceState(msgspec.Struct, frozen=True, gc=False):
-    """A device as the functions store it: its capacity and its use."""
-
-    uuid: DeviceUuid
-    node: NodeName
-    memory_mib: int
-    slots: int
-    unit_mib: int
-    use: DeviceUse
+_decode_node = msgspec.msgpack.Decoder(NodeRecord).decode
+_decode_device = msgspec.msgpack.Decoder(DeviceRecord).decode
 
 
-def decode_node_row(row: Sequence[Any]) -> tuple[NodeName, NodeUse]:
-    """Decode the use of a node's ordinary resources."""
-    _, version, _, _, name, names, *amounts = row
-    return NodeName(name), _node_use(version, names, amounts)
-
-
-def _node_use(version: float, names: str, amounts: Sequence[float]) -> NodeUse:
+def node_use(node: NodeRecord) -> NodeUse:
+    """Return how much leases use of a node's ordinary resources."""
     used = {
         name: int(amount)
-        for name, amount in zip(_resource_names(names), amounts[1::2], strict=True)
+        for name, amount in zip(_resource_names(node.resources), node.amounts[1::2], strict=True)
         if amount
     }
-    return NodeUse(version=int(version), used=used)
+    return NodeUse(version=node.version, used=used)
 
 
-def decode_device_row(row: Sequence[Any]) -> DeviceState:
-    """Decode a device's state."""
-    memory_mib, slots, _, unit_mib, used_mib, cores, shares, fence, exclusive, *others = row
-    _, claimed_until, uuid, node, slot_map, groups_text, layout, held = others
-    return DeviceState(
-        DeviceUuid(uuid),
-        NodeName(node),
-        memory_mib,
-        slots,
-        unit_mib,
-        DeviceUse(
-            memory_mib=used_mib,
-            cores_percent=cores,
-            shares=shares,
-            fence=int(fence),
-            anti_affinity_groups=frozenset(split_texts(groups_text[1:-1]))
-            if groups_text
-            else NO_GROUPS,
-            exclusive=bool(exclusive),
-            slots_taken=slot_map,
-            layout=layout,
-            claimed_by=exclusive > 1,
-            claimed_until=claimed_until if exclusive == _CLAIMED else 0,
-            held=_decode_held(held) if held else None,
-        ),
+def device_use(device: DeviceRecord) -> DeviceUse:
+    """Return what leases use of a device."""
+    return DeviceUse(
+        memory_mib=device.used_mib,
+        cores_percent=device.used_cores,
+        shares=device.shares,
+        fence=device.fence,
+        anti_affinity_groups=frozenset(split_texts(device.groups[1:-1]))
+        if device.groups
+        else NO_GROUPS,
+        exclusive=device.exclusive or device.is_claimed,
+        slots_taken=device.slot_map,
+        layout=device.layout,
+        claimed_by=device.is_claimed,
+        claimed_until=0 if device.exclusive else device.claimed_until,
+        held=_decode_held(device.held) if device.held else None,
     )
-
-
-def decode_node_values(values: bytes) -> dict[NodeName, NodeUse]:
-    """Decode joined values of nodes; of a repeated node the last one counts."""
-    return dict(readable(_node_in, cut(values)))
-
-
-def decode_device_values(values: bytes) -> dict[DeviceUuid, DeviceState]:
-    """Decode joined values of devices; of a repeated device the last one counts."""
-    return {state.uuid: state for state in readable(_device_in, cut(values))}
-
-
-def _node_in(value: bytes) -> tuple[NodeName, NodeUse]:
-    count, version, _, _, length = _NODE.unpack_from(value)
-    name, at = _string(value, _NODE.size, length)
-    names, at = _long_string(value, at)
-    return NodeName(name), _node_use(version, names, _amounts(count).unpack(value[at:]))
-
-
-def _device_in(value: bytes) -> DeviceState:
-    *numbers, length = _DEVICE.unpack_from(value)
-    uuid, at = _string(value, _DEVICE.size, length)
-    texts = []
-    for _ in range(_OTHER_TEXTS):
-        text, at = _long_string(value, at)
-        texts.append(text)
-    return decode_device_row((*numbers, uuid, *texts))
-
-
-@lru_cache(maxsize=256)
-def _amounts(count: int) -> Struct:
-    return Struct(f"<{2 * count}d")
 
 
 @lru_cache(maxsize=1024)
@@ -122,24 +59,15 @@ def _resource_names(names: str) -> tuple[str, ...]:
     return tuple(split_texts(names[:-1]))
 
 
-def _string(values: bytes, at: int, length: int) -> tuple[str, int]:
-    return values[at : at + length].decode(), at + length
-
-
-def _long_string(values: bytes, at: int) -> tuple[str, int]:
-    [length] = _LENGTH.unpack_from(values, at)
-    return _string(values, at + _LENGTH.size, length)
-
-
 _decode_facts = msgspec.json.Decoder(NodeFacts).decode
-_decode_device = msgspec.json.Decoder(Device).decode
+_decode_reported = msgspec.json.Decoder(Device).decode
 _decode_held = msgspec.json.Decoder(Held).decode
 _cut_devices = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_terms = msgspec.json.Decoder(tuple[tuple[AntiAffinityTerm, ...], ...]).decode
 
 
 def _decode_devices(devices: str) -> Iterator[Device]:
-    return readable(_decode_device, _cut_devices(devices))
+    return readable(_decode_reported, _cut_devices(devices))
 
 
 _LEASE_COUNT = 7
@@ -184,7 +112,7 @@ def encode_device_report(report: DeviceReported) -> list[object]:
             int(device.healthy),
             device.unit_mib,
             device.index,
-            int(device.mode is DeviceMode.MIG),
+            device.mode is DeviceMode.MIG,
             text(device.held) if device.held else "",
         )
         for device in report.devices
@@ -198,6 +126,16 @@ def encode_device_report(report: DeviceReported) -> list[object]:
         report.reported_at,
         int(not report.other_plugin),
     ]
+
+
+def as_node(row: Sequence[Any]) -> NodeRecord:
+    """Return a node of a reply."""
+    return msgspec.convert(row, NodeRecord)
+
+
+def as_device(row: Sequence[Any]) -> DeviceRecord:
+    """Return a device of a reply."""
+    return msgspec.convert(row, DeviceRecord)
 
 
 def decode_node_rows(
@@ -215,8 +153,8 @@ def decode_node_rows(
 
 def _decode_node_totals(row: Sequence[Any], leases: Iterable[bytes]) -> NodeTotals:
     name, node, facts, devices, served, _, device_rows, _, mismatches, terms = row
-    states = list(readable(decode_device_row, filter(None, device_rows)))
-    _, use = decode_node_row(node)
+    states = list(readable(as_device, filter(None, device_rows)))
+    use = node_use(as_node(node))
     stored_leases = list(leases)
     decoded_leases = tuple(readable(decode_lease, stored_leases))
     if undecoded := len(stored_leases) - len(decoded_leases):
@@ -229,7 +167,7 @@ def _decode_node_totals(row: Sequence[Any], leases: Iterable[bytes]) -> NodeTota
             use,
             devices,
             served,
-            [state for state in states if state.node == name],
+            [device for device in states if device.node == name],
         ),
         leases=decoded_leases,
         index_mismatches=tuple(mismatches),
@@ -245,8 +183,9 @@ def is_known(row: Sequence[Any]) -> bool:
 
 def decode_change(position: str, fields: Mapping[bytes, bytes]) -> LedgerChange:
     """Decode one entry of the feed."""
-    uses = decode_node_values(fields[b"n"])
-    states = decode_device_values(fields[b"d"])
+    changed_nodes = [*readable(_decode_node, cut(fields[b"n"]))]
+    uses = {node.name: node_use(node) for node in changed_nodes}
+    devices = [*readable(_decode_device, cut(fields[b"d"]))]
     by_kind: dict[str, dict[NodeName, str]] = {kind: {} for kind in "fgsrx"}
     for key, value in fields.items():
         if chr(key[0]) in by_kind:
@@ -263,14 +202,14 @@ def decode_change(position: str, fields: Mapping[bytes, bytes]) -> LedgerChange:
                     uses[name],
                     by_kind["g"][name],
                     by_kind["s"][name],
-                    [state for state in states.values() if state.node == name],
+                    [device for device in devices if device.node == name],
                 ),
                 (name for name, facts in by_kind["f"].items() if facts and name in uses),
             )
         ),
         removed=tuple(by_kind["x"]),
         used=uses,
-        devices={uuid: state.use for uuid, state in states.items()},
+        devices={device.uuid: device_use(device) for device in devices},
     )
 
 
@@ -284,14 +223,16 @@ def _facts_with(stored: str, repelling: str) -> NodeFacts:
 
 
 def _ledger_node(
-    facts: NodeFacts, use: NodeUse, devices: str, served: str, states: Iterable[DeviceState]
+    facts: NodeFacts, use: NodeUse, devices: str, served: str, records: Iterable[DeviceRecord]
 ) -> LedgerNode:
     """Build a node; a device that leases hold and that is not reported any more is unhealthy."""
     reported = {device.uuid: device for device in _decode_devices(devices)}
     resources = _decode_served(served)
     if not isinstance(resources, _Served):
         resources = _Served(resources, ())
-    pairs = [(reported.get(state.uuid) or _unreported(state), state.use) for state in states]
+    pairs = [
+        (reported.get(record.uuid) or _unreported(record), device_use(record)) for record in records
+    ]
     return LedgerNode(
         facts=facts,
         version=use.version,
@@ -302,14 +243,14 @@ def _ledger_node(
     )
 
 
-def _unreported(state: DeviceState) -> Device:
+def _unreported(record: DeviceRecord) -> Device:
     return Device(
-        uuid=state.uuid,
+        uuid=record.uuid,
         index=-1,
         model="",
-        memory_mib=state.memory_mib,
-        slots=state.slots,
-        unit_mib=state.unit_mib,
+        memory_mib=record.memory_mib,
+        slots=record.slots,
+        unit_mib=record.unit_mib,
         healthy=False,
         fault="NotReported: its node agent does not report it",
     )

@@ -1,32 +1,41 @@
 """Quotas as the ledger's functions store them, with used and charged amounts; pure."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
+from shared.ledger.records import (
+    NO_LIMIT,
+    ChargeRecord,
+    ChargesRecord,
+    LimitsRecord,
+    QuotaRecord,
+    UsageRecord,
+)
 from shared.ledger.rows.unreadable import readable
 from shared.model.budgets.quota import Quota, QuotaExcess, QuotaLimits, QuotaTotals, QuotaUsage
 from shared.model.names import DeviceUuid, Namespace
 
 T = TypeVar("T")
 
-_unpack = msgspec.msgpack.Decoder().decode
+_decode_quota = msgspec.msgpack.Decoder(QuotaRecord).decode
+_decode_used = msgspec.msgpack.Decoder(dict[str, UsageRecord] | tuple[()]).decode
+_decode_charges = msgspec.msgpack.Decoder(ChargesRecord).decode
 
 
 def encode_quota(quota: Quota) -> list[object]:
-    """Pack a quota: its name, and its values (`R_*` in `functions/common/quota.lua`)."""
-    models = [(name, _encode_limits(limits)) for name, limits in quota.models]
-    rule = (
-        _encode_limits(quota.limits),
-        models,
-        quota.only_models,
-        quota.model_label,
-        quota.pools,
-        quota.pool_label,
-        -1 if quota.max_run_s is None else quota.max_run_s,
+    """Return a quota as `quotas.lua` takes it: its name and its record."""
+    record = QuotaRecord(
+        limits=_limits_record(quota.limits),
+        models=tuple((name, _limits_record(limits)) for name, limits in quota.models),
+        only_models=quota.only_models,
+        model_label=quota.model_label,
+        pools=quota.pools,
+        pool_label=quota.pool_label,
+        max_run_s=_stored_limit(quota.max_run_s),
     )
-    return [quota.namespace, rule]
+    return [quota.namespace, msgspec.msgpack.encode(record)]
 
 
 def decode_excesses(rows: Any) -> tuple[QuotaExcess, ...]:
@@ -51,59 +60,75 @@ def decode_quota_totals(
 ) -> QuotaTotals:
     """Decode quotas with used and charged amounts."""
     return QuotaTotals(
-        quotas=dict(_decoded(quotas, lambda name, rule: (name, _decode_quota(name, rule)))),
-        used=dict(_decoded(held, lambda name, rows: (name, _by_model(rows, _decode_usage)))),
-        charges=dict(_decoded(charges, _decode_charged)),
+        quotas=dict(_decoded(quotas, lambda name, value: (name, _quota(name, value)))),
+        used=dict(_decoded(held, lambda name, value: (name, _used(value)))),
+        charges=dict(_decoded(charges, lambda pod, value: (pod, _charged(value)))),
     )
 
 
-def _decode_charged(pod: Any, charge: Any) -> tuple[Any, tuple[Namespace, dict[str, QuotaUsage]]]:
-    namespace, rows = charge
-    return pod, (Namespace(namespace), _by_model(rows, _decode_charge))
-
-
-def _by_model(rows: Any, decode: Callable[[Any], QuotaUsage]) -> dict[str, QuotaUsage]:
-    return {model: decode(row) for model, row in dict(rows).items()}
-
-
-def _decoded(flat: Sequence[bytes], decode: Callable[[Any, Any], T]) -> Iterator[T]:
+def _decoded(flat: Sequence[bytes], decode: Callable[[Any, bytes], T]) -> Iterator[T]:
     """Decode pairs of names and values; what cannot be read is left out."""
     pairs = zip(flat[::2], flat[1::2], strict=True)
-    return readable(lambda pair: decode(pair[0].decode(), _unpack(pair[1])), pairs)
+    return readable(lambda pair: decode(pair[0].decode(), pair[1]), pairs)
 
 
-def _encode_limits(limits: QuotaLimits) -> list[int]:
-    listed = (limits.cores_milli, limits.milli_gpu, limits.memory_mib, limits.cards)
-    return [-1 if limit is None else limit for limit in listed]
-
-
-def _decode_limits(row: Sequence[int]) -> QuotaLimits:
-    cores, milli, memory, cards = (None if limit < 0 else limit for limit in row)
-    return QuotaLimits(cores_milli=cores, milli_gpu=milli, memory_mib=memory, cards=cards)
-
-
-def _decode_quota(name: str, rule: Sequence[Any]) -> Quota:
-    limits, models, only, model_label, pools, pool_label, *more = rule
+def _quota(name: str, value: bytes) -> Quota:
+    record = _decode_quota(value)
     return Quota(
         namespace=Namespace(name),
-        limits=_decode_limits(limits),
-        models=tuple((model, _decode_limits(row)) for model, row in models),
-        only_models=only,
-        model_label=model_label,
-        pools=tuple(pools),
-        pool_label=pool_label,
-        max_run_s=next((each for each in more if each >= 0), None),
+        limits=_limits(record.limits),
+        models=tuple((model, _limits(limits)) for model, limits in record.models),
+        only_models=record.only_models,
+        model_label=record.model_label,
+        pools=record.pools,
+        pool_label=record.pool_label,
+        max_run_s=_limit_of(record.max_run_s),
     )
 
 
-def _decode_usage(row: Sequence[Any]) -> QuotaUsage:
-    cores, milli, memory, devices = row
-    counts = {DeviceUuid(uuid): int(count) for uuid, count in dict(devices).items()}
+def _used(value: bytes) -> dict[str, QuotaUsage]:
+    used = _decode_used(value)
+    return {model: _usage(usage, dict(usage.devices)) for model, usage in dict(used).items()}
+
+
+def _charged(value: bytes) -> tuple[Namespace, dict[str, QuotaUsage]]:
+    record = _decode_charges(value)
+    return record.namespace, {
+        model: _usage(charge, dict.fromkeys(charge.devices, 1))
+        for model, charge in dict(record.by_model).items()
+    }
+
+
+def _usage(counted: UsageRecord | ChargeRecord, devices: Mapping[str, int]) -> QuotaUsage:
     return QuotaUsage(
-        cores_milli=int(cores), milli_gpu=int(milli), memory_mib=int(memory), devices=counts
+        cores_milli=counted.cores_milli,
+        milli_gpu=counted.milli_gpu,
+        memory_mib=counted.memory_mib,
+        devices={DeviceUuid(uuid): count for uuid, count in devices.items()},
     )
 
 
-def _decode_charge(row: Sequence[Any]) -> QuotaUsage:
-    cores, milli, memory, devices = row
-    return _decode_usage((cores, milli, memory, dict.fromkeys(devices, 1)))
+def _limits_record(limits: QuotaLimits) -> LimitsRecord:
+    return LimitsRecord(
+        cores_milli=_stored_limit(limits.cores_milli),
+        milli_gpu=_stored_limit(limits.milli_gpu),
+        memory_mib=_stored_limit(limits.memory_mib),
+        cards=_stored_limit(limits.cards),
+    )
+
+
+def _limits(record: LimitsRecord) -> QuotaLimits:
+    return QuotaLimits(
+        cores_milli=_limit_of(record.cores_milli),
+        milli_gpu=_limit_of(record.milli_gpu),
+        memory_mib=_limit_of(record.memory_mib),
+        cards=_limit_of(record.cards),
+    )
+
+
+def _stored_limit(limit: int | None) -> int:
+    return NO_LIMIT if limit is None else limit
+
+
+def _limit_of(limit: int) -> int | None:
+    return None if limit == NO_LIMIT else limit

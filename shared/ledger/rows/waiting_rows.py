@@ -1,9 +1,11 @@
 """Waiting pods as the ledger stores them: grouped by smallest need, in order of priority; pure."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from shared.ledger.records import WaitingRecord
 from shared.ledger.rows.joined_texts import escaped
 from shared.ledger.rows.lease_rows import text
 from shared.ledger.rows.record_sizes import MOST_WAITING_BYTES, check_size
@@ -69,16 +71,22 @@ def gang_of(queued: PodQueued) -> str:
     return escaped(gang.name) if gang and gang.min_member > 1 else ""
 
 
-def decode_waiting_pod(capacity: int, since: float, record: str, group: str = "") -> WaitingPod:
-    """Decode a waiting pod."""
-    queued, refusal = _decode_record(record)
+def as_waiting_pod(row: Sequence[Any]) -> WaitingPod:
+    """Return a waiting pod of a reply."""
+    record = msgspec.convert(row, WaitingRecord)
+    queued, refusal = _decode_record(record.record)
     return WaitingPod(
         queued=queued,
         refusal=refusal,
-        capacity=capacity,
-        waiting_since=float(since),
-        receives_offers=group != _NO_OFFERS,
+        capacity=record.verdict,
+        waiting_since=record.since,
+        receives_offers=record.group != _NO_OFFERS,
     )
+
+
+def decode_queued(record: str) -> PodQueued:
+    """Decode the pod of a `WaitingRecord.record`."""
+    return _decode_record(record)[0]
 
 
 def _group(waiting: WaitingPod) -> str:

@@ -328,7 +328,7 @@ class Refusal:
         return (await self.server.command("SET", "a", "b")).startswith(b"+OK")
 
     async def busy(self) -> None:
-        """A script runs for longer than the server waits before it refuses others."""
+        """A function runs for longer than the server waits before it refuses others."""
         await self.set("busy-reply-threshold", "10")
         await self.server.command("FUNCTION", "LOAD", "REPLACE", ENDLESS)
         self.calls.append(asyncio.create_task(self.server.command("FCALL", "endless", "0")))

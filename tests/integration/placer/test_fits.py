@@ -1,6 +1,6 @@
 """Whether a share fits is coded four times, each for a reason; the answers agree.
 
-The text explains, the index is fast, the ledger's script is atomic, and the agent's guard trusts
+The text explains, the index is fast, the ledger's function is atomic, and the agent's guard trusts
 only its own records.
 """
 

@@ -177,7 +177,7 @@ class AccountLedger:
         )
 
     async def journal(self, kind: str, at_ms: int, *leases: Lease) -> None:
-        """Write what the ledger's scripts write, at an instant of the test's choice."""
+        """Write what the ledger's functions write, at an instant of the test's choice."""
         command: list[Any] = ["XADD", f"{self.ledger_prefix}tenures", f"{at_ms}-*", "kind", kind]
         for each in leases:
             command += [each.pod, encode_lease(each)]

@@ -1,4 +1,4 @@
-"""Reservations, leases and waiting pods in the form in which the ledger's scripts keep them."""
+"""Reservations, leases and waiting pods in the form in which the ledger's functions keep them."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from shared.ledger.rows.lease_rows import (
     new_lease,
 )
 from shared.ledger.rows.waiting_rows import (
-    decode_waiting_pod,
+    as_waiting_pod,
     encode_waiting_pod,
     group_of,
     order_of,
@@ -164,8 +164,9 @@ def test_pods_are_sorted_by_priority_and_age() -> None:
 def test_a_waiting_pod_is_read_as_it_was_written() -> None:
     waiting = replace(verdict(queued("p"), 7), waiting_since=NOW)
 
-    row = encode_waiting_pod(waiting)
+    pod, group, order, verdict_number, record, since, gang, *_ = encode_waiting_pod(waiting)
 
-    assert decode_waiting_pod(row[3], row[5], row[4]) == waiting
+    stored = [group, order, verdict_number, since, record, gang, group, "default"]
+    assert (pod, as_waiting_pod(stored)) == ("p", waiting)
     permanent = replace(waiting, refusal=structs.replace(waiting.refusal, permanent=True))
     assert encode_waiting_pod(permanent)[1] == ""

@@ -1,14 +1,15 @@
 -- Checks whether a demand fits, and the totals and indexes of leases.
 local constants = require('constants')
+local layouts = require('layouts')
 local lease = require('lease')
 local records = require('records')
 local server = require('server')
 local values = require('values')
-local D, N = records.D, records.N
+local D, N = layouts.DEVICE, layouts.NODE
 local FIRST_DEVICE, DEVICE_FIELDS = lease.FIRST_DEVICE, lease.DEVICE_FIELDS
 local EXCLUSIVE, BEST_EFFORT, IDLE_DEVICE = constants.EXCLUSIVE, constants.BEST_EFFORT, constants.IDLE_DEVICE
 local MOST_SLOT = constants.MOST_SLOT
-local DEVICE_BYTES = 63 -- of a device without its texts
+local DEVICE_BYTES, NODE_BYTES, AMOUNT_BYTES = 160, 48, 9 -- without texts, and of each amount, at most
 
 local M = {}
 local positions_by_names, amounts_by_resources
@@ -40,7 +41,7 @@ end
 -- What leases use of a device, and what is held beyond them.
 function M.taken_of(device)
   local held = records.held_of(device)
-  return device[D.MEMORY_USED] + held.memory_mib, device[D.CORES_USED] + held.cores_percent,
+  return device[D.USED_MIB] + held.memory_mib, device[D.USED_CORES] + held.cores_percent,
     device[D.SHARES] + held.shares
 end
 
@@ -67,7 +68,7 @@ end
 
 function M.append_device_rows(rows, demand)
   for _, _, device in M.each_device(demand) do
-    if device then rows[#rows + 1] = records.device_row(device) end
+    if device then rows[#rows + 1] = device end
   end
 end
 
@@ -102,18 +103,19 @@ end
 
 -- Whether the names of these resources can be added to those of the node.
 function M.has_room_for_resources(node, resources)
-  local count, bytes = node[N.RESOURCE_COUNT], #node[N.RESOURCE_NAMES]
+  local count, bytes = #node[N.AMOUNTS] / 2, #node[N.RESOURCES]
   for i = 1, #resources, 2 do count, bytes = count + 1, bytes + #resources[i] + 1 end
-  return count <= constants.MOST_NODE_RESOURCES and #node[N.NAME] + bytes + 16 * count + 21 <= constants.MOST_NODE_BYTES
+  return count <= constants.MOST_NODE_RESOURCES
+    and NODE_BYTES + #node[N.NAME] + bytes + 2 * AMOUNT_BYTES * count <= constants.MOST_NODE_BYTES
 end
 
--- Position of each of a node's resources; its amount in use is at the next position.
+-- Position of the capacity of each resource in a node's amounts; its amount in use is at the next position.
 function M.resource_positions(node)
-  local names = node[N.RESOURCE_NAMES]
+  local names = node[N.RESOURCES]
   if positions_by_names[names] then return positions_by_names[names] end
-  local positions, at, last = {}, N.AMOUNTS, N.AMOUNTS + 2 * node[N.RESOURCE_COUNT]
+  local positions, at = {}, 1
   for name in string.gmatch(names, '[^\n]+') do
-    if at < last then positions[name] = at end
+    positions[name] = at
     at = at + 2
   end
   positions_by_names[names] = positions
@@ -121,16 +123,16 @@ function M.resource_positions(node)
 end
 
 function M.add_resource(node, name, room, used)
-  local at = N.AMOUNTS + 2 * node[N.RESOURCE_COUNT]
-  node[at], node[at + 1] = room, used
-  node[N.RESOURCE_COUNT] = node[N.RESOURCE_COUNT] + 1
-  node[N.RESOURCE_NAMES] = node[N.RESOURCE_NAMES] .. name .. '\n'
+  local amounts = node[N.AMOUNTS]
+  local at = #amounts + 1
+  amounts[at], amounts[at + 1] = room, used
+  node[N.RESOURCES] = node[N.RESOURCES] .. name .. '\n'
   return at
 end
 
 -- For each of `resources` its position (0: none), and its amount.
 function M.placed_amounts(resources, node)
-  local by_names, names = amounts_by_resources[resources] or {}, node[N.RESOURCE_NAMES]
+  local by_names, names = amounts_by_resources[resources] or {}, node[N.RESOURCES]
   if by_names[names] then return by_names[names] end
   local amounts, positions = {}, M.resource_positions(node)
   for i = 1, #resources, 2 do
@@ -141,24 +143,21 @@ function M.placed_amounts(resources, node)
 end
 
 function M.add_to_node(node, resources, sign)
-  local amounts = M.placed_amounts(resources, node)
-  for i = 1, #amounts, 2 do
-    local at, amount = amounts[i], amounts[i + 1]
+  local placed, amounts = M.placed_amounts(resources, node), node[N.AMOUNTS]
+  for i = 1, #placed, 2 do
+    local at, amount = placed[i], placed[i + 1]
     if at == 0 and amount ~= 0 then at = M.add_resource(node, resources[i], 0, 0) end
-    if at > 0 then node[at + 1] = node[at + 1] + sign * amount end
+    if at > 0 then amounts[at + 1] = amounts[at + 1] + sign * amount end
   end
   records.changed_nodes[node[N.NAME]] = true
 end
 
 -- Add the fields of a share, or of several, to the use of a device, or subtract them.
 function M.add_to_device(device, sign, groups_text, memory, cores, shares, _, policy, _, layout)
-  device[D.MEMORY_USED] = device[D.MEMORY_USED] + sign * memory
-  device[D.CORES_USED] = device[D.CORES_USED] + sign * cores
+  device[D.USED_MIB] = device[D.USED_MIB] + sign * memory
+  device[D.USED_CORES] = device[D.USED_CORES] + sign * cores
   device[D.SHARES] = device[D.SHARES] + sign * shares
-  if policy == EXCLUSIVE then
-    local exclusive = device[D.EXCLUSIVE]
-    device[D.EXCLUSIVE] = exclusive - exclusive % 2 + (sign > 0 and 1 or 0)
-  end
+  if policy == EXCLUSIVE then device[D.EXCLUSIVE] = sign > 0 end
   if layout ~= '' and (sign > 0 or device[D.SHARES] == 0) then device[D.LAYOUT] = sign > 0 and layout or '' end
   if groups_text ~= '' then device[D.GROUPS] = changed_groups(device[D.GROUPS], groups_text, sign) end
   records.changed_devices[device[D.UUID]] = true
@@ -179,10 +178,10 @@ end
 
 function M.node_refusal(node, resources)
   if not node or node[N.STATUS] ~= 1 then return 'node-unknown' end
-  local amounts = M.placed_amounts(resources, node)
-  for i = 1, #amounts, 2 do
-    local at, amount = amounts[i], amounts[i + 1]
-    if amount ~= 0 and not (amount > 0 and at > 0 and node[at + 1] + amount <= node[at]) then
+  local placed, amounts = M.placed_amounts(resources, node), node[N.AMOUNTS]
+  for i = 1, #placed, 2 do
+    local at, amount = placed[i], placed[i + 1]
+    if amount ~= 0 and not (amount > 0 and at > 0 and amounts[at + 1] + amount <= amounts[at]) then
       return 'resource:' .. resources[i]
     end
   end
@@ -198,8 +197,8 @@ function M.unavailable(device, node_name)
 end
 
 local function is_closed(device)
-  local exclusive = device[D.EXCLUSIVE]
-  return exclusive % 2 == 1 or exclusive > 0 and not (M.ends_by and M.ends_by <= device[D.CLAIMED_UNTIL])
+  return device[D.EXCLUSIVE]
+    or device[D.IS_CLAIMED] and not (M.ends_by and M.ends_by <= device[D.CLAIMED_UNTIL])
 end
 
 -- Why a share does not fit on a device, or nil. The order is that of shared.model.devices.device.device_refusal.
@@ -207,10 +206,10 @@ function M.device_refusal(device, node_name, groups_text, memory, cores, shares,
   local reason, slotted = M.unavailable(device, node_name), new_slots > 0
   if reason then return reason end
   local memory_taken, cores_taken, shares_taken = M.taken_of(device)
-  if (device[D.MODE] == 1) ~= (layout ~= '') then return 'mode' end
+  if device[D.IS_MIG] ~= (layout ~= '') then return 'mode' end
   if slotted and shares_taken + shares > (slots > 0 and slots or device[D.SLOTS]) then return 'slots' end
   if groups_text ~= '' and M.has_group(device, groups_text) then return 'anti-affinity' end
-  if not (memory >= 0 and memory_taken + memory <= device[D.MEMORY]) then return 'memory' end
+  if not (memory >= 0 and memory_taken + memory <= device[D.MEMORY_MIB]) then return 'memory' end
   if not (cores >= 0 and cores_taken + cores <= 100) then return 'cores' end
   if (policy == EXCLUSIVE or policy == IDLE_DEVICE) and shares_taken > 0 then return 'not-idle' end
   if is_closed(device) then return 'in-exclusive-use' end

@@ -1,36 +1,32 @@
 -- Claims: devices that a preemption or a planned start reserves for a pod while the leases on them end, with the
 -- node's ordinary resources that the pod needs, as far as they are free. For all other pods the device is in
 -- exclusive use, but for those whose leases end by UNTIL. A pod's claim ends with its reservation on any node.
---   claims  hash  pod -> see FIELD
+--   claims  hash  pod -> ClaimRecord
 --   ledger  hash  claims: their number
--- RESOURCES: {name, amount, ...} that the pod requests; HELD: how much of each is reserved; UNTIL: the second by
--- which what is let onto the devices has to end, 0: nothing is.
--- MARK is added to a device's EXCLUSIVE.
 local capacity = require('capacity')
+local layouts = require('layouts')
 local ledger = require('ledger')
 local records = require('records')
 local server = require('server')
 local values = require('values')
 local call, encode = redis.call, cmsgpack.pack
-local D, N = records.D, records.N
+local C, D, N = layouts.CLAIM, layouts.DEVICE, layouts.NODE
 
-local FIELD = {NODE = 1, NODE_NUMBER = 2, UUIDS = 3, RESOURCES = 4, HELD = 5, UNTIL = 6}
-local M = {MARK = 2, FIELD = FIELD}
+local M = {}
 local ended_claims
 server.on_begin(function() ended_claims = {} end)
 
 function M.of(pod)
   if ledger.claim_count == 0 then return nil end
-  local claim = values.readable(call('HGET', server.prefix .. 'claims', pod))
-  return claim[FIELD.UNTIL] and claim or nil
+  return values.record(call('HGET', server.prefix .. 'claims', pod), C)
 end
 
 function M.mark_devices(claim, is_claimed)
-  for _, uuid in ipairs(claim[FIELD.UUIDS]) do
+  for _, uuid in ipairs(claim[C.DEVICES]) do
     local device = records.device_of(uuid)
     if device then
-      device[D.EXCLUSIVE] = device[D.EXCLUSIVE] % 2 + (is_claimed and M.MARK or 0)
-      device[D.CLAIMED_UNTIL] = is_claimed and claim[FIELD.UNTIL] or 0
+      device[D.IS_CLAIMED] = is_claimed
+      device[D.CLAIMED_UNTIL] = is_claimed and claim[C.UNTIL] or 0
       records.changed_devices[uuid] = true
     end
   end
@@ -38,14 +34,14 @@ end
 
 -- Nil for a node that was removed and added again: nothing is reserved on it any more.
 function M.node_of(claim)
-  local node = records.node_of(claim[FIELD.NODE])
-  return node and node[N.NUMBER] == claim[FIELD.NODE_NUMBER] and node or nil
+  local node = records.node_of(claim[C.NODE])
+  return node and node[N.NUMBER] == claim[C.NODE_NUMBER] and node or nil
 end
 
 local function add_reserved(claim, sign)
   local node, amounts = M.node_of(claim), {}
-  for i, reserved in ipairs(claim[FIELD.HELD]) do
-    if reserved > 0 then values.append(amounts, claim[FIELD.RESOURCES][2 * i - 1], reserved) end
+  for i, reserved in ipairs(claim[C.RESERVED]) do
+    if reserved > 0 then values.append(amounts, claim[C.RESOURCES][2 * i - 1], reserved) end
   end
   if node then capacity.add_to_node(node, amounts, sign) end
 end
@@ -54,14 +50,14 @@ end
 function M.reserve_more(claim)
   local node = M.node_of(claim)
   if not node then return end
-  local amounts, more = capacity.placed_amounts(claim[FIELD.RESOURCES], node), {}
-  for i, reserved in ipairs(claim[FIELD.HELD]) do
+  local amounts, more = capacity.placed_amounts(claim[C.RESOURCES], node), {}
+  for i, reserved in ipairs(claim[C.RESERVED]) do
     local at, wanted = amounts[2 * i - 1], amounts[2 * i]
-    local free = at > 0 and node[at] - node[at + 1] or 0
+    local free = at > 0 and node[N.AMOUNTS][at] - node[N.AMOUNTS][at + 1] or 0
     local amount = math.max(0, math.min(wanted - reserved, free))
     if amount > 0 then
-      values.append(more, claim[FIELD.RESOURCES][2 * i - 1], amount)
-      claim[FIELD.HELD][i] = reserved + amount
+      values.append(more, claim[C.RESOURCES][2 * i - 1], amount)
+      claim[C.RESERVED][i] = reserved + amount
     end
   end
   if #more > 0 then capacity.add_to_node(node, more, 1) end
@@ -82,7 +78,7 @@ end
 function M.resume(pod, claim, has_ended)
   if has_ended then
     ended_claims[#ended_claims + 1] = pod
-    if M.node_of(claim) then records.mark_freed(claim[FIELD.NODE]) end
+    if M.node_of(claim) then records.mark_freed(claim[C.NODE]) end
   else
     M.mark_devices(claim, true)
     add_reserved(claim, 1)
@@ -106,8 +102,8 @@ function M.reserve_freed(names)
   if ledger.claim_count == 0 then return end
   local is_freed = {}
   for _, name in ipairs(names) do is_freed[name] = true end
-  for pod, claim in server.each_packed(server.prefix .. 'claims') do
-    if is_freed[claim[FIELD.NODE] or false] then
+  for pod, claim in server.each_record(server.prefix .. 'claims', C) do
+    if is_freed[claim[C.NODE]] then
       M.reserve_more(claim)
       M.put(pod, claim)
     end

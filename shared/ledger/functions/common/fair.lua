@@ -2,22 +2,22 @@
 -- devices, divided by its weight (shared.model.budgets.fair_share). It is updated with each lease, so that no pod
 -- has to be read for it.
 --   used-cores, used-mib      hashes  namespace -> use of its live leases
---   node-sizes                hash    node -> {cores, MiB} of its healthy devices
+--   node-sizes                hash    node -> SizeRecord
 --   ledger                    hash    total_cores, total_mib: of all of them; is_ordered: '0' when the
 --                                     order of all groups must be rewritten
---   entitlements              hash    namespace -> {0: it has budget left, 1: it has none; its weight;
---                                     1: its budget queues new pods}
+--   entitlements              hash    namespace -> EntitlementRecord
 --   queue:N|NAMESPACE|GROUP   zset    order|pod, all of score 0: highest priority first, then oldest; N is
 --                                     the length of the namespace
 --   group-order:GROUP         zset    position|namespace, all of score 0: the queues of a group
 --   queue-positions:NAMESPACE hash    group -> the namespace's entry in the group's order
 local constants = require('constants')
+local layouts = require('layouts')
 local lease = require('lease')
 local records = require('records')
 local server = require('server')
 local values = require('values')
 local call, encode, parse_json = redis.call, cmsgpack.pack, cjson.decode
-local D, N = records.D, records.N
+local D, E, N = layouts.DEVICE, layouts.ENTITLEMENT, layouts.NODE
 local FIRST_DEVICE, DEVICE_FIELDS, EXCLUSIVE = lease.FIRST_DEVICE, lease.DEVICE_FIELDS, constants.EXCLUSIVE
 local PARTS = 1e9
 
@@ -45,8 +45,8 @@ end
 
 local function entitlement_of(namespace)
   if not entitlements[namespace] then
-    local known = values.readable(call('HGET', server.prefix .. 'entitlements', namespace))
-    entitlements[namespace] = known[3] and known or {0, 1, 0}
+    local stored = values.record(call('HGET', server.prefix .. 'entitlements', namespace), E)
+    entitlements[namespace] = stored or {false, 1, false}
   end
   return entitlements[namespace]
 end
@@ -57,8 +57,8 @@ function M.sort_prefix(namespace, rank, more)
   local entitlement, own, all = entitlement_of(namespace), used_by(namespace), M.total_of()
   local cores, mib = own[1], own[2]
   if more then cores, mib = cores + more[1], mib + more[2] end
-  local part = math.max(cores / all[1], mib / all[2]) / entitlement[2]
-  return string.format('%d%s:%015.0f', entitlement[1], rank, math.min(PARTS * part, 1e14))
+  local part = math.max(cores / all[1], mib / all[2]) / entitlement[E.WEIGHT]
+  return string.format('%d%s:%015.0f', entitlement[E.IS_SPENT] and 1 or 0, rank, math.min(PARTS * part, 1e14))
 end
 
 -- The position of a waiting pod; of equal ones the oldest comes first.
@@ -102,11 +102,11 @@ function M.reorder_all()
   call('HSET', server.prefix .. 'ledger', 'is_ordered', '1')
 end
 
-function M.must_wait(namespace) return entitlement_of(namespace)[3] == 1 end
+function M.must_wait(namespace) return entitlement_of(namespace)[E.MUST_WAIT] end
 
 -- Returns whether the budget no longer keeps new pods of the namespace waiting.
 function M.set_entitlement(namespace, is_spent, weight, must_wait)
-  local value = encode({is_spent and 1 or 0, math.max(1, weight), must_wait and 1 or 0})
+  local value = encode({is_spent, math.max(1, weight), must_wait})
   if call('HGET', server.prefix .. 'entitlements', namespace) == value then return false end
   local had_to_wait = M.must_wait(namespace)
   call('HSET', server.prefix .. 'entitlements', namespace, value)
@@ -117,8 +117,8 @@ end
 
 -- Set all entitlements from the budgets, which a rebuild does not change (preemptions.lua).
 function M.load_entitlements()
-  for namespace, stored in server.each_packed(server.beside .. '-preemption:budgets') do
-    local budget = values.readable(stored[2], parse_json)
+  for namespace, stored in server.each_record(server.beside .. '-preemption:budgets', layouts.BUDGET) do
+    local budget = values.readable(stored[layouts.BUDGET.BUDGET], parse_json)
     M.set_entitlement(namespace, budget.lease_class ~= 'guaranteed', budget.weight or 1,
       (budget.new_pods or 'admit') ~= 'admit')
   end
@@ -146,15 +146,15 @@ local function size_of(name)
   for _, uuid in ipairs(node and node[N.STATUS] == 1 and records.device_uuids(name) or {}) do
     local device = records.device_of(uuid)
     if device and device[D.STATUS] == 1 and device[D.NODE] == name then
-      cores, mib = cores + 100, mib + device[D.MEMORY]
+      cores, mib = cores + 100, mib + device[D.MEMORY_MIB]
     end
   end
   return cores, mib
 end
 
 local function update_size(name)
-  local before, cores, mib = values.readable(call('HGET', server.prefix .. 'node-sizes', name)), size_of(name)
-  if not before[2] then before = {0, 0} end
+  local before = values.record(call('HGET', server.prefix .. 'node-sizes', name), layouts.SIZE) or {0, 0}
+  local cores, mib = size_of(name)
   if cores == before[1] and mib == before[2] then return end
   if cores > 0 then
     call('HSET', server.prefix .. 'node-sizes', name, encode({cores, mib}))

@@ -14,7 +14,7 @@
 --     that was offered), offer_round_for (the highest score of `freed-nodes` then),
 --     repels_version (the highest that was put into `repelling`, absent before the first), repels_floor (the highest
 --     of those that the watcher has reported since)
---   nodes, devices  hashes  name, uuid -> see N_*, D_*
+--   nodes, devices  hashes  name, uuid -> NodeRecord, DeviceRecord (`shared/ledger/records.py`)
 --   leases  hash  pod -> see L_*
 --   lease-nodes  zset  pod -> number of the node that its lease is on
 --   gang-leases  zset  gang|pod of every live lease of a gang, all of score 0
@@ -25,9 +25,9 @@
 --   vanished  set  pods that are gone while they have leases: their containers may still run
 --   silent  zset  those of them about which their nodes' agents do not reply -> instant of the first request without
 --     a reply
---   expiring  zset  {version, pods} packed -> instant at which their reservations expire
+--   expiring  zset  ExpiringRecord -> instant at which their reservations expire
 --   freed-nodes  zset  node -> capacity number at which something on it was last freed
---   waiting  hash  pod -> see W in waiting.lua
+--   waiting  hash  pod -> WaitingRecord
 --   waiting-groups  hash  group of equal smallest needs -> number of pods that wait in it
 --   gang-waiting  zset  gang|order|pod of every waiting pod of a gang, all of score 0
 --   changed-gangs  set  gangs whose pods' verdicts must be decided again
@@ -40,14 +40,14 @@
 --   others: see fair.lua, quota.lua, claims.lua, gone_pods.lua, repelling.lua,
 --     tenures.lua and resize.lua
 --
--- Nodes, devices and leases are many and change often. They are fields of a few hashes (one call reads or
--- writes all that a function needs) and packed with `struct` (half the time of `cmsgpack` here).
+-- Nodes, devices and leases are many and change often. They are fields of a few hashes: one call reads or
+-- writes all that a function needs.
 local server = require('server')
 local call, pcall = redis.call, redis.pcall
 
 -- The number of the format of all that is stored under the prefix, but for `ledger`, which every version
 -- must be able to read. A ledger of an older format counts as empty; a newer one is not touched.
-local FORMAT = 5
+local FORMAT = 6
 -- The highest version or fence that a caller may know from elsewhere. Both begin at the present in
 -- milliseconds, by a clock that may have been wrong by decades; the ledger counts on from any of them.
 local MAX_AHEAD_MS = 2 ^ 42

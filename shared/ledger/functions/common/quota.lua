@@ -1,24 +1,25 @@
 -- Quotas: the maximum use of a namespace's live leases, on all devices and on those of each model. Without
 -- any quota, nothing below is called. A lease's charge is stored until the lease ends, even if its quota
 -- or its devices change, so that no lease is read again.
---   (PREFIX)-quotas  hash  (not changed by a rebuild) namespace -> see R_*
+--   (PREFIX)-quotas  hash  (not changed by a rebuild) namespace -> QuotaRecord
 --   ledger           hash  quotas: their number
---   quota-charges    hash  pod -> {namespace, {bucket, {cores, milli-GPU, MiB, devices}, ...}}
---   quota-used       hash  namespace -> {bucket -> {cores, milli-GPU, MiB, device -> leases on it}}
+--   quota-charges    hash  pod -> ChargesRecord
+--   quota-used       hash  namespace -> {bucket -> UsageRecord}
 --   quota-freed      hash  namespace -> capacity number at which it last had more left of its quota
 --   quota-offers     hash  namespace -> how often its waiting pods are still to be offered that
 -- A bucket is '' (all devices) or the name of a model. Pods that wait for a quota have the group
 -- 'q:|NAMESPACE', or 'q:GROUP|NAMESPACE' if capacity freed where the quota allows it may help them, too.
 local capacity = require('capacity')
 local constants = require('constants')
+local layouts = require('layouts')
 local lease = require('lease')
 local ledger = require('ledger')
-local records = require('records')
 local server = require('server')
 local values = require('values')
 local waiting = require('waiting')
 local call, encode, parse_json = redis.call, cmsgpack.pack, cjson.decode
-local D = records.D
+local D, Q, U = layouts.DEVICE, layouts.QUOTA, layouts.USAGE
+local CHARGE, CHARGES = layouts.CHARGE, layouts.CHARGES
 local FIRST_DEVICE, EXCLUSIVE = lease.FIRST_DEVICE, constants.EXCLUSIVE
 
 local M = {}
@@ -33,19 +34,20 @@ server.on_begin(function()
   M.discard()
 end)
 
-local MEASURES, MAX_OFFERS = {'cores', 'milliGPU', 'memoryMiB', 'cards'}, 4
--- A quota: limits on all devices (in the order of MEASURES, -1: none); models {name, limits}; whether
--- other models are refused; the node label with the model ('': the devices' own names); the allowed pools
--- ({}: all); the node label with the pool; and the longest maximum run time, in seconds (nil, -1: any, and none).
-local R_LIMITS, R_MODELS, R_ONLY, R_MODEL_LABEL, R_POOLS, R_POOL_LABEL, R_MAX_RUN = 1, 2, 3, 4, 5, 6, 7
+local MAX_OFFERS = 4
+-- In the order of LimitsRecord; what is used and charged has the first three of them in the same places.
+local MEASURES = {'cores', 'milliGPU', 'memoryMiB', 'cards'}
+local CARDS = layouts.LIMITS.CARDS
+
+local ALLOWS_NOTHING = {{0, 0, 0, 0}, {}, false, '', {}, '', -1}
 
 function M.rule_of(namespace)
   local known = rules[namespace]
   if known == nil then
     local found = call('HMGET', M.rules_key, namespace, '*')
-    known = (found[1] or found[2]) and values.readable(found[1] or found[2])
+    local stored = found[1] or found[2]
     -- A quota that cannot be read allows nothing until it is saved again.
-    if known and not known[R_POOL_LABEL] then known = {{0, 0, 0, 0}, {}, false, '', {}, ''} end
+    known = stored and (values.record(stored, Q) or ALLOWS_NOTHING)
     rules[namespace] = known
   end
   return known
@@ -67,14 +69,14 @@ end
 
 local function is_of_model(rule, model, name, uuid)
   local kinds = M.kinds_on(name)
-  if rule[R_MODEL_LABEL] ~= '' then return kinds.labels[rule[R_MODEL_LABEL]] == model end
+  if rule[Q.MODEL_LABEL] ~= '' then return kinds.labels[rule[Q.MODEL_LABEL]] == model end
   return string.find(kinds.models[uuid] or '', string.lower(model), 1, true) ~= nil
 end
 
 -- Thousandths of a device's cores, and of a device: the larger of cores and memory. A share without
 -- cores counts for as many as its memory.
 local function parts_of(device, memory, cores, policy)
-  local size = device and device[D.MEMORY] or 0
+  local size = device and device[D.MEMORY_MIB] or 0
   if policy == EXCLUSIVE or size == 0 then return 1000, 1000 end
   local part = math.min(1000, math.ceil(1000 * memory / size))
   local core = cores > 0 and 10 * cores or part
@@ -82,14 +84,14 @@ local function parts_of(device, memory, cores, policy)
 end
 
 local function bucket_in(used, bucket)
-  used[bucket] = used[bucket] or {0, 0, 0, {}}
+  used[bucket] = used[bucket] or {0, 0, 0, {}} -- a UsageRecord, or a ChargeRecord
   return used[bucket]
 end
 
 local function add_row(rows, bucket, core, milli, memory, uuid)
   local row = bucket_in(rows, bucket)
   row[1], row[2], row[3] = row[1] + core, row[2] + milli, row[3] + memory
-  row[4][#row[4] + 1] = uuid
+  values.append(row[CHARGE.DEVICES], uuid)
 end
 
 -- The charge of a lease with this demand, by bucket; and whether a device is of a model that the quota
@@ -101,7 +103,7 @@ local function charges_for(rule, demand)
     local core, milli = parts_of(device, memory, demand[d + 2], demand[d + 5])
     add_row(rows, '', core, milli, memory, uuid)
     local is_named = false
-    for _, model in ipairs(rule[R_MODELS]) do
+    for _, model in ipairs(rule[Q.MODELS]) do
       if is_of_model(rule, model[1], name, uuid) then
         is_named = true
         add_row(rows, model[1], core, milli, memory, uuid)
@@ -121,9 +123,9 @@ end
 -- How many devices are used, and how many the request adds.
 local function device_counts(used, requested)
   local count, more = 0, 0
-  for _ in pairs(used[4]) do count = count + 1 end
-  for _, uuid in ipairs(requested[4]) do
-    if not used[4][uuid] then more = more + 1 end
+  for _ in pairs(used[U.DEVICES]) do count = count + 1 end
+  for _, uuid in ipairs(requested[CHARGE.DEVICES]) do
+    if not used[U.DEVICES][uuid] then more = more + 1 end
   end
   return count, more
 end
@@ -139,11 +141,11 @@ end
 local function add_excesses(found, limits, bucket, used, requested, label, before)
   for m, measure in ipairs(MEASURES) do
     local limit = limits[m]
-    if limit >= 0 and not (before and (m == 4 or requested[m] <= before[m])) then
+    if limit >= 0 and not (before and (m == CARDS or requested[m] <= before[m])) then
       local now, more = used[m], requested[m]
-      if m == 4 then now, more = device_counts(used, requested) end
+      if m == CARDS then now, more = device_counts(used, requested) end
       if more > 0 and now + more > limit then
-        local names = bucket ~= '' and {bucket} or m == 4 and names_of(used[4]) or {}
+        local names = bucket ~= '' and {bucket} or m == CARDS and names_of(used[U.DEVICES]) or {}
         found[#found + 1] = {measure, bucket, limit, now, more, label, names}
       end
     end
@@ -153,11 +155,11 @@ end
 -- Why the rule does not allow a namespace so much more, or nil; `before`: see `add_excesses`.
 local function excesses_of(rule, namespace, rows, before)
   local used, found = used_of(namespace), {}
-  add_excesses(found, rule[R_LIMITS], '', bucket_in(used, ''), rows[''], '', before[''])
-  for _, model in ipairs(rule[R_MODELS]) do
+  add_excesses(found, rule[Q.LIMITS], '', bucket_in(used, ''), rows[''], '', before[''])
+  for _, model in ipairs(rule[Q.MODELS]) do
     local name, limits = unpack(model)
     if rows[name] then
-      add_excesses(found, limits, name, bucket_in(used, name), rows[name], rule[R_MODEL_LABEL], before[name])
+      add_excesses(found, limits, name, bucket_in(used, name), rows[name], rule[Q.MODEL_LABEL], before[name])
     end
   end
   return found[1] and found
@@ -168,21 +170,21 @@ end
 function M.check(namespace, demand, term)
   local rule = M.rule_of(namespace)
   if not rule or demand[2] < FIRST_DEVICE then return nil end
-  local longest = rule[R_MAX_RUN] or -1
+  local longest = rule[Q.MAX_RUN_S]
   if longest >= 0 and type(term) == 'table' and not term.runs_on and (term.max_run_s or math.huge) > longest then
     return {{'runTime', '', longest, 0, term.max_run_s or 0, '', {}}}
   end
-  local pools, name = rule[R_POOLS], demand[1]
+  local pools, name = rule[Q.POOLS], demand[1]
   if #pools > 0 then
-    local pool, is_allowed = M.kinds_on(name).labels[rule[R_POOL_LABEL]], false
+    local pool, is_allowed = M.kinds_on(name).labels[rule[Q.POOL_LABEL]], false
     for _, allowed in ipairs(pools) do is_allowed = is_allowed or allowed == pool end
-    if not is_allowed then return {{'pool', '', 0, 0, 0, rule[R_POOL_LABEL], pools}} end
+    if not is_allowed then return {{'pool', '', 0, 0, 0, rule[Q.POOL_LABEL], pools}} end
   end
   local rows, has_other_model = charges_for(rule, demand)
-  if has_other_model and rule[R_ONLY] then
+  if has_other_model and rule[Q.ONLY_MODELS] then
     local models = {}
-    for i, model in ipairs(rule[R_MODELS]) do models[i] = model[1] end
-    return {{'model', '', 0, 0, 0, rule[R_MODEL_LABEL], models}}
+    for i, model in ipairs(rule[Q.MODELS]) do models[i] = model[1] end
+    return {{'model', '', 0, 0, 0, rule[Q.MODEL_LABEL], models}}
   end
   return excesses_of(rule, namespace, rows, {}), rows
 end
@@ -192,9 +194,9 @@ local function add_charges(namespace, rows, sign)
   for name, row in pairs(rows) do
     local bucket = bucket_in(used, name)
     for m = 1, 3 do bucket[m] = bucket[m] + sign * row[m] end
-    for _, uuid in ipairs(row[4]) do
-      local count = (bucket[4][uuid] or 0) + sign
-      bucket[4][uuid] = count > 0 and count or nil
+    for _, uuid in ipairs(row[CHARGE.DEVICES]) do
+      local count = (bucket[U.DEVICES][uuid] or 0) + sign
+      bucket[U.DEVICES][uuid] = count > 0 and count or nil
     end
   end
   changed[namespace] = true
@@ -205,15 +207,16 @@ function M.charge(pod, namespace, rows)
   add_charges(namespace, rows, 1)
 end
 
+function M.charge_of(pod) return values.record(call('HGET', server.prefix .. 'quota-charges', pod), CHARGES) end
+
 -- Replace the charge of a lease; or return why the quota does not allow it: then nothing may be written.
 function M.recharge(pod, namespace, demand, is_smaller)
   local rule = M.rule_of(namespace)
   if not rule or demand[2] < FIRST_DEVICE then return nil end
-  local charge = values.readable(call('HGET', server.prefix .. 'quota-charges', pod))
-  if not charge[2] then charge = {namespace, {}} end
-  add_charges(charge[1], charge[2], -1)
+  local charge = M.charge_of(pod) or {namespace, {}}
+  add_charges(charge[CHARGES.NAMESPACE], charge[CHARGES.BY_MODEL], -1)
   local rows = charges_for(rule, demand)
-  local excesses = excesses_of(rule, namespace, rows, charge[2])
+  local excesses = excesses_of(rule, namespace, rows, charge[CHARGES.BY_MODEL])
   if excesses then return excesses end
   M.charge(pod, namespace, rows)
   if is_smaller then freed[namespace] = true end
@@ -229,11 +232,11 @@ function M.charge_lease(pod, header, value)
 end
 
 function M.release(pod)
-  local charge = values.readable(call('HGET', server.prefix .. 'quota-charges', pod))
-  if charge[2] then
+  local charge = M.charge_of(pod)
+  if charge then
     charges[pod] = false
-    add_charges(charge[1], charge[2], -1)
-    freed[charge[1]] = true
+    add_charges(charge[CHARGES.NAMESPACE], charge[CHARGES.BY_MODEL], -1)
+    freed[charge[CHARGES.NAMESPACE]] = true
   end
 end
 
@@ -242,7 +245,7 @@ function M.add_gang_part(namespace, excess)
   for m, measure in ipairs(MEASURES) do
     if excess[1] == measure then
       local bucket = bucket_in(used_of(namespace), excess[2])
-      excess[8] = excess[4] - (m == 4 and #names_of(bucket[4]) or bucket[m])
+      excess[8] = excess[4] - (m == CARDS and #names_of(bucket[U.DEVICES]) or bucket[m])
     end
   end
 end

@@ -1,34 +1,21 @@
 -- Nodes, devices and leases as one call reads and changes them; `writes.lua` writes the changes at its end.
 --
 -- Texts that are joined (anti-affinity groups, resource names, gangs with pods) are escaped by the
--- callers (rows/joined_texts.py), so that no separator occurs in them. Lengths have four bytes, and
--- MOST_... limit numbers and whole records: whatever would need more is refused.
+-- callers (rows/joined_texts.py), so that no separator occurs in them. MOST_... limit numbers and whole
+-- records: whatever would need more is refused.
 local constants = require('constants')
+local layouts = require('layouts')
 local lease = require('lease')
 local ledger = require('ledger')
 local server = require('server')
 local values = require('values')
 local call, encode, parse_json = redis.call, cmsgpack.pack, cjson.decode
-local struct_pack, struct_unpack = struct.pack, struct.unpack
 
--- A device. STATUS: 1 takes new shares, 0 is unhealthy, 2 is excluded by an annotation of its node.
--- EXCLUSIVE: 1 while one share has the device to itself, plus 2 while it is claimed (claims.lua).
--- CLAIMED_UNTIL: second up to which leases that have ended by then may still use a claimed device; 0: none may.
--- MODE: 0 shares, 1 MIG instances. GROUPS: '' or anti-affinity groups, each between line feeds.
--- SLOT_MAP: used slots, or used positions of LAYOUT, the MIG layout that live leases pin ('': none).
--- HELD: '', or what its agent has given out beyond the leases, as it reports: `Held` of shared.model.devices.device.
-local DEVICE_FORMAT = '<I4I4BI4I4I4I4dBBI4I4c0I4c0I4c0I4c0I4c0I4c0'
-local D = {
-  MEMORY = 1, SLOTS = 2, STATUS = 3, UNIT = 4, MEMORY_USED = 5, CORES_USED = 6, SHARES = 7, FENCE = 8, EXCLUSIVE = 9,
-  MODE = 10, CLAIMED_UNTIL = 11, UUID = 12, NODE = 13, SLOT_MAP = 14, GROUPS = 15, LAYOUT = 16, HELD = 17,
-}
+-- Records are those of `shared/ledger/records.py`. RESOURCES of a node: of those that begin with NUMA_CPUS_PREFIX, the
+-- CPUs of a NUMA node, its agent reports the capacity.
+local D, N = layouts.DEVICE, layouts.NODE
 
--- A node. STATUS: 1 known, 0 only its devices are known, -1 removed. RESOURCE_NAMES: each before a
--- line feed. From AMOUNTS on: the capacity and the use of each resource; of those that begin with
--- NUMA_CPUS_PREFIX, the CPUs of a NUMA node, its agent reports the capacity.
-local N = {RESOURCE_COUNT = 1, VERSION = 2, STATUS = 3, NUMBER = 4, NAME = 5, RESOURCE_NAMES = 6, AMOUNTS = 7}
-
-local M = {D = D, N = N}
+local M = {}
 local caches, held_by_text
 server.on_begin(function()
   M.nodes, M.devices, M.leases = {}, {}, {}
@@ -44,53 +31,21 @@ server.on_begin(function()
   held_by_text = {}
 end)
 
-local node_formats = {} -- by the number of resources, for all calls
-local function node_format(count)
-  local format = node_formats[count] or '<I4dbI4I4c0I4c0' .. string.rep('dd', count)
-  node_formats[count] = format
-  return format
-end
-
-function M.node_value(node)
-  local name, names, count = node[N.NAME], node[N.RESOURCE_NAMES], node[N.RESOURCE_COUNT]
-  return struct_pack(node_format(count), count, node[N.VERSION], node[N.STATUS], node[N.NUMBER], #name,
-    name, #names, names, unpack(node, N.AMOUNTS, N.AMOUNTS + 2 * count - 1))
-end
-
-function M.device_value(device)
-  local memory, slots, status, unit, memory_used, cores_used, shares, fence, exclusive, mode, claimed_until,
-    uuid, node, slot_map, groups_text, layout, held = unpack(device, 1, D.HELD)
-  return struct_pack(DEVICE_FORMAT, memory, slots, status, unit, memory_used, cores_used, shares, fence,
-    exclusive, mode, claimed_until, #uuid, uuid, #node, node, #slot_map, slot_map, #groups_text, groups_text,
-    #layout, layout, #held, held)
-end
-
--- Leases stay packed until a function reads them. What is no record raises an error.
+-- Leases stay packed until a function reads them. Each returns nil for what is no record.
 local readers = {}
 
 function readers.nodes(value)
-  local low, high = string.byte(value, 1, 2)
-  local count = low + 256 * high
-  if count > constants.MOST_NODE_RESOURCES then error('') end
-  local node = {struct_unpack(node_format(count), value)}
-  if node[N.RESOURCE_COUNT] ~= count or node[N.AMOUNTS + 2 * count] ~= #value + 1 then error('') end
-  return node
+  local node = values.record(value, N)
+  return node and #node[N.AMOUNTS] == 2 * select(2, string.gsub(node[N.RESOURCES], '\n', '')) and node
 end
 
-function readers.devices(value)
-  local device = {struct_unpack(DEVICE_FORMAT, value)}
-  if device[D.HELD + 1] ~= #value + 1 then error('') end
-  return device
-end
+function readers.devices(value) return values.record(value, D) end
 
-function readers.leases(value)
-  lease.check(value)
-  return value
-end
+function readers.leases(value) return pcall(lease.check, value) and value end
 
 function M.read_record(kind, name, value)
-  local is_read, thing = pcall(readers[kind], value)
-  if is_read then return thing end
+  local record = readers[kind](value)
+  if record then return record end
   M.unreadable[kind][name] = true
   return false
 end
@@ -134,19 +89,18 @@ end
 
 function M.new_node(name)
   ledger.node_number = ledger.node_number + 1
-  M.nodes[name] = {0, 0, 0, ledger.node_number, name, ''}
+  M.nodes[name] = M.empty_node(name, ledger.node_number, 0)
   return M.nodes[name]
 end
 
+function M.empty_node(name, number, status) return {0, status, number, name, '', {}} end
+
 function M.new_device(uuid, node, unit, status)
-  M.devices[uuid] = {0, 0, status, unit, 0, 0, 0, ledger.fence_floor, 0, 0, 0, uuid, node, '', '', '', ''}
+  M.devices[uuid] = {
+    0, 0, status, unit, 0, 0, 0, ledger.fence_floor, false, false, 0, false, uuid, node, '', '', '', '',
+  }
   return M.devices[uuid]
 end
-
--- A node and a device as arrays for a reply, without the extra value of `struct`.
-function M.node_row(node) return {unpack(node, 1, N.AMOUNTS + 2 * node[N.RESOURCE_COUNT] - 1)} end
-
-function M.device_row(device) return {unpack(device, 1, D.HELD)} end
 
 local NOTHING_HELD = {memory_mib = 0, cores_percent = 0, shares = 0, slots = '', layout = ''}
 function M.held_of(device)

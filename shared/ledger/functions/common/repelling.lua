@@ -1,13 +1,12 @@
 -- Pods whose required anti-affinity the watcher has not reported yet. kube-scheduler has chosen their nodes;
 -- nothing that placers chose without knowledge of them may be reserved where they may repel it.
---   repelling   hash   pod -> {version of its reservation, node, whether it may repel pods on other nodes or
---                      of any namespace, its terms as JSON}, until the watcher reports it on the node or its
---                      lease ends
+--   repelling   hash   pod -> RepellingRecord, until the watcher reports it on the node or its lease ends
+local layouts = require('layouts')
 local ledger = require('ledger')
 local records = require('records')
 local server = require('server')
 local call, encode = redis.call, cmsgpack.pack
-local N = records.N
+local N, P = layouts.NODE, layouts.REPELLING
 
 local M = {}
 local pods
@@ -17,7 +16,7 @@ local function all()
   if not pods then
     pods = {}
     if ledger.repels_version then
-      for pod, read in server.each_packed(server.prefix .. 'repelling') do pods[pod] = read[4] and read or nil end
+      for pod, record in server.each_record(server.prefix .. 'repelling', P) do pods[pod] = record end
     end
   end
   return pods
@@ -27,7 +26,7 @@ end
 function M.terms_on(name)
   local terms = {}
   for _, pod in pairs(all()) do
-    if pod[2] == name then terms[#terms + 1] = pod[4] end
+    if pod[P.NODE] == name then terms[#terms + 1] = pod[P.TERMS] end
   end
   return '[' .. table.concat(terms, ',') .. ']'
 end
@@ -36,7 +35,7 @@ end
 function M.is_unknown(name, known)
   if known < server.number_at('ledger', 'repels_floor') then return true end
   for _, pod in pairs(all()) do
-    if pod[1] > known and (pod[3] or pod[2] == name) then return true end
+    if pod[P.VERSION] > known and (pod[P.IS_WIDE] or pod[P.NODE] == name) then return true end
   end
   return false
 end
@@ -56,19 +55,20 @@ function M.remove(some, on_nodes, are_reported)
   local has_removed = false
   for _, uid in ipairs(ledger.repels_version and some or {}) do
     local pod = all()[uid]
-    if pod and (not on_nodes or on_nodes[pod[2]]) then
+    if pod and (not on_nodes or on_nodes[pod[P.NODE]]) then
       has_removed, pods[uid] = true, nil
       call('HDEL', server.prefix .. 'repelling', uid)
       if are_reported then
-        local floor = math.max(pod[1], server.number_at('ledger', 'repels_floor'))
+        local floor = math.max(pod[P.VERSION], server.number_at('ledger', 'repels_floor'))
         call('HSET', server.prefix .. 'ledger', 'repels_floor', string.format('%.0f', floor))
       end
-      local node = records.node_of(pod[2])
+      local name = pod[P.NODE]
+      local node = records.node_of(name)
       if node and node[N.STATUS] == 1 then
-        records.mark_inventory_changed(pod[2])
+        records.mark_inventory_changed(name)
         -- Other nodes, or pods of namespaces that its terms do not name, may be concerned.
-        if pod[3] then
-          records.mark_grown(pod[2])
+        if pod[P.IS_WIDE] then
+          records.mark_grown(name)
           records.inventory_changes.reasons = true
         end
       end

@@ -48,12 +48,16 @@ function M.call_all(command, key, names)
   return replies
 end
 
--- For each field of a hash its name, and what its value packs.
-function M.each_packed(key)
+-- For each field of a hash its name and its record; without those that cannot be decoded.
+function M.each_record(key, layout)
   local flat, i = call('HGETALL', key), -1
   return function()
-    i = i + 2
-    return flat[i], values.readable(flat[i + 1])
+    local record
+    repeat
+      i = i + 2
+      record = values.record(flat[i + 1], layout)
+    until record or not flat[i]
+    return flat[i], record
   end
 end
 

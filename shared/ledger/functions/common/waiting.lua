@@ -2,19 +2,15 @@
 local capacity = require('capacity')
 local constants = require('constants')
 local fair = require('fair')
+local layouts = require('layouts')
 local lease = require('lease')
 local ledger = require('ledger')
 local records = require('records')
 local server = require('server')
 local values = require('values')
 local call, encode = redis.call, cmsgpack.pack
-local D, L = records.D, lease.L
+local D, L, W = layouts.DEVICE, lease.L, layouts.WAITING
 local EXCLUSIVE, BEST_EFFORT, IDLE_DEVICE = constants.EXCLUSIVE, constants.BEST_EFFORT, constants.IDLE_DEVICE
--- Fields of a waiting pod. GROUP: the group of equal smallest needs with which it is offered capacity, or
--- NO_OFFERS. NEED: that group, whether or not it is offered anything. VERDICT: the capacity number of the
--- state that its verdict is about. ORDER: its sort key, by priority and age.
-local W = {GROUP = 1, ORDER = 2, VERDICT = 3, SINCE = 4, RECORD = 5, GANG = 6, NEED = 7, NAMESPACE = 8}
-
 local GANG_PAGE = 64
 local MAX_GROUPS, MAX_PER_GROUP = 64, 4 -- to which capacity is offered
 local OFFER_S = 2 -- how long an offer is open
@@ -22,7 +18,7 @@ local OFFER_S = 2 -- how long an offer is open
 -- Instead of a group: capacity is offered to another pod of its gang, or to none.
 local NO_OFFERS = '-'
 
-local M = {W = W, NO_OFFERS = NO_OFFERS, OFFER_S = OFFER_S}
+local M = {NO_OFFERS = NO_OFFERS, OFFER_S = OFFER_S}
 local needs, uuids_by_node, freed_at, unit
 server.on_begin(function()
   needs, uuids_by_node, freed_at = {}, {}, {}
@@ -65,10 +61,7 @@ end
 function M.mark_gang_changed(gang) call('SADD', server.prefix .. 'changed-gangs', gang) end
 
 -- A waiting pod that cannot be read counts as missing, until it is queued again.
-function M.waiting_of(value)
-  local waiting = values.readable(value)
-  return waiting[W.NAMESPACE] and waiting
-end
+function M.waiting_of(value) return values.record(value, W) end
 
 -- The gang's first waiting pod, and what it waits with, or nil.
 function M.first_of_gang(gang)
@@ -76,12 +69,6 @@ function M.first_of_gang(gang)
   local entry = call('ZRANGEBYLEX', server.prefix .. 'gang-waiting', from, to, 'LIMIT', 0, 1)[1]
   local pod = entry and string.match(entry, '^[^|]*|[^|]*|(.*)$')
   return pod, pod and M.waiting_of(call('HGET', server.prefix .. 'waiting', pod))
-end
-
--- A waiting pod as returned: {verdict, since, record, group}.
-function M.waiting_row(value)
-  local pod = M.waiting_of(value)
-  return pod and {pod[W.VERDICT], pod[W.SINCE], pod[W.RECORD], pod[W.GROUP]}
 end
 
 function M.remove_waiting(pods)
@@ -159,28 +146,28 @@ function M.need_of(group)
 end
 
 local function needed_memory(device, units, percent, mib)
-  local device_unit = device[D.UNIT]
+  local device_unit = device[D.UNIT_MIB]
   if percent > 0 then
-    return math.floor(math.floor(device[D.MEMORY] / device_unit) * percent / 100) * device_unit
+    return math.floor(math.floor(device[D.MEMORY_MIB] / device_unit) * percent / 100) * device_unit
   end
   if mib > 0 then return mib end
   if units > 0 then return units * device_unit end
-  return device[D.MEMORY]
+  return device[D.MEMORY_MIB]
 end
 
 -- How often the need fits on the device; policies are not considered for MIG instances.
 local function fits_on_device(device, units, percent, cores, policy, slotted, mib, slots)
-  local is_mig, memory_taken, cores_taken, shares_taken = device[D.MODE] == 1, capacity.taken_of(device)
+  local is_mig, memory_taken, cores_taken, shares_taken = device[D.IS_MIG], capacity.taken_of(device)
   if not is_mig then
     if cores_taken >= 100 and policy ~= BEST_EFFORT then return 0 end
     if (policy == EXCLUSIVE or policy == IDLE_DEVICE) and shares_taken > 0 then return 0 end
   end
-  unit = device[D.UNIT]
+  unit = device[D.UNIT_MIB]
   local need = needed_memory(device, units, percent, mib)
-  local times = need > 0 and math.floor((device[D.MEMORY] - memory_taken) / need) or 64
+  local times = need > 0 and math.floor((device[D.MEMORY_MIB] - memory_taken) / need) or 64
   if is_mig then
     -- A pod that requests all memory gets the largest instance, which may be any part of the device.
-    if need > device[D.MEMORY] - unit and memory_taken < need then times = 1 end
+    if need > device[D.MEMORY_MIB] - unit and memory_taken < need then times = 1 end
     return times
   end
   if cores > 0 then times = math.min(times, math.floor((100 - cores_taken) / cores)) end
@@ -206,7 +193,7 @@ function M.room_for(group, name)
   for _, uuid in ipairs(uuids_by_node[name]) do
     local device = records.devices[uuid]
     if device and device[D.STATUS] == 1 and device[D.NODE] == name
-      and (device[D.EXCLUSIVE] == 0 or device[D.EXCLUSIVE] % 2 == 0 and device[D.CLAIMED_UNTIL] > 0) then
+      and not device[D.EXCLUSIVE] and (not device[D.IS_CLAIMED] or device[D.CLAIMED_UNTIL] > 0) then
       local n = fits_on_device(device, units, percent, cores, policy, slotted, mib, slots)
       if n > 0 then fitting_devices, times = fitting_devices + 1, times + n end
     end

@@ -1,5 +1,6 @@
 -- Writing everything that changed, once, at the end of a call.
 local fair = require('fair')
+local layouts = require('layouts')
 local ledger = require('ledger')
 local quota = require('quota')
 local records = require('records')
@@ -7,7 +8,7 @@ local repelling = require('repelling')
 local server = require('server')
 local values = require('values')
 local call, encode, struct_pack = redis.call, cmsgpack.pack, struct.pack
-local D, N = records.D, records.N
+local D, N = layouts.DEVICE, layouts.NODE
 
 local M = {}
 
@@ -47,12 +48,12 @@ end
 
 -- Names with the packed values to be written; and all values joined, after the size of a packed array of
 -- their lengths, and that array.
-local function packed_values(changed, cache, value_of)
+local function packed_records(changed, cache)
   local parts, joined, lengths = {}, {}, {}
   for name in pairs(changed) do
-    local thing = cache[name]
-    if thing then
-      local value = value_of(thing)
+    local record = cache[name]
+    if record then
+      local value = encode(record)
       parts[#parts + 1] = name
       parts[#parts + 1] = value
       joined[#joined + 1] = value
@@ -90,8 +91,8 @@ function M.write_changes(cause)
   for name in pairs(records.changed_nodes) do
     if records.nodes[name] then records.nodes[name][N.VERSION] = version end
   end
-  local node_parts, node_values = packed_values(records.changed_nodes, records.nodes, records.node_value)
-  local device_parts, device_values = packed_values(records.changed_devices, records.devices, records.device_value)
+  local node_parts, node_values = packed_records(records.changed_nodes, records.nodes)
+  local device_parts, device_values = packed_records(records.changed_devices, records.devices)
   add_changes_to_feed(cause, version, node_values, device_values)
   server.call_all('HSET', 'nodes', node_parts)
   server.call_all('HSET', 'devices', device_parts)
