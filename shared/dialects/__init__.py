@@ -22,13 +22,12 @@ DIALECTS: Mapping[str, Dialect] = {
 }
 
 GPU_RESOURCES = frozenset({TRIGGER}).union(*(d.resources for d in DIALECTS.values()))
-"""The resource names of all dialects."""
 
 STATUS_RESOURCES = frozenset().union(*(d.status_resources for d in DIALECTS.values()))
-"""Those of them that node agents write into node status."""
+"""Resources that node agents write into node status."""
 
 LEDGER_RESOURCES = GPU_RESOURCES.difference(*(d.node_wide for d in DIALECTS.values()))
-"""Those that the ledger counts by device. They are not ordinary resources of a node."""
+"""Resources that the ledger counts by device. They are not ordinary resources of a node."""
 
 RESOURCE_PREFIXES = (
     "volcano.sh/",
@@ -40,19 +39,17 @@ RESOURCE_PREFIXES = (
     "nvidia.com/priority",
     "leasehold.dev/",
 )
-"""Every one of `GPU_RESOURCES` has one of these prefixes; other names may have them, too."""
+"""Prefixes of all `GPU_RESOURCES`; other names may have them, too."""
 
 SCHEDULERS = tuple(
     dict.fromkeys((OWN_SCHEDULER, *(d.scheduler for d in DIALECTS.values() if d.scheduler)))
 )
-"""`spec.schedulerName` of the pods that are placed by default: ours, and those of vendors."""
+"""`spec.schedulerName` of pods that Leasehold places: its own, and those of vendors' schedulers."""
 KUBE_SCHEDULER = "leasehold-full"
-"""`spec.schedulerName` of the pods that a kube-scheduler with Leasehold's extender schedules."""
+"""`spec.schedulerName` of pods that a kube-scheduler with Leasehold's extender schedules."""
 
 REQUEST_ANNOTATIONS = frozenset({ISOLATION, MAX_RUN_TIME, EXPECTED_RUN_TIME}).union(
     *(d.request_annotations for d in DIALECTS.values())
 )
-"""Annotations of a pod that its request depends on."""
 
 REQUEST_LABELS = frozenset().union(*(d.request_labels for d in DIALECTS.values()))
-"""Labels of a pod that its request depends on."""

@@ -9,16 +9,15 @@ from shared.model.devices.device import Device, DeviceMode
 from shared.model.names import DeviceUuid
 
 TRIGGER = "leasehold.dev/share"
-"""Our resource, served where a dialect has none that can be: the kubelet then calls Allocate."""
+"""A resource for dialects without one that the kubelet can allocate, so that it calls Allocate."""
 TRIGGERS = 100
-"""IDs per device of a resource whose only purpose is the Allocate call: the most shares."""
+"""Device IDs of `TRIGGER` per device: the most shares of it."""
 NumaNodes = tuple[int, ...]
-"""NUMA nodes that device IDs show to the kubelet."""
 _DIGITS = string.digits + string.ascii_lowercase
 
 
 class Strategy:
-    """How gpushare's resources are advertised: Volcano's `--gpu-strategy`, and `auto`."""
+    """How Volcano gpushare's resources are advertised: `--gpu-strategy`, with `auto` added."""
 
     AUTO = "auto"
     SHARE = "share"
@@ -28,68 +27,64 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginDeviceId:
-    """One device ID of a device-plugin list: at most 63 characters, never reused."""
+    """A device ID in a device-plugin list: at most 63 characters, never reused."""
 
     id: str
     healthy: bool
     device: DeviceUuid | None = None
-    """The device that it identifies; None: any."""
+    """The device, or None if the ID is good for any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSoftware:
-    """The properties of a node's software that its advertisement depends on."""
+    """The software of a node, as far as its advertisement depends on it."""
 
     driver_version: str = ""
-    """Version of the GPUs' driver; empty: unknown."""
+    """Version of the GPUs' driver, or empty if unknown."""
     isolation_available: bool = False
-    """HAMi-core's library is installed, and a process of this node can load it."""
+    """Whether HAMi-core's library is installed, and a process of this node can load it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeObject:
-    """A cluster-scoped custom object with a node's devices; it has the node's name."""
+    """A cluster-scoped custom object, named like its node, that lists the node's devices."""
 
     collection: str
-    """API path of all objects of its kind, such as `/apis/GROUP/VERSION/PLURAL`."""
+    """API path of the collection, such as `/apis/GROUP/VERSION/PLURAL`."""
     kind: str
     labels: Mapping[str, str | None] = field(default_factory=dict)
-    """None: the key is removed. Other keys are not changed."""
+    """Labels to set, or None to remove one. Other keys are not changed."""
     devices: tuple[Mapping[str, Any], ...] = ()
     """`spec.devices`. The writer of the object adds the time of a condition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advertisement:
-    """The advertisement of a node for one dialect."""
-
     served: Mapping[str, tuple[PluginDeviceId, ...]] = field(default_factory=dict)
-    """Resources of the device plugin, each with its complete list."""
+    """Device IDs by resource, for the device plugin."""
     node_status: Mapping[str, int] = field(default_factory=dict)
-    """Resources written into node status."""
     annotations: Mapping[str, str | None] = field(default_factory=dict)
-    """Of the node; None: the key is removed."""
+    """Annotations of the node to set, or None to remove one."""
     labels: Mapping[str, str | None] = field(default_factory=dict)
-    """Of the node; None: the key is removed."""
+    """Labels of the node to set, or None to remove one."""
     annotation_entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Our entries in comma-separated lists of node annotations that others write, too."""
+    """Our entries in comma-separated annotations of the node that others write, too."""
     objects: tuple[NodeObject, ...] = ()
 
 
 def shared_devices(devices: Iterable[Device]) -> list[Device]:
-    """Return the devices without those in MIG mode, which most dialects do not know."""
+    """Leave out devices in MIG mode, which most dialects do not know."""
     return [device for device in devices if device.mode is DeviceMode.HAMI_CORE]
 
 
 def trigger_ids(devices: Sequence[Device]) -> tuple[PluginDeviceId, ...]:
-    """Return the list of a resource whose only purpose is the Allocate call, such as `TRIGGER`."""
     return numbered_ids(shared_devices(devices), lambda _: TRIGGERS)
 
 
 def numbered_ids(
     devices: Iterable[Device], count: Callable[[Device], int]
 ) -> tuple[PluginDeviceId, ...]:
-    """Return the IDs of devices, those of each with numbers from 0."""
+    """Number the IDs of each device from 0."""
     return tuple(
         PluginDeviceId(id=numbered_id(device.uuid, n), healthy=device.healthy, device=device.uuid)
         for device in devices
@@ -98,12 +93,20 @@ def numbered_ids(
 
 
 def numbered_id(device: DeviceUuid, number: int) -> str:
-    """Return a device ID in the form of NVIDIA's plugin, by which dcgm-exporter finds the GPU."""
+    """Return a device ID in the form of NVIDIA's plugin, by which dcgm-exporter finds the GPU.
+
+    >>> numbered_id(DeviceUuid("GPU-8f1a"), 3)
+    'GPU-8f1a::3'
+    """
     return f"{device}::{number}"
 
 
 def base36(number: int) -> str:
-    """Format a number of 0 or more in base 36, for short device IDs."""
+    """Format a whole number in base 36, for short device IDs.
+
+    >>> base36(1295)
+    'zz'
+    """
     digits = ""
     while True:
         number, digit = divmod(number, 36)

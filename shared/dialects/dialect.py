@@ -1,4 +1,4 @@
-"""A dialect: a vendor's way of requesting GPUs, and the form in which its users get them; pure."""
+"""A dialect: how a vendor's users request GPUs, and what their pods get; pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,65 +13,64 @@ from shared.model.requests.request import GpuRequest, PodRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerManifest:
-    """A container's resources in its pod's manifest, as whole numbers."""
+    """The resources of a container in a pod's manifest, as whole numbers."""
 
     name: str
     limits: Mapping[str, int] = field(default_factory=dict)
     requests: Mapping[str, int] = field(default_factory=dict)
     init: bool = False
     sidecar: bool = False
-    """An init container with `restartPolicy: Always`, which runs beside those after it."""
+    """An init container with `restartPolicy: Always`, which runs beside the next containers."""
 
     @property
     def amounts(self) -> dict[str, int]:
-        """Its limits, and what it only requests."""
+        """Limits, and requests where there is no limit."""
         return {**self.requests, **self.limits}
 
     @property
     def ends_first(self) -> bool:
-        """Whether it ends before the pod's next container starts."""
+        """Whether the container ends before the pod's next container starts."""
         return self.init and not self.sidecar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodManifest:
-    """The parts of a pod's manifest that a dialect reads."""
+    """The fields of a pod's manifest that dialects read."""
 
     namespace: Namespace
     containers: tuple[ContainerManifest, ...]
-    """In spec order, init containers first."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
     scheduler: str = ""
-    """`spec.schedulerName`: it decides between dialects that share a resource name."""
+    """`spec.schedulerName`, which decides between dialects that share a resource name."""
     field_bytes: Mapping[str, int] = field(default_factory=dict)
-    """The size of fields that the request keeps as they are, as JSON, by their paths."""
+    """Sizes, as JSON, of fields that the request keeps, by path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The operator's settings that change how a request is parsed."""
+    """An operator's settings for parsing requests."""
 
     enabled: tuple[str, ...] = ()
-    """Names of the enabled dialects; empty: all."""
+    """Names of the enabled dialects, or empty for all."""
     disabled: tuple[str, ...] = ()
-    """Names of those that are disabled nevertheless."""
+    """Names of dialects that are disabled even if `enabled` lists them."""
     schedule_policy: str = ""
     """Volcano's `deviceshare.SchedulePolicy`: empty, `binpack` or `spread`."""
     exclusive_labels: tuple[tuple[tuple[str, str], ...], ...] = ()
-    """Volcano's `deviceshare.GPUExclusiveRules`: labels; pods with all labels of a rule
-    never share a device."""
+    """Volcano's `deviceshare.GPUExclusiveRules`: pods with all labels of a rule never share a
+    device."""
     node_scheduler_policy: str = "binpack"
-    """HAMi's `--node-scheduler-policy`: `binpack` or `spread`; or, for the pods of all dialects and
-    those without GPUs, `fragmentation` or `power`."""
+    """HAMi's `--node-scheduler-policy`: `binpack` or `spread`; or `fragmentation` or `power`, for
+    pods of all dialects and without GPUs."""
     gpu_scheduler_policy: str = "spread"
     """HAMi's `--gpu-scheduler-policy`: a chain of words, see `nvidia.dialect`."""
     scoring_strategy: str = "LeastAllocated"
     """Koordinator's `DeviceShareArgs.scoringStrategy`: `LeastAllocated` or `MostAllocated`."""
     strict_namespaces: tuple[str, ...] = ()
-    """Namespaces whose pods get MIG instances or whole devices only; `*`: all."""
+    """Namespaces in which isolation is strict, or `*` for all."""
     prefer_mig: bool = False
-    """Pods that accept both get MIG instances rather than shares of devices in hami-core mode."""
+    """Prefer MIG instances to shares in hami-core mode for pods that accept both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,15 +78,13 @@ class Paths:
     """Paths on the node that containers mount."""
 
     library: str
-    """The HAMi-core library on the host."""
     preload: str
     """A file with the library's path inside the container."""
     containers: str
-    """Directory that holds one directory per pod and container."""
+    """The parent of a directory per pod and container."""
 
     @classmethod
     def below(cls, state_dir: PurePath, library: PurePath) -> "Paths":
-        """Return the paths of an agent with this directory on the host."""
         return cls(
             library=str(library),
             preload=str(state_dir / "ld.so.preload"),
@@ -97,14 +94,12 @@ class Paths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """One bind mount of a container."""
-
     container_path: str
     host_path: str
     read_only: bool
     directory: bool
-    """The host path is a directory, created for this container if it is missing; else an existing
-    file, or the container's own region."""
+    """Whether the host path is a directory, created for the container if it is missing. Otherwise
+    it is an existing file, or the container's own region."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,97 +109,103 @@ class ContainerSetup:
     environment: Mapping[str, str]
     mounts: tuple[Mount, ...] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
-    """Of the container in its runtime, not of the pod."""
+    """Annotations of the container in its runtime, not of the pod."""
     cdi_devices: tuple[str, ...] = ()
-    """Names of its devices in the Container Device Interface, for the runtime."""
+    """Qualified names of devices in the Container Device Interface."""
 
 
 def assigned_when_done(annotation: str) -> Callable[[Lease, frozenset[str]], dict[str, str]]:
-    """Return a function that marks a pod as assigned, once all its containers have GPUs."""
+    """Return a function that sets an annotation to `true` once all containers have their GPUs."""
     return lambda lease, done: {annotation: "true"} if done.issuperset(lease.containers) else {}
 
 
 def list_entries(text: str) -> tuple[str, ...]:
-    """Return the entries of a comma-separated list, without empty ones."""
+    """Split at commas, without empty entries.
+
+    >>> list_entries("a100, h100,")
+    ('a100', 'h100')
+    """
     return tuple(entry.strip() for entry in text.split(",") if entry.strip())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """One row of the table of dialects; every function is pure."""
+    """A row of the table of dialects. All functions are pure."""
 
     name: str
     resources: frozenset[str]
-    """All its resource names. They do not count as ordinary resources of the pod."""
+    """All resource names. They do not count as ordinary resources of a pod."""
     served: frozenset[str]
-    """Those of them (or `TRIGGER`) that the device plugin serves with some `Strategy`."""
+    """Resources, `TRIGGER` among them, that the device plugin serves with some `Strategy`."""
     status_resources: frozenset[str]
-    """Those of them that are written into node status. The rest are only read."""
+    """Resources that agents write into node status. Other resources are only read."""
     node_wide: frozenset[str] = frozenset()
-    """Those of `patched` that count as ordinary resources of the node, too: a pod may request more
-    of them than its shares hold, and the kubelet rejects it beyond the node's sum."""
+    """Resources of `status_resources` that count as ordinary resources of the node, too. A pod may
+    request more of them than its shares hold, and the kubelet rejects it beyond the node's sum."""
     node_annotations: frozenset[str] = frozenset()
-    """All annotations of nodes that the agent writes, without those in `shared.model.devices`."""
+    """Annotations of nodes that agents write, besides those in `shared.model.devices`."""
     node_labels: frozenset[str] = frozenset()
-    """All labels of nodes that the agent writes."""
+    """Labels of nodes that agents write."""
     node_objects: frozenset[str] = frozenset()
-    """API paths of the collections of custom objects that the agent writes, one per node."""
+    """API paths of collections of custom objects that agents write, an object per node."""
     agent_annotations: frozenset[str] = frozenset()
-    """All annotations of pods that the agent writes, after Allocate."""
+    """Annotations of pods that agents write, after Allocate."""
     request_annotations: frozenset[str]
-    """All annotations of the pod that `read` uses."""
+    """Annotations of pods that `parse` reads."""
     request_labels: frozenset[str] = frozenset()
-    """All labels of the pod that `read` uses."""
+    """Labels of pods that `parse` reads."""
     request_fields: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By the field of a request or of its devices' selection, the annotations it comes from."""
+    """The annotations that a field of a request, or of its selection of devices, comes from."""
     parse: Callable[[PodManifest, Rules], PodRequest | None]
-    """Parses a pod's request; None: it requests nothing in this dialect."""
+    """Parse a pod's request, or return None if it requests nothing in this dialect."""
     limits: Callable[[GpuRequest, PodRequest], dict[str, int]]
-    """The limits with which a container of a pod requests this, for hints; empty: there are none
-    for it among the resources that the pod requests."""
+    """Return the limits with which a container of this pod would request the same, for advice;
+    empty if the pod's resources cannot express it."""
     part: str = ""
-    """The field of `GpuRequest` in which a container with a whole device can request a part of its
-    memory instead; empty: it cannot."""
+    """The field of `GpuRequest` with which a container could request a part of a whole device's
+    memory instead, or empty if it cannot."""
     memory_step: int = MIB
-    """Bytes of memory are requested in multiples of it."""
+    """The step in which memory can be requested, in bytes."""
     binding_annotations: Callable[[Lease, float], dict[str, str]]
-    """Annotations of the Binding, given the lease and the Unix time."""
+    """Return the annotations of the Binding at a Unix time."""
     allocated_annotations: Callable[[Lease, frozenset[str]], dict[str, str]] = (
         lambda _lease, _done: {}
     )
-    """Annotations after Allocate succeeded for these containers."""
+    """Return annotations to set once Allocate has succeeded for these containers."""
     failed_annotations: Callable[[Lease], dict[str, str]] = lambda _: {}
-    """Annotations after Allocate was refused."""
+    """Return annotations to set after Allocate was refused."""
     container_setup: Callable[[Lease, str, Mapping[DeviceUuid, Device], Paths], ContainerSetup]
-    """The response to Allocate for one container of the lease."""
+    """Return the response to Allocate for a container of the lease."""
     advertise: Callable[[Sequence[Device], str], Advertisement]
-    """The advertisement of the node, given its devices and the `Strategy`."""
+    """Return the advertisement of a node with these devices, for a `Strategy`."""
     annotation_difference: Callable[[Lease, Mapping[str, str]], str] = lambda _lease, _found: ""
-    """How a bound pod's annotations differ from its lease, for the audit; empty: they do not.
+    """Return how a bound pod's annotations differ from its lease, for the audit, or an empty text.
     Only for dialects whose annotations do not change after the Binding."""
     describe_node: Callable[[Sequence[Device], NodeSoftware], Advertisement] = (
         lambda _devices, _host: Advertisement()
     )
-    """Further advertisement of the node: labels and objects that depend on its software."""
+    """Return further labels and objects of the node, which depend on its software."""
     id_count: Callable[[Share, str], int] = lambda _share, _resource: 1
-    """The number of a share's device IDs of a served resource."""
+    """Return how many device IDs of a served resource a share takes."""
     resized_annotations: Callable[[Lease], dict[str, str]] = lambda _: {}
-    """Annotations of a running pod after its lease was resized."""
+    """Return annotations to set after the lease of a running pod was resized."""
     released_amounts: Callable[[Share], dict[str, int]] = lambda _: {}
-    """Amounts of `patched` resources that a share's pod requests and a resize has released."""
+    """Return the amounts of `status_resources` that a pod requests for a share and that a resize
+    has released."""
     amount_changes: Callable[[Mapping[str, int]], dict[str, int | None]] = lambda _: {}
-    """Changes of a container's amounts at admission, as by the vendor's webhook; None: the
-    amount is removed."""
+    """Return what admission changes in a container's amounts, as the vendor's webhook does, or None
+    for an amount to remove."""
     added_annotations: Callable[[PodManifest], dict[str, str]] = lambda _: {}
-    """Annotations that admission adds to a pod, as the vendor's webhook does."""
+    """Return annotations that admission adds to a pod, as the vendor's webhook does."""
     vendor_denial: Callable[[PodManifest, bool], str] = lambda _pod, _refused: ""
-    """The exact message with which the vendor's own webhook refuses a pod, given whether our rules
-    refuse it; empty: it does not refuse it."""
+    """Return the exact message with which the vendor's webhook refuses a pod, or an empty text. The
+    flag is whether our rules refuse it."""
     check_rules: Callable[[Rules], None] = lambda _: None
-    """Raises RequestError naming one of the operator's choices that the dialect cannot accept."""
+    """Raise RequestError for an operator's setting that the dialect cannot accept."""
     scheduler: str = ""
-    """`spec.schedulerName` of pods for the vendor's own scheduler; empty: it has none."""
+    """`spec.schedulerName` of pods for the vendor's scheduler, or empty if it has none."""
     cordoned_devices: Callable[[Mapping[str, str]], Mapping[int, str]] = lambda _: {}
-    """Indices of the devices that a node's annotations cordon."""
+    """Return the indices of devices that a node's annotations cordon, with the annotation or
+    reason."""
     mig_variables: Mapping[str, str] = field(default_factory=dict)
-    """Variables of a container with MIG instances, besides the one that lists them."""
+    """Variables of a container with MIG instances, besides the list of them."""

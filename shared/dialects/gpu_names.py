@@ -1,7 +1,7 @@
 """Which values of annotations name GPUs for a plugin of the container runtime; pure.
 
-CRI-O, NRI plugins and others read names of CDI devices, or device nodes, from annotations of pods,
-each under keys of its own that can be configured. So the value decides, under any key.
+CRI-O, NRI plugins and others read CDI devices or device nodes from annotations of pods, under keys
+that can be configured. So the value decides, under any key.
 https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
 """
 
@@ -13,18 +13,17 @@ TEXT_ANNOTATIONS = (
     "kubectl.kubernetes.io/last-applied-configuration",
     "kubernetes.io/description",
 )
-"""Kubernetes defines these as text for people and for kubectl: no runtime reads them."""
+"""Annotations that Kubernetes defines as text for people and kubectl: no runtime reads them."""
 
 _PATHS = re.compile(r"[\w.~%/-]+", re.ASCII)
 _LINES = re.compile(r"\\[nrt]")
-"""Ends of lines and tabs within a JSON string."""
 _OTHER_ROOT = re.compile(r"^/proc/.*/(?:root|cwd)(?=/)")
 """Another view of the node's files."""
 _NODES = re.compile(
     r"/dev/(?:nvidia|nvhost|nvmap|nvgpu|nvsciipc|dri(?![\w-])|dxg(?![\w-])|char/(?:195|226):)",
     re.ASCII | re.IGNORECASE,
 )
-"""Device nodes of GPUs; those in /dev/char are by their numbers, of NVIDIA and of DRM."""
+"""Device nodes of GPUs; those in /dev/char by the major numbers of NVIDIA and of DRM."""
 
 _CDI_NAMES = re.compile(r"(?<![\w.-])([\w.-]+)/([\w.-]+)(?:=|\\u003d)\w", re.ASCII | re.IGNORECASE)
 """VENDOR/CLASS=DEVICE; some libraries escape the equals sign in JSON."""
@@ -35,14 +34,14 @@ _MAJOR_NUMBER = (
     r"""(?i)\bmajor["\x27]?\s*:\s*["\x27]?(?:[&*!+?#]|195\b|226\b|0[\dbox_]|\d+_)"""
     r"""|&[\w-]+\s+["\x27]?major\b"""
 )
-"""The major number of a device node, whatever its path: that of NVIDIA or of DRM, or in a form of
-YAML other than plain decimal digits."""
+"""The major number of a device node under any path: NVIDIA's or DRM's, or one that YAML does not
+write in plain decimal digits."""
 _HIDDEN = (
     r"(?i)\\(?:u00|u000000|x)(?:2[def]|3[0-9a]|[46][1-9a-f]|[57][0-9a])"
     r"|[\w/.=-]\\\r?\n\s*[\w/.=-]|!!?binary|yaml\.org,2002"
 )
-"""Letters, digits and slashes that JSON or YAML does not show as such, which no library writes so:
-escapes, words over two lines, base64."""
+"""Letters, digits and slashes in a form that no library writes: escapes, words over two lines,
+base64."""
 
 _NODE_NAMES = r"(?:nv(?:idia|host|map|gpu|sciipc)|dri\b|dxg\b|char/(?:195|226):)"
 _IN_DEV = rf"dev/(?:[\w.~%/-]*\.\./)?[./]*{_NODE_NAMES}"
@@ -58,19 +57,25 @@ RUNTIME_PATTERNS = {
     "major numbers": _MAJOR_NUMBER,
     "hidden letters": _HIDDEN,
 }
-"""The same as regular expressions (RE2) for the API server, which cannot resolve a path: they deny
-a path with `..`, or below another root, that may lead to a GPU. `\\/` is replaced by `/` before.
+r"""The same as regular expressions (RE2) for the API server, after `\/` was replaced by `/`.
 
-An API server ends an expression at a cost of 1,000,000, and a match costs a fortieth of the
-characters of the text times those of the pattern. So each pattern is matched by an expression of
-its own, and has at most 152 characters: 256 KiB, the most that annotations may have, cost less.
+It cannot resolve a path, so it denies one with `..` or below another root that may lead to a GPU.
+It ends an expression at a cost of 1,000,000, and a match costs a fortieth of the characters of the
+text times those of the pattern. With an expression per pattern, and at most 152 characters in each,
+256 KiB of annotations, the most there can be, stay below that.
 """
 
 _DIRECT = tuple(re.compile(pattern) for pattern in (_MAJOR_NUMBER, _HIDDEN))
 
 
 def named_gpu(value: str) -> str:
-    """Return what names a GPU in the value of an annotation, or an empty text."""
+    """Return the part of an annotation's value that names a GPU, or an empty text.
+
+    >>> named_gpu("nvidia.com/gpu=0")
+    'nvidia.com/gpu=0'
+    >>> named_gpu("nvidia.com/gpu.product")
+    ''
+    """
     text = value.replace(r"\/", "/")
     for path in _PATHS.findall(_LINES.sub(" ", text)):
         if not path.startswith("/"):
@@ -86,9 +91,9 @@ def named_gpu(value: str) -> str:
 
 
 def _is_gpu(vendor: str, device_class: str) -> bool:
-    """Return whether a CDI device is a GPU, by its vendor and class.
+    """Return whether a CDI device is a GPU.
 
-    With a dot, `nvidia.com/gpu.product=…` and the like are labels of nodes.
+    A class with a dot, as in `nvidia.com/gpu.product=...`, is a label of nodes.
     """
     if _GPU_CLASSES.fullmatch(device_class):
         return True
@@ -97,6 +102,5 @@ def _is_gpu(vendor: str, device_class: str) -> bool:
 
 
 def annotations_with_gpus(annotations: Mapping[str, str]) -> dict[str, str]:
-    """Return what names a GPU in each annotation that names one."""
     read = {key: value for key, value in annotations.items() if key not in TEXT_ANNOTATIONS}
     return {key: name for key, value in read.items() if (name := named_gpu(value))}

@@ -16,12 +16,10 @@ from shared.model.requests.request import GpuRequest, PodRequest
 
 
 class PodMemo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The facts of a pod that its lease stores."""
+    """What a lease keeps of its pod's manifest."""
 
     init: tuple[str, ...] = ()
-    """Names of all its init containers, in spec order."""
     containers: tuple[str, ...] = ()
-    """Names of all its other containers, in spec order."""
     priorities: Mapping[str, int] = msgspec.field(default_factory=dict)
     """Priority within a device by container, if requested."""
 
@@ -29,7 +27,7 @@ class PodMemo(msgspec.Struct, frozen=True, omit_defaults=True):
 def encode_memo(
     pod: PodManifest, requests: tuple[GpuRequest, ...], priorities: Mapping[str, int] | None = None
 ) -> str:
-    """Encode the memo of a pod; empty if its shares are enough."""
+    """Encode the memo of a pod, or return an empty text if its shares say the same."""
     init = tuple(container.name for container in pod.containers if container.init)
     containers = tuple(container.name for container in pod.containers if not container.init)
     if (
@@ -42,7 +40,7 @@ def encode_memo(
 
 
 def decode_memo(lease: Lease) -> PodMemo:
-    """Decode the memo of a lease. Raises RequestError if it is none."""
+    """Decode the memo of a lease. Raises RequestError if it is malformed."""
     if not lease.memo:
         return PodMemo(containers=lease.containers)
     try:
@@ -58,7 +56,8 @@ LIBRARY_NAME = "libvgpu.so"
 LIBRARY = f"{LIBRARY_DIRECTORY}/{LIBRARY_NAME}"
 """The library's path inside containers, and by default on the host."""
 MEMORY_LIMIT = "CUDA_DEVICE_MEMORY_LIMIT"
-"""The limit of every device; of one device, followed by `_` and its number in the container."""
+"""The limit of every device; with `_` and a number, of one device by its number in the container.
+"""
 CORES_LIMIT = "CUDA_DEVICE_SM_LIMIT"
 PRIORITY = "CUDA_TASK_PRIORITY"
 CACHE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
@@ -66,18 +65,18 @@ CACHE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 POLICY = "GPU_CORE_UTILIZATION_POLICY"
 LOG_LEVEL = "LIBCUDA_LOG_LEVEL"
 ERRORS_ONLY = "1"
-"""Without it the library writes notices to standard error, which breaks programs that parse it."""
+"""Other levels write notices to standard error, which breaks programs that parse it."""
 ALL_CORES = 100
 REGIONS = "/tmp/vgpu"  # noqa: S108 - inside the container
 """Directory of the region file inside the container, in Volcano's plugin and ours."""
 FALLBACK_REGION = "/tmp/cudevshr.cache"  # noqa: S108 - inside the container
-"""The library's default path of the region, used in a process without environment."""
+"""The library's default path of the region, used by processes without environment."""
 LOCKS = "/tmp/vgpulock"  # noqa: S108 - inside the container
 """Directory of the lock that the library holds while it looks up its process ID on the host."""
 OVERRIDES = "/overrideEnv"
-"""File inside containers from which the library sets variables, whatever the environment is."""
+"""A file inside containers from which the library sets variables, whatever the environment is."""
 _OVERRIDDEN = ("CUDA_", POLICY)
-"""Prefixes of the variables that decide about limits."""
+"""Prefixes of variables that set limits."""
 _CACHES = uuid.UUID("6d0e1f2a-5b3c-4f58-9a39-6f1f0a7f5c11")
 
 
@@ -89,16 +88,18 @@ def limited_setup(
     regions: str = REGIONS,
     more: Mapping[str, str] | None = None,
 ) -> ContainerSetup:
-    """Return the container's devices, their limits, and the mounts that enforce them.
+    """Return a container's devices, their limits, and the mounts that enforce them.
 
-    `regions` is the directory of the region file inside the container, `more` are further variables
-    of the dialect. HAMi-core numbers devices as CUDA does, by PCI address, in whatever order the
-    variable lists them; so devices and limits are in the order of their index. No other container
-    can read what the container can write. Its region is also mounted where a process without
-    environment looks for it, and the preload file makes such a process load the library. A limit of
-    cores is enforced regardless of the region's switch. An image cannot change the variables by a
-    file of overrides: the container's own is mounted over it. Raises RequestError for a share
-    without memory, which would have no limit.
+    `regions` is the directory of the region file inside the container, `more` are variables of the
+    dialect. HAMi-core numbers devices as CUDA does, by PCI address, in whatever order the variable
+    lists them, so devices and limits are sorted by index.
+
+    What the container can write, no other container can read. The region is also mounted where a
+    process without environment looks for it, and the preload file makes such a process load the
+    library. A limit of cores is enforced regardless of the region's switch. The container's own
+    file of overrides hides one of the image.
+
+    Raises RequestError for a share without memory, which would have no limit.
     """
     shares = required_shares(lease, container)
     if any(share.limit_bytes <= 0 for share in shares):
@@ -135,24 +136,24 @@ def limited_setup(
 
 
 def lock_mount(own: str) -> Mount:
-    """Return the mount of a container's own lock; `own` is its directory on the host.
+    """Mount a lock of the container's own, below its directory `own` on the host.
 
-    With one lock per node, any container could block all others.
+    With a lock per node, any container could block all others.
     """
     return mount(LOCKS, f"{own}.lock")
 
 
 def override_mount(own: str) -> Mount:
-    """Return the mount of a container's own overrides; `own` is its directory on the host.
+    """Mount the container's own overrides, below its directory `own` on the host.
 
-    The library sets the variables in `/overrideEnv` in each process, and an image may carry such a
-    file: it could lift a limit of cores, or give child processes a region without limits.
+    The library sets the variables of `/overrideEnv` in each process. A file of the image could lift
+    a limit of cores, or give child processes a region without limits.
     """
     return mount(OVERRIDES, f"{own}.env", read_only=True)
 
 
 def overrides(environment: Mapping[str, str]) -> str:
-    """Return the content of a container's file of overrides: its variables that set limits.
+    """Return the file of overrides: the container's variables that set limits.
 
     The library reads lines `NAME=VALUE` up to the first without `=`.
     """
@@ -165,19 +166,17 @@ def overrides(environment: Mapping[str, str]) -> str:
 
 
 def is_limited(setup: ContainerSetup) -> bool:
-    """Return whether HAMi-core limits a container with this setup."""
     return CACHE in setup.environment
 
 
 def whole_setup(lease: Lease, container: str) -> ContainerSetup:
-    """Return the container's whole devices, without limits. Raises RequestError if it has none."""
+    """Return a container's whole devices, without limits. Raises RequestError if it has none."""
     return ContainerSetup(
         environment={VISIBLE: ",".join(share.device for share in required_shares(lease, container))}
     )
 
 
 def shares_by_index(lease: Lease, container: str) -> list[Share]:
-    """Return a container's shares by device index."""
     return sorted(lease.shares_of(container), key=lambda share: share.index)
 
 
@@ -192,7 +191,7 @@ def required_shares(lease: Lease, container: str) -> Sequence[Share]:
 def encode_share(share: Share, memory: int) -> str:
     """Encode a share as HAMi's and Volcano's annotations do: `id,NVIDIA,memory,cores:`.
 
-    The id is the UUID, or for a MIG instance `uuid[layout-position]`.
+    The id is the UUID, or `uuid[layout-position]` for a MIG instance.
     """
     place = f"[{share.mig.layout}-{share.mig.position}]" if share.mig else ""
     return f"{share.device}{place},NVIDIA,{memory},{share.cores_percent}:"
@@ -200,7 +199,7 @@ def encode_share(share: Share, memory: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareResources:
-    """The names of a number of GPUs and, of each, of its memory, a percentage of it, and cores."""
+    """A vendor's resource names: a number of GPUs, and of each memory, percent of it, and cores."""
 
     count: str
     memory: str
@@ -216,7 +215,6 @@ class ShareResources:
         check_not_bytes(where, self.memory, amounts.get(self.memory, 0))
 
     def limits(self, container: GpuRequest, _: PodRequest) -> dict[str, int]:
-        """Return the limits that request this."""
         amounts = {
             self.count: container.gpus,
             self.memory: container.memory_units or 0,
@@ -226,7 +224,6 @@ class ShareResources:
         return {name: amount for name, amount in amounts.items() if amount}
 
     def of_node(self, devices: Iterable[Device]) -> dict[str, int]:
-        """Return the units of memory and the cores of the healthy devices."""
         healthy = [device for device in devices if device.healthy]
         return {
             self.memory: sum(device.memory_mib // device.unit_mib for device in healthy),
@@ -234,7 +231,7 @@ class ShareResources:
         }
 
     def released(self, share: Share) -> dict[str, int]:
-        """Return the requested units of memory and cores that a resize has released."""
+        """Return the requested units of memory and the cores that a resize has released."""
         if share.requested_size is None:
             return {}
         return {
@@ -244,7 +241,7 @@ class ShareResources:
 
 
 def _size(share: Share) -> str:
-    """Format a limit as the library reads it: in MiB, or in bytes if MiB are not exact."""
+    """Format a limit for the library: in MiB, or in bytes if it is not a whole number of MiB."""
     mib, rest = divmod(share.limit_bytes, MIB)
     return str(share.limit_bytes) if rest else f"{mib}m"
 
@@ -257,7 +254,7 @@ def _library_and_region(paths: Paths, regions: str, directory: str) -> tuple[Mou
 
 
 def mount(container_path: str, host_path: str, *, read_only: bool = False) -> Mount:
-    """Return the mount of a file, if it is read-only, or of a directory."""
+    """Mount a read-only file or a writable directory."""
     return Mount(
         container_path=container_path,
         host_path=host_path,

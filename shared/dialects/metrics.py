@@ -1,7 +1,7 @@
 """The data of schedulers' and node monitors' metrics, and the tables of vendors' metrics; pure.
 
 A vendor's metrics are a table of `PublishedMetric`s, with the names, labels and units that users'
-dashboards know. Where a value is a label, or a percentage is called a ratio, that is the vendor's.
+dashboards know: a value may be a label there, and a percentage be called a ratio.
 """
 
 from collections.abc import Mapping
@@ -17,22 +17,21 @@ Labels = dict[str, str]
 
 @dataclass(frozen=True)
 class PublishedMetric:
-    """One metric about every subject of a kind; without a value, there is no series."""
+    """A metric of every subject of a kind; a subject without the value has no series."""
 
     name: str
     help: str
     attribute: str
-    """The subject's attribute with the value; `memory.total` is that of its attribute `memory`."""
+    """The path of the value: `memory.total` is attribute `total` of attribute `memory`."""
     label_attributes: Mapping[str, str]
-    """The attribute of each label."""
+    """The path of each label's value."""
 
     def value(self, subject: object) -> float | None:
-        """Return the value."""
         value: float | None = _read(subject, self.attribute)
         return value
 
     def labels(self, subject: object) -> Labels:
-        """Return the labels; one that is not known is empty."""
+        """Return the labels, empty where the value is not known."""
         labels = ((name, _read(subject, path)) for name, path in self.label_attributes.items())
         return {name: "" if value is None else str(value) for name, value in labels}
 
@@ -44,95 +43,85 @@ def _read(subject: Any, path: str) -> Any:
 
 
 class DeviceAllocation(DeviceView, frozen=True, kw_only=True):
-    """One device and how much of it is leased, as schedulers publish it."""
+    """A device and how much of it is leased, as schedulers publish it."""
 
     all_cores: ClassVar[int] = 100
 
     @property
     def type(self) -> str:
-        """HAMi's name of the model."""
         return device_type(self.model)
 
     @property
     def memory_bytes(self) -> int:
-        """Its memory."""
         return self.memory_mib * MIB
 
     @property
     def memory_units(self) -> int:
-        """Its memory in units."""
         return self.memory_mib // self.unit_mib
 
     @property
     def allocated_bytes(self) -> int:
-        """The memory that is leased."""
         return self.used_memory_mib * MIB
 
     @property
     def allocated_units(self) -> int:
-        """The memory that is leased, in units."""
         return self.used_memory_mib // self.unit_mib
 
     @property
     def allocated_part(self) -> float:
-        """The part of its memory that is leased, 0 to 1."""
+        """The leased part of its memory, 0 to 1."""
         return self.used_memory_mib / max(self.memory_mib, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareAllocation:
-    """How much of one device a container, or all of a pod, leases."""
+    """How much of a device a container, or all of a pod, leases."""
 
     device: DeviceAllocation
     lease: Lease
     held: Share | Booking
-    """The container's share, or what all of the pod takes."""
+    """The container's share, or all that the pod takes of the device."""
     measured: MeasuredView | None = None
-    """What the agent of its node measures of a share, or None if it is not known."""
+    """What the node's agent measures of a share, or None if it is not known."""
 
     @property
     def container_index(self) -> int:
-        """The position of its container among those with shares; 0 for all of the pod."""
+        """The position of its container among those with shares, or 0 for all of the pod."""
         held = self.held
         return self.lease.containers.index(held.container) if isinstance(held, Share) else 0
 
     @property
     def memory_bytes(self) -> int:
-        """Its memory."""
         return self.held.memory_mib * MIB
 
     @property
     def memory_units(self) -> int:
-        """Its memory in the units of its node."""
         return self.held.memory_mib // self.device.unit_mib
 
     @property
     def used_bytes(self) -> int | None:
-        """The measured usage of its memory."""
         used_mib = self.measured.memory_mib if self.measured else None
         return None if used_mib is None else used_mib * MIB
 
     @property
     def cores_percent(self) -> int:
-        """Its cores, percent of the device."""
         held = self.held
         return held.booked_cores if isinstance(held, Share) else held.cores_percent
 
     @property
     def cores_part(self) -> float:
-        """Its cores, 1 is all of the device."""
         return self.cores_percent / 100
 
     @property
     def used_cores_part(self) -> float | None:
-        """The measured usage of the device's cores, 0 to 1."""
+        """The measured usage of the device's cores, 0 to 1, or None if it is not known."""
         used_percent = self.measured.cores_percent if self.measured else None
         return None if used_percent is None else used_percent / 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceUsage:
-    """How much of one device is in use, as node monitors publish it."""
+    """How much of a device is in use, as node monitors publish it."""
 
     zone: ClassVar[str] = "vGPU"
 
@@ -143,11 +132,9 @@ class DeviceUsage:
     used_bytes: int
     busy_percent: int | None
     memory_busy_percent: int | None
-    """Utilization of its memory controller, percent."""
 
     @property
     def type(self) -> str:
-        """HAMi's name of the model."""
         return device_type(self.model)
 
     @property
@@ -158,7 +145,7 @@ class DeviceUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUsage:
-    """One container's memory on one device as HAMi-core counts it, in bytes."""
+    """A container's memory on a device as HAMi-core counts it, in bytes."""
 
     context: int = 0
     module: int = 0
@@ -170,8 +157,6 @@ class MemoryUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceUsage:
-    """The MIG instance that a share is."""
-
     present: ClassVar[int] = 1
 
     uuid: str
@@ -182,7 +167,7 @@ class InstanceUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareUsage:
-    """How much of one device a container uses."""
+    """How much of a device a container uses."""
 
     zone: ClassVar[str] = "vGPU"
 

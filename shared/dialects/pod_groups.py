@@ -2,7 +2,7 @@
 
 Kubernetes names a PodGroup in `spec.schedulingGroup`, Volcano in an annotation and coscheduling in
 a label; the PodGroup has the number of pods that start together. Koordinator may have both name and
-number on the pod itself, in two annotations or, in its lightweight form, in two labels.
+number on the pod itself, in two annotations or two labels.
 """
 
 from collections.abc import Mapping, Sequence
@@ -81,7 +81,8 @@ class PodGroupReference:
     name: str
     """`namespace/name`."""
     kind: PodGroupKind | None = None
-    """The PodGroup that has the minimum number of members; None: the pod has it."""
+    """The kind of PodGroup with the minimum number of members, or None if the pod has the number.
+    """
     min_member: int = 1
     """The pod's own minimum, if `kind` is None."""
 
@@ -92,10 +93,10 @@ def parse_pod_group(
     labels: Mapping[str, str],
     scheduling_group: str = "",
 ) -> PodGroupReference | None:
-    """Parse a pod's group: that of `spec.schedulingGroup`, or one with its number on the pod first.
+    """Parse a pod's group: `spec.schedulingGroup`, or first a group whose number the pod has.
 
-    Raises RequestError for a malformed name or number, and for what Koordinator's annotations ask
-    for and no gang has here.
+    Raises RequestError for a malformed name or number, and for what no gang has here although
+    Koordinator's annotations can request it.
     """
     if scheduling_group:
         name = parse_name("spec.schedulingGroup.podGroupName", scheduling_group)
@@ -116,9 +117,13 @@ def parse_pod_group(
 
 
 def group_name(namespace: Namespace, keys: Sequence[str], values: Mapping[str, str]) -> str:
-    """Return the group that the first of these annotations or labels names; empty: none does.
+    """Return the group that the first of these annotations or labels names, or an empty text.
 
-    Raises RequestError for what is no name of an object: no such PodGroup can exist.
+    Raises RequestError for an invalid name of an object: no such PodGroup can exist.
+
+    >>> annotations = {"scheduling.k8s.io/group-name": "train"}
+    >>> group_name(Namespace("ml"), ["scheduling.k8s.io/group-name"], annotations)
+    'ml/train'
     """
     key = next((key for key in keys if values.get(key)), None)
     return f"{namespace}/{parse_name(key, values[key])}" if key else ""

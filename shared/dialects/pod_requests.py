@@ -33,7 +33,7 @@ _OWNERS: Mapping[str, tuple[str, ...]] = {
     resource: tuple(d.name for d in DIALECTS.values() if resource in d.resources)
     for resource in frozenset().union(*(d.resources for d in DIALECTS.values()))
 }
-"""The dialects that have a resource name, by the name."""
+"""The dialects that have a resource name."""
 STRICT = "strict"
 ALL_NAMESPACES = "*"
 MOST_REASON = 200
@@ -60,8 +60,13 @@ def check_rules(rules: Rules) -> None:
 def parse_pod_request(pod: PodManifest, rules: Rules) -> PodRequest:
     """Parse a pod's request in whatever dialect; a pod without GPUs has an empty request.
 
-    Raises RequestError naming container, field, value and rule: for a malformed request, for one
-    that mixes dialects, for resources that no enabled dialect reads, and for one that is too large.
+    Raises RequestError, naming container, field, value and rule, for a malformed request, for a mix
+    of dialects, for resources that no enabled dialect reads, and for a request that is too large.
+
+    >>> container = ContainerManifest(name="train", limits={"nvidia.com/gpu": 1})
+    >>> request = parse_pod_request(PodManifest(namespace="ml", containers=(container,)), Rules())
+    >>> request.dialect, request.containers[0].whole
+    ('nvidia', True)
     """
     _check_sizes(pod)
     _check_mixed(pod)
@@ -125,7 +130,7 @@ def _strict_container(container: GpuRequest) -> GpuRequest:
 
 
 def _check_sizes(pod: PodManifest) -> None:
-    """Refuse a pod of which a lease, or the record of a waiting pod, would be too large."""
+    """Refuse a pod whose lease, or record while it waits, would be too large."""
     for path, size in pod.field_bytes.items():
         check_size(path, size)
     for kind, values, keys in (
@@ -230,13 +235,16 @@ def _check_amounts(request: PodRequest) -> None:
 
 
 def _requested(container: ContainerManifest) -> list[str]:
-    """Return the dialects' resources that a container requests, sorted."""
     amounts = container.amounts.items()
     return sorted(name for name, amount in amounts if amount > 0 and name in _OWNERS)
 
 
 def amount_changes(amounts: Mapping[str, int]) -> dict[str, int | None]:
-    """Return the changes of vendors' webhooks to a container's amounts; None: it is removed."""
+    """Return the changes of vendors' webhooks to a container's amounts, or None for one to remove.
+
+    >>> amount_changes({"nvidia.com/gpumem": 3000})
+    {'nvidia.com/gpu': 1}
+    """
     changes: dict[str, int | None] = {}
     for dialect in DIALECTS.values():
         changes |= dialect.amount_changes(amounts)
@@ -252,9 +260,9 @@ def added_annotations(pod: PodManifest) -> dict[str, str]:
 
 
 def vendor_denial(pod: PodManifest, names: Collection[str], *, refused: bool) -> str:
-    """Return the first message of these dialects' own webhooks; empty: none of them has one.
+    """Return the first message of these dialects' own webhooks, or an empty text.
 
-    `refused`: our own rules refuse the pod.
+    `refused` is whether our own rules refuse the pod.
     """
     messages = (DIALECTS[name].vendor_denial(pod, refused) for name in DIALECTS if name in names)
     return next(filter(None, messages), "")

@@ -19,10 +19,9 @@ LEASE_PATHS = (
     hami_core.FALLBACK_REGION,
     hami_core.OVERRIDES,
 )
-"""Paths inside containers: what the node agent mounts, and the file with which HAMi-core replaces
-its variables."""
+"""Paths inside containers that the node agent mounts, and HAMi-core's file of overrides."""
 _LEASE_NAMES = frozenset(path.rpartition("/")[2] for path in (*LEASE_PATHS, hami_core.LIBRARY))
-"""Their last elements. A link in the image can lead a directory above them to any other one."""
+"""Their last elements. A link in the image can lead a directory above them anywhere."""
 HOST_PATHS = ("/data", "/media", "/mnt", "/scratch", "/srv")
 """Directories of a node that contain only data, unless an administrator names others."""
 HARMLESS_PATHS = (
@@ -36,7 +35,11 @@ devices, its memory, the container runtime, the kubelet or the node agent."""
 
 
 def lease_conflict(mount_path: str) -> str:
-    """Return the path of the lease with which a container's mount conflicts; empty: none."""
+    """Return the path of the lease with which a container's mount conflicts, or an empty text.
+
+    >>> lease_conflict("/usr/local")
+    '/usr/local/vgpu'
+    """
     path = normalized(mount_path)
     name = path.rpartition("/")[2]
     touched = next((lease_path for lease_path in LEASE_PATHS if _touches(path, lease_path)), "")
@@ -44,7 +47,11 @@ def lease_conflict(mount_path: str) -> str:
 
 
 def is_data_path(host_path: str, directories: Iterable[str] = HOST_PATHS) -> bool:
-    """Return whether a `hostPath` is one of the directories with data, or below one."""
+    """Return whether a `hostPath` is one of the directories with data, or below one.
+
+    >>> is_data_path("/data/sets"), is_data_path("/data/../dev")
+    (True, False)
+    """
     path = normalized(host_path)
     allowed = map(normalized, (*HARMLESS_PATHS, *directories))
     return any(
@@ -61,7 +68,11 @@ def host_path_advice(directories: Iterable[str]) -> str:
 
 
 def normalized(path: str) -> str:
-    """Return an absolute path without `.`, `..` and empty parts, as a container runtime does."""
+    """Return an absolute path without `.`, `..` and empty parts, as a container runtime does.
+
+    >>> normalized("/usr/./lib//../local")
+    '/usr/local'
+    """
     return "/" + posixpath.normpath(f"/{path}").lstrip("/")
 
 

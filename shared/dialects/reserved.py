@@ -10,10 +10,9 @@ from shared.model.events.event import ADMISSION
 from shared.model.names import EXPECTED_RUN_TIME, ISOLATION, MAX_RUN_TIME
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
-"""The variable that NVIDIA's container runtime reads, where it is the default runtime."""
+"""The variable that NVIDIA's container runtime reads."""
 
 CUDA_VERSION = "CUDA_VERSION"
-"""A variable of CUDA images."""
 
 PREFIXES: Mapping[str, tuple[str, ...]] = {
     "CUDA_DEVICE_": (
@@ -63,14 +62,14 @@ LIBRARY_DIRECTORY = "/usr/local/vgpu"
 LIBRARY_SEARCH = "LD_LIBRARY_PATH"
 
 DENIED_ANNOTATIONS = ("leasehold.dev/",)
-"""Prefixes of annotations that only Leasehold writes, except those for a pod's author."""
+"""Prefixes of annotations that only Leasehold writes, except `AUTHOR_ANNOTATIONS`."""
 AUTHOR_ANNOTATIONS = (ISOLATION, MAX_RUN_TIME, EXPECTED_RUN_TIME)
-"""Those of them that a pod's author may write."""
+"""Annotations with Leasehold's prefix that a pod's author may write."""
 EXEMPT = "leasehold.dev/exempt"
 """On a pod of an exempt namespace: it may mount protected paths and have more privileges."""
 COMPLETED_ANNOTATIONS = (ADMISSION, EXEMPT)
-"""Those that the webhook writes. It replaces one that a new pod already has, because the pod was
-copied or the webhook is called a second time; it grants nothing."""
+"""Annotations that the webhook writes. It replaces one on a new pod, because the pod was copied or
+the webhook is called a second time; it grants nothing."""
 STRIPPED_ANNOTATIONS = (
     "volcano.sh/vgpu-node",
     "volcano.sh/vgpu-time",
@@ -113,7 +112,6 @@ RUNTIME_CLASSES = "nvidia"
 NOTHING_VISIBLE = "void"
 """With this value the runtime does not change the container."""
 NO_DEVICE_VALUES = frozenset({"", "void", "none"})
-"""Values with which the container sees no device."""
 CUDA_IMAGE_PREFIXES = ("nvcr.io/",)
 CUDA_IMAGES = ("nvidia/", "cuda")
 """Parts of names of images that set `VISIBLE` to all devices, such as those based on CUDA's."""
@@ -131,8 +129,11 @@ def is_of_leasehold(annotation: str) -> bool:
 def names_devices(variables: Mapping[str, str]) -> bool:
     """Return whether a container's own variables let NVIDIA's runtime add devices.
 
-    The runtime adds all devices to an old CUDA image, which it recognises by the variable with
-    CUDA's version, unless `VISIBLE` is set.
+    Unless `VISIBLE` is set, the runtime adds all devices to an old CUDA image, which it recognises
+    by the variable with CUDA's version.
+
+    >>> names_devices({"NVIDIA_VISIBLE_DEVICES": "all"}), names_devices({})
+    (True, False)
     """
     if VISIBLE in variables:
         return variables[VISIBLE] not in NO_DEVICE_VALUES
@@ -145,7 +146,11 @@ def is_cuda_image(image: str) -> bool:
 
 
 def is_reserved(variable: str) -> bool:
-    """Return whether a pod must not set this variable."""
+    """Return whether a pod must not set this variable.
+
+    >>> is_reserved("CUDA_DEVICE_SM_LIMIT"), is_reserved("OMP_NUM_THREADS")
+    (True, False)
+    """
     free = (name for prefix, names in PREFIXES.items() if variable.startswith(prefix)
             for name in names)  # fmt: skip
     return variable in NAMES or (
@@ -154,14 +159,13 @@ def is_reserved(variable: str) -> bool:
 
 
 def sets_reserved(variable: str, value: str) -> bool:
-    """Return whether a pod must not set this variable to this value."""
     return is_reserved(variable) and DEVICE_ORDER.get(variable) != value
 
 
 def may_set_reserved(prefix: str) -> bool:
     """Return whether a source of `envFrom` with this prefix may set a reserved variable.
 
-    Its keys may change whenever a container starts, so only the prefix says what it cannot set.
+    Its keys may change whenever a container starts, so only the prefix limits what it can set.
     """
     reserved = (*PREFIXES, *NAMES)
     return prefix.startswith(tuple(PREFIXES)) or any(key.startswith(prefix) for key in reserved)

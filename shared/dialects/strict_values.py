@@ -1,7 +1,6 @@
 """Values of annotations and labels, parsed strictly; pure.
 
-Every function raises RequestError with the key, the value and what is allowed, at admission and,
-where there was none, in the pod's condition.
+Every function raises RequestError with the key, the value and what is allowed.
 """
 
 import json
@@ -17,7 +16,7 @@ from shared.model.quantity import amount_text
 
 
 def load_json(text: str) -> Any:
-    """Decode a document. Raises ValueError, also for a key that is there twice."""
+    """Decode a document. Raises ValueError, also for a repeated key."""
     try:
         return json.loads(text, object_pairs_hook=_unique)
     except RecursionError as error:
@@ -48,7 +47,7 @@ _BOOLEANS: Mapping[str, bool] = {
 def check_range(
     where: str, name: str, amount: int | None, least: int, most: int | None = None
 ) -> None:
-    """Check the amount of a resource that a container requests; None: it requests none."""
+    """Check the amount of a resource, or None if a container does not request it."""
     if amount is not None and (amount < least or (most is not None and amount > most)):
         allowed = f"{least} or more" if most is None else f"{least} to {most}"
         raise RequestError(f"{where}: {name} must be {allowed}, got {amount}")
@@ -72,7 +71,11 @@ def check_not_bytes(where: str, name: str, amount: int, *, unit_mib: int = 1) ->
 
 
 def parse_whole_number(key: str, text: str, *, least: int, most: int) -> int:
-    """Parse a whole number within bounds."""
+    """Parse a whole number within bounds.
+
+    >>> parse_whole_number("slots", "8", least=1, most=100)
+    8
+    """
     if not _NUMBER.fullmatch(text) or not least <= int(text) <= most:
         raise _refused(key, text, f"a whole number from {least} to {most}")
     return int(text)
@@ -86,7 +89,7 @@ def parse_decimal(key: str, text: str, *, most: int) -> float:
 
 
 def parse_boolean(key: str, text: str) -> bool:
-    """Parse a boolean as Go does; empty: false."""
+    """Parse a boolean as Go does; an empty text is false."""
     if text.strip() not in _BOOLEANS:
         raise _refused(key, text, "true or false")
     return _BOOLEANS[text.strip()]
@@ -99,14 +102,13 @@ def check_duration(key: str, text: str) -> None:
 
 
 def check_choice(key: str, text: str, choices: Collection[str]) -> None:
-    """Check for one of several words, letter by letter."""
     if text not in choices:
         few = len(choices) < 3
         raise _refused(key, text, " or ".join(choices) if few else f"one of {', '.join(choices)}")
 
 
 def parse_name(key: str, text: str) -> str:
-    """Parse the name of an object."""
+    """Parse the name of a Kubernetes object."""
     if len(text) > LONGEST_NAME or not _NAME.fullmatch(text):
         allowed = f"a name of at most {LONGEST_NAME} small letters, digits, '-' and '.'"
         raise _refused(key, text, allowed)
@@ -114,7 +116,7 @@ def parse_name(key: str, text: str) -> str:
 
 
 def parse_object(key: str, text: str | None, fields: Collection[str] = ()) -> Mapping[str, Any]:
-    """Parse a JSON object with only these fields (empty: any); no text is an empty one."""
+    """Parse a JSON object with only these fields, or any if there are none; None is empty."""
     if not text:
         return {}
     read = _json(key, text)
@@ -125,7 +127,6 @@ def parse_object(key: str, text: str | None, fields: Collection[str] = ()) -> Ma
 
 
 def parse_list(key: str, text: str) -> tuple[str, ...]:
-    """Parse a JSON list of texts."""
     read = _json(key, text)
     if not isinstance(read, list) or not all(isinstance(item, str) for item in read):
         raise _refused(key, text, "a JSON list of texts")
@@ -133,7 +134,7 @@ def parse_list(key: str, text: str) -> tuple[str, ...]:
 
 
 def check_fields(key: str, names: Mapping[str, object], fields: Collection[str]) -> None:
-    """Check that a JSON object has only these fields; empty: any."""
+    """Check that a JSON object has only these fields, or any if there are none."""
     unknown = sorted(names.keys() - set(fields)) if fields else []
     if unknown:
         raise RequestError(

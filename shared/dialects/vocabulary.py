@@ -1,7 +1,7 @@
-"""The vendors' words in pods: where each belongs, and what it does here; pure.
+"""Vendors' keys in pods: where each belongs, and what it does here; pure.
 
-Words of requests come from `DIALECTS`. A word that vendors document and that has another effect, or
-none, has its row here. `docs/reference.md` shows the table.
+Keys that requests depend on come from `DIALECTS`. A key that vendors document and that has another
+effect, or none, has its row here. `docs/reference.md` shows the table.
 """
 
 import difflib
@@ -17,7 +17,7 @@ from shared.model.requests.claim import EXTENDED_RESOURCES
 
 
 class Place(StrEnum):
-    """Where a word belongs in a pod."""
+    """Where a key belongs in a pod."""
 
     RESOURCE = "resource"
     ANNOTATION = "annotation"
@@ -25,8 +25,6 @@ class Place(StrEnum):
 
 
 class WordEffect(StrEnum):
-    """What a word does."""
-
     SUPPORTED = "supported"
     NO_EFFECT = "no effect"
     """Admission warns of it."""
@@ -35,7 +33,7 @@ class WordEffect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One key of a vendor; one that ends in `*` stands for all that begin so."""
+    """A vendor's key; `*` at its end stands for any ending."""
 
     name: str
     place: Place
@@ -138,12 +136,12 @@ PREFIXES = (
     "tencent.com/vcuda",
     "leasehold.dev/",
 )
-"""Of words about GPUs: others with these are unknown."""
+"""Prefixes of keys about GPUs: other keys with them are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Misplaced:
-    """A word of a pod that has no effect there."""
+    """A key of a pod that has no effect there."""
 
     text: str
     is_resource: bool = False
@@ -151,7 +149,7 @@ class Misplaced:
 
 
 def find_misplaced(pod: PodManifest) -> Iterator[Misplaced]:
-    """Yield the words of a pod that have no effect where they are, with what to write instead."""
+    """Yield the keys of a pod that have no effect where they are, with what to write instead."""
     written = (*STRIPPED_ANNOTATIONS, *COMPLETED_ANNOTATIONS)
     annotations = (key for key in pod.annotations if not key.startswith(written))
     yield from _misplaced("", annotations, Place.ANNOTATION)
@@ -165,7 +163,7 @@ def find_misplaced(pod: PodManifest) -> Iterator[Misplaced]:
 
 
 def find_unread(pod: PodManifest, dialect: str) -> Iterator[str]:
-    """Yield what only other dialects read of a pod's annotations and labels; none: nothing."""
+    """Yield the annotations and labels of a pod that only other dialects read."""
     if not dialect:
         return
     own = DIALECTS[dialect]
@@ -194,7 +192,7 @@ def _misplaced(of: str, names: Iterable[str], place: Place) -> Iterator[Misplace
 
 
 def _unknown(fault: str, small: str, place: Place) -> Misplaced:
-    """Describe an unknown word by the known one that was probably meant."""
+    """Describe an unknown key by the known one that was probably meant."""
     word = _BY_SMALL_LETTERS.get(small) or _nearest(small, _BY_SMALL_LETTERS)
     if word is None:
         return Misplaced(f"{fault}: it is unknown")
@@ -206,7 +204,6 @@ def _unknown(fault: str, small: str, place: Place) -> Misplaced:
 
 
 def _nearest(small: str, words: Mapping[str, Word]) -> Word | None:
-    """Return the word that was probably meant by an unknown one, in small letters."""
     for word in words.values():
         if word.name.endswith("*") and small.startswith(word.name[:-1]):
             return word
@@ -233,12 +230,15 @@ def unknown_gpus(names: Iterable[str]) -> Iterator[str]:
 
 
 def no_node_has(name: str) -> str:
-    """Say that no node has a resource, and what was probably meant."""
     return f"no node of this cluster has {name}: {did_you_mean(name)}".removesuffix(": ")
 
 
 def did_you_mean(name: str) -> str:
-    """Return what was probably meant by an unknown resource; empty: nothing is like it."""
+    """Return what was probably meant by an unknown resource, or an empty text.
+
+    >>> did_you_mean("nvidia.com/gpumemory")
+    'did you mean nvidia.com/gpumem?'
+    """
     small = name.lower()
     word = _RESOURCES.get(small) or _nearest(small, _RESOURCES)
     if word is None:

@@ -1,8 +1,8 @@
 """`scheduling.koordinator.sh/device-allocated`: a pod's devices in Koordinator's format; pure.
 
-The annotation is for people, for koordlet's metrics and for other programs that read Koordinator's
-annotations. It is written from the lease and grants nothing: nothing in Leasehold that places pods
-or serves kubelets reads it. The audit reads it to find out whether it was changed.
+It is for people, for koordlet's metrics and for programs that read Koordinator's annotations.
+Leasehold writes it from the lease and never places a pod or serves a kubelet by it; the audit
+reports when it was changed.
 """
 
 import json
@@ -23,13 +23,11 @@ DECIMAL = ("", "k", "M", "G", "T", "P", "E")
 
 
 class AllocatedGpu(Struct, frozen=True, kw_only=True):
-    """One GPU of the annotation."""
-
     minor: int
     uuid: str = field(name="id", default="")
     """The GPU's UUID, or empty if its writer does not know it."""
     resources: Mapping[str, int | float | str] | None = None
-    """By their current names, or None if they are unknown."""
+    """Amounts by their current names, or None if they are unknown."""
 
 
 class _Allocated(Struct, frozen=True):
@@ -57,7 +55,7 @@ def encode_allocated(lease: Lease) -> str:
 def resources_of(share: Share) -> dict[str, str]:
     """Return a share's amounts as Koordinator writes them, the requested and the derived one.
 
-    Bytes from a ratio are exact, although the share is reserved in whole MiB, rounded down; a ratio
+    Bytes from a ratio are exact, although the share is reserved in whole MiB, rounded down. A ratio
     from bytes is truncated as Koordinator's scheduler does. Compute is left out if it was not
     requested.
     """
@@ -83,20 +81,29 @@ def _memory(share: Share, terms: RequestedUnits) -> tuple[int, int]:
 
 
 def ratio_of(memory_bytes: int, total_bytes: int) -> int:
-    """Return bytes as percent, truncated after a floating-point division.
+    """Return bytes as percent, truncated after a floating-point division, as Koordinator does.
 
-    So 29 % of a GPU becomes 28, as in Koordinator's annotations.
+    >>> ratio_of(29, 100)
+    28
     """
     return int(memory_bytes / total_bytes * 100)
 
 
 def binary_text(number: int) -> str:
-    """Format a whole number with the largest binary suffix that leaves no remainder."""
+    """Format a number with the largest binary suffix that leaves no remainder.
+
+    >>> binary_text(8 << 30)
+    '8Gi'
+    """
     return _text(number, 1024, BINARY)
 
 
 def decimal_text(number: int) -> str:
-    """Format a whole number with the largest decimal suffix that leaves no remainder."""
+    """Format a number with the largest decimal suffix that leaves no remainder.
+
+    >>> decimal_text(1500)
+    '1500'
+    """
     return _text(number, 1000, DECIMAL)
 
 
@@ -110,7 +117,7 @@ def _text(number: int, base: int, suffixes: Iterable[str]) -> str:
 
 
 def difference(lease: Lease, annotations: Mapping[str, str]) -> str:
-    """Return how a bound pod's annotation differs from its lease; empty: it does not."""
+    """Return how a bound pod's annotation differs from its lease, or an empty text."""
     try:
         listed = parse_allocated(annotations.get(ALLOCATED, "{}"))
     except RequestError as error:
@@ -124,8 +131,8 @@ def difference(lease: Lease, annotations: Mapping[str, str]) -> str:
 def parse_allocated(text: str) -> tuple[AllocatedGpu, ...]:
     """Parse the GPUs of an annotation from any writer; unknown keys are ignored.
 
-    Amounts may be numbers or quantities, and resource names those before Koordinator 1.0. Raises
-    RequestError if the text is malformed.
+    Amounts are numbers or quantities, also under the names before Koordinator 1.0. Raises
+    RequestError for malformed text.
     """
     try:
         listed = msgspec.json.decode(text, type=_Allocated).gpu or ()

@@ -1,28 +1,27 @@
 """koordinator.sh/gpu*: percent of a GPU's compute, and percent or bytes of its memory; pure.
 
 A container requests a number of GPUs and its part of all of them together; see `requests`.
-Differences from Koordinator itself, all of them stricter:
+Leasehold is stricter than Koordinator:
 
-* Requests are per container. Two containers of a pod never share a GPU, and each sees its own GPUs
-  only and is limited to them. Upstream shows all GPUs of a pod to each of its containers, and
-  limits each container to the limit of the pod.
-* Memory is reserved in bytes whether it was requested in bytes or as a ratio, so that mixing the
-  two on a GPU never overcommits it. A ratio is reserved and enforced in whole MiB, rounded down.
-* Containers with less than a whole GPU are limited by HAMi-core, with or without the label
-  `koordinator.sh/gpu-isolation-provider` on the pod, and a compute limit is enforced beside all of
-  the memory, too. Such pods run only on nodes whose agent has found the library.
-* The container gets the UUIDs of its devices, not their minor numbers.
+* Requests are per container. Two containers of a pod never share a GPU, and each sees and may
+  use its own GPUs only. Upstream shows a pod's GPUs to all its containers, and limits each to the
+  pod's limit.
+* Memory is reserved in bytes, whether it was requested in bytes or as a ratio, so that both
+  together never overcommit a GPU. A ratio is reserved and enforced in whole MiB, rounded down.
+* HAMi-core limits containers with less than a GPU, with or without the pod's label
+  `koordinator.sh/gpu-isolation-provider`, also in compute beside all of the memory. Such pods run
+  only on nodes whose agent has found the library.
+* A container gets UUIDs of devices instead of minor numbers.
 
-The kubelet calls Allocate for `koordinator.sh/gpu.shared` only, which is served as a hundred IDs
-per GPU; the other resources are amounts in node status. A container without it (plain `gpu-core`
-and `gpu-memory-ratio`, or the shorthand `koordinator.sh/gpu`) would start without an Allocate call,
-and is therefore refused with the value to add. Koordinator's webhook adds it at admission, and so
-does Leasehold's (`amount_changes`). `nvidia.com/gpu` in a pod for `koord-scheduler` is served by
-the NVIDIA dialect.
+The kubelet calls Allocate for `koordinator.sh/gpu.shared` only, served as a hundred IDs per GPU;
+other resources are amounts in node status. A container without it (plain `gpu-core` and
+`gpu-memory-ratio`, or the shorthand `koordinator.sh/gpu`) would start without an Allocate call, so
+it is refused with the value to add. Koordinator's webhook adds it at admission, and so does ours
+(`amount_changes`). The NVIDIA dialect serves `nvidia.com/gpu` in pods for `koord-scheduler`.
 
-Not written, because Koordinator writes them only with its gate `DevicePluginAdaption`, which is off
-by default and drives device plugins that cannot run beside our agent: the annotations
-`bind-timestamp` and `gpu-minors`, and the label `hami.io/vgpu-node`.
+The annotations `bind-timestamp` and `gpu-minors` and the label `hami.io/vgpu-node` are not written:
+Koordinator writes them only with its gate `DevicePluginAdaption`, which is off by default and
+drives device plugins that cannot run beside our agent.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -101,8 +100,8 @@ UNHEALTHY = "DeviceUnhealthy"
 def describe_node(devices: Sequence[Device], software: NodeSoftware) -> Advertisement:
     """Return a node's labels and its object.
 
-    The isolation label is set only while isolation works: pods whose share is limited run only on
-    nodes that have it.
+    Pods with a part of a GPU run only on nodes with the isolation label, so it is set only while
+    isolation works.
     """
     gpus = shared_devices(devices)
     labels = labels_of(gpus, software)
@@ -121,7 +120,7 @@ def describe_node(devices: Sequence[Device], software: NodeSoftware) -> Advertis
 
 
 def labels_of(devices: Sequence[Device], software: NodeSoftware) -> dict[str, str | None]:
-    """Return vendor, model and driver; as upstream, the model is that of the first device."""
+    """Return vendor, model and driver; as upstream, the first device's model."""
     if not devices:
         return dict.fromkeys((VENDOR_LABEL, MODEL_LABEL, DRIVER_LABEL))
     return {
@@ -132,7 +131,7 @@ def labels_of(devices: Sequence[Device], software: NodeSoftware) -> dict[str, st
 
 
 def device_resources(device: Device) -> dict[str, int]:
-    """Return the amounts of one GPU, in bytes and percent."""
+    """Return the amounts of a GPU, in bytes and percent."""
     return {
         PREFIX + CORE: FULL,
         PREFIX + MEMORY: device.memory_mib * MIB,
@@ -158,7 +157,6 @@ def _entry(device: Device) -> dict[str, Any]:
 
 
 def _topology(device: Device) -> Mapping[str, Any]:
-    """Return the GPU's PCIe and NUMA location, or nothing if it is unknown."""
     if not device.pcie:
         return {}
     place = {"socketID": -1, "nodeID": max(device.numa or 0, 0), "pcieID": device.pcie}
@@ -181,7 +179,6 @@ _NAMES = (GPU, SHARED, CORE, MEMORY, RATIO)
 
 
 def denial(pod: PodManifest, _: bool) -> str:
-    """Return the webhook's message for the pod's app containers; empty: none."""
     return denial_message(
         {**container.limits, **container.requests}
         for container in pod.containers
@@ -190,7 +187,7 @@ def denial(pod: PodManifest, _: bool) -> str:
 
 
 def denial_message(containers: Iterable[Mapping[str, int]]) -> str:
-    """Return the message for a pod's requests, one map per app container; empty: all are valid.
+    """Return the message for a pod's amounts, a map per app container, or an empty text.
 
     Several errors are joined as Kubernetes joins them: `[first, second]`.
     """
@@ -256,7 +253,16 @@ BY_MEMORY = (0, 0, 1)
 
 
 def parse(pod: PodManifest, rules: Rules) -> PodRequest | None:
-    """Parse the pod's containers. Raises RequestError naming container, resource, value, rule."""
+    """Parse a pod's request. Raises RequestError naming container, resource, value and rule.
+
+    >>> from shared.dialects.dialect import ContainerManifest
+    >>> limits = {"koordinator.sh/gpu.shared": 1, "koordinator.sh/gpu-core": 50}
+    >>> limits["koordinator.sh/gpu-memory-ratio"] = 40
+    >>> container = ContainerManifest(name="train", limits=limits)
+    >>> request = parse(PodManifest(namespace="ml", containers=(container,)), Rules())
+    >>> request.containers[0].cores_percent, request.containers[0].memory_percent
+    (50, 40)
+    """
     whole_gpus = reads_nvidia_gpus(pod, rules)
     asking = {
         container.name: (container, part)
@@ -291,7 +297,6 @@ def parse(pod: PodManifest, rules: Rules) -> PodRequest | None:
 
 
 def limits(container: GpuRequest, pod: PodRequest) -> dict[str, int]:
-    """Return the limits that request this, of all the container's GPUs together."""
     if NVIDIA_GPUS in pod.triggers:
         return {NVIDIA_GPUS: container.gpus} if container.whole else {}
     full = FULL * container.whole
@@ -343,7 +348,6 @@ def _check_units(parts: Iterable[GpuRequest]) -> None:
 
 
 def _check_names(containers: Sequence[ContainerManifest]) -> bool:
-    """Return whether the pod requests whole GPUs by NVIDIA's name."""
     vendor = [container.name for container in containers if NVIDIA_GPUS in _named(container)]
     others = [container.name for container in containers if NVIDIA_GPUS not in _named(container)]
     if vendor and others:
@@ -369,7 +373,7 @@ def _isolation_selector(
 
 
 def binding_annotations(lease: Lease, _: float) -> dict[str, str]:
-    """Return the allocation; it replaces what the pod's author may have written."""
+    """Return the allocation, which replaces one that the pod's author wrote."""
     return {ALLOCATED: encode_allocated(lease)}
 
 
@@ -388,16 +392,17 @@ def released_amounts(share: Share) -> dict[str, int]:
 def container_setup(
     lease: Lease, container: str, _: Mapping[DeviceUuid, Device], paths: Paths
 ) -> ContainerSetup:
-    """Return the container's devices and, for parts of GPUs, what HAMi-core needs.
+    """Return a container's devices and, for parts of GPUs, HAMi-core's variables and mounts.
 
-    Variables and mounts are those that Koordinator's node agent injects with its monitor on, except
-    that the library is mounted read-only and logs errors only, that CUDA numbers GPUs by PCI
-    address, and that the file of overrides and the lock's directory are the container's own: with a
-    shared lock any container could block all others (libraries up to HAMi 2.8 hold it while they
-    look up their process ID on the host). As upstream, there is no `/etc/ld.so.preload`, so a
-    process that clears its environment has no limit; the agent measures and reports it. There is
-    one memory limit for all GPUs of the container: where a ratio gives different amounts, the
-    smallest. Raises RequestError for a share without a memory limit.
+    They are those that Koordinator's node agent injects with its monitor on, with these
+    differences: the library is mounted read-only and logs errors only, CUDA numbers GPUs by PCI
+    address, and the file of overrides and the lock's directory are the container's own, because
+    libraries up to HAMi 2.8 hold the lock while they look up their process ID on the host, so that
+    any container could block all others. As upstream there is no `/etc/ld.so.preload`: a process
+    that clears its environment has no limit, and the agent measures and reports it.
+
+    All GPUs of a container have one memory limit, the smallest where a ratio gives different
+    amounts. Raises RequestError for a share without a memory limit.
     """
     shares = lease.shares_of(container)
     if not shares or any(share.limit_bytes <= 0 for share in shares):

@@ -1,23 +1,21 @@
 """What pods request of Koordinator: a part of each GPU, and by hints which GPUs; pure.
 
 The rules are those of Koordinator's mutating webhook and of its scheduler plugin `DeviceShare`,
-applied to each container separately. Upstream adds up all containers of a pod and gives each of
-them all GPUs; here two containers of a pod never share a GPU, and each is limited to its own part.
+applied to each container: upstream adds up a pod's containers and gives each of them all GPUs.
 
-The annotations for the choice of devices, as far as they concern GPUs:
+Annotations, as far as they concern GPUs:
 
 `device-allocate-hint`: `selector` and `requiredTopologyScope` have their effect. `allocateStrategy`
-is for RDMA and FPGAs and has no effect on GPUs, as upstream. What upstream accepts and then ignores
-or can never satisfy is refused: `exclusivePolicy` and `vfSelector` of a GPU, and the scope
-`Device`.
+is for RDMA and FPGAs and has none on GPUs, as upstream. `exclusivePolicy` and `vfSelector` of a
+GPU, and the scope `Device`, are refused: upstream ignores them or can never satisfy them.
 
 `device-joint-allocate`: a device type that the pod does not request is ignored. RDMA and FPGAs are
 ordinary resources of a node here, so a preference for GPUs near them has no effect, and a
 requirement of the same PCIe root is refused.
 
-`gpu-partition-spec`: there are no partition tables here. `BestEffort` is the default for every pod
-with several GPUs: those with the best links. `Restricted` is refused. The annotation has no effect
-on pods that share GPUs, as upstream.
+`gpu-partition-spec`: there are no partition tables here. `BestEffort`, the GPUs with the best
+links, is the default for every pod with several GPUs; `Restricted` is refused. As upstream, there
+is no effect on pods that share GPUs.
 """
 
 import json
@@ -35,8 +33,8 @@ NAME = "koordinator"
 SCHEDULER = "koord-scheduler"
 """`spec.schedulerName` of pods for Koordinator."""
 NVIDIA_GPUS = "nvidia.com/gpu"
-"""The one resource name that two dialects read. In pods for Koordinator's scheduler it means whole
-GPUs here; in all other pods the NVIDIA dialect reads it. That dialect serves it in both cases."""
+"""Whole GPUs in pods for Koordinator's scheduler; in all other pods the NVIDIA dialect reads it.
+That dialect serves it in both cases."""
 PREFIX = "koordinator.sh/"
 DEPRECATED = "kubernetes.io/"
 """Prefix of the names before Koordinator 1.0, which are read and never written."""
@@ -47,11 +45,11 @@ CORE = "gpu-core"
 MEMORY = "gpu-memory"
 RATIO = "gpu-memory-ratio"
 HYPHEN = "koordinator.sh/gpu-shared"
-"""Some tutorials have this name; Koordinator never had it."""
+"""A name in some tutorials that Koordinator never had."""
 NPUS = "huawei.com/npu-"
 
 FULL = 100
-"""Percent of one GPU, and the number of device IDs it is served in."""
+"""Percent of a GPU, and the number of its device IDs."""
 
 _ALIASES: Mapping[str, str] = {
     **{PREFIX + name: name for name in (GPU, SHARED, CORE, MEMORY, RATIO)},
@@ -72,14 +70,14 @@ VALID_COMBINATIONS = frozenset(
         frozenset({SHARED, CORE, RATIO}),
     }
 )
-"""The combinations of names that are valid in one container."""
+"""The combinations of names that are valid in a container."""
 
 
 def reads_nvidia_gpus(pod: PodManifest, rules: Rules) -> bool:
     """Return whether `nvidia.com/gpu` in this pod is for the Koordinator dialect.
 
-    Where that dialect is disabled, the NVIDIA dialect reads such pods, too, so that no pod with the
-    resource ever counts as a pod without a GPU.
+    If that is disabled, the NVIDIA dialect reads such pods, too, so that no pod with the resource
+    ever counts as a pod without a GPU.
     """
     enabled = NAME in (rules.enabled or {NAME}) and NAME not in rules.disabled
     return enabled and pod.scheduler == SCHEDULER
@@ -88,10 +86,13 @@ def reads_nvidia_gpus(pod: PodManifest, rules: Rules) -> bool:
 def parse_part(
     container: str, limits: Mapping[str, int], *, init: bool = False
 ) -> GpuRequest | None:
-    """Parse one container's limits; the shorthand and a missing GPU count are completed.
+    """Parse a container's limits, or return None if it requests no GPU.
 
-    None: no GPU is requested. Amounts of 0 are ignored. Raises RequestError naming container,
-    resource, value and rule.
+    The shorthand and a missing GPU count are completed, and amounts of 0 are ignored. Raises
+    RequestError naming container, resource, value and rule.
+
+    >>> parse_part("train", {"koordinator.sh/gpu": 50}).cores_percent
+    50
     """
     where = f"container {container}"
     amounts = _amounts(where, limits)
@@ -130,10 +131,14 @@ def parse_part(
 
 
 def amount_changes(limits: Mapping[str, int]) -> dict[str, int | None]:
-    """Return what admission changes in a container's requests and limits; None: it is removed.
+    """Return what admission changes in a container's amounts, or None for an amount to remove.
 
     The shorthand `koordinator.sh/gpu` becomes core and memory ratio, and a missing GPU count is
     added, without which the kubelet would not call Allocate. Invalid requests are not changed.
+
+    >>> changes = amount_changes({"koordinator.sh/gpu": 50})
+    >>> changes["koordinator.sh/gpu"], changes["koordinator.sh/gpu-core"]
+    (None, 50)
     """
     amounts = {
         name: amount
@@ -150,7 +155,7 @@ def amount_changes(limits: Mapping[str, int]) -> dict[str, int | None]:
 
 
 def _completed(amounts: Mapping[str, int]) -> dict[str, int]:
-    """Complete the shorthand, and the GPU count from the ratio, or else from core."""
+    """Complete the shorthand, and the GPU count from the ratio or else from core."""
     full = dict(amounts)
     if GPU in full:
         percent_of_all = full.pop(GPU)
@@ -207,7 +212,7 @@ def _check_names(where: str, amounts: Mapping[str, int]) -> None:
 
 
 def _check_percent(where: str, amounts: Mapping[str, int]) -> None:
-    """Check a request without a GPU count: a part of one GPU, or whole GPUs."""
+    """Check a request without a GPU count: a part of a GPU, or whole GPUs."""
     if name := _indivisible(amounts):
         raise RequestError(
             f"{where}: {PREFIX}{name} must be 1 to {FULL} percent of a GPU or a multiple of "
@@ -216,7 +221,7 @@ def _check_percent(where: str, amounts: Mapping[str, int]) -> None:
 
 
 def _indivisible(amounts: Mapping[str, int]) -> str:
-    """Return the name of an amount that is neither a part of one GPU nor whole GPUs; or ""."""
+    """Return the name of an amount that is neither a part of a GPU nor whole GPUs, or ""."""
     names = () if SHARED in amounts else (GPU, CORE, RATIO)
     bad = (name for name in names if amounts.get(name, 0) > FULL and amounts[name] % FULL)
     return next(bad, "")
@@ -278,8 +283,8 @@ def parse_hints(
 ) -> tuple[DeviceSelection, TopologyScope]:
     """Parse the annotations of a pod that requests GPUs.
 
-    `resources` are those of all its containers; `shared`: it requests parts of GPUs. Raises
-    RequestError naming annotation, field, value and rule.
+    `resources` are those of all its containers, and `shared` whether it requests parts of GPUs.
+    Raises RequestError naming annotation, field, value and rule.
     """
     hints = _hints(annotations.get(HINT))
     joint = parse_object(JOINT, annotations.get(JOINT), JOINT_FIELDS)

@@ -17,7 +17,7 @@ PHASE = "hami.io/bind-phase"
 REGISTER = "hami.io/node-nvidia-register"
 SCORES = "hami.io/node-nvidia-score"
 CORDON = "hami.io/device-cordon"
-"""On a node, set by an operator: UUIDs of devices that get no new shares, with commas."""
+"""An operator's annotation of a node: UUIDs, with commas, of devices that get no new shares."""
 
 
 def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
@@ -43,11 +43,10 @@ def allocated_annotations(lease: Lease, done: frozenset[str]) -> dict[str, str]:
 
 
 def encode_devices(lease: Lease, done: frozenset[str] = frozenset()) -> str:
-    """Encode an element for every container of the pod, init containers first, each ended by `;`.
+    """Encode an element per container of the pod, init containers first, each ended by `;`.
 
     An element has `id,NVIDIA,MiB,cores:` for each device, in the order in which the container sees
-    them. It is empty for containers without a GPU and for those in `done`. The id of a MIG instance
-    is `uuid[layout-position]`.
+    them. It is empty for containers without a GPU and for those in `done`.
     """
     memo = decode_memo(lease)
     return "".join(
@@ -63,7 +62,11 @@ def _element(lease: Lease, container: str) -> str:
 
 
 def device_type(model: str) -> str:
-    """Return the type of a device, by which HAMi names it in annotations and in all metrics."""
+    """Return the name that HAMi gives a model in annotations and metrics.
+
+    >>> device_type("A100-SXM4-80GB")
+    'NVIDIA-A100-SXM4-80GB'
+    """
     return model if model.startswith("NVIDIA") else f"NVIDIA-{model}"
 
 
@@ -90,7 +93,7 @@ def encode_register(devices: Sequence[Device]) -> str:
 
 
 def encode_scores(devices: Sequence[Device]) -> str | None:
-    """Encode `node-nvidia-score`, the link scores of each device; None if unknown."""
+    """Encode `node-nvidia-score`, the link scores of each device, or return None if unknown."""
     if not any(device.links for device in devices):
         return None
     scores: list[dict[str, object]] = [
@@ -100,13 +103,13 @@ def encode_scores(devices: Sequence[Device]) -> str | None:
 
 
 def slot_count(device: Device) -> int:
-    """Return the number of shares of a device: its slots, or the most instances it can have."""
+    """Return a device's slots, or the most MIG instances it can have."""
     instances = (len(layout.positions) for layout in device.layouts)
     return max(instances, default=device.slots)
 
 
 def cordoned_devices(annotations: Mapping[str, str]) -> dict[int, str]:
-    """Return the indices of the devices that a node's annotation cordons, and its name.
+    """Return the indices of the devices that a node's annotation cordons, with the annotation.
 
     The operator lists UUIDs; the register on the same node maps them to indices.
     """

@@ -1,12 +1,9 @@
 """nvidia.com/gpu, as HAMi and NVIDIA's own device plugin read it; pure.
 
 A number alone means whole GPUs. With `gpumem`, `gpumem-percentage` or `gpucores` beside it, each
-GPU is a share. Names and formats are those of HAMi. HAMi's webhook adds a missing `nvidia.com/gpu`
-(`amount_changes`). A pod without it is refused here: the kubelet would not call Allocate, and the
-container would see every device.
-
-If both an amount and a percentage of memory are given, the amount counts, as in HAMi (in Volcano
-the percentage counts).
+GPU is a share. An amount of memory counts before a percentage, as in HAMi (in Volcano the
+percentage counts). HAMi's webhook adds a missing `nvidia.com/gpu` (`amount_changes`). A pod without
+it is refused here: the kubelet would not call Allocate, and the container would see every device.
 
 Policies for the choice of nodes and devices are those of HAMi's scheduler. In a chain such as
 `numa,binpack`, the first of `binpack` and `spread` orders devices by how much of them is in use;
@@ -108,7 +105,13 @@ Amounts = Mapping[str, int]
 
 
 def parse(pod: PodManifest, rules: Rules) -> PodRequest | None:
-    """Parse the pod's containers. Raises RequestError naming container, resource and rule."""
+    """Parse a pod's request. Raises RequestError naming container, resource and rule.
+
+    >>> container = ContainerManifest(name="train", limits={COUNT: 2, MEMORY: 3000})
+    >>> request = parse(PodManifest(namespace="ml", containers=(container,)), Rules())
+    >>> request.containers[0].gpus, request.containers[0].memory_units
+    (2, 3000)
+    """
     if reads_nvidia_gpus(pod, rules):
         return None
     requesting = [container for container in pod.containers if any(_amounts(container).values())]
@@ -138,7 +141,11 @@ def parse(pod: PodManifest, rules: Rules) -> PodRequest | None:
 
 
 def amount_changes(amounts: Amounts) -> dict[str, int | None]:
-    """Return the number of GPUs that HAMi's webhook would add to a container's amounts."""
+    """Return the number of GPUs that HAMi's webhook adds to a container's amounts.
+
+    >>> amount_changes({"nvidia.com/gpumem": 3000})
+    {'nvidia.com/gpu': 1}
+    """
     if amounts.get(COUNT) or not any(amounts.get(name) for name in (MEMORY, PERCENTAGE, CORES)):
         return {}
     return {COUNT: DEFAULT_GPUS}
@@ -161,10 +168,10 @@ def _check(where: str, amounts: Amounts) -> None:
 
 
 def _request(container: ContainerManifest, *, mig_only: bool, idle: bool) -> GpuRequest:
-    """Parse one container that has been checked.
+    """Parse a container that has been checked.
 
     All memory means the whole device, unless fewer cores are requested. A pod that accepts MIG
-    instances only gets no whole device, but the largest instances.
+    instances only gets the largest instances instead.
     """
     amounts = _amounts(container)
     memory, cores = amounts.get(MEMORY, 0) or None, amounts.get(CORES, 0)
@@ -193,8 +200,8 @@ def parse_device_choice(
 ) -> tuple[PodRequest, bool]:
     """Return a request with the choices only, and whether devices must be idle.
 
-    The operator's policies are the defaults. `gpus` is the largest number that a container
-    requests. Raises RequestError naming annotation and value.
+    The operator's policies are the defaults. `gpus` is the largest number of a container. Raises
+    RequestError naming annotation and value.
     """
     chain = _chain(GPU_POLICY, annotations.get(GPU_POLICY, ""))
     default = _chain("--gpu-scheduler-policy", rules.gpu_scheduler_policy)

@@ -6,7 +6,6 @@ BUILD_INFO = "hami_build_info"
 
 
 def build_labels(version: str) -> Labels:
-    """Return the labels of `BUILD_INFO`, whose value is 1."""
     unknown = ("revision", "build_date", "go_version", "compiler", "platform")
     return {"zone": "vGPU", "version": version} | dict.fromkeys(unknown, "")
 

@@ -1,8 +1,8 @@
 """The quotas of gpu-admission, in its ConfigMap kube-system/gpuquota; pure.
 
 The key `gpu_quota` has, per namespace, a number of GPUs of each model and the pools whose nodes the
-namespace may use. Models and pools are values of node labels. A model that is not named is not
-allowed, an empty list of pools allows all, and a namespace that is not named has no quota.
+namespace may use. Models and pools are values of node labels. A missing model is not allowed, an
+empty list of pools allows all, and a missing namespace has no quota.
 https://github.com/tkestack/gpu-admission
 """
 

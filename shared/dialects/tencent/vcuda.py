@@ -3,8 +3,8 @@
 Names and formats are those of tkestack's gpu-admission and gpu-manager, which GPUSharing builds on.
 `vcuda-core` below 100 is a share of one GPU and needs `vcuda-memory` beside it. 100 and its
 multiples are whole GPUs; memory beside them is ignored, except that the node as a whole must have
-it, because the kubelet checks. Requests that those programs accept and then run without a GPU, or
-that the kubelet would reject, are refused here with the reason.
+it, because the kubelet checks. What those programs accept and then run without a GPU, or what the
+kubelet would reject, is refused here with the reason.
 
 `tencent.com/vcuda-core-limit` would let a share use idle cores beyond its request. HAMi-core has no
 such limit: a share gets exactly its `vcuda-core`, and the annotation is only checked to be a
@@ -55,7 +55,14 @@ DENIAL = f"Must supply both {CORE} AND {MEMORY}"
 
 
 def parse(pod: PodManifest, _: Rules) -> PodRequest | None:
-    """Parse the pod's containers. Raises RequestError naming container, resource and rule."""
+    """Parse a pod's request. Raises RequestError naming container, resource and rule.
+
+    >>> from shared.dialects.dialect import ContainerManifest
+    >>> container = ContainerManifest(name="train", limits={CORE: 20, MEMORY: 12})
+    >>> request = parse(PodManifest(namespace="ml", containers=(container,)), Rules())
+    >>> request.containers[0].cores_percent, request.containers[0].memory_bytes >> 20
+    (20, 3072)
+    """
     requesting = [
         container
         for container in pod.containers
@@ -174,7 +181,7 @@ def container_setup(
 def advertise(devices: Sequence[Device], _: str) -> Advertisement:
     """Serve each GPU's hundredths; write the blocks of healthy GPUs into node status.
 
-    The blocks are those of the node's memory as a whole, as gpu-manager counts. Devices in MIG mode
+    As gpu-manager does, blocks are counted over the node's memory as a whole. Devices in MIG mode
     are left out.
     """
     gpus = shared_devices(devices)

@@ -1,8 +1,8 @@
 """Volcano's two ConfigMaps for its vGPU device plugin, as far as they concern a node; pure.
 
 `volcano-vgpu-device-config` has settings for all nodes and the MIG layouts;
-`volcano-vgpu-node-config` has settings of single nodes; several entries for a node are merged, the
-later one first, as Volcano's and HAMi's plugins do. Invalid entries are left out, with an error.
+`volcano-vgpu-node-config` has settings of single nodes, merged with the later entry first, as
+Volcano's and HAMi's plugins do. Invalid entries are left out, with an error.
 """
 
 import difflib
@@ -45,7 +45,7 @@ NAMES: Mapping[str, str] = {
     "resourceMemoryPercentageName": vgpu.PERCENTAGE,
     "resourceCoreName": vgpu.CORES,
 }
-"""Resource names in the configuration that must be these."""
+"""Resource names in the configuration that cannot be changed."""
 WITHOUT_EFFECT: Mapping[str, object] = {
     "deviceCoreScaling": 1,
     "deviceMemoryScaling": 1,
@@ -79,7 +79,7 @@ class MigGeometries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
-    """The settings of both ConfigMaps for one node; None and empty: not set."""
+    """The settings of both ConfigMaps for a node; None and empty mean not set."""
 
     split_count: int | None = None
     unit_mib: int | None = None
@@ -92,7 +92,7 @@ class DeviceConfig:
     warnings: tuple[str, ...] = ()
     """Entries without effect, a sentence each."""
     errors: tuple[str, ...] = ()
-    """Invalid entries, likewise."""
+    """Invalid entries, a sentence each."""
 
 
 class _Findings:
@@ -147,7 +147,7 @@ class _Findings:
 
 
 def parse_device_config(device: object, node: object, name: str) -> DeviceConfig:
-    """Parse both documents (None: there is none) for the node of this name."""
+    """Parse both documents, where there are any, for the node of this name."""
     findings = _Findings()
     config = DeviceConfig() if device is None else _parse_device_map(device, findings)
     config = config if node is None else _parse_node_map(config, node, name, findings)

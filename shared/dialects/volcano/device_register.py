@@ -1,9 +1,9 @@
 """The device register of Volcano's vGPU device plugin, and its handshake; pure.
 
-The annotation `volcano.sh/node-vgpu-register` lists the devices. The plugin writes
-`Reported <time>` into `volcano.sh/node-vgpu-handshake`; schedulers before Volcano 1.14.3 change it
-to `Requesting_<time>`, and to `Deleted_<time>` if no new report arrives for a minute. Times here
-are UTC. Those schedulers write local time and read it as UTC, which we cannot correct.
+The annotation `volcano.sh/node-vgpu-register` lists the devices. The plugin writes `Reported
+<time>` into `volcano.sh/node-vgpu-handshake`; schedulers before Volcano 1.14.3 change it to
+`Requesting_<time>`, and to `Deleted_<time>` if no new report arrives for a minute. Times here are
+UTC. Those schedulers write local time and read it as UTC, which we cannot correct.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ SERVED = (NUMBER,)
 REGISTER = "volcano.sh/node-vgpu-register"
 HANDSHAKE = "volcano.sh/node-vgpu-handshake"
 REPORT_S = 20.0
-"""Interval of a plugin's reports: as Volcano's own, 30 s."""
+"""Interval of our reports; Volcano's plugin reports every 30 s."""
 SILENCE_S = 60.0
 """Age of an unanswered request at which the plugin counts as gone."""
 _REQUESTING = "Requesting_"
@@ -28,7 +28,11 @@ _DELETED = "Deleted_"
 
 
 def reported(now_s: float) -> str:
-    """Return the text of a report, with the time as Go formats it."""
+    """Return the text of a report, with the time as Go formats it.
+
+    >>> reported(0)
+    'Reported 1970-01-01 00:00:00.000000 +0000 UTC'
+    """
     at = datetime.fromtimestamp(now_s, tz=UTC)
     return f"Reported {at:%Y-%m-%d %H:%M:%S.%f} +0000 UTC"
 
@@ -64,7 +68,7 @@ def registered_devices(
 
 
 def encode_register(devices: Sequence[Device]) -> str:
-    """Encode `node-vgpu-register`: one record per device, by minor number, each ended by `:`."""
+    """Encode `node-vgpu-register`: a record per device, by minor number, each ended by `:`."""
     return "".join(
         f"{device.uuid},{device.slots},{device.memory_mib // device.unit_mib},"
         f"{device_type(device.model)},{str(device.healthy).lower()},{device.mode}:"
@@ -75,8 +79,8 @@ def encode_register(devices: Sequence[Device]) -> str:
 def parse_register(text: str) -> tuple[Device, ...]:
     """Parse `node-vgpu-register` as another plugin wrote it; malformed records are skipped.
 
-    A record of five fields is of a generation that always wrote `false` as health, so its health is
-    ignored; that of six fields is used. A device without memory or slots is unhealthy.
+    The generation with five fields in a record always wrote `false` as health, so its health is
+    ignored; with six fields it counts. A device without memory or slots is unhealthy.
     """
     records = [record.split(",") for record in text.split(":") if record.count(",") >= 4]
     return tuple(

@@ -46,14 +46,17 @@ ASSIGNED = "volcano.sh/gpu-assigned"
 UNHEALTHY = "volcano.sh/gpu-unhealthy-ids"
 
 MAX_UNITS = 2_000
-"""The most device IDs of memory on one node. A kubelet of 1.36 or later that restarts looks up
-each ID among the IDs of all its pods, under a lock that allocations need: docs/kubelets.md."""
+"""The most device IDs of memory on a node. A kubelet of 1.36 or later that restarts looks up each
+ID among the IDs of all its pods, under a lock that allocations need: docs/kubelets.md."""
 
 
 def parse(pod: PodManifest, _: Rules) -> PodRequest | None:
-    """Parse the pod's containers. Where any requests memory, numbers of GPUs are ignored.
+    """Parse a pod's request. Where any container requests memory, numbers of GPUs are ignored.
 
     Raises RequestError naming container, resource and rule.
+
+    For example, `volcano.sh/gpu-memory: 1024` requests 1024 units of one GPU, and
+    `volcano.sh/gpu-number: 2` two whole GPUs.
     """
     memory = [container for container in pod.containers if container.limits.get(MEMORY, 0) > 0]
     if memory:
@@ -96,7 +99,10 @@ def limits(container: GpuRequest, pod: PodRequest) -> dict[str, int]:
 def amount_changes(amounts: Mapping[str, int]) -> dict[str, int | None]:
     """Return the trigger for a container that requests memory without it.
 
-    The kubelet calls Allocate for the trigger. An amount of it in the pod's manifest stays.
+    The kubelet calls Allocate for the trigger.
+
+    >>> amount_changes({"volcano.sh/gpu-memory": 1024})
+    {'leasehold.dev/share': 1}
     """
     return {TRIGGER: 1} if amounts.get(MEMORY, 0) > 0 and TRIGGER not in amounts else {}
 
@@ -150,7 +156,7 @@ def container_setup(
 
 
 def unit_id(prefix: str, number: int) -> str:
-    """Return the device ID of one unit of memory. It is short, because a list has many."""
+    """Return the device ID of a unit of memory. It is short, because a list has many."""
     return f"{prefix}-{base36(number)}"
 
 
@@ -222,7 +228,11 @@ def _unhealthy_indices(devices: Sequence[Device]) -> tuple[str, ...]:
 
 
 def unhealthy_devices(annotations: Mapping[str, str]) -> dict[int, str]:
-    """Return the indices that a node's annotation lists as unhealthy, and its name."""
+    """Return the indices that a node's annotation lists as unhealthy, with the annotation.
+
+    >>> unhealthy_devices({"volcano.sh/gpu-unhealthy-ids": "0,2"})
+    {0: 'volcano.sh/gpu-unhealthy-ids', 2: 'volcano.sh/gpu-unhealthy-ids'}
+    """
     listed = (parse_decimal(index.strip()) for index in annotations.get(UNHEALTHY, "").split(","))
     return {index: UNHEALTHY for index in listed if index is not None}
 

@@ -10,7 +10,6 @@ from shared.model.errors import RequestError
 
 CONFIG_MAP_KEY = "volcano-scheduler.conf"
 PLUGINS = ("deviceshare", "predicates")
-"""The scheduler's plugins whose arguments are read."""
 SHARING = "deviceshare.GPUSharingEnable"
 NUMBER = "deviceshare.GPUNumberEnable"
 VGPU = "deviceshare.VGPUEnable"
@@ -44,8 +43,8 @@ def parse_rules(arguments: Mapping[str, object]) -> Rules:
     """Parse `deviceshare` arguments (or the older `predicate.` spelling of the switches).
 
     The switches choose between Volcano's own dialects; all others stay enabled. Raises RequestError
-    where Volcano's scheduler refuses to start (sharing and number together, or either together with
-    vGPU), and for an invalid value.
+    for an invalid value, and where Volcano's scheduler refuses to start: sharing and number
+    together, or either together with vGPU.
     """
     named = _canonical(arguments)
     on = [key for key in (SHARING, NUMBER, VGPU) if _switch(named, key)]
@@ -102,7 +101,7 @@ def _unknown(key: str) -> str:
 
 
 def _exclusive(rules: object) -> tuple[tuple[tuple[str, str], ...], ...]:
-    """Parse label rules: pods that have all labels of one rule never share a device."""
+    """Parse label rules: pods that have all labels of a rule never share a device."""
     if rules is None:
         return ()
     if not isinstance(rules, Sequence) or isinstance(rules, str):

@@ -66,7 +66,13 @@ RUNTIME_VARIABLES: Mapping[str, str] = {
 
 
 def parse(pod: PodManifest, rules: Rules) -> PodRequest | None:
-    """Parse the pod's containers. Raises RequestError naming container, resource and rule."""
+    """Parse a pod's request. Raises RequestError naming container, resource and rule.
+
+    >>> container = ContainerManifest(name="train", limits={NUMBER: 1, MEMORY: 3000})
+    >>> request = parse(PodManifest(namespace="ml", containers=(container,)), Rules())
+    >>> request.containers[0].gpus, request.containers[0].memory_units
+    (1, 3000)
+    """
     containers = tuple(
         request
         for container in pod.containers
