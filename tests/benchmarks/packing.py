@@ -29,7 +29,7 @@ from shared.model.events.pod_events import PodQueued
 from shared.model.names import Namespace, PodUid
 from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import NodeOrder
-from shared.placing.fragmentation import free_part
+from shared.placing.index.fragmentation import free_part
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from tests.benchmarks.trace import (

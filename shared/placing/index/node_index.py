@@ -13,7 +13,7 @@ from shared.model.requests.request import PodRequest, RepelledFrom
 from shared.placing.advice import Advice
 from shared.placing.anti_affinity import Domain, domains, repelled_from, with_repelled
 from shared.placing.choice.device_choice import allowed_modes, device_chooser, device_key
-from shared.placing.fragmentation import Fragmentation
+from shared.placing.index.fragmentation import Fragmentation
 from shared.placing.index.node_sets import NodeEligibility, NodeSets
 from shared.placing.index.ranked_nodes import RankedNodes, RequestKind, ranking_for, request_kind
 from shared.placing.index.threshold_column import NodeSet, store

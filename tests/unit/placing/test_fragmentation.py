@@ -14,7 +14,7 @@ from shared.model.leases.ledger import LedgerNode
 from shared.model.names import PodUid
 from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import DeviceOrder, DeviceSelection, NodeOrder, PodRequest
-from shared.placing.fragmentation import (
+from shared.placing.index.fragmentation import (
     CPU_PERCENT,
     SIZE_EXPONENT,
     TYPICAL_KINDS,
