@@ -11,7 +11,7 @@ import msgspec
 from services.api.projection.visible_cluster import NamespaceFilter
 from shared.credentials.authorization import Viewer
 from shared.model.errors import UNDECODABLE, RequestError
-from shared.model.views import View
+from shared.model.views.view import View
 
 T = TypeVar("T")
 

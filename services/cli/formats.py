@@ -7,9 +7,10 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from shared.model.budgets.budget import IdleView
 from shared.model.leases.lease import ShareSize
-from shared.model.views import GpusView, LeasesView, MeasuredView
+from shared.model.views.budgets import IdleView
+from shared.model.views.gpus import GpusView, MeasuredView
+from shared.model.views.leases import LeasesView
 
 WRAPPED_WIDTH = 30
 """Columns that a wrapped text needs at least."""

@@ -17,7 +17,7 @@ from shared.model.events.request_reply import DryRunReply, DryRunRequest
 from shared.model.leases.ledger import WaitingPod
 from shared.model.leases.preemption import PreemptionState
 from shared.model.names import PodUid
-from shared.model.views import PlannedShare, PlannedVictim, PlanView, ProtectedPod
+from shared.model.views.plans import PlannedShare, PlannedVictim, PlanView, ProtectedPod
 from shared.placing.anti_affinity import repelled_request
 
 MAX_PROTECTED = 1_000

@@ -17,6 +17,7 @@ from services.timekeeper.accounts.accrual import (
     retained_since_ms,
     trim_windows,
 )
+from services.timekeeper.accounts.consequences import missing_units
 from services.timekeeper.config.budget_sources import ConfiguredBudgets
 from services.timekeeper.cost_recorder import CostRecorder
 from services.timekeeper.journal_reader import JournalReader
@@ -27,7 +28,7 @@ from services.timekeeper.settings import TimekeeperSettings, parse_factors
 from shared.credentials.certificate_rotation import ServingCertificate
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
-from shared.model.budgets.balance import balance, missing_units
+from shared.model.budgets.balance import balance
 from shared.model.budgets.budget import (
     UNITS_PER_GPU_MINUTE,
     Account,

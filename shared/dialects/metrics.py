@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from shared.dialects.nvidia.annotations import device_type
 from shared.model.leases.lease import MIB, Booking, Lease, Share
-from shared.model.views import DeviceView, MeasuredView
+from shared.model.views.gpus import DeviceView, MeasuredView
 
 Labels = dict[str, str]
 

@@ -7,7 +7,7 @@ ledger of leases does not change them. All methods raise UnavailableError when t
 respond.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -194,6 +194,15 @@ class Budgets(LedgerPart):
         """Return the entries after the given one, oldest first."""
         rows = await self._read("entries", namespace, after, most)
         return list(readable(lambda row: decode_charge_entry(*row), rows))
+
+    async def all_entries(
+        self, namespace: Namespace, *, after: str = ""
+    ) -> AsyncIterator[ChargeEntry]:
+        """Yield the entries after the given one, oldest first, page by page."""
+        while page := await self.entries(namespace, after=after):
+            for entry in page:
+                yield entry
+            after = page[-1].id
 
     async def now_ms(self) -> int:
         """Return the instant by the server's clock."""

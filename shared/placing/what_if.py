@@ -13,7 +13,8 @@ from shared.model.leases.preemption import start_text
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import PodRequest
-from shared.model.views import PlannedShare, View
+from shared.model.views.plans import PlannedShare
+from shared.model.views.view import View
 from shared.placing.room import ClusterTrials, rooms_by_few
 from shared.placing.starts import LeaseEnd, PlannedStart, StartTrials, ending_lease, plan_start
 from shared.placing.trial_cluster import TrialCluster

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from shared.model.errors import UNDECODABLE
-from shared.model.views import SpanView
+from shared.model.views.pods import SpanView
 
 NS = 1_000_000_000
 CLAIM = "leasehold.claim.name"

@@ -14,10 +14,10 @@ LEDGER = Path("shared/ledger")
 FOLDERS = {
     "placer": ("services/placer", "shared/runtime/ledger_mirror.py"),
     "binder": ("services/binder",),
-    "timekeeper": ("services/timekeeper", "shared/ledger/showback.py"),
+    "timekeeper": ("services/timekeeper",),
     "extender": ("services/extender", "shared/runtime/ledger_mirror.py"),
-    "api": ("services/api", "shared/ledger/showback.py"),
-    "operator": ("services/cli", "shared/ledger/showback.py"),
+    "api": ("services/api",),
+    "operator": ("services/cli",),
 }
 CLASSES = {
     "ledger": ("RedisLeases", "LedgerInventory"),

@@ -18,7 +18,7 @@ from shared.model.leases.ledger import LedgerNode, NodeTotals, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.requests.placement import DeviceVerdict, NodeVerdict, Refusal
 from shared.model.requests.request import PodRequest
-from shared.model.views import TraceView
+from shared.model.views.pods import TraceView
 from tests.support.api.board import seen, usage
 from tests.support.build import lease, pod_queued, share
 

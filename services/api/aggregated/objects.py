@@ -15,7 +15,8 @@ from services.api.projection.visible_cluster import VisibleCluster
 from shared.model.devices.device import visible_fault
 from shared.model.devices.node import LabelRequirement
 from shared.model.errors import RequestError
-from shared.model.views import MeasuredView, ShareView, View
+from shared.model.views.gpus import MeasuredView, ShareView
+from shared.model.views.view import View
 from shared.placing.anti_affinity import matches_labels
 
 GROUP = "visibility.leasehold.dev"

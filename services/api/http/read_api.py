@@ -17,6 +17,16 @@ from msgspec import UNSET, structs
 from services.api.api_call import ApiCall, RouteTable
 from services.api.http.first_pod import first_pod
 from services.api.projection.lease_views import balances, budget_view, uncharged_minutes
+from services.api.projection.page_views import (
+    BudgetHistory,
+    FinishedView,
+    HistoryView,
+    LedgerPage,
+    ManifestView,
+    NamespaceDetails,
+    NamespaceView,
+    NodeView,
+)
 from services.api.projection.visible_cluster import (
     StateView,
     VisibleCluster,
@@ -39,6 +49,7 @@ from services.api.reports.history import (
     history_columns,
     range_of,
 )
+from services.api.reports.showback import GROUPS, EntryRange, add_up, entry_json, showback_view
 from services.api.service import ApiService
 from shared.credentials.authorization import AccessDeniedError
 from shared.credentials.shares import owner_of
@@ -47,16 +58,8 @@ from shared.dialects.dialect import Rules
 from shared.kubernetes.gpu_prices import PriceFile
 from shared.kubernetes.manifests import ManifestPod, pods_in
 from shared.ledger.budgets import Budgets
-from shared.ledger.showback import GROUPS, EntryRange, add_up, entries_of, entry_json, showback_view
 from shared.model.bounds import check_bounds
-from shared.model.budgets.budget import (
-    BudgetHistory,
-    BudgetsView,
-    ChargeEntry,
-    IdleView,
-    LedgerPage,
-    ReportView,
-)
+from shared.model.budgets.budget import ChargeEntry
 from shared.model.budgets.cost_records import CostView
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.request_reply import (
@@ -67,29 +70,13 @@ from shared.model.events.request_reply import (
     ResizeReply,
     ResizeRequest,
 )
-from shared.model.leases.preemption import DryRunView, PlacingView, PreemptionsView
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.views import (
-    DeviceDetails,
-    DeviceView,
-    FinishedView,
-    GpusView,
-    GrantOrder,
-    GrantView,
-    HistoryView,
-    LeasesView,
-    ManifestView,
-    NamespaceDetails,
-    NamespaceView,
-    NodeDevices,
-    NodeView,
-    PodView,
-    ResizeOrder,
-    ResizeView,
-    SpanView,
-    TraceView,
-    VersionView,
-)
+from shared.model.views.budgets import BudgetsView, IdleView, ReportView
+from shared.model.views.gpus import DeviceDetails, DeviceView, GpusView, NodeDevices
+from shared.model.views.leases import LeasesView
+from shared.model.views.orders import GrantOrder, GrantView, ResizeOrder, ResizeView, VersionView
+from shared.model.views.pods import PodView, SpanView, TraceView
+from shared.model.views.preemptions import DryRunView, PlacingView, PreemptionsView
 from shared.nats.bus import Bus
 from shared.placing.starts import start_without_plan, waiting_units, with_claims
 from shared.placing.what_if import Forecast, TriedPod, WhatIfOrder, forecast
@@ -565,7 +552,7 @@ class ReadApi:
             return None
         window = account.windows[-1]
         entries: list[ChargeEntry] = []
-        async for entry in entries_of(self.budgets, view.namespace, after=f"{window.start_ms}-0"):
+        async for entry in self.budgets.all_entries(view.namespace, after=f"{window.start_ms}-0"):
             entries.append(entry)
             if len(entries) == MOST_CHARGES:
                 break

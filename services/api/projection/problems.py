@@ -18,7 +18,7 @@ from shared.model.names import (
     Namespace,
     NodeName,
 )
-from shared.model.views import View
+from shared.model.views.view import View
 from shared.nats.subjects import most_replicas
 
 

@@ -11,8 +11,9 @@ from itertools import chain
 from msgspec import structs
 
 from services.api.projection.lease_views import device_view, held_share
+from services.api.projection.page_views import BudgetSummary, NamespaceView, NodeView
 from services.api.projection.recent_events import PodEvent, RecentEvents
-from shared.model.budgets.budget import UNITS_PER_GPU_MINUTE, BudgetSummary, LeaseClass
+from shared.model.budgets.budget import UNITS_PER_GPU_MINUTE, LeaseClass
 from shared.model.budgets.fair_share import Entitlement, FairShare, GpuAmount, fair_queue
 from shared.model.devices.device import Device, Hardware
 from shared.model.devices.node import CORDONED, cordon_reason
@@ -22,14 +23,8 @@ from shared.model.leases.lease import LIVE, Lease, Share, ShareKey, bookings, sh
 from shared.model.leases.ledger import NodeTotals, WaitingPod, waits_for_budget
 from shared.model.leases.preemption import PreemptionState
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.views import (
-    DeviceView,
-    HeldShare,
-    MeasuredView,
-    NamespaceView,
-    NodeView,
-    StartView,
-)
+from shared.model.views.gpus import DeviceView, HeldShare, MeasuredView
+from shared.model.views.leases import StartView
 from shared.placing.run_times import RunTimes
 from shared.placing.starts import LeaseEnd, lease_end
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import compress, pairwise
 from operator import itemgetter
 
+from services.api.projection.page_views import EventView
 from shared.model.events.event import Event
 from shared.model.events.node_events import ShareActivated, ShareRefused, ViolationFound
 from shared.model.events.pod_events import (
@@ -20,7 +21,7 @@ from shared.model.events.pod_events import (
 from shared.model.leases.lease import Lease
 from shared.model.leases.preemption import EvictionOutcome, EvictionRecord, PreemptionCause
 from shared.model.names import Namespace, PodUid
-from shared.model.views import EventView, SpanView
+from shared.model.views.pods import SpanView
 
 MAX_EVENTS = 200
 MAX_EVENTS_OF_AGENT = 20

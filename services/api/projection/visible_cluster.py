@@ -8,46 +8,36 @@ from typing import Any, TypeVar
 from msgspec import UNSET, UnsetType, structs
 
 from services.api.projection.lease_views import hidden_share, idle_holder
+from services.api.projection.page_views import EventView, NamespaceView, NodeView, QueueView
 from services.api.projection.problems import Affected, DataAge, Problem, problems_of
 from services.api.projection.projection import ChangeKey, Projection
-from shared.model.budgets.budget import IdleHolder, IdleView
 from shared.model.budgets.fair_share import FairShare, precedence_reason
 from shared.model.devices.device import Leftover, visible_fault
 from shared.model.leases.lease import Lease, ends_by, expected_end
 from shared.model.leases.ledger import WaitingPod
-from shared.model.leases.preemption import (
-    EvictionRecord,
-    EvictionView,
-    Preemption,
-    PreemptionState,
-    PreemptionsView,
-    PreemptionView,
-    VictimView,
-)
+from shared.model.leases.preemption import EvictionRecord, Preemption, PreemptionState
 from shared.model.names import Namespace, PodUid
-from shared.model.views import (
+from shared.model.views.budgets import IdleHolder, IdleView
+from shared.model.views.gpus import (
     DeviceDetails,
     DeviceView,
-    EventView,
-    GangView,
     GpusView,
     HeldShare,
-    LeasesView,
-    LeaseView,
     MeasuredView,
-    NamespaceView,
     NodeDevices,
-    NodeView,
+    ShareView,
+)
+from shared.model.views.leases import LeasesView, LeaseView, WaitingView
+from shared.model.views.pods import (
+    GangView,
     PodView,
     QueuePlace,
-    QueueView,
     ReasonCount,
-    ShareView,
     TraceView,
-    View,
     WaitingDetails,
-    WaitingView,
 )
+from shared.model.views.preemptions import EvictionView, PreemptionsView, PreemptionView, VictimView
+from shared.model.views.view import View
 
 
 class StateView(View, frozen=True, kw_only=True):

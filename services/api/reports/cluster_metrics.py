@@ -14,7 +14,7 @@ from shared.model.devices.device import DeviceMode
 from shared.model.events.pod_events import PodBound
 from shared.model.leases.lease import MIB
 from shared.model.leases.ledger import WaitingPod
-from shared.model.views import DeviceView
+from shared.model.views.gpus import DeviceView
 from shared.runtime.telemetry import exemplar_of
 
 WAITING = Gauge(

@@ -9,18 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from shared.model.budgets.budget import (
-    UNITS_PER_GPU_MINUTE,
-    Account,
-    BudgetHistory,
-    BudgetPoint,
-    BudgetWindow,
-    ChargeEntry,
-)
+from services.api.projection.page_views import BudgetHistory, BudgetPoint, Column
+from shared.model.budgets.budget import UNITS_PER_GPU_MINUTE, Account, BudgetWindow, ChargeEntry
 from shared.model.devices.device import Hardware
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
-from shared.model.views import Column, DeviceView, HeldShare
+from shared.model.views.gpus import DeviceView, HeldShare
 
 BUDGET_POINTS = 60
 CLUSTER = "cluster"

@@ -27,7 +27,7 @@ from services.api.reports.history import (
     Values,
 )
 from shared.model.names import PodUid
-from shared.model.views import FinishedPod
+from shared.model.views.pods import FinishedPod
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S

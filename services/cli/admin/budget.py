@@ -13,10 +13,11 @@ from services.cli.api_client import ApiClient, NothingFoundError
 from services.cli.commands import BudgetArguments
 from services.cli.formats import FittedTable, age
 from services.cli.terminal import program
-from shared.model.budgets.budget import BudgetState, BudgetsView, BudgetView, amount
+from shared.model.budgets.budget import BudgetState, amount
 from shared.model.errors import RequestError
 from shared.model.quantity import timestamp
-from shared.model.views import GrantOrder, GrantView
+from shared.model.views.budgets import BudgetsView, BudgetView
+from shared.model.views.orders import GrantOrder, GrantView
 
 BAR_WIDTH = 20
 STYLES = {

@@ -9,7 +9,7 @@ from shared.kubernetes.errors import ForbiddenError
 from shared.kubernetes.paths import node_path
 from shared.model.devices.node import CORDONED, DEVICE_CORDON_PREFIX
 from shared.model.errors import RequestError, UnavailableError
-from shared.model.views import DeviceView, GpusView
+from shared.model.views.gpus import DeviceView, GpusView
 
 SETTLE_S = 15.0
 MERGE = {"Accept": "application/json", "Content-Type": "application/merge-patch+json"}

@@ -4,8 +4,8 @@ from services.cli import terminal
 from services.cli.api_client import ApiClient, NothingFoundError, RefusedError
 from services.cli.commands import PreemptionsArguments
 from services.cli.terminal import program
-from shared.model.leases.preemption import DryRunView, PreemptionsView, PreemptionView
 from shared.model.quantity import timestamp
+from shared.model.views.preemptions import DryRunView, PreemptionsView, PreemptionView
 
 
 def preemptions(flags: PreemptionsArguments) -> int:

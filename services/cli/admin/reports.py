@@ -18,12 +18,12 @@ from services.cli.commands import Report
 from services.cli.formats import FittedTable, age, notes
 from shared.kubernetes.paths import objects_path
 from shared.model.bounds import printable_lines
-from shared.model.budgets.budget import IdleHolder, IdleView, ReportView
 from shared.model.budgets.cost_records import USES, CostLine, CostView
 from shared.model.errors import RequestError
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quantity import timestamp
-from shared.model.views import View
+from shared.model.views.budgets import IdleHolder, IdleView, ReportView
+from shared.model.views.view import View
 
 
 def report(flags: Report) -> int:

@@ -11,7 +11,7 @@ from shared.model.bounds import MOST_MIB, printable_lines
 from shared.model.errors import RequestError
 from shared.model.leases.lease import MIB, ShareSize
 from shared.model.quantity import parse_quantity
-from shared.model.views import ResizeOrder, ResizeView
+from shared.model.views.orders import ResizeOrder, ResizeView
 
 EXIT_CODES = {"resized": 0, "unchanged": 0, "refused": 1, "unavailable": 3}
 

@@ -22,7 +22,6 @@ from shared.kubernetes.resource_claims import CLAIMS_PATH, ApiResourceClaim, all
 from shared.kubernetes.types import ApiObject, ApiPod
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
-from shared.ledger.showback import entries_of
 from shared.model.budgets.budget import HOUR_MS
 from shared.model.errors import PermissionDeniedError, RequestError, UnavailableError
 from shared.model.events.claim_events import AllocatedClaim
@@ -89,7 +88,7 @@ class SnapshotReader:
             window = account.windows[-1]
             name = account.namespace
             after = f"{window.start_ms - 1}"
-            entries = [entry async for entry in entries_of(budgets, name, after=after)]
+            entries = [entry async for entry in budgets.all_entries(name, after=after)]
             windows.append(window_totals(name, window, entries))
         return replace(snapshot, budget_windows=tuple(windows), cost_hours=tuple(hours))
 

@@ -14,16 +14,10 @@ from shared.model.leases.lease import LeaseState, MigPlacement
 from shared.model.leases.lease_copy import ANNOTATION
 from shared.model.names import BUDGET_GATE, OWN_SCHEDULER, Namespace, PodUid
 from shared.model.quantity import timestamp
-from shared.model.views import (
-    DeviceView,
-    GangView,
-    LeaseView,
-    PodView,
-    QueuePlace,
-    ShareView,
-    View,
-    WaitingDetails,
-)
+from shared.model.views.gpus import DeviceView, ShareView
+from shared.model.views.leases import LeaseView
+from shared.model.views.pods import GangView, PodView, QueuePlace, WaitingDetails
+from shared.model.views.view import View
 from shared.placing.advice import RECOVERS
 from shared.pods.observed_pod import advice, causes
 

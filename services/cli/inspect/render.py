@@ -12,17 +12,9 @@ from services.cli.formats import FittedTable, age, notes, used_texts
 from shared.model.devices.device import END_LEFTOVERS, DeviceMode, Hardware
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quantity import peak, timestamp
-from shared.model.views import (
-    DeviceView,
-    GpusView,
-    HeldShare,
-    LeasesView,
-    LeaseView,
-    MeasuredView,
-    ShareView,
-    View,
-    WaitingView,
-)
+from shared.model.views.gpus import DeviceView, GpusView, HeldShare, MeasuredView, ShareView
+from shared.model.views.leases import LeasesView, LeaseView, WaitingView
+from shared.model.views.view import View
 
 if TYPE_CHECKING:
     from services.cli.inspect.explanation import Explanation

@@ -18,15 +18,11 @@ from services.cli.commands import Explain, Gpus, Ps, Top, Topology, Trace, Versi
 from services.cli.terminal import program
 from shared.kubernetes.paths import objects_path
 from shared.model.errors import LeaseholdError, RequestError
-from shared.model.views import (
-    GpusView,
-    LeasesView,
-    PodView,
-    SpanView,
-    TraceView,
-    VersionView,
-    View,
-)
+from shared.model.views.gpus import GpusView
+from shared.model.views.leases import LeasesView
+from shared.model.views.orders import VersionView
+from shared.model.views.pods import PodView, SpanView, TraceView
+from shared.model.views.view import View
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -20,10 +20,11 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.types import ApiPod
 from shared.model.errors import ConflictError
 from shared.model.leases.lease import Lease
-from shared.model.leases.preemption import EvictionOutcome, PlacingView
+from shared.model.leases.preemption import EvictionOutcome
 from shared.model.names import PodUid
 from shared.model.requests.request import PodRequest
-from shared.model.views import ProtectedPod
+from shared.model.views.plans import ProtectedPod
+from shared.model.views.preemptions import PlacingView
 from shared.placing.what_if import Forecast, WhatIfOrder
 from shared.pods.pod_parser import PodParser
 from shared.pods.pod_snapshot import PodSnapshot

@@ -5,11 +5,12 @@ from itertools import islice
 
 from shared.model.leases.lease import Lease
 from shared.model.leases.ledger import NodeTotals
-from shared.model.leases.preemption import PlacingView
 from shared.model.names import NodeName, PodUid
 from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import PodRequest
-from shared.model.views import PlannedShare, ProtectedPod, View
+from shared.model.views.plans import PlannedShare, ProtectedPod
+from shared.model.views.preemptions import PlacingView
+from shared.model.views.view import View
 from shared.placing.room import ClusterTrials, Room, rooms_by_few
 from shared.placing.starts import with_claims
 from shared.placing.trial_cluster import TrialCluster

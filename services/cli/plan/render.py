@@ -9,7 +9,7 @@ from rich.text import Text
 
 from services.cli.formats import age
 from services.cli.plan.moves import DefragView, Move
-from shared.model.views import PlannedShare
+from shared.model.views.plans import PlannedShare
 from shared.placing.what_if import AddedNodes, Forecast, TriedOutcome
 
 SHOWN = 10

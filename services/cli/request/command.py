@@ -37,7 +37,7 @@ from shared.model.names import (
 )
 from shared.model.requests.placement import Refusal
 from shared.model.requests.request import GpuRequest, NodeRequirements, PodRequest, SharingPolicy
-from shared.model.views import View
+from shared.model.views.view import View
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.placement import place

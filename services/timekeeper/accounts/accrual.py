@@ -12,7 +12,8 @@ from datetime import UTC, date, datetime, time, timedelta
 from fractions import Fraction
 from zoneinfo import ZoneInfo
 
-from shared.model.budgets.balance import LEASE_CLASSES, balance, level_at, uncharged_units
+from services.timekeeper.accounts.consequences import LEASE_CLASSES
+from shared.model.budgets.balance import balance, level_at, uncharged_units
 from shared.model.budgets.budget import (
     HOUR_MS,
     UNITS_PER_GPU_MINUTE,

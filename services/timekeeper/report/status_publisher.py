@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from services.timekeeper.accounts.consequences import consequence
 from services.timekeeper.config.budget_sources import BudgetObjects, ConfiguredObjects
 from services.timekeeper.config.budget_spec import KIND
 from services.timekeeper.report.budget_reports import budget_status, quota_status
@@ -18,7 +19,6 @@ from shared.kubernetes.paths import objects_path
 from shared.kubernetes.types import RawObject
 from shared.ledger.ledger_totals import LedgerQuotas
 from shared.model.bounds import cut
-from shared.model.budgets.balance import consequence
 from shared.model.budgets.budget import Account, Balance, Budget, BudgetState, LeaseClass, amount
 from shared.model.budgets.quota import Quota
 from shared.model.errors import ConflictError, RequestError, UnavailableError

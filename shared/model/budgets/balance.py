@@ -1,7 +1,6 @@
 """The balance and state of a budget, and their consequences, in exact amounts; pure."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from shared.model.bounds import LATEST_S
 from shared.model.budgets.budget import (
@@ -12,8 +11,6 @@ from shared.model.budgets.budget import (
     BudgetState,
     BudgetWindow,
     ChargedLease,
-    LeaseClass,
-    OnExhausted,
     PolicyType,
 )
 
@@ -21,43 +18,7 @@ LATEST_MS = round(LATEST_S) * 1000
 """No budget is exhausted later."""
 HYSTERESIS_PERCENT = 5
 HYSTERESIS_RATE_MS = 10 * 60_000
-
-LEASE_CLASSES = {
-    BudgetState.OK: LeaseClass.GUARANTEED,
-    BudgetState.WARNING: LeaseClass.GUARANTEED,
-    BudgetState.EXHAUSTED: LeaseClass.RECLAIMABLE,
-    BudgetState.OVERDRAWN: LeaseClass.EXPIRED,
-    BudgetState.INVALID: LeaseClass.GUARANTEED,
-}
 OUT_OF_BUDGET = frozenset({BudgetState.EXHAUSTED, BudgetState.OVERDRAWN})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Consequence:
-    """The consequence of a state for leases and new pods."""
-
-    lease_class: LeaseClass
-    new_pods: str
-    """admit, queue or deny."""
-    evict_after_minutes: int | None = None
-    """How long after the state was entered running leases end, if they do."""
-
-
-def consequence(budget: Budget, state: BudgetState) -> Consequence:
-    """Return the consequence of a state under a budget."""
-    new_pods = "queue" if state is BudgetState.INVALID else "admit"
-    evict_after = None
-    if state in OUT_OF_BUDGET:
-        if budget.on_exhausted in {OnExhausted.QUEUE, OnExhausted.DENY}:
-            new_pods = str(budget.on_exhausted)
-        if budget.on_exhausted is OnExhausted.EVICT:
-            evict_after = budget.grace_minutes
-    if state is BudgetState.OVERDRAWN and budget.evict_on_debt:
-        known = budget.debt_grace_minutes if evict_after is None else evict_after
-        evict_after = min(budget.debt_grace_minutes, known)
-    return Consequence(
-        lease_class=LEASE_CLASSES[state], new_pods=new_pods, evict_after_minutes=evict_after
-    )
 
 
 def uncharged_units(lease: ChargedLease, until_ms: int) -> int:
@@ -179,13 +140,6 @@ def hysteresis_units(budget: Budget, rate_milli_gpu: int) -> int:
     limit = budget.limit_units or 0
     wanted = max(limit * HYSTERESIS_PERCENT // 100, rate_milli_gpu * HYSTERESIS_RATE_MS)
     return max(1, min(wanted, limit // 2))
-
-
-def missing_units(current: Balance, budget: Budget) -> int:
-    """Return what must be granted until a namespace is back in budget; 0 if it is."""
-    if current.state not in OUT_OF_BUDGET or current.remaining_units is None:
-        return 0
-    return hysteresis_units(budget, current.current_rate_milli_gpu) - current.remaining_units
 
 
 def warned_percent(budget: Budget, *, used: int, allowed: int | None, remaining: int | None) -> int:

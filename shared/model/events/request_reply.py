@@ -32,7 +32,7 @@ from shared.model.events.pod_events import PodQueued
 from shared.model.leases.lease import Lease, ShareMeasurement, ShareSize
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.requests.placement import Placement
-from shared.model.views import PlanView, ProtectedPod
+from shared.model.views.plans import PlanView, ProtectedPod
 
 PodsOfNode = Annotated[tuple[PodUid, ...], Meta(max_length=MOST_ALLOCATIONS)]
 

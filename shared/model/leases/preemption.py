@@ -1,16 +1,15 @@
 """Preemption: leases that end early for another pod or an exhausted budget, in stages; pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from shared.model.errors import ConflictError
 from shared.model.events.pod_events import BudgetChanged
-from shared.model.leases.ledger import NodeTotals, Reservation, WaitingPod
+from shared.model.leases.ledger import Reservation
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid, name_in
 from shared.model.quantity import timestamp
 from shared.model.requests.request import Gang
-from shared.model.views import PlanView, ProtectedPod, View
 
 PREEMPT_AT = "leasehold.dev/preempt-at"
 """Annotation of a pod that will be evicted: the time, RFC 3339. A volume can expose it."""
@@ -245,66 +244,3 @@ class PreemptionState:
     def victims(self) -> frozenset[PodUid]:
         """Return the victims of all preemptions in progress."""
         return frozenset(each.pod for read in self.open for each in read.preemption.victims)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacingView:
-    """All that placing and preemption decide on, as the API returns it."""
-
-    nodes: tuple[NodeTotals, ...] = ()
-    waiting: tuple[WaitingPod, ...] = ()
-    """In the order in which freed capacity is offered."""
-    preemptions: PreemptionState = field(default_factory=PreemptionState)
-
-
-class VictimView(View, frozen=True, kw_only=True):
-    """A pod whose lease is preempted."""
-
-    pod: str
-    outcome: str | None
-
-
-class PreemptionView(View, frozen=True, kw_only=True):
-    """A preemption in progress."""
-
-    id: str
-    beneficiary: str
-    """Namespace and name of the pod for which it is; empty if there is none."""
-    stage: str
-    evict_at: float | None
-    victims: tuple[VictimView, ...]
-
-
-class EvictionView(View, frozen=True, kw_only=True):
-    """An evicted pod, and why."""
-
-    at: float
-    pod: str
-    uid: PodUid
-    node: NodeName
-    devices: tuple[DeviceUuid, ...]
-    cause: str
-    budget: str
-    outcome: str
-    beneficiary: str
-    """Namespace and name of the pod that gets the devices; empty if there is none."""
-    event: str
-
-
-class PreemptionsView(View, frozen=True, kw_only=True):
-    """The preemptions in progress, and the evictions of the last day."""
-
-    in_progress: tuple[PreemptionView, ...] = ()
-    evictions: tuple[EvictionView, ...] = ()
-
-
-class DryRunView(View, frozen=True, kw_only=True):
-    """The preemption that a binder would plan for one pod."""
-
-    pod: str
-    plan: PlanView | None = None
-    reason: str = ""
-    in_progress: PreemptionView | None = None
-    protected: tuple[ProtectedPod, ...] = ()
-    protected_left_out: int = 0
-    """Protected pods that are not listed, as there are too many."""

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from services.api.reports.showback import EntryRange, add_up
 from services.timekeeper.cost_recorder import CostRecorder
-from shared.ledger.showback import EntryRange, add_up
 from shared.model.budgets.budget import HOUR_MS
 from shared.model.budgets.cost_records import (
     FREE,

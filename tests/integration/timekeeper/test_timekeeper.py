@@ -11,12 +11,12 @@ import pytest
 from msgspec import structs
 from prometheus_client import REGISTRY
 
+from services.api.reports.showback import EntryRange, add_up, showback_view
 from services.timekeeper.config.budget_spec import parse_status
 from services.timekeeper.report.budget_reports import budget_status
 from services.timekeeper.service import Timekeeper
 from shared.kubernetes.types import RawObject
 from shared.ledger.rows.account_rows import GRANT_TTL_S
-from shared.ledger.showback import EntryRange, add_up, showback_view
 from shared.model.budgets.budget import HOUR_MS, Account, Period, PolicyType, minutes
 from shared.model.clock import SystemClock
 from shared.model.errors import RequestError

@@ -27,7 +27,7 @@ from services.cli.up import servers
 from services.cli.up.status import summary
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.names import Namespace, PodUid
-from shared.model.views import ResizeView
+from shared.model.views.orders import ResizeView
 from tests.support.states import state
 
 

@@ -21,7 +21,7 @@ from shared.model.leases.ledger import NodeTotals, WaitingPod
 from shared.model.names import BUDGET_GATE, DeviceUuid, Namespace, PodUid
 from shared.model.requests.placement import Refusal
 from shared.model.requests.request import Gang, PodRequest, Term
-from shared.model.views import ReasonCount, TraceView
+from shared.model.views.pods import ReasonCount, TraceView
 from shared.placing.advice import RECOVERS
 from tests.support.snapshots import (
     DEVICE,

@@ -8,18 +8,16 @@ from services.planner.dry_run import plan_view
 from services.planner.plan import PreemptionPlan
 from services.planner.rules import EvictionTier, VictimCandidate
 from shared.model.leases.preemption import (
-    DryRunView,
     EvictionOutcome,
     EvictionRecord,
     Preemption,
     PreemptionState,
-    PreemptionsView,
     StoredPreemption,
-    VictimView,
 )
 from shared.model.names import NodeName
 from shared.model.requests.placement import Placement
-from shared.model.views import ProtectedPod
+from shared.model.views.plans import ProtectedPod
+from shared.model.views.preemptions import DryRunView, PreemptionsView, VictimView
 from tests.support.build import lease
 from tests.support.placer.ledger import share
 from tests.unit.planner.test_rules import ANNOUNCED, EVICTED, NOW, eviction, victim

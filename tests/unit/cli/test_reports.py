@@ -6,18 +6,12 @@ from msgspec import structs
 
 from services.api.projection.lease_views import budget_view, uncharged_minutes
 from services.api.projection.visible_cluster import VisibleCluster
+from services.api.reports.showback import ShowbackRow
 from services.cli.admin import budget, reports
 from services.cli.inspect import render
-from shared.ledger.showback import ShowbackRow
-from shared.model.budgets.budget import (
-    UNITS_PER_GPU_MINUTE,
-    Balance,
-    BudgetState,
-    BudgetWindow,
-    IdleView,
-    ReportView,
-)
+from shared.model.budgets.budget import UNITS_PER_GPU_MINUTE, Balance, BudgetState, BudgetWindow
 from shared.model.names import Namespace, PodUid
+from shared.model.views.budgets import IdleView, ReportView
 from tests.support.snapshots import LEASE, MEASURED, NODE, POD, cluster_of, drawn, explained
 
 

@@ -11,11 +11,12 @@ from shared.kubernetes.manifests import pods_in
 from shared.model.devices.device import NO_USE, with_claim
 from shared.model.leases.lease import Lease, ends_by
 from shared.model.leases.ledger import NodeTotals, WaitingPod, counted_use, reservation_for
-from shared.model.leases.preemption import PlacingView, PreemptionState, StoredStart
+from shared.model.leases.preemption import PreemptionState, StoredStart
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quantity import timestamp
 from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import NO_TERM, NodeRequirements, NodeTerm, PodRequest, Term
+from shared.model.views.preemptions import PlacingView
 from shared.placing.starts import lease_end, start_without_plan, waiting_units
 from shared.placing.what_if import Forecast, TriedOutcome, TriedPod, forecast
 from tests.support.build import (

@@ -17,15 +17,10 @@ from services.timekeeper.accounts.accrual import (
     period_at,
     rollover_units,
 )
+from services.timekeeper.accounts.consequences import consequence, missing_units
 from services.timekeeper.report.budget_reports import budget_changed, budget_status
 from shared.kubernetes.types import RawObject
-from shared.model.budgets.balance import (
-    balance,
-    consequence,
-    hysteresis_units,
-    level_at,
-    missing_units,
-)
+from shared.model.budgets.balance import balance, hysteresis_units, level_at
 from shared.model.budgets.budget import (
     HOUR_MS,
     Account,

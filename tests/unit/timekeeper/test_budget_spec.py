@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import yaml
 
+from services.api.reports.showback import EntryRange, add_up
 from services.timekeeper.accounts.accrual import advance, apply_update
 from services.timekeeper.accounts.journal import weigh
 from services.timekeeper.config.budget_sources import BudgetFile, ConfiguredBudgets, load_file
@@ -18,7 +19,6 @@ from services.timekeeper.report.budget_reports import budget_status
 from services.timekeeper.settings import parse_factors
 from shared.kubernetes.types import RawObject
 from shared.ledger.budgets import Budgets
-from shared.ledger.showback import EntryRange, add_up
 from shared.model.budgets.balance import balance
 from shared.model.budgets.budget import (
     Budget,

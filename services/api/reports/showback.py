@@ -1,19 +1,13 @@
 """Showback: usage by window, namespace, model and class, added up from the ledger."""
 
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from shared.ledger.budgets import Budgets
-from shared.model.budgets.budget import (
-    UNITS_PER_GPU_MINUTE,
-    ChargeEntry,
-    LeaseClass,
-    ShowbackGroup,
-    ShowbackView,
-    minutes,
-)
+from shared.model.budgets.budget import UNITS_PER_GPU_MINUTE, ChargeEntry, LeaseClass, minutes
 from shared.model.errors import RequestError
 from shared.model.names import Namespace
+from shared.model.views.budgets import ShowbackGroup, ShowbackView
 
 GROUPS = ("namespace", "model", "class")
 LATEST_WINDOWS = 5
@@ -115,7 +109,7 @@ async def add_up(
     rows: dict[tuple[str, str, str, str], ShowbackRow] = {}
     leases: dict[tuple[str, str, str, str], set[str]] = {}
     for namespace in namespaces:
-        async for entry in entries_of(store, namespace):
+        async for entry in store.all_entries(namespace):
             by = {"namespace": namespace, "model": entry.model, "class": entry.lease_class}
             name, model, kind = (by[each] if each in group_by else "" for each in GROUPS)
             key = (entry.window, name, model, kind)
@@ -137,16 +131,6 @@ async def _check_window(store: Budgets, namespaces: Iterable[Namespace], window:
         latest = sorted(known, key=known.__getitem__, reverse=True)[:LATEST_WINDOWS]
         others = f"the latest are {', '.join(latest)}" if latest else "none has begun"
         raise RequestError(f"no namespace that you may see has a window {window}: {others}")
-
-
-async def entries_of(
-    store: Budgets, namespace: Namespace, *, after: str = ""
-) -> AsyncIterator[ChargeEntry]:
-    """Yield all entries of a namespace, after the given one, page by page."""
-    while page := await store.entries(namespace, after=after):
-        for entry in page:
-            yield entry
-        after = page[-1].id
 
 
 def showback_view(rows: Iterable[ShowbackRow]) -> ShowbackView:

@@ -1,0 +1,1 @@
+"""What the API returns and the commands read: the types of `/api/v1` and of `-o json`."""

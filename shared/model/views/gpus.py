@@ -1,0 +1,126 @@
+"""Devices and their shares, as the API returns them; pure.
+
+Amounts are MiB, percent of one device and Unix seconds. Of a namespace that the viewer may not see,
+a share has its amounts and the state of its lease: no names, no times and no measured usage.
+"""
+
+import msgspec
+
+from shared.model.devices.device import Hardware, Leftover
+from shared.model.leases.lease import MigPlacement, ShareSize
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.views.view import View
+
+
+class MeasuredView(View, frozen=True, kw_only=True):
+    """The usage of a share, as the agent of its node measured it last."""
+
+    memory_mib: int | None = None
+    """Null if neither the driver nor HAMi-core reports it."""
+    cores_percent: int | None = None
+    processes: int = 0
+    idle: bool = False
+    """Whether it has not been used for longer than the request's `idle_after_s`."""
+    idle_since: float | None = None
+    """The last use; null while it is in use."""
+
+
+class ShareView(View, frozen=True, kw_only=True):
+    """One container's share of one device."""
+
+    container: str = ""
+    device: DeviceUuid
+    index: int
+    device_mib: int
+    memory_mib: int
+    cores_percent: int
+    booked_cores: int
+    """The cores that the share reserves; 0 for a MIG instance."""
+    whole: bool = False
+    slot: int | None = None
+    mig: MigPlacement | None = None
+    fence: int = 0
+    init: bool = False
+    share_id: str = ""
+    requested_size: ShareSize | None = None
+    measured: MeasuredView | None = None
+
+    @property
+    def part_of_device(self) -> float:
+        """The larger part of the device's cores or memory, 0 to 1."""
+        memory = self.memory_mib / max(self.device_mib, 1)
+        return 1.0 if self.whole else min(1.0, max(self.booked_cores / 100, memory))
+
+
+class HeldShare(ShareView, frozen=True, kw_only=True):
+    """A share of a device, with the lease that holds it."""
+
+    state: str
+    pod: PodUid = PodUid("")
+    namespace: Namespace = Namespace("")
+    """Empty if the viewer may not see it."""
+    name: str = ""
+    claim: bool = False
+    created_at: float = 0.0
+    expires_at: float = 0.0
+    dialect: str = msgspec.field(name="system", default="")
+    gang: str = ""
+    version: int = 0
+
+
+class DeviceView(View, frozen=True, kw_only=True):
+    """One device, its use, and its shares in the order of their slots."""
+
+    uuid: DeviceUuid
+    node: NodeName
+    index: int
+    model: str
+    mode: str
+    healthy: bool
+    fault: str
+    """Empty also if it names a pod that the viewer may not see."""
+    excluded: str
+    """Why annotations of the node close it to new shares; empty if none does, or if it is sick."""
+    memory_mib: int
+    unit_mib: int
+    """MiB per unit of a memory request on this node."""
+    used_memory_mib: int
+    used_cores_percent: int
+    slots: int
+    used_shares: int
+    fence: int
+    layout: str
+    instances: str
+    """The instances of this layout, such as `3 x 2g.10gb + 1 x 1g.5gb`."""
+    layouts: int
+    """How many MIG layouts are possible."""
+    numa: int | None
+    leftovers: tuple[Leftover, ...] = ()
+    """What earlier pods still hold of it, without the names that the viewer may not see."""
+    shares: tuple[HeldShare, ...] = ()
+
+
+class DeviceDetails(DeviceView, frozen=True, kw_only=True):
+    """One device, with what its sensors read."""
+
+    hardware: Hardware | None = None
+
+
+class NodeDevices(View, frozen=True, kw_only=True):
+    """A node with its devices, in the order of their indices."""
+
+    node: NodeName
+    cordoned: str = ""
+    unschedulable: bool = False
+    devices: tuple[DeviceDetails, ...] = ()
+
+
+class GpusView(View, frozen=True, kw_only=True):
+    """Every device and its shares."""
+
+    read_at: float
+    nodes: tuple[NodeDevices, ...] = ()
+    unmeasured_nodes: tuple[NodeName, ...] = ()
+    """Nodes with leases whose agents did not reply."""
+    problems: tuple[str, ...] = ()
+    """What is wrong, as text."""

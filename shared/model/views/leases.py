@@ -1,0 +1,103 @@
+"""Leases and waiting pods, as the API returns them; pure."""
+
+import msgspec
+
+from shared.model.leases.lease import ClaimAllocation
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.quantity import timestamp
+from shared.model.requests.placement import Refusal
+from shared.model.views.gpus import ShareView
+from shared.model.views.view import View
+
+
+class LeaseView(View, frozen=True, kw_only=True):
+    """The right of a pod or a ResourceClaim to its shares."""
+
+    pod: PodUid
+    namespace: Namespace
+    name: str
+    claim: ClaimAllocation | None
+    node: NodeName
+    state: str
+    version: int
+    dialect: str = msgspec.field(name="system")
+    gang: str
+    created_at: float
+    expires_at: float
+    weighed: str = ""
+    ends_by: float | None = None
+    """When its devices are free at the latest: its pod has a maximum run time, which has begun."""
+    expected_end: float | None = None
+    """When its pod ends as its author, or the run times of pods before it, let expect."""
+    unhealthy_devices: dict[DeviceUuid, str] = msgspec.field(default_factory=dict)
+    """The faults of its devices that are not healthy."""
+    shares: tuple[ShareView, ...] = ()
+
+    @property
+    def users(self) -> tuple[PodUid, ...]:
+        """The pods that have its shares: one, or the consumers of its claim."""
+        return (self.pod,) if self.claim is None else self.claim.consumers
+
+    @property
+    def idle_since(self) -> float | None:
+        """Since when none of its shares has been used, or None if it is not idle."""
+        measured = [share.measured for share in self.shares if not share.init]
+        since = [one.idle_since for one in measured if one and one.idle]
+        known = [each for each in since if each is not None]
+        return max(known) if known and len(known) == len(measured) else None
+
+
+class StartView(View, frozen=True, kw_only=True):
+    """The planned start of a waiting pod."""
+
+    at: float
+    """Unix seconds."""
+    promised: bool
+    """It starts by then at the latest, unless a node or device fails, a pod of higher priority
+    comes, or an administrator acts; else it is expected to start then."""
+    text: str
+
+    @property
+    def short(self) -> str:
+        """The text in a column."""
+        return f"{'by' if self.promised else 'about'} {timestamp(self.at)}"
+
+
+class WaitingView(View, frozen=True, kw_only=True):
+    """A waiting pod, and why it waits."""
+
+    pod: PodUid
+    namespace: Namespace
+    name: str
+    priority: int
+    gang: str
+    since: float
+    position: int
+    """Among all waiting pods, in the order in which freed capacity is offered."""
+    reason: str
+    hint: str
+    permanent: bool
+    code: str = ""
+    """The reason of most nodes, such as `InsufficientCpu`; or `GpuQuota`, `Budget`, or
+    `GangIncomplete`."""
+    start: StartView | None = None
+    """Null if no start is planned."""
+    first_alike: PodUid
+    """The first pod of its gang that waits for the same reason, or itself. Lists have one row for
+    those of the same `first_alike`."""
+
+    @property
+    def text(self) -> str:
+        """The reason, then what to try."""
+        return Refusal(reason=self.reason, hint=self.hint).text
+
+
+class LeasesView(View, frozen=True, kw_only=True):
+    """The leases, oldest first, and the waiting pods."""
+
+    read_at: float
+    idle_after_s: float
+    leases: tuple[LeaseView, ...] = ()
+    waiting: tuple[WaitingView, ...] = ()
+    unmeasured_nodes: tuple[NodeName, ...] = ()
+    problems: tuple[str, ...] = ()

@@ -1,0 +1,120 @@
+"""One pod with its lease, or why it waits, and its trace, as the API returns it; pure."""
+
+from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.requests.placement import NodeVerdict
+from shared.model.views.gpus import DeviceView
+from shared.model.views.leases import LeaseView, WaitingView
+from shared.model.views.view import View
+
+
+class ReasonCount(View, frozen=True, kw_only=True):
+    """How many nodes refuse a pod for a reason."""
+
+    reason: str
+    nodes: int
+
+
+class QueuePlace(View, frozen=True, kw_only=True):
+    """The position of a waiting pod, and the usage of its namespace that determines it."""
+
+    position: int
+    of: int
+    after: str = ""
+    """Namespace and name of the pod before it; empty if there is none that the viewer may see."""
+    after_reason: str = ""
+    dominant_share: float
+    """The largest part of all healthy devices' cores or memory that the namespace holds."""
+    weighted_share: float
+    weight: int
+    has_budget: bool
+
+
+class GangView(View, frozen=True, kw_only=True):
+    """The pods of a gang that hold a lease or wait."""
+
+    name: str
+    min_member: int | None
+    """Members that run together; null if no member waits."""
+    holding: tuple[str, ...]
+    waiting: tuple[str, ...]
+
+
+class SpanView(View, frozen=True, kw_only=True):
+    """One step of a pod."""
+
+    span: str
+    parent: str = ""
+    service: str = ""
+    name: str
+    start_s: float
+    duration_s: float
+    ok: bool = True
+    text: str = ""
+    notes: tuple[str, ...] = ()
+    """Events within it, each with the seconds since the start of the trace."""
+    claim: str = ""
+    """Name of the ResourceClaim that it is about."""
+
+
+class TraceView(View, frozen=True, kw_only=True):
+    """The spans of a pod that can be read here, or else the times of its steps."""
+
+    trace: str
+    url: str = ""
+    """Its page at the collector of spans; empty without `--trace-url`."""
+    spans: tuple[SpanView, ...] = ()
+
+
+class WaitingDetails(WaitingView, frozen=True, kw_only=True):
+    """A waiting pod, with the nodes that are nearest to fitting."""
+
+    counts: tuple[ReasonCount, ...] = ()
+    nearest: tuple[NodeVerdict, ...] = ()
+    quota: Namespace = Namespace("")
+    no_end: str = ""
+    """Without a planned start: which leases would have to end, or when it could start."""
+    queue: QueuePlace
+
+
+class PodView(View, frozen=True, kw_only=True):
+    """A pod with its lease, or why it waits, and its trace."""
+
+    read_at: float
+    pod: PodUid
+    namespace: Namespace
+    name: str
+    lease: LeaseView | None = None
+    waiting: WaitingDetails | None = None
+    gang: GangView | None = None
+    cordoned: str = ""
+    devices: tuple[DeviceView, ...] = ()
+    """The devices of its lease, without their shares."""
+    finished: "FinishedPod | None" = None
+    """Set if it finished within a day."""
+    trace: TraceView
+
+
+class FinishedPod(View, frozen=True, kw_only=True):
+    """A pod whose lease has ended."""
+
+    pod: PodUid
+    namespace: Namespace
+    name: str
+    claim: bool = False
+    """It is a ResourceClaim."""
+    node: NodeName
+    devices: tuple[DeviceUuid, ...]
+    gpus: float
+    """The larger part of each device's cores or memory, added up."""
+    memory_mib: int
+    cores_percent: int
+    started: float
+    """When the lease was created."""
+    ended: float
+    reason: str = ""
+    """`Succeeded`, `Failed`, or why it was deleted; empty if it is not known."""
+    gpu_hours: float
+    used_memory_mib: int | None = None
+    """The mean; null if it was not measured."""
+    used_cores_percent: int | None = None
+    idle_gpu_hours: float | None = None

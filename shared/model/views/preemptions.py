@@ -1,0 +1,72 @@
+"""Preemptions and evictions, as the API returns them; pure."""
+
+from dataclasses import dataclass, field
+
+from shared.model.leases.ledger import NodeTotals, WaitingPod
+from shared.model.leases.preemption import PreemptionState
+from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.views.plans import PlanView, ProtectedPod
+from shared.model.views.view import View
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacingView:
+    """All that placing and preemption decide on, as the API returns it."""
+
+    nodes: tuple[NodeTotals, ...] = ()
+    waiting: tuple[WaitingPod, ...] = ()
+    """In the order in which freed capacity is offered."""
+    preemptions: PreemptionState = field(default_factory=PreemptionState)
+
+
+class VictimView(View, frozen=True, kw_only=True):
+    """A pod whose lease is preempted."""
+
+    pod: str
+    outcome: str | None
+
+
+class PreemptionView(View, frozen=True, kw_only=True):
+    """A preemption in progress."""
+
+    id: str
+    beneficiary: str
+    """Namespace and name of the pod for which it is; empty if there is none."""
+    stage: str
+    evict_at: float | None
+    victims: tuple[VictimView, ...]
+
+
+class EvictionView(View, frozen=True, kw_only=True):
+    """An evicted pod, and why."""
+
+    at: float
+    pod: str
+    uid: PodUid
+    node: NodeName
+    devices: tuple[DeviceUuid, ...]
+    cause: str
+    budget: str
+    outcome: str
+    beneficiary: str
+    """Namespace and name of the pod that gets the devices; empty if there is none."""
+    event: str
+
+
+class PreemptionsView(View, frozen=True, kw_only=True):
+    """The preemptions in progress, and the evictions of the last day."""
+
+    in_progress: tuple[PreemptionView, ...] = ()
+    evictions: tuple[EvictionView, ...] = ()
+
+
+class DryRunView(View, frozen=True, kw_only=True):
+    """The preemption that a binder would plan for one pod."""
+
+    pod: str
+    plan: PlanView | None = None
+    reason: str = ""
+    in_progress: PreemptionView | None = None
+    protected: tuple[ProtectedPod, ...] = ()
+    protected_left_out: int = 0
+    """Protected pods that are not listed, as there are too many."""
