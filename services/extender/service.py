@@ -29,6 +29,7 @@ from shared.model.names import NodeName, PodUid
 from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import PodRequest
 from shared.placing.choice.device_choice import allowed_modes, choose_devices
+from shared.placing.index.no_fit import NoFit
 from shared.placing.index.node_index import NodeIndex, placement_key
 from shared.placing.index.node_sets import Excluded
 from shared.placing.index.ranked_nodes import LAST_RANK, request_kind
@@ -36,7 +37,7 @@ from shared.placing.index.threshold_column import store
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.placement import placement_of
 from shared.placing.refusal.quota_refusals import narrowed, over_quota
-from shared.placing.refusal.refusals import cached_refusal, explain_refusal
+from shared.placing.refusal.refusals import explain
 from shared.runtime import telemetry
 from shared.runtime.ledger_mirror import LedgerMirror
 from shared.runtime.service import emits, loops, publishes
@@ -103,8 +104,9 @@ class NodeFilter:
         """Return why no offered node fits, as the placer explains it where it can."""
         split = self._split(request)
         if not split.has_fitting:
-            cached = cached_refusal(request, self.index)
-            return cached or explain_refusal(request, self.index, split.excluded)
+            key = placement_key(request)
+            last = self.index.explanations.get(key)
+            return explain(request, self.index, NoFit(key, split.position, split.excluded, last))
         failed = verdict.failed_and_unresolvable_nodes
         others = len(self.index.mirror.nodes) - len(failed)
         return Refusal(

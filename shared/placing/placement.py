@@ -5,7 +5,7 @@ from heapq import nsmallest
 from itertools import islice, zip_longest
 from typing import Final
 
-from shared.model.requests.placement import Placement, Refusal
+from shared.model.requests.placement import Placement
 from shared.model.requests.request import NodeOrder, PodRequest
 from shared.placing.choice.container_choice import DevicePick, build_shares
 from shared.placing.choice.device_choice import (
@@ -14,18 +14,17 @@ from shared.placing.choice.device_choice import (
     is_selective,
     numa_cpus,
 )
+from shared.placing.index.no_fit import NoFit
 from shared.placing.index.node_index import NodeIndex, PlannedKind, RequestPlan
 from shared.placing.index.ranked_nodes import CANDIDATES, BestNodes
 from shared.placing.index.threshold_column import NodeSet
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import has_no_node_constraints, has_too_little
-from shared.placing.refusal.refusals import cached_refusal, explain_refusal
 
 Rng = Callable[[], float]
 """Returns a random number from 0 to below 1."""
 Fit = tuple[MirroredNode, list[DevicePick]]
 POWER_TOO: Final = {NodeOrder.FRAGMENTATION: "", NodeOrder.POWER: ", and by their power"}
-UNEXPLAINED: Final = Refusal(reason="")
 RANDOM_TRIES: Final = 8
 """Nodes tried in random order, of the best ones, before nodes are tried by rank."""
 RARE: Final = 8
@@ -39,8 +38,7 @@ def place(
     candidates: int = CANDIDATES,
     *,
     contested: bool = False,
-    explained: bool = True,
-) -> tuple[Placement, ...] | Refusal:
+) -> tuple[Placement, ...] | NoFit:
     """Choose a node and its devices, and others should the ledger have no room on the first one.
 
     The first choice is random among the nodes that tie, so that independent placers seldom choose
@@ -49,10 +47,13 @@ def place(
     nodes are tried for the preferred mode before any is tried for the other.
 
     While choices are `contested`, a pod that packs gets a node that no other placer has just used,
-    as its only candidate, if there is one. Unless it is to be `explained`, a refusal has no reason.
+    as its only candidate, if there is one.
+
+    For example, `place(request, NodeIndex(mirror), random.random)[0].node` is the best node, if the
+    result is not `NoFit`; `explain(request, index, no_fit)` then returns why, in words.
     """
     if request.node_order.compares:
-        return place_compared(request, index, rng, candidates, explained=explained)
+        return place_compared(request, index, rng, candidates)
     plan = index.plan(request)
     kinds = plan.kinds
     if not index.mirror.mig_nodes and plan.share_kinds:
@@ -64,13 +65,10 @@ def place(
         )
         if placements:
             return placements
-    refusal = cached_refusal(request, index)
-    if refusal is not None:
-        return refusal
-    fitting, excluded = index.sets.split(request, explained=False)
-    plan.refused = not fitting
-    if not fitting:
-        return explain_refusal(request, index, excluded) if explained else UNEXPLAINED
+    fitting = index.fitting_nodes(request)
+    plan.refused = isinstance(fitting, NoFit)
+    if isinstance(fitting, NoFit):
+        return fitting
     nodes = _best_nodes(request, index, kinds, fitting, rng)
     return _placements(request, plan, index, nodes, candidates)
 
@@ -212,8 +210,8 @@ WEIGHED_NODES = 3
 
 
 def place_compared(
-    request: PodRequest, index: NodeIndex, rng: Rng, candidates: int, *, explained: bool
-) -> tuple[Placement, ...] | Refusal:
+    request: PodRequest, index: NodeIndex, rng: Rng, candidates: int
+) -> tuple[Placement, ...] | NoFit:
     """Choose the nodes on which the pod costs later pods the least of what is idle now.
 
     On each node the pod gets the devices of its own device order. The same random numbers lead to
@@ -228,12 +226,9 @@ def place_compared(
     ):
         fits = _compared(request, index, _likely_nodes(request, index, rng))
     if len(fits) < ENOUGH_NODES:
-        refusal = None if fits else cached_refusal(request, index)
-        if refusal is not None:
-            return refusal
-        fitting, excluded = index.sets.split(request, explained=False)
-        if not fitting:
-            return explain_refusal(request, index, excluded) if explained else UNEXPLAINED
+        fitting = index.fitting_nodes(request)
+        if isinstance(fitting, NoFit):
+            return fitting
         nodes = next(index.sets.by_preference(request.node_requirements, fitting))
         fits = _compared(request, index, _nodes_of(nodes, request, index, rng))
     return _least_costly(request, index, fits, candidates)

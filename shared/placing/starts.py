@@ -16,9 +16,10 @@ from shared.model.leases.ledger import LedgerNode, NodeTotals, WaitingPod, with_
 from shared.model.leases.preemption import EndingLease, StoredStart
 from shared.model.names import MAX_RUN_TIME, DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.quantity import timestamp
-from shared.model.requests.placement import Placement, Refusal
+from shared.model.requests.placement import Placement
 from shared.model.requests.request import Gang, PodRequest
 from shared.placing.anti_affinity import all_domains, repelled_request
+from shared.placing.index.no_fit import NoFit
 from shared.placing.index.node_index import placement_key
 from shared.placing.node_filters import free_resources, has_too_little
 from shared.placing.room import without
@@ -293,7 +294,7 @@ class StartTrials:
     """
 
     def __init__(self) -> None:
-        self.cluster = TrialCluster(explained=False)
+        self.cluster = TrialCluster()
         self._put: dict[NodeName, tuple[NodeTotals, set[PodUid]]] = {}
 
     def end(self, nodes: Iterable[NodeTotals], leases: Iterable[Lease]) -> None:
@@ -393,7 +394,7 @@ class _Search:
             if request == refused:
                 continue
             result = self._trials.cluster.place(PodUid(str(number)), request)
-            if isinstance(result, Refusal):
+            if isinstance(result, NoFit):
                 refused = request
             else:
                 found[number] = result

@@ -6,10 +6,11 @@ from shared.model.leases.ledger import LedgerNode
 from shared.model.names import NodeName, PodUid
 from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import PodRequest
+from shared.placing.index.no_fit import NoFit
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.placement import picks_on, place, place_before, placement_of
-from shared.placing.refusal.refusals import possible_nodes
+from shared.placing.refusal.refusals import explain, possible_nodes
 
 GOLDEN_RATIO = 0.6180339887
 """Its multiples modulo 1 are spread evenly: they choose among nodes that fit equally well."""
@@ -18,11 +19,11 @@ GOLDEN_RATIO = 0.6180339887
 class TrialCluster:
     """Nodes and the pods placed on them so far. The same calls lead to the same placements.
 
-    Unless they are to be `explained`, which takes most of the time, refusals have no reasons.
+    For example, `TrialCluster(nodes).place(pod, request)` returns where the pod would run, and
+    `explain` puts a `NoFit` into words, which takes most of the time.
     """
 
-    def __init__(self, nodes: Iterable[LedgerNode] = (), *, explained: bool = True) -> None:
-        self._explained = explained
+    def __init__(self, nodes: Iterable[LedgerNode] = ()) -> None:
         self._mirror = ClusterMirror()
         self._mirror.reset(nodes)
         self._index = NodeIndex(self._mirror)
@@ -43,29 +44,32 @@ class TrialCluster:
 
     def place(
         self, pod: PodUid, request: PodRequest, ends_by: float | None = None
-    ) -> Placement | Refusal:
-        """Place a pod and count it as running, or return why it fits nowhere.
+    ) -> Placement | NoFit:
+        """Place a pod and count it as running, or return that it fits nowhere.
 
         One that `ends_by` an instant may use devices that are claimed for starts after that.
         """
-        found = place(request, self._index, self._choice, explained=self._explained)
-        if isinstance(found, Refusal) and ends_by is not None:
-            found = place_before(request, self._index, ends_by) or found
-        if isinstance(found, Refusal):
-            return found
-        self.reserve(pod, request, found[0])
-        return found[0]
+        decision = place(request, self._index, self._choice)
+        if isinstance(decision, NoFit) and ends_by is not None:
+            decision = place_before(request, self._index, ends_by) or decision
+        if isinstance(decision, NoFit):
+            return decision
+        self.reserve(pod, request, decision[0])
+        return decision[0]
+
+    def explain(self, request: PodRequest, no_fit: NoFit) -> Refusal:
+        """Return in words why a pod fits nowhere, as long as nothing has changed."""
+        return explain(request, self._index, no_fit)
 
     def may_fit(self, request: PodRequest) -> bool:
         """Return whether a pod would fit if no other ran."""
         return bool(possible_nodes(request, self._index))
 
-    def place_on(self, name: NodeName, pod: PodUid, request: PodRequest) -> Placement | Refusal:
-        """Place a pod on a node and count it as running, or return why it does not fit there."""
+    def place_on(self, name: NodeName, pod: PodUid, request: PodRequest) -> Placement | None:
+        """Place a pod on a node and count it as running, or return None if it does not fit."""
         placement = self.placement_on(name, request)
-        if placement is None:
-            return Refusal(reason=f"there is no room on node {name}")
-        self.reserve(pod, request, placement)
+        if placement is not None:
+            self.reserve(pod, request, placement)
         return placement
 
     def placement_on(self, name: NodeName, request: PodRequest) -> Placement | None:

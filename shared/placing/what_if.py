@@ -11,10 +11,11 @@ from shared.model.leases.lease import Lease
 from shared.model.leases.ledger import LedgerNode, NodeTotals
 from shared.model.leases.preemption import start_text
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.requests.placement import Placement, Refusal
+from shared.model.requests.placement import Placement
 from shared.model.requests.request import PodRequest
 from shared.model.views.plans import PlannedShare
 from shared.model.views.view import View
+from shared.placing.index.no_fit import NoFit
 from shared.placing.room import ClusterTrials, rooms_by_few
 from shared.placing.starts import LeaseEnd, PlannedStart, StartTrials, ending_lease, plan_start
 from shared.placing.trial_cluster import TrialCluster
@@ -116,18 +117,19 @@ def forecast(
     waiting: list[PodRequest] = []
     by_origin: dict[str, list[int]] = {}
     for number, pod in enumerate(pods):
-        found = trials.cluster.place(_uid(number), pod.request)
+        decision = trials.cluster.place(_uid(number), pod.request)
         outcome = TriedOutcome(origin=pod.origin, pod=pod.name)
-        if isinstance(found, Placement):
-            shares = PlannedShare.of(found.shares)
-            outcomes.append(structs.replace(outcome, node=found.node, shares=shares))
+        if isinstance(decision, Placement):
+            shares = PlannedShare.of(decision.shares)
+            outcomes.append(structs.replace(outcome, node=decision.node, shares=shares))
             continue
+        refusal = trials.cluster.explain(pod.request, decision)
         waiting.append(pod.request)
         by_origin.setdefault(pod.origin, []).append(number)
         if pod.origin not in rooms:
             rooms[pod.origin] = _room(pod.request, trials, now, visible)
         room = rooms[pod.origin]
-        outcomes.append(structs.replace(outcome, refusal=found.text, room=room))
+        outcomes.append(structs.replace(outcome, refusal=refusal.text, room=room))
     if end_of is not None:
         planned = StartTrials()
         first = [pod.request for pod, found in zip(pods, outcomes, strict=True) if found.node]
@@ -185,7 +187,7 @@ def _addition(waiting: Sequence[PodRequest], example: LedgerNode) -> AddedNodes:
         still = [
             (number, request)
             for number, request in left
-            if isinstance(cluster.place(_uid(number), request), Refusal)
+            if isinstance(cluster.place(_uid(number), request), NoFit)
         ]
         if len(still) == len(left):
             break

@@ -29,9 +29,9 @@ from shared.model.devices.device import DeviceUse
 from shared.model.names import PodUid
 from shared.model.requests.placement import Refusal
 from shared.model.requests.request import NodeOrder
+from shared.placing.explained import place_explained
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
-from shared.placing.placement import place
 from tests.support import build
 
 DEVICES = 8
@@ -119,7 +119,7 @@ class Load:
         """Place one pod and count it."""
         if wanted.node_order.compares:
             self.index.fragmentation.workload.learn(wanted)
-        answer = place(wanted, self.index, self.dice.random, 1)
+        answer = place_explained(wanted, self.index, self.dice.random, 1)
         if isinstance(answer, Refusal):
             self.refused += 1
             return
@@ -216,7 +216,7 @@ def _refuse(load, wanted):
         load.totals[uuid] = used
         load.mirror.update_device_use(uuid, used)
         began = time.process_time()
-        refused = place(one, load.index, load.dice.random)
+        refused = place_explained(one, load.index, load.dice.random)
         spent += time.process_time() - began
         if not isinstance(refused, Refusal):
             raise SystemExit(f"placed: {one}")

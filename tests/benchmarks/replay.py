@@ -38,8 +38,8 @@ from shared.model.devices.device import with_claim
 from shared.model.leases.lease import Lease
 from shared.model.leases.ledger import LedgerNode, NodeTotals, counted_use
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
-from shared.model.requests.placement import Refusal
 from shared.model.requests.request import NodeOrder
+from shared.placing.index.no_fit import NoFit
 from shared.placing.index.node_index import placement_key
 from shared.placing.run_times import RunTimes
 from shared.placing.starts import (
@@ -192,7 +192,7 @@ class _Run:
         self.impossible = 0
         self._terms = terms
         self._nodes = {node.facts.name: node for node in nodes}
-        self._cluster = TrialCluster(nodes, explained=False)
+        self._cluster = TrialCluster(nodes)
         self._ends: list[tuple[float, int]] = []
         """When running pods end, with their numbers, as a heap; -1: starts may be planned."""
         self._waiting: dict[Hashable, deque[int]] = {}
@@ -281,12 +281,13 @@ class _Run:
             uid = PodUid(f"{number}.{member}")
             planned = plan.placements[member] if plan else None
             if planned is None:
-                found = self._cluster.place(
+                decision = self._cluster.place(
                     uid, pod.request, end.at if end and end.enforced else None
                 )
+                found = None if isinstance(decision, NoFit) else decision
             else:
                 found = self._cluster.place_on(planned.node, uid, pod.request)
-            if isinstance(found, Refusal):
+            if found is None:
                 for each in leases:
                     self._cluster.remove(each.pod)
                 return False

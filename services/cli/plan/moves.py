@@ -6,11 +6,12 @@ from itertools import islice
 from shared.model.leases.lease import Lease
 from shared.model.leases.ledger import NodeTotals
 from shared.model.names import NodeName, PodUid
-from shared.model.requests.placement import Placement, Refusal
+from shared.model.requests.placement import Placement
 from shared.model.requests.request import PodRequest
 from shared.model.views.plans import PlannedShare, ProtectedPod
 from shared.model.views.preemptions import PlacingView
 from shared.model.views.view import View
+from shared.placing.index.no_fit import NoFit
 from shared.placing.room import ClusterTrials, Room, rooms_by_few
 from shared.placing.starts import with_claims
 from shared.placing.trial_cluster import TrialCluster
@@ -104,7 +105,7 @@ def _moves(
     moves: list[Move] = []
     for lease in sorted(room.leases, key=_size, reverse=True):
         place = cluster.place(lease.pod, requests[lease.pod])
-        if isinstance(place, Refusal):
+        if isinstance(place, NoFit):
             break
         moves.append(
             Move(

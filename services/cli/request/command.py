@@ -38,9 +38,9 @@ from shared.model.names import (
 from shared.model.requests.placement import Refusal
 from shared.model.requests.request import GpuRequest, NodeRequirements, PodRequest, SharingPolicy
 from shared.model.views.view import View
+from shared.placing.explained import place_explained
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
-from shared.placing.placement import place
 from shared.pods.pod_parser import parse_manifest
 from shared.runtime.request_settings import RequestSettings, load_rules
 
@@ -232,7 +232,7 @@ def _place(request: PodRequest, node: LedgerNode) -> tuple[Share, ...] | Refusal
     """Place the pod as a placer would; each share gets the first slot, as on an idle device."""
     mirror = ClusterMirror()
     mirror.put_node(node)
-    result = place(request, NodeIndex(mirror), lambda: 0.0)
+    result = place_explained(request, NodeIndex(mirror), lambda: 0.0)
     if isinstance(result, Refusal):
         return result
     return tuple(

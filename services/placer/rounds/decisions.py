@@ -18,6 +18,7 @@ from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import Gang, GpuRequest, PodRequest
 from shared.placing.choice.container_choice import build_shares
 from shared.placing.choice.device_choice import choose_devices, fits
+from shared.placing.index.no_fit import NoFit
 from shared.placing.index.node_index import NodeIndex, placement_key
 from shared.placing.index.ranked_nodes import CANDIDATES
 from shared.placing.mirror.cluster_mirror import ClusterMirror
@@ -25,7 +26,7 @@ from shared.placing.mirror.node_mirror import MirroredNode, TentativeReservation
 from shared.placing.node_filters import has_too_little
 from shared.placing.placement import Rng, place, place_before
 from shared.placing.refusal.quota_refusals import QuotaRefusals
-from shared.placing.refusal.refusals import possible_nodes, with_run_time
+from shared.placing.refusal.refusals import explain, possible_nodes, with_run_time
 
 ChosenPod = tuple[PodQueued, tuple[Placement, ...]]
 """A pod, and its candidates, best first."""
@@ -34,22 +35,7 @@ RefusedPod = tuple[PodQueued, Refusal]
 CONTESTED_PODS = 4096
 """After a first choice that the ledger did not grant, choices are contested for so many pods."""
 
-DEFERRED = Refusal(
-    reason="the GPUs that it needs are offered to a pod that comes before it in the queue"
-)
 CACHED_COUNTS = 1024
-GANG_NOT_DECIDED = Refusal(reason="the pods of its gang are being counted")
-"""The stored refusal of a pod until its gang has been decided on."""
-
-
-def too_large_refusal(reason: str) -> Refusal:
-    """Return the refusal of a pod whose lease the ledger cannot store."""
-    return Refusal(
-        reason=f"the pod's lease cannot be stored: {reason}",
-        counts=(("RecordTooLarge", 1),),
-        hint="use fewer containers that request GPUs, and shorter names and groups",
-        permanent=True,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +123,19 @@ class DecisionContext:
 
     def _place(self, request: PodRequest) -> tuple[Placement, ...] | Refusal:
         candidates = self.candidates.next()
-        found = place(request, self.index, self.rng, candidates, contested=candidates > 1)
-        if self.index.mirror.claimed and isinstance(found, Refusal) and not found.permanent:
-            now = self.now()
-            ends_by = will_end_by(request.term, now)
+        decision = place(request, self.index, self.rng, candidates, contested=candidates > 1)
+        if isinstance(decision, NoFit) and self.mirror.claimed:
+            ends_by = will_end_by(request.term, self.now())
             before = ends_by is not None and place_before(request, self.index, ends_by)
-            return before or with_run_time(found, request, self.index, now)
-        return found
+            decision = before or decision
+        return self._explain(request, decision) if isinstance(decision, NoFit) else decision
+
+    def _explain(self, request: PodRequest, no_fit: NoFit) -> Refusal:
+        """Put into words why a pod fits nowhere, with what earlier pods of the batch use."""
+        refusal = explain(request, self.index, no_fit)
+        if self.mirror.claimed and not refusal.permanent:
+            return with_run_time(refusal, request, self.index, self.now())
+        return refusal
 
 
 @dataclass(slots=True)
@@ -220,8 +212,8 @@ class GangDecision:
     fitting: int
     """How many pods fit before one did not."""
     refusal: Refusal | None = None
-    impossible: str = ""
-    """Why they would not fit if no other pod ran; empty if they may."""
+    lacking: tuple[int, int] | None = None
+    """How many of how many equal pods would fit if no other pod ran; None if all may."""
     waits: bool = False
     """The pod that does not fit would fit once other pods have ended."""
     differs: bool = False
@@ -248,12 +240,7 @@ def decide_gang(
         waits = decision.waits and _lacking(members, needed, context, as_is=True) is None
         keys = {placement_key(event.request) for event in members}
         return replace(decision, waits=waits, differs=len(keys) > 1)
-    most, least = lacking
-    return replace(
-        decision,
-        impossible=f"waiting does not help: if no other pod ran, {most} of {least} equal pods of "
-        "the gang would fit",
-    )
+    return replace(decision, lacking=lacking)
 
 
 def _lacking(
@@ -273,70 +260,6 @@ def _lacking(
             if most < least:
                 return most, least
     return None
-
-
-def member_refused(gang: Gang, pod: PodQueued, refusal: Refusal) -> Refusal:
-    """Return the refusal of a gang one of whose pods can get no lease."""
-    reason = f"pod {pod.name} of gang {gang.name}: {refusal.reason}"
-    return structs.replace(refusal, reason=reason)
-
-
-def gang_too_small(gang: Gang, *, live: int, waiting: int) -> Refusal:
-    """Return the refusal of a gang of which pods are missing."""
-    missing = gang.min_member - live - waiting
-    return Refusal(
-        reason=f"{_rule(gang)}; {live + waiting} of {gang.min_member} pods exist",
-        hint=f"create {missing} more, or lower the gang's minimum; pods with another "
-        "schedulerName count once that scheduler has placed them",
-        forming=True,
-    )
-
-
-def gang_does_not_fit(
-    gang: Gang, *, live: int, decision: GangDecision, refusal: Refusal
-) -> Refusal:
-    """Return the refusal of a gang of which only some pods fit, with the reason of the next.
-
-    Its amounts count those that fit, which hold nothing: they differ from what commands and page
-    show as free.
-    """
-    fitting = decision.fitting
-    if live:
-        leased = f"{live} of {gang.min_member} have a lease"
-        count = f"{leased}, {fitting} of the other {gang.min_member - live}"
-    else:
-        count = f"{fitting} of {gang.min_member}"
-    reason = f"{_rule(gang)}; {count} fit"
-    refusal = structs.replace(
-        refusal,
-        hint=_gang_hint(gang, live, decision, refusal),
-        permanent=refusal.permanent or bool(decision.impossible),
-    )
-    if not fitting:
-        return structs.replace(refusal, reason=f"{reason}: {refusal.reason}")
-    return structs.replace(
-        refusal,
-        reason=f"{reason}, and beside them: {refusal.reason}",
-        nearest_nodes=tuple(
-            structs.replace(node, reason=f"{node.reason}, with the {fitting} that fit counted")
-            for node in refusal.nearest_nodes
-        ),
-    )
-
-
-def _gang_hint(gang: Gang, live: int, decision: GangDecision, refusal: Refusal) -> str:
-    """Return what lets the gang run, or what its next pod needs."""
-    runs = live + decision.fitting
-    ways = [
-        f"lower the gang's minimum to {runs + gang.placed_elsewhere}, as {runs} of its pods have "
-        "room now"
-    ] * bool(runs)
-    if decision.impossible:
-        reduced = "request less in each of its pods, or ask an administrator to add nodes"
-        return f"{decision.impossible}: {'; or '.join([*ways, reduced])}"
-    unsure = ", which may not be enough, as its pods differ" * decision.differs
-    ways += [f"wait until other pods have ended{unsure}"] * decision.waits
-    return "; or ".join(ways) or f"each pod of the gang needs a change: {refusal.hint}"
 
 
 def choose_offer_recipients(members: Iterable[PodQueued]) -> set[PodUid]:
@@ -393,11 +316,6 @@ def _place_in_order(
         context.mirror.drop(event.pod)
     may_fit = len(chosen) + sum(not refusal.permanent for _, refusal in refused)
     refusal = structs.replace(refused[0][1], permanent=may_fit < needed)
-    memo = context.index.refusals.get(placement_key(refused[0][0]))
-    waits = memo is not None and bool(memo.advice.waiting)
+    explanation = context.index.explanations.get(placement_key(refused[0][0]))
+    waits = explanation is not None and bool(explanation.advice.waiting)
     return GangDecision([], len(chosen), refusal, waits=waits)
-
-
-def _rule(gang: Gang) -> str:
-    beside = f", beside {gang.placed_elsewhere} of other schedulers" * bool(gang.placed_elsewhere)
-    return f"gang {gang.name} needs {gang.min_member} pods at once{beside}"

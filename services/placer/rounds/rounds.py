@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 
 from services.placer.metrics import count
 from services.placer.rounds.decisions import (
-    DEFERRED,
-    GANG_NOT_DECIDED,
     DecisionContext,
     RefusedPod,
     RoundDecisions,
@@ -18,6 +16,10 @@ from services.placer.rounds.decisions import (
     choose_offer_recipients,
     decide,
     decide_gang,
+)
+from services.placer.rounds.refusal_texts import (
+    DEFERRED,
+    GANG_NOT_DECIDED,
     gang_does_not_fit,
     gang_too_small,
     member_refused,

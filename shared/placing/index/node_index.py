@@ -1,25 +1,22 @@
 """The incremental index: for each kind of request, nodes sorted by how well they fit; pure."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable
 from functools import lru_cache
 
 from shared.model.devices.device import DeviceMode
 from shared.model.events.pod_events import PodQueued
 from shared.model.names import Namespace
-from shared.model.requests.placement import NodeVerdict, Refusal
 from shared.model.requests.request import PodRequest, RepelledFrom
-from shared.placing.advice import Advice
 from shared.placing.anti_affinity import Domain, domains, repelled_from, with_repelled
 from shared.placing.choice.device_choice import allowed_modes, device_chooser, device_key
 from shared.placing.index.fragmentation import Fragmentation
+from shared.placing.index.no_fit import Explanation, NoFit
 from shared.placing.index.node_sets import NodeEligibility, NodeSets
 from shared.placing.index.ranked_nodes import RankedNodes, RequestKind, ranking_for, request_kind
 from shared.placing.index.threshold_column import NodeSet, store
 from shared.placing.mirror.cluster_mirror import ChangeReader, ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode, unclaimed_copy
-from shared.placing.node_filters import NodeFilterFailure
 
 CACHED_PLANS = 8_192
 CACHED_KINDS = 64
@@ -120,25 +117,6 @@ EXACT_CORES_USES = 256
 """After cores decided once, the next so many requests of the kind use ranks that count cores."""
 
 
-NearNode = tuple[str, MirroredNode, int]
-"""Why a node is excluded, the node, and its number of changes."""
-
-
-@dataclass(frozen=True, slots=True)
-class RefusalMemo:
-    """A refusal, and what it is based on."""
-
-    position: int
-    """The mirror's position then."""
-    inventory_position: int
-    possible: NodeSet
-    """The nodes that would fit if they were empty, as of the inventory's position."""
-    details: Mapping[NearNode, tuple[NodeFilterFailure, NodeVerdict]]
-    """Why the nearest nodes do not fit."""
-    advice: Advice
-    refusal: Refusal
-
-
 class NodeIndex:
     """Ranked nodes by kind of request, and the sets of nodes that fit requests exactly.
 
@@ -151,8 +129,8 @@ class NodeIndex:
         self.sets = NodeSets(mirror, self.eligibility)
         self.repelled_pods = RepelledPods(mirror)
         self.fragmentation = Fragmentation(mirror)
-        self.refusals: dict[Hashable, RefusalMemo] = {}
-        """The latest refusals, by `placement_key`."""
+        self.explanations: dict[Hashable, Explanation] = {}
+        """The latest explanations of refusals, by `placement_key`."""
         self.idle_copies: dict[tuple[MirroredNode, int, bool], MirroredNode] = {}
         """Nodes without any use, by node, the inventory's position, and whether all is healthy."""
         self.unclaimed_copies: dict[tuple[MirroredNode, int, tuple[int, ...]], MirroredNode] = {}
@@ -195,6 +173,20 @@ class NodeIndex:
             store(self._ranked_nodes, kind, ranked_nodes, CACHED_KINDS)
         ranked_nodes.catch_up()
         return ranked_nodes
+
+    def fitting_nodes(self, request: PodRequest) -> NodeSet | NoFit:
+        """Return all nodes that fit a request, or the decision that none does.
+
+        If an equal request was refused and explained in the mirror's present state, nothing is
+        decided anew.
+        """
+        key = placement_key(request)
+        position = self.mirror.changes.end
+        last = self.explanations.get(key)
+        if last is not None and last.position == position:
+            return NoFit(key, position, {}, last)
+        fitting, excluded = self.sets.split(request, explained=False)
+        return fitting or NoFit(key, position, excluded, last)
 
     def without_claims(self, node: MirroredNode, until: float) -> MirroredNode:
         """Return a copy of a node as it is without the claims for starts at `until` or later."""

@@ -23,7 +23,8 @@ from shared.placing.choice.device_refusals import (
     device_refusals,
     explain_no_devices,
 )
-from shared.placing.index.node_index import NearNode, NodeIndex, RefusalMemo, placement_key
+from shared.placing.index.no_fit import Explanation, NearNode, NoFit
+from shared.placing.index.node_index import NodeIndex, placement_key
 from shared.placing.index.node_sets import Excluded
 from shared.placing.index.threshold_column import NodeSet, positions_in, store
 from shared.placing.mirror.node_mirror import MirroredNode, idle_copy
@@ -49,26 +50,27 @@ _STAGES = (
 NodeDetails = Mapping[NearNode, tuple[NodeFilterFailure, NodeVerdict]]
 
 
-def cached_refusal(request: PodRequest, index: NodeIndex) -> Refusal | None:
-    """Return the refusal of an equal request, if the mirror has not changed since."""
-    memo = index.refusals.get(placement_key(request))
-    return memo.refusal if memo and memo.position == index.mirror.changes.end else None
+def explain(request: PodRequest, index: NodeIndex, no_fit: NoFit) -> Refusal:
+    """Return in words why no node fits a request, in the mirror's state of the decision.
 
-
-def explain_refusal(request: PodRequest, index: NodeIndex, excluded: Excluded) -> Refusal:
-    """Return why nothing fits, given all nodes by the reason that excludes them."""
-    key = placement_key(request)
+    For example, `explain(request, index, no_fit).text` is "0/2 nodes are available: 2 Insufficient
+    GPU memory. ..." with what to try next.
+    """
+    last = no_fit.last
+    if last is not None and last.position == no_fit.position:
+        return last.refusal
+    index.explanations.pop(no_fit.key, None)
     mirror = index.mirror
-    known = index.refusals.pop(key, None)
     inventory = mirror.inventory_changes.end
-    if known is not None and known.inventory_position != inventory:
-        known = None
-    possible = possible_nodes(request, index) if known is None else known.possible
+    if last is not None and last.inventory_position != inventory:
+        last = None
+    possible = possible_nodes(request, index) if last is None else last.possible
+    excluded = no_fit.excluded
     counts = sorted(
         ((nodes.bit_count(), code, text) for (code, text), nodes in excluded.items()),
         key=lambda entry: (-entry[0], entry[2]),
     )
-    details, advice = _details(request, index, excluded, possible, known)
+    details, advice = _details(request, index, excluded, possible, last)
     listed = ", ".join(f"{count} {text}" for count, _, text in counts) or "there is no node"
     refusal = Refusal(
         reason=f"0/{len(mirror.nodes)} nodes are available: {listed}.",
@@ -77,8 +79,8 @@ def explain_refusal(request: PodRequest, index: NodeIndex, excluded: Excluded) -
         hint=advice.text,
         permanent=bool(mirror.nodes) and not possible,
     )
-    memo = RefusalMemo(mirror.changes.end, inventory, possible, details, advice, refusal)
-    return store(index.refusals, key, memo, CACHED_REFUSALS).refusal
+    explanation = Explanation(no_fit.position, inventory, possible, details, advice, refusal)
+    return store(index.explanations, no_fit.key, explanation, CACHED_REFUSALS).refusal
 
 
 def _by_code(counts: Iterable[tuple[int, str, str]]) -> tuple[tuple[str, int], ...]:
@@ -93,15 +95,15 @@ def _details(
     index: NodeIndex,
     excluded: Excluded,
     possible: NodeSet,
-    known: RefusalMemo | None,
+    last: Explanation | None,
 ) -> tuple[NodeDetails, Advice]:
-    """Return why each of the nearest nodes does not fit, and advice; `known` is the last one."""
+    """Return why each of the nearest nodes does not fit, and advice."""
     nearest = tuple(_nearest(index, excluded, possible))
-    known_details = known.details if known else {}
+    last_details = last.details if last else {}
     names = {"", *(node.name for _, node, _ in nearest)}
-    if known is not None and tuple(known_details) == nearest and known.advice.node in names:
-        return known_details, known.advice
-    details = {near: known_details.get(near) or _explain(request, near[1]) for near in nearest}
+    if last is not None and tuple(last_details) == nearest and last.advice.node in names:
+        return last_details, last.advice
+    details = {near: last_details.get(near) or _explain(request, near[1]) for near in nearest}
     blocked = [(near[1], failure) for near, (failure, _) in details.items()]
     return details, _advice(request, index, excluded, blocked, possible)
 
@@ -288,9 +290,9 @@ def _reserved_until(request: PodRequest, nodes: Iterable[MirroredNode], index: N
 
 def with_run_time(refusal: Refusal, request: PodRequest, index: NodeIndex, now: float) -> Refusal:
     """Add the maximum run time that lets the pod use reserved GPUs, rounded down: it stays true."""
-    memo = index.refusals.get(placement_key(request))
+    explanation = index.explanations.get(placement_key(request))
     term = request.term
-    until = memo.advice.reserved_until if memo else 0
+    until = explanation.advice.reserved_until if explanation else 0
     spare_s = until - (will_end_by(structs.replace(term, max_run_s=0), now) or inf)
     if spare_s < 60 or request.gang or term.runs_on:
         return refusal

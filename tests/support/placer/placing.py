@@ -6,6 +6,7 @@ from shared.model.leases.ledger import LedgerNode
 from shared.model.names import PodUid
 from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import PodRequest
+from shared.placing.index.no_fit import NoFit
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.trial_cluster import TrialCluster
@@ -43,9 +44,11 @@ class Cluster:
         self._pods = 0
 
     def place(self, wanted: PodRequest) -> Placement | Refusal:
-        answer = self._trial.place(PodUid(f"uid-{self._pods + 1}"), wanted)
-        self._pods += isinstance(answer, Placement)
-        return answer
+        decision = self._trial.place(PodUid(f"uid-{self._pods + 1}"), wanted)
+        if isinstance(decision, NoFit):
+            return self._trial.explain(wanted, decision)
+        self._pods += 1
+        return decision
 
     def end(self, pod: str) -> None:
         self._trial.remove(PodUid(pod))

@@ -16,9 +16,9 @@ from shared.model.leases.lease import Lease
 from shared.model.names import Namespace, PodUid
 from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import PodRequest
+from shared.placing.explained import place_explained
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
-from shared.placing.placement import place
 from tests.support.build import dice, ledger_node
 from tests.support.dialects.mixes import BLOCK, BY_NAME, ExpectedPod, ExpectedShare, exactly
 from tests.support.dialects.recount import LABELS, NODES, SERVED, Recount, assert_environment, fits
@@ -60,7 +60,7 @@ class Placed:
 
     def _placed(self, number: int, manifest: PodManifest, rules: Rules) -> Lease | None:
         request = structs.replace(parse_pod_request(manifest, rules), resources={"pods": 1})
-        answer = place(request, self.index, self.draw)
+        answer = place_explained(request, self.index, self.draw)
         if isinstance(answer, Refusal):
             return None
         pod = PodUid(f"uid-{number}")

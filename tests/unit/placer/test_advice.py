@@ -13,7 +13,8 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from services.placer.rounds.decisions import DecisionContext, decide_gang, gang_does_not_fit
+from services.placer.rounds.decisions import DecisionContext, decide_gang
+from services.placer.rounds.refusal_texts import gang_does_not_fit
 from shared.dialects.dialect import PodManifest, Rules
 from shared.kubernetes.types import ApiPod
 from shared.model.devices.device import DeviceMode, DeviceUse, Isolation
@@ -22,6 +23,8 @@ from shared.model.leases.ledger import LedgerNode
 from shared.model.requests.placement import Refusal
 from shared.model.requests.request import Gang, PodRequest, Term
 from shared.placing.advice import Advice, Change, Place
+from shared.placing.explained import place_explained
+from shared.placing.index.no_fit import NoFit
 from shared.placing.index.node_index import NodeIndex, placement_key
 from shared.placing.placement import place
 from shared.pods.pod_parser import PodParser
@@ -166,11 +169,13 @@ def emptied(nodes: list[LedgerNode]) -> list[LedgerNode]:
 
 def runs(pod: Pod, nodes: list[LedgerNode]) -> bool:
     request = read(pod)
-    return request is not None and not isinstance(place(request, index_of(*nodes), dice()), Refusal)
+    if request is None:
+        return False
+    return not isinstance(place(request, index_of(*nodes), dice()), NoFit)
 
 
 def advice_of(request: PodRequest, index: NodeIndex) -> Advice:
-    return index.refusals[placement_key(request)].advice
+    return index.explanations[placement_key(request)].advice
 
 
 def changed(pod: Pod, changes: tuple[Change, ...]) -> Pod:
@@ -292,7 +297,7 @@ def test_whoever_does_what_the_hint_says_gets_a_pod_that_runs(
     if request is None:
         return
     index = index_of(*nodes)
-    answer = place(request, index, dice())
+    answer = place_explained(request, index, dice())
     if not isinstance(answer, Refusal):
         return
 

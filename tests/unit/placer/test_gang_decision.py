@@ -7,16 +7,14 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from services.placer.rounds.decisions import (
-    GANG_NOT_DECIDED,
     DecisionContext,
     GangDecision,
     changed_verdicts,
     choose_offer_recipients,
     decide_gang,
-    gang_does_not_fit,
-    gang_too_small,
     split_into_units,
 )
+from services.placer.rounds.refusal_texts import GANG_NOT_DECIDED, gang_does_not_fit, gang_too_small
 from shared.model.events.pod_events import PodQueued
 from shared.model.leases.ledger import GangEnrollment, LedgerNode, WaitingPod
 from shared.model.requests.placement import Refusal
@@ -123,7 +121,7 @@ def test_a_gang_that_would_not_fit_an_empty_cluster_is_not_advised_to_wait() -> 
     refusal = gang_does_not_fit(GANG, live=0, decision=hopeless, refusal=hopeless.refusal)
     waits = gang_does_not_fit(GANG, live=0, decision=hopeful, refusal=hopeful.refusal)
 
-    assert (hopeful.impossible, hopeful.fitting) == ("", 2)
+    assert (hopeful.lacking, hopeful.fitting) == (None, 2)
     assert refusal.permanent
     assert refusal.hint == (
         "waiting does not help: if no other pod ran, 2 of 3 equal pods of the gang would fit: "

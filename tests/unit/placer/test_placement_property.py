@@ -25,8 +25,8 @@ from shared.model.requests.request import (
     Toleration,
     TopologyScope,
 )
+from shared.placing.explained import place_explained
 from shared.placing.index.node_index import NodeIndex
-from shared.placing.placement import place
 from tests.support.build import device, dice, gpu, ledger_node, mig_layout, request, use
 from tests.support.placer.naive import fit_on_node, fits_somewhere
 from tests.support.placer.placing import index_of
@@ -194,7 +194,7 @@ def requests(draw: Any) -> PodRequest:
 def _check(wanted: PodRequest, index: NodeIndex, nodes: list[LedgerNode]) -> None:
     """Ask the index, and judge its answer by the naive scan over the same nodes."""
     by_name = {node.facts.name: node for node in nodes}
-    answer = place(wanted, index, dice(1))
+    answer = place_explained(wanted, index, dice(1))
     if isinstance(answer, Refusal):
         assert not fits_somewhere(wanted, nodes)
         assert sum(count for _, count in answer.counts) == len(nodes)
@@ -257,7 +257,7 @@ def test_an_updated_index_decides_like_a_new_one(nodes: list[LedgerNode], steps:
     for number, step in enumerate(steps):
         if isinstance(step, PodRequest):
             _check(step, index, list(truth.values()))
-            answer = place(step, index, dice(number))
+            answer = place_explained(step, index, dice(number))
             if not isinstance(answer, Refusal):
                 mirror.reserve(
                     PodUid(str(number)), answer[0], step.resources, step.anti_affinity_groups
@@ -316,7 +316,7 @@ def test_successive_instances_agree_with_the_naive_scan(
 
     for number, step in enumerate(steps):
         _check(step, index, [node])
-        answer = place(step, index, dice(number))
+        answer = place_explained(step, index, dice(number))
         if not isinstance(answer, Refusal):
             mirror.reserve(PodUid(str(number)), answer[0], step.resources)
             taken = {card.uuid: use.slots_taken for card, use in node.devices}
@@ -367,7 +367,7 @@ def test_a_tentative_reservation_and_the_total_that_contains_it_count_once() -> 
     index = index_of(ledger_node("n1", device()))
     mirror = index.mirror
     wanted = request(gpu(memory=1000))
-    answer = place(wanted, index, dice(1))
+    answer = place_explained(wanted, index, dice(1))
     assert not isinstance(answer, Refusal)
     mirror.reserve(PodUid("uid"), answer[0], wanted.resources)
     card = mirror.nodes[NodeName("n1")].devices[0]

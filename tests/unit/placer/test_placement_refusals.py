@@ -19,15 +19,15 @@ from shared.model.requests.request import (
     PodRequest,
     SharingPolicy,
 )
+from shared.placing.explained import place_explained
 from shared.placing.index.node_index import NodeIndex
-from shared.placing.placement import place
 from shared.placing.refusal.quota_refusals import over_quota
 from tests.support.build import V100_MIB, device, dice, gpu, ledger_node, request, use
 from tests.support.placer.placing import Cluster, index_of, refused
 
 
 def decision(wanted: PodRequest, index: NodeIndex) -> tuple[Placement, ...] | Refusal:
-    return place(wanted, index, dice(3))
+    return place_explained(wanted, index, dice(3))
 
 
 def chosen(wanted: PodRequest, index: NodeIndex) -> list[str]:

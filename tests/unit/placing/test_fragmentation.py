@@ -14,6 +14,7 @@ from shared.model.leases.ledger import LedgerNode
 from shared.model.names import PodUid
 from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import DeviceOrder, DeviceSelection, NodeOrder, PodRequest
+from shared.placing.explained import place_explained
 from shared.placing.index.fragmentation import (
     CPU_PERCENT,
     SIZE_EXPONENT,
@@ -23,7 +24,7 @@ from shared.placing.index.fragmentation import (
     kind_of,
 )
 from shared.placing.index.node_index import NodeIndex
-from shared.placing.placement import COMPARED_NODES, place
+from shared.placing.placement import COMPARED_NODES
 from tests.support.build import device, dice, gpu, ledger_node, pod_queued, request, use
 from tests.support.placer.placing import index_of as mirror_index
 
@@ -91,7 +92,7 @@ def chosen(wanted: PodRequest, index: NodeIndex, seed: int = 1) -> str:
 
 
 def candidates(wanted: PodRequest, index: NodeIndex, seed: int = 1) -> tuple[Placement, ...]:
-    answer = place(wanted, index, dice(seed))
+    answer = place_explained(wanted, index, dice(seed))
     assert not isinstance(answer, Refusal)
     return answer
 
@@ -245,7 +246,7 @@ def test_the_only_node_that_fits_is_found_and_a_pod_that_fits_nowhere_is_refused
     index = index_of(learned(pod(500)), *full, node("last", 500))
 
     assert [chosen(pod(400), index, seed) for seed in range(3)] == ["last"] * 3
-    refusal = place(pod(600), index, dice(1))
+    refusal = place_explained(pod(600), index, dice(1))
     assert isinstance(refusal, Refusal)
     assert refusal.counts == (("InsufficientGpuMemory", 81),)
 

@@ -19,6 +19,7 @@ from shared.model.requests.request import (
 )
 from shared.placing.choice.device_choice import choose_devices
 from shared.placing.choice.device_refusals import explain_no_devices
+from shared.placing.explained import place_explained
 from shared.placing.index import threshold_column
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.index.threshold_column import (
@@ -29,7 +30,6 @@ from shared.placing.index.threshold_column import (
 from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import check_all
-from shared.placing.placement import place
 from tests.support.build import device, dice, gpu, ledger_node, request, use
 from tests.support.placer.placing import index_of
 from tests.unit.placer.test_placement_property import clusters, requests
@@ -84,7 +84,7 @@ def test_nodes_are_divided_by_reason_as_by_a_look_at_each(
 
     for number, one in enumerate(wanted):
         _assert_sets_are_those_of_a_scan(one, index)
-        answer = place(one, index, dice(number))
+        answer = place_explained(one, index, dice(number))
         if not isinstance(answer, Refusal):
             mirror.reserve(PodUid(f"uid-{number}"), answer[0], one.resources)
         _assert_sets_are_those_of_a_scan(one, index)
@@ -196,7 +196,7 @@ def test_the_first_choice_is_that_of_the_plain_rule(
         if not is_full and 100 * hundreds + (gib << 10) <= 32_768
     ]
 
-    answer = place(wanted, index_of(*nodes), dice(1))
+    answer = place_explained(wanted, index_of(*nodes), dice(1))
 
     if not rooms:
         assert isinstance(answer, Refusal)
@@ -220,7 +220,7 @@ def test_a_request_for_more_gpus_than_are_healthy_names_the_step_that_excludes_t
     index = index_of(node)
 
     def code(gpus: int, cores: int = 50) -> str:
-        answer = place(request(gpu("c", gpus, 1000, cores_percent=cores)), index, dice(1))
+        answer = place_explained(request(gpu("c", gpus, 1000, cores_percent=cores)), index, dice(1))
         assert isinstance(answer, Refusal)
         return answer.counts[0][0]
 

@@ -25,9 +25,9 @@ from shared.model.leases.preemption import PREEMPT_AT
 from shared.model.names import ENDS_AT_ANNOTATION, MAX_RUN_TIME, OFFER, Namespace, PodUid
 from shared.model.requests.claim import RETRIED_AT
 from shared.model.requests.placement import Refusal
+from shared.placing.explained import place_explained
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.mirror.cluster_mirror import ClusterMirror
-from shared.placing.placement import place
 from tests.support.build import dice, ledger_node
 from tests.support.dialects import guides
 from tests.support.dialects.mixes import BY_NAME, ExpectedPod
@@ -66,7 +66,7 @@ def lease_of(admitted: Obj) -> Lease | None:
     """Place an admitted pod, if it fits."""
     wanted = parse_pod_request(reviewed(admitted), Rules())
     request = structs.replace(wanted, resources={"pods": 1})
-    answer = place(request, index(), dice(1))
+    answer = place_explained(request, index(), dice(1))
     if isinstance(answer, Refusal):
         return None
     return Lease(

@@ -1,0 +1,97 @@
+"""Refusals of the placer in words, beside those of a pod that fits nowhere; pure."""
+
+from msgspec import structs
+
+from services.placer.rounds.decisions import GangDecision
+from shared.model.events.pod_events import PodQueued
+from shared.model.requests.placement import Refusal
+from shared.model.requests.request import Gang
+
+DEFERRED = Refusal(
+    reason="the GPUs that it needs are offered to a pod that comes before it in the queue"
+)
+GANG_NOT_DECIDED = Refusal(reason="the pods of its gang are being counted")
+"""The stored refusal of a pod until its gang has been decided on."""
+
+
+def too_large_refusal(reason: str) -> Refusal:
+    """Return the refusal of a pod whose lease the ledger cannot store."""
+    return Refusal(
+        reason=f"the pod's lease cannot be stored: {reason}",
+        counts=(("RecordTooLarge", 1),),
+        hint="use fewer containers that request GPUs, and shorter names and groups",
+        permanent=True,
+    )
+
+
+def member_refused(gang: Gang, pod: PodQueued, refusal: Refusal) -> Refusal:
+    """Return the refusal of a gang one of whose pods can get no lease."""
+    reason = f"pod {pod.name} of gang {gang.name}: {refusal.reason}"
+    return structs.replace(refusal, reason=reason)
+
+
+def gang_too_small(gang: Gang, *, live: int, waiting: int) -> Refusal:
+    """Return the refusal of a gang of which pods are missing."""
+    missing = gang.min_member - live - waiting
+    return Refusal(
+        reason=f"{_rule(gang)}; {live + waiting} of {gang.min_member} pods exist",
+        hint=f"create {missing} more, or lower the gang's minimum; pods with another "
+        "schedulerName count once that scheduler has placed them",
+        forming=True,
+    )
+
+
+def gang_does_not_fit(
+    gang: Gang, *, live: int, decision: GangDecision, refusal: Refusal
+) -> Refusal:
+    """Return the refusal of a gang of which only some pods fit, with the reason of the next.
+
+    Its amounts count those that fit, which hold nothing: they differ from what commands and page
+    show as free.
+    """
+    fitting = decision.fitting
+    if live:
+        leased = f"{live} of {gang.min_member} have a lease"
+        count = f"{leased}, {fitting} of the other {gang.min_member - live}"
+    else:
+        count = f"{fitting} of {gang.min_member}"
+    reason = f"{_rule(gang)}; {count} fit"
+    refusal = structs.replace(
+        refusal,
+        hint=_gang_hint(gang, live, decision, refusal),
+        permanent=refusal.permanent or decision.lacking is not None,
+    )
+    if not fitting:
+        return structs.replace(refusal, reason=f"{reason}: {refusal.reason}")
+    return structs.replace(
+        refusal,
+        reason=f"{reason}, and beside them: {refusal.reason}",
+        nearest_nodes=tuple(
+            structs.replace(node, reason=f"{node.reason}, with the {fitting} that fit counted")
+            for node in refusal.nearest_nodes
+        ),
+    )
+
+
+def _gang_hint(gang: Gang, live: int, decision: GangDecision, refusal: Refusal) -> str:
+    """Return what lets the gang run, or what its next pod needs."""
+    runs = live + decision.fitting
+    ways = [
+        f"lower the gang's minimum to {runs + gang.placed_elsewhere}, as {runs} of its pods have "
+        "room now"
+    ] * bool(runs)
+    if decision.lacking is not None:
+        most, least = decision.lacking
+        reduced = "request less in each of its pods, or ask an administrator to add nodes"
+        return (
+            f"waiting does not help: if no other pod ran, {most} of {least} equal pods of the gang "
+            f"would fit: {'; or '.join([*ways, reduced])}"
+        )
+    unsure = ", which may not be enough, as its pods differ" * decision.differs
+    ways += [f"wait until other pods have ended{unsure}"] * decision.waits
+    return "; or ".join(ways) or f"each pod of the gang needs a change: {refusal.hint}"
+
+
+def _rule(gang: Gang) -> str:
+    beside = f", beside {gang.placed_elsewhere} of other schedulers" * bool(gang.placed_elsewhere)
+    return f"gang {gang.name} needs {gang.min_member} pods at once{beside}"
