@@ -29,6 +29,7 @@ class ServiceEntry:
 SERVICES: tuple[ServiceEntry, ...] = (
     ServiceEntry(name="watcher", module="services.watcher.service", class_name="Watcher"),
     ServiceEntry(name="placer", module="services.placer.service", class_name="Placer"),
+    ServiceEntry(name="planner", module="services.planner.service", class_name="Planner"),
     ServiceEntry(name="binder", module="services.binder.service", class_name="Binder"),
     ServiceEntry(
         name="node-agent",

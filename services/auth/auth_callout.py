@@ -2,7 +2,7 @@
 
 A service's account is authorized as that service. A node agent is authorized as its service and the
 node in its token: the API server writes it when it binds the token to a pod there, or to the Node.
-The name in the client's CONNECT message matters only where watcher and placer run in the binder's
+The name in the client's CONNECT message matters only where other services run in the binder's
 process, with its account.
 """
 
@@ -27,7 +27,7 @@ from shared.nats import subjects
 
 REQUEST_AUDIENCE = "nats-authorization-request"
 BINDER = "binder"
-SHARING_ITS_ACCOUNT = frozenset({"watcher", "placer"})
+SHARING_ITS_ACCOUNT = frozenset({"watcher", "placer", "planner"})
 """Services that may run in the binder's process, with its account: `services.scheduler`."""
 NODE_NAME_KEY = "authentication.kubernetes.io/node-name"
 """Key of the node to which a token's pod is bound (since Kubernetes 1.30), or the token itself
@@ -111,7 +111,7 @@ def user_of_token(reviewed: TokenUser, namespaces: ServiceNamespaces) -> NatsUse
 def user_of_client(user: NatsUser, named: str, *, combined_scheduler: bool) -> NatsUser:
     """Return the user of a connection with the token of `user` whose client names another.
 
-    Only with the token of the binder, and only where watcher and placer run in its process, a
+    Only with the token of the binder, and only where other services run in its process, a
     client is authorized as the one that it names. Raises AuthorizationRefusedError where they do
     not: as binder it could not do its work, and it tries again until it is authorized.
     """

@@ -26,7 +26,7 @@ LOADING_COMMANDS = ("function|load", "function|list", "function|delete")
 FEED_COMMANDS = ("xread",)
 """Of users who follow the ledger's changes."""
 OF_OTHERS_THAN_BINDERS = (
-    *("budget_journal", "budgets", "enroll", "read_budgets", "save_run_times"),
+    *("budget_journal", "budgets", "enroll", "read_budgets", "read_run_times", "save_run_times"),
 )
 BUDGET_COMMANDS = ("expire", "hdel", "hincrby", "hset", "hsetnx", "set", "xadd", "xtrim", "zadd")
 """Commands that the function `budgets` runs for the client that writes budgets."""
@@ -57,10 +57,19 @@ USERS = (
         commands=FEED_COMMANDS,
     ),
     RedisUser(
+        name="planner",
+        functions=(
+            *READING,
+            *("list_waiting", "preemptions", "query", "read_preemptions", "read_run_times"),
+        ),
+        writes=(LEDGER, PREEMPTION),
+        reads=(QUOTAS, RUN_TIMES),
+        commands=FEED_COMMANDS,
+    ),
+    RedisUser(
         name="binder",
         functions=tuple(name for name in FUNCTIONS if name not in OF_OTHERS_THAN_BINDERS),
         writes=(LEDGER, QUOTAS, PREEMPTION),
-        reads=(RUN_TIMES,),
         loads_functions=True,
     ),
     RedisUser(

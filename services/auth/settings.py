@@ -40,8 +40,8 @@ class AuthSettings(ApiServerSettings, LedgerSettings):
     audience: str = setting("leasehold-nats", "audience of the tokens that clients send to NATS")
     combined_scheduler: bool = setting(
         False,
-        "watcher and placer run in the process of the binder (services.scheduler): the token of "
-        "its account also authorizes them, by the user that the client names",
+        "watcher, placer and planner run in the process of the binder (services.scheduler): the "
+        "token of its account also authorizes them, by the user that the client names",
     )
 
     def check(self) -> None:

@@ -1,8 +1,7 @@
 """Clients of the binder: pods, Events and ResourceClaims at the API server, and node agents."""
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,10 +19,8 @@ from shared.kubernetes.errors import (
 from shared.kubernetes.paths import node_path, objects_path, pod_path
 from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim, claim_path
 from shared.kubernetes.types import (
-    ApiDisruptionBudget,
     ApiObject,
     ApiPod,
-    LabelSelector,
 )
 from shared.model.bounds import cut
 from shared.model.clock import Clock
@@ -46,13 +43,10 @@ from shared.model.names import NodeName, PodUid
 from shared.model.quantity import parse_count, timestamp
 from shared.model.requests.claim import DRIVER
 from shared.nats.bus import Bus, NoRespondersError
-from shared.placing.anti_affinity import matches_labels
-from shared.pods.pod_anti_affinity import requirements_of
-from shared.pods.pod_snapshot import DisruptionBudget, PodSnapshot, snapshot_of
+from shared.pods.pod_snapshot import PodSnapshot, snapshot_of
 
 logger = logging.getLogger(__name__)
 
-DISRUPTION_BUDGETS = "/apis/policy/v1/poddisruptionbudgets"
 SEVERAL_DISRUPTION_BUDGETS = 500
 """Status code where several PodDisruptionBudgets select the pod: it can never be evicted."""
 Item = TypeVar("Item")
@@ -171,15 +165,6 @@ class PodClient:
             return 0
         return event.count or 1
 
-    async def list_pods(self) -> tuple[dict[PodUid, PodSnapshot], list[DisruptionBudget]]:
-        """Return all pods by uid, and all PodDisruptionBudgets with the pods they select."""
-        pods, budgets = await asyncio.gather(
-            self._list("/api/v1/pods", ApiPod),
-            self._list(DISRUPTION_BUDGETS, ApiDisruptionBudget),
-        )
-        known = {pod.pod: pod for pod in map(snapshot_of, pods)}
-        return known, [_disruptions(each, known.values()) for each in budgets]
-
     async def announce(self, victim: Victim, at: float) -> None:
         """Annotate the pod, if it is there and can be changed, with the time of its eviction.
 
@@ -244,24 +229,6 @@ class PodClient:
     async def _list(self, path: str, kind: type[Item], **query: str) -> list[Item]:
         pages = self.client.pages(path, query=query)
         return [item async for page in pages for item in page.read(kind)]
-
-
-def _disruptions(budget: ApiDisruptionBudget, pods: Iterable[PodSnapshot]) -> DisruptionBudget:
-    metadata = budget.metadata
-    return DisruptionBudget(
-        name=f"{metadata.namespace}/{metadata.name}",
-        pods=frozenset(
-            pod.pod
-            for pod in pods
-            if pod.namespace == metadata.namespace and selects(budget.spec.selector, pod.labels)
-        ),
-        allowed=budget.status.disruptions_allowed,
-    )
-
-
-def selects(selector: LabelSelector | None, labels: Mapping[str, str]) -> bool:
-    """Return whether a label selector matches; an empty one matches all, a missing one nothing."""
-    return selector is not None and matches_labels(requirements_of(selector), labels)
 
 
 def _requirement(one: LabelRequirement) -> str:

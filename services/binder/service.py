@@ -22,6 +22,8 @@ from services.binder.ledger_sync.reconciliation import Reconciler
 from services.binder.ledger_sync.record_watch import RecordWatch
 from services.binder.ledger_sync.scheduling_gates import SchedulingGates
 from services.binder.ledger_sync.sweep import SchedulerOffers, Sweeper
+from services.binder.plans.preemptions import PlannedPreemptions
+from services.binder.plans.starts import PlannedStarts
 from services.binder.report.event_writer import ConditionWriter, EventWriter
 from services.binder.report.explanations import (
     config_event,
@@ -33,8 +35,6 @@ from services.binder.report.explanations import (
     violation_event,
 )
 from services.binder.resize.resizer import Resizer
-from services.planner.dry_run import dry_run
-from services.planner.preemption_controller import PreemptionController
 from shared.model.events.node_events import (
     DeviceReported,
     DevicesRegistered,
@@ -44,6 +44,7 @@ from shared.model.events.node_events import (
     ViolationFound,
     ViolationReason,
 )
+from shared.model.events.plan_events import ViolationConfirmed
 from shared.model.events.pod_events import (
     BindingFailed,
     BudgetChanged,
@@ -56,8 +57,6 @@ from shared.model.events.pod_events import (
 )
 from shared.model.events.request_reply import (
     BindRequest,
-    DryRunReply,
-    DryRunRequest,
     LeasesReply,
     LeasesRequest,
     LimitsRequest,
@@ -98,7 +97,8 @@ class Binder:
     events: EventWriter
     conditions: ConditionWriter
     refusals: NodeRefusals
-    preemptor: PreemptionController
+    preemptions: PlannedPreemptions
+    starts: PlannedStarts
     resizer: Resizer
 
     # Reports
@@ -116,13 +116,13 @@ class Binder:
                 self.conditions.explain(explanation, self.events, after_s=after_s)
 
     @handles
-    async def report_violations(self, events: Sequence[ViolationFound]) -> None:
-        """Write an Event with the rule that a pod's container breaks; evict the pod if required."""
+    async def report_violations(self, events: Sequence[ViolationFound]) -> list[ViolationConfirmed]:
+        """Write an Event with the rule that a pod's container breaks; a planner may end the pod."""
         own = await self.refusals.own(events)
         for event in own:
             once = event.reason == ViolationReason.CORES_NOT_LIMITED
             self.events.record(violation_event(event), once=once)
-        await self.preemptor.evict_violators(own)
+        return [ViolationConfirmed.of(event) for event in own if not event.claim]
 
     @handles
     async def report_health(self, events: Sequence[HealthChanged]) -> None:
@@ -186,17 +186,12 @@ class Binder:
         with self.sweeper.resync_on_failure():
             return await self.offers.make(await self.sweeper.offer())
 
-    # Budgets and preemption
+    # Budgets
 
     @handles
     async def save_budgets(self, events: Sequence[BudgetChanged]) -> None:
         """Save the state of namespaces' budgets; if that fails, they are published again."""
         with self.sweeper.resync_on_failure():
             for event in events:
-                await self.preemptor.store.save_budget(event)
+                await self.preemptions.store.save_budget(event)
         self.gates.wake()
-
-    @answers
-    async def plan_preemption(self, event: DryRunRequest) -> DryRunReply:
-        """Return the preemption that would be planned for a pod."""
-        return await dry_run(event, self.preemptor)

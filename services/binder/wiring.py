@@ -20,13 +20,12 @@ from services.binder.ledger_sync.reconciliation import Reconciler
 from services.binder.ledger_sync.record_watch import RecordWatch
 from services.binder.ledger_sync.scheduling_gates import SchedulingGates
 from services.binder.ledger_sync.sweep import SchedulerOffers, Sweeper
+from services.binder.plans.preemptions import PlannedPreemptions
+from services.binder.plans.starts import PlannedStarts
 from services.binder.report.event_writer import EVENTS_PER_S, ConditionWriter, EventWriter, NoEvents
 from services.binder.resize.resizer import Resizer
 from services.binder.service import Binder
 from services.binder.settings import BinderSettings
-from services.planner.planned_starts import StartPlanner
-from services.planner.preemption_controller import PreemptionController
-from services.planner.rules import DEFAULT_RULES, PreemptionRules
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.kubernetes.reachability import ApiServerReachability
@@ -38,6 +37,7 @@ from shared.ledger.waiting_pods import GatedPods
 from shared.model.clock import Clock, SystemClock
 from shared.model.events.pod_events import ResyncRequested
 from shared.nats.connection_shares import connection_shares
+from shared.runtime.leadership import Leadership
 from shared.runtime.run import open_bus, serve
 from shared.runtime.service import Publish
 from shared.runtime.shared_process import SharedProcess
@@ -61,7 +61,6 @@ class BinderPorts:
 def build_binder(
     ports: BinderPorts,
     *,
-    rules: PreemptionRules = DEFAULT_RULES,
     concurrency: int = CONCURRENCY,
     batch_wait_s: float = BATCH_WAIT_S,
     events_per_s: float = EVENTS_PER_S,
@@ -79,7 +78,8 @@ def build_binder(
     evidence = CollectedEvidence(clock.ticks)
     updater = LedgerUpdater(ledger, LostLeases(ledger, holders, agents, clock=clock), events, clock)
     offers = SchedulerOffers(ledger.waiting_pods, pods, clock)
-    preemptor = _preemptor(ports, events, conditions, offers, rules)
+    preemptions = _preemptions(ports, events, conditions, offers)
+    leads = preemptions.leadership.holds
     ender = ClaimEnder(ledger, agents)
     binder = PodBinder(
         ledger=ledger,
@@ -99,7 +99,7 @@ def build_binder(
         presence=presence,
         cordons=NodeCordons(ledger, presence),
         offers=offers,
-        chosen=SchedulerBindings(replace(binder, events=NoEvents()), pods, preemptor.claimed_for),
+        chosen=SchedulerBindings(replace(binder, events=NoEvents()), pods, preemptions.claimed_for),
         claim_leaser=_claim_leaser(ports, ender),
         claim_ender=ender,
         updater=updater,
@@ -108,13 +108,14 @@ def build_binder(
         reconciler=Reconciler(ledger, holders, evidence, publish=ports.publish, clock=clock),
         evidence=evidence,
         rebuild=_ledger_rebuild(ports, evidence, holders, sender),
-        records=RecordWatch(ledger=ledger, events=events, leads=preemptor.leads, clock=clock),
+        records=RecordWatch(ledger=ledger, events=events, leads=leads, clock=clock),
         libraries=LibraryRemoval(ledger.part(FunctionLibraries)),
         gates=SchedulingGates(ledger.part(GatedPods), pods, events, clock),
         events=events,
         conditions=conditions,
         refusals=NodeRefusals(ledger, holders, events, presence.distrust, clock),
-        preemptor=preemptor,
+        preemptions=preemptions,
+        starts=preemptions.starts,
         resizer=Resizer(ledger, agents, pods, ports.publish, events, clock),
     )
 
@@ -132,32 +133,29 @@ def _ledger_rebuild(
     )
 
 
-def _preemptor(
+def _preemptions(
     ports: BinderPorts,
     events: EventWriter,
     conditions: ConditionWriter,
     offers: SchedulerOffers,
-    rules: PreemptionRules,
-) -> PreemptionController:
+) -> PlannedPreemptions:
     store = ports.ledger.part(Preemptions)
-    starts = StartPlanner(
+    starts = PlannedStarts(
         ledger=ports.ledger,
         store=store,
         events=events,
         conditions=conditions,
         clock=ports.clock,
-        after_s=rules.plan_starts_after_s,
-        most=rules.planned_starts,
     )
-    return PreemptionController(
+    return PlannedPreemptions(
         ledger=ports.ledger,
         store=store,
         pods=ports.pods,
         events=events,
         clock=ports.clock,
-        rules=rules,
         offers=offers,
         starts=starts,
+        leadership=Leadership(store, "binder"),
     )
 
 
@@ -197,7 +195,6 @@ async def serve_binder(settings: BinderSettings, process: SharedProcess | None =
                 clock=clock,
                 host_clock=SystemClock(),
             ),
-            rules=settings.rules,
             concurrency=settings.api_concurrency,
             events_per_s=settings.events_per_s,
         )

@@ -172,7 +172,7 @@ def volcano_conf() -> Any:
 def min_runtime() -> Any:
     """Declare the flag for how long leases are safe from preemption."""
     variable = "LEASEHOLD_PREEMPTION_MIN_RUNTIME_S"
-    return argument(600.0, "as the binder's setting", variable=variable, env="600")
+    return argument(600.0, "as the planner's setting", variable=variable, env="600")
 
 
 def schedulers() -> Any:

@@ -61,8 +61,8 @@ class Up(StateArguments):
     placers: int = argument(2, "placer replicas (default: 2)", at_least=1, at_most=MAX_PLACERS)
     combined: bool = argument(
         False,
-        "watcher, placer and binder as one process, the component `scheduler`, whatever --placers "
-        "is",
+        "watcher, placer, planner and binder as one process, the component `scheduler`, whatever "
+        "--placers is",
     )
     budgets: Path | None = argument(None, "YAML of GPUBudget objects to apply", read=absolute)
     quotas: Path | None = argument(None, "YAML of GPUQuota objects to apply", read=absolute)
@@ -395,7 +395,7 @@ class PreemptionsArguments(ClusterArguments):
     )
     namespace: str = namespace()
     min_runtime_s: float | None = argument(
-        None, "with --dry-run, instead of the binder's setting", metavar="SECONDS"
+        None, "with --dry-run, instead of the planner's setting", metavar="SECONDS"
     )
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""The preemption that a binder would plan for a pod, and why it would spare others."""
+"""The preemption that would be planned for a pod, and why it would spare others."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,41 +11,37 @@ from services.planner.plan import (
     plan,
     plan_input,
 )
-from services.planner.preemption_controller import PreemptionController
-from services.planner.rules import Exclusions, PendingPod, PreemptionRules, cause_for
+from services.planner.preemption_planner import PreemptionPlanner, pending_pod
+from services.planner.rules import Exclusions, PreemptionRules
 from shared.model.events.request_reply import DryRunReply, DryRunRequest
 from shared.model.leases.ledger import WaitingPod
 from shared.model.leases.preemption import PreemptionState
 from shared.model.names import PodUid
 from shared.model.views.plans import PlannedShare, PlannedVictim, PlanView, ProtectedPod
 from shared.placing.anti_affinity import repelled_request
+from shared.placing.preemption_rules import PendingPod, cause_for
 
 MAX_PROTECTED = 1_000
 """Spared pods of a reply, which is one message."""
 
 
-async def dry_run(request: DryRunRequest, controller: PreemptionController) -> DryRunReply:
+async def dry_run(request: DryRunRequest, planner: PreemptionPlanner) -> DryRunReply:
     """Plan for a waiting pod, and change nothing."""
-    waiting = await controller.ledger.waiting_pods.load([request.pod])
+    waiting = await planner.ledger.waiting_pods.load([request.pod])
     if not waiting:
         return DryRunReply()
-    rules = controller.rules
-    now = controller.clock.now()
+    rules = planner.rules
+    now = planner.clock.now()
     if request.min_runtime_s is not None:
         rules = replace(rules, preemption_min_runtime_s=request.min_runtime_s)
-    state = await controller.store.state(now=now)
+    state = await planner.store.state(now=now)
     if not pending_pods(waiting, state, now):
         return DryRunReply(waits=True, reason=_ineligible_reason(waiting[0]))
-    cluster = await controller.cluster()
-    if request.pod not in cluster.pods:
-        return DryRunReply()
+    cluster = await planner.view.snapshot()
     queued = waiting[0].queued
-    pending = PendingPod(
-        pod=queued.pod,
-        namespace=queued.namespace,
-        priority=queued.request.priority,
-        preempts=cluster.pods[queued.pod].preempts,
-    )
+    pending = pending_pod(waiting[0], cluster)
+    if pending is None:
+        return DryRunReply()
     planned_from = plan_input(pending, cluster, state, rules, now=now)
     protected = sorted(
         _protected(pending, cluster, state, rules, planned_from=planned_from, now=now)

@@ -9,13 +9,10 @@ from typing import Self
 from services.planner.rules import (
     Allowance,
     Exclusions,
-    PendingPod,
     PreemptionRules,
     VictimCandidate,
     allowance,
-    cause_for,
     is_worthwhile,
-    lease_class,
     preempted,
     tier_of,
 )
@@ -28,6 +25,7 @@ from shared.model.requests.placement import Placement
 from shared.model.requests.request import PodRequest
 from shared.placing.anti_affinity import Domain, all_domains, repelled_request
 from shared.placing.index.node_index import placement_key
+from shared.placing.preemption_rules import PendingPod, cause_for, lease_class
 from shared.placing.room import ClusterTrials, Endable, RoomSearch, used_gpu_s
 from shared.pods.pod_snapshot import DisruptionBudget, PodSnapshot
 
@@ -245,18 +243,12 @@ class PlanRound:
         self._now = now
         self._inputs: dict[Hashable, PlanInput] = {}
         self._searches: dict[Hashable, Iterator[PreemptionPlan]] = {}
-        self._chosen: list[PreemptionPlan] = []
         self._victims: set[PodUid] = set()
-        """Those of all plans, also of refused ones."""
         self._claimed: set[DeviceUuid] = set()
         self._limits = limits_of(cluster, state, rules, now)
-        self._limits_at_first = self._limits
 
     def next_plan(self, queued: PodQueued, pending: PendingPod) -> PreemptionPlan | None:
-        """Return the next plan for a pod, or None: of other victims and devices than those before.
-
-        It may be asked again for the same pod, if the plan was refused.
-        """
+        """Return a plan for a pod, of other victims and devices than those before, or None."""
         for each in self._search(queued, pending):
             pods = {lease.pod for lease in each.leases}
             if (
@@ -264,7 +256,6 @@ class PlanRound:
                 and self._claimed.isdisjoint(each.devices)
                 and self._limits.allow(each.leases)
             ):
-                self._chosen.append(each)
                 self._victims |= pods
                 self._claimed |= each.devices
                 self._limits = self._limits.after(each.leases)
@@ -284,10 +275,3 @@ class PlanRound:
             fits = given.trials.node_as_it_is(request) is not None
             self._searches[key] = iter(()) if fits else _plans(request, given)
         return self._searches[key]
-
-    def refuse(self, plan: PreemptionPlan) -> None:
-        """Do without the victims of a plan, which the API server does not let be evicted."""
-        self._chosen.remove(plan)
-        self._claimed -= plan.devices
-        leases = [lease for each in self._chosen for lease in each.leases]
-        self._limits = self._limits_at_first.after(leases)

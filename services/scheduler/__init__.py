@@ -1,1 +1,1 @@
-"""Watcher, placer and binder in one process: the work between them takes no message."""
+"""Watcher, placer, planner and binder in one process: work between them takes no message."""

@@ -1,4 +1,4 @@
-"""Runs watcher, placer and binder in one process: `python -m services.scheduler --help`."""
+"""Runs watcher, placer, planner and binder together: `python -m services.scheduler --help`."""
 
 from services.scheduler.settings import KINDS
 from services.scheduler.wiring import serve_scheduler
@@ -11,12 +11,13 @@ PROGRAM = "python -m services.scheduler"
 def main() -> None:
     """Parse the settings and run."""
     with exit_if_invalid(PROGRAM):
-        common, *each = load_each(
+        common, watcher, placer, planner, binder = load_each(
             KINDS,
             PROGRAM,
             about=(
-                "Run watcher, placer and binder in one process, which takes less CPU and time per "
-                "pod: work between them is not sent over NATS. Any number of replicas may run."
+                "Run watcher, placer, planner and binder in one process, which takes less CPU and "
+                "time per pod: work between them is not sent over NATS. Any number of replicas "
+                "may run."
             ),
             examples=(
                 "python -m services.scheduler --kubeconfig .leasehold/accounts/binder "
@@ -27,7 +28,9 @@ def main() -> None:
         )
         services = common.checked()
     run(
-        lambda: serve_scheduler(services, common, *each),
+        lambda: serve_scheduler(
+            services, common, watcher=watcher, placer=placer, planner=planner, binder=binder
+        ),
         service="scheduler",
         log_level=common.log_level,
     )

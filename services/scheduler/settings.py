@@ -7,11 +7,12 @@ from typing import Any, TypeVar
 
 from services.binder.settings import BinderSettings
 from services.placer.settings import PlacerSettings
+from services.planner.settings import PlannerSettings
 from services.watcher.settings import WatcherSettings
 from shared.model.errors import RequestError
 from shared.runtime.settings import LedgerSettings, ServiceSettings, setting
 
-SERVICES = ("watcher", "placer", "binder")
+SERVICES = ("watcher", "placer", "planner", "binder")
 
 S = TypeVar("S", bound=ServiceSettings)
 
@@ -31,7 +32,7 @@ class SchedulerSettings(LedgerSettings):
         return tuple(dict.fromkeys(self.services))
 
 
-KINDS = (SchedulerSettings, WatcherSettings, PlacerSettings, BinderSettings)
+KINDS = (SchedulerSettings, WatcherSettings, PlacerSettings, PlannerSettings, BinderSettings)
 
 
 def settings_of(service: str, settings: S) -> S:

@@ -8,6 +8,8 @@ from services.binder.settings import BinderSettings
 from services.binder.wiring import serve_binder
 from services.placer.settings import PlacerSettings
 from services.placer.wiring import serve_placer
+from services.planner.settings import PlannerSettings
+from services.planner.wiring import serve_planner
 from services.scheduler.settings import settings_of
 from services.watcher.settings import WatcherSettings
 from services.watcher.wiring import serve_watcher
@@ -18,8 +20,10 @@ from shared.runtime.shared_process import SharedProcess, open_process
 async def serve_scheduler(
     services: Sequence[str],
     common: ServiceSettings,
+    *,
     watcher: WatcherSettings,
     placer: PlacerSettings,
+    planner: PlannerSettings,
     binder: BinderSettings,
 ) -> None:
     """Serve these services until SIGTERM or SIGINT. If one ends with an error, all end."""
@@ -30,6 +34,8 @@ async def serve_scheduler(
                 return serve_watcher(settings_of(service, watcher), process)
             case "placer":
                 return serve_placer(settings_of(service, placer), process)
+            case "planner":
+                return serve_planner(settings_of(service, planner), process)
             case _:
                 return serve_binder(settings_of(service, binder), process)
 

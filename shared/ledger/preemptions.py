@@ -37,11 +37,11 @@ _decode_budget = msgspec.json.Decoder(BudgetChanged).decode
 
 
 class Preemptions(LedgerPart):
-    """Preemptions that all binders share."""
+    """Preemptions that planners write, and binders carry out."""
 
-    async def acquire_leadership(self, name: str, *, ttl_s: float) -> bool:
-        """Return whether the caller is the only one that may act, for `ttl_s` from now on."""
-        return bool(await self._run("lead", name, round(ttl_s * 1000)))
+    async def acquire_leadership(self, service: str, name: str, *, ttl_s: float) -> bool:
+        """Return whether only the caller of its service may act, for `ttl_s` from now on."""
+        return bool(await self._run("lead", service, name, round(ttl_s * 1000)))
 
     async def open(self, preemption: Preemption) -> bool:
         """Begin a preemption and claim its devices.

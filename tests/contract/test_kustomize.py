@@ -62,7 +62,8 @@ SECRETS_OF = {
     "webhook": ["webhook-certificate"],
     "auth": [
         *("auth", "auth-nats", "auth-redis"),
-        *("redis-placer", "redis-binder", "redis-timekeeper", "redis-api", "redis-operator"),
+        *("redis-placer", "redis-planner", "redis-binder", "redis-timekeeper"),
+        *("redis-api", "redis-operator"),
         *("redis-extender", "auth-extender", "auth-kube-scheduler", "auth-api"),
     ],
 }
@@ -77,8 +78,10 @@ def test_no_role_has_wildcards_or_reads_secrets_of_others_and_only_the_binder_bi
                 assert role["kind"] == "Role"
                 assert rule["resourceNames"] == SECRETS_OF[role["metadata"]["name"]]
                 assert rule["verbs"] == ["get", "patch"]
-            if "pods/binding" in rule["resources"]:
+            if {"pods/binding", "pods/eviction"} & {*rule["resources"]}:
                 binding.append(role["metadata"]["name"])
+            if role["metadata"]["name"] == "leasehold-planner":
+                assert {*rule["verbs"]} <= {"get", "list"}
 
     assert binding == ["leasehold-binder"]
 
@@ -175,7 +178,8 @@ def test_control_plane_and_agents_have_a_priority_that_the_cluster_has() -> None
 # Roll-outs
 
 SETTINGS_READERS = {
-    *("api", "auth", "binder", "operator", "placer", "timekeeper", "watcher", "webhook"),
+    *("api", "auth", "binder", "operator", "placer", "planner", "timekeeper"),
+    *("watcher", "webhook"),
 }
 
 

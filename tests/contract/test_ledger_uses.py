@@ -13,7 +13,8 @@ from shared.ledger.function_library import FUNCTIONS
 LEDGER = Path("shared/ledger")
 FOLDERS = {
     "placer": ("services/placer", "shared/runtime/ledger_mirror.py"),
-    "binder": ("services/binder",),
+    "planner": ("services/planner", "shared/runtime/leadership.py"),
+    "binder": ("services/binder", "shared/runtime/leadership.py"),
     "timekeeper": ("services/timekeeper",),
     "extender": ("services/extender", "shared/runtime/ledger_mirror.py"),
     "api": ("services/api",),

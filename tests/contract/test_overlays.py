@@ -159,7 +159,7 @@ def test_the_combined_scheduler_has_logins_and_permissions_of_all_its_services(o
     names = {
         it["metadata"]["name"] for it in found if it["kind"] not in {"ServiceAccount", "Secret"}
     }
-    assert not names & {"watcher", "placer"}
+    assert not names & {"watcher", "placer", "planner"}
     assert container(scheduler)["args"] == ["services.scheduler"]
     assert scheduler["spec"].get("replicas") == before["spec"].get("replicas")
     directory = Path(
@@ -172,12 +172,12 @@ def test_the_combined_scheduler_has_logins_and_permissions_of_all_its_services(o
         for source in volume["projected"]["sources"]
         for item in source.get("secret", {}).get("items", ())
     }
-    assert logins == {directory / name: f"redis-{name}" for name in ("binder", "placer")}
+    assert logins == {directory / name: f"redis-{name}" for name in ("binder", "placer", "planner")}
     roles: dict[str, set[str]] = {}
     for it in found:
         for subject in it.get("subjects", ()):
             roles.setdefault(subject["name"], set()).add(it["roleRef"]["name"])
-    assert roles["watcher"] <= roles["binder"]
+    assert roles["watcher"] | roles["planner"] <= roles["binder"]
     assert "placer" not in roles
     given = {
         it["name"]: it.get("value", "") for it in container(one(found, "Deployment", "auth"))["env"]
@@ -291,7 +291,7 @@ def test_the_prometheus_operator_scrapes_every_component_under_the_job_names_of_
         <= o["spec"]["template"]["metadata"]["labels"].items()
         and ports & {port["name"] for port in container(o).get("ports", ())}
     }
-    jobs = "watcher|placer|binder|timekeeper|webhook|node-agent"
+    jobs = "watcher|placer|planner|binder|timekeeper|webhook|node-agent"
     assert scraped >= set(jobs.split("|"))
     assert jobs in manifests.RULES.read_text()
 
@@ -336,6 +336,6 @@ def test_every_awaited_key_is_created_by_the_auth_service() -> None:
         "redis": {("secrets", "auth-redis")},
         **{
             name: {("secrets", f"redis-{name}")}
-            for name in ("placer", "binder", "timekeeper", "api", FOR_PEOPLE)
+            for name in ("placer", "planner", "binder", "timekeeper", "api", FOR_PEOPLE)
         },
     }

@@ -1,6 +1,7 @@
 """The faults of the model: what is killed, delayed, lost, moved, or set wrong."""
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import replace
 
 from shared.model.devices.device import DeviceMode
@@ -11,7 +12,7 @@ from tests.model.machine import chosen
 from tests.model.mig import instance_mode
 from tests.model.node import Node
 from tests.model.rules import any_of, rule
-from tests.model.services import BinderReplica, Service
+from tests.model.services import BinderReplica, Replica, Service
 from tests.model.users import nodes, numbers, positions
 from tests.model.world import MIG_LAYOUTS, NODES, Message
 
@@ -19,12 +20,15 @@ from tests.model.world import MIG_LAYOUTS, NODES, Message
 class LeaseProtocol(HostileAgent):
     """All rules."""
 
-    @rule(which=any_of("binder", "placer", "agent", "checkpoint", "partitioner"), number=numbers)
+    @rule(
+        which=any_of("binder", "placer", "planner", "agent", "checkpoint", "partitioner"),
+        number=numbers,
+    )
     def kill(self, which: str, number: int) -> None:
         """Kill a process and start it again; with `checkpoint`, an agent that loses its own."""
         world = self.world
-        if which in {"binder", "placer"}:
-            world.restart((world.binders if which == "binder" else world.placers)[number])
+        if which in {"binder", "placer", "planner"}:
+            world.restart(self.replicas(which)[number])
             return
         machine = world.nodes[NODES[number]]
         if which == "partitioner":
@@ -38,7 +42,7 @@ class LeaseProtocol(HostileAgent):
         world.loop.run_until_complete(machine.start_agent())
 
     @rule(
-        number=any_of(0, 1, 2, 3),
+        number=any_of(0, 1, 2, 3, 4, 5),
         what=any_of("lose request", "lose reply", "delay", "delay"),
         spared_calls=any_of(0, 1, 2, 3, 4),
     )
@@ -61,17 +65,28 @@ class LeaseProtocol(HostileAgent):
         spared_calls=any_of(0, 1, 1, 2, 3, 4),
     )
     def deliver_half(self, position: int, replica: int, spared_calls: int) -> None:
-        """Deliver a message to a binder or placer whose calls are delayed in the middle of it."""
+        """Deliver a message to a service whose calls are delayed in the middle of it."""
         world = self.world
         message = chosen(self.for_services(), position)
-        service = (world.binders if message.to == "binder" else world.placers)[replica]
+        service = self.replicas(message.to)[replica]
         self.tell(f"delivers {message} to {service.name}, up to call {spared_calls}")
         service.link.spared_calls = spared_calls
         service.link.delay()
         world.deliver(message, replica)
 
     def for_services(self) -> list[Message]:
-        return [each for each in self.world.bag if each.to in {"binder", "placer"}]
+        kinds = {"binder", "placer", "planner"}
+        return [message for message in self.world.bag if message.to in kinds]
+
+    def replicas(self, kind: str) -> Sequence[Replica]:
+        """Return the replicas of a service by its name."""
+        world = self.world
+        kinds: dict[str, Sequence[Replica]] = {
+            "binder": world.binders,
+            "placer": world.placers,
+            "planner": world.planners,
+        }
+        return kinds[kind]
 
     @rule(lambda self: self.disturbed(), position=positions)
     def restore_link(self, position: int) -> None:
@@ -117,7 +132,7 @@ class LeaseProtocol(HostileAgent):
     def redis(self, what: str) -> None:
         """Save the state of Redis, lose all of it, or return to what was saved.
 
-        Unseen, if all binders and placers that remember a newer version are killed as well.
+        Unseen, if all services that remember a newer version are killed as well.
         """
         if what == "save" or ("roll" in what and self.server.saved is None):
             self.server.save()
@@ -131,9 +146,9 @@ class LeaseProtocol(HostileAgent):
             self.world.lost_unseen = True
             self.server.roll_back()
             self.server.newest_version = 0
-            for binder, placer in zip(self.world.binders, self.world.placers, strict=True):
-                self.world.restart(binder)
-                self.world.restart(placer)
+            for kind in ("binder", "placer", "planner"):
+                for replica in self.replicas(kind):
+                    self.world.restart(replica)
         else:
             self.roll_redis_back()
 

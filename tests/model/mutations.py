@@ -130,7 +130,7 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         _nothing_lost,
     ),
     "starts are withdrawn without a word": (
-        "services.planner.planned_starts.StartPlanner._record_withdrawal",
+        "services.binder.plans.starts.PlannedStarts._record_withdrawal",
         _ignore,
     ),
     "starts are promised too early": ("shared.model.leases.lease.END_MARGIN_S", -75.0),

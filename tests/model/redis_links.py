@@ -33,11 +33,11 @@ EDITS = [
     (IS_LOCKED, MODEL_IS_LOCKED),
     (
         "leader ~= name then",
-        "leader ~= name and server.argv[7] * 1000 < tonumber(call('GET', STORE .. 'led')) then",
+        "leader ~= name and server.argv[7] * 1000 < tonumber(call('GET', key .. '.led')) then",
     ),
     (
-        "call('SET', STORE .. 'leader', name, 'PX', ttl_ms)",
-        "call('MSET', STORE .. 'leader', name, STORE .. 'led', server.argv[7] * 1000 + ttl_ms)",
+        "call('SET', key, name, 'PX', ttl_ms)",
+        "call('MSET', key, name, key .. '.led', server.argv[7] * 1000 + ttl_ms)",
     ),
 ]
 """What is replaced in the ledger's modules: they read the time of the model, by which locks expire,
@@ -159,9 +159,9 @@ class RedisServer:
         found = self.wire.call_all(calls)
         return {name: _pairs(flat) for name, flat in zip((*names, "gone"), found, strict=True)}
 
-    def leader(self) -> str:
-        """Return the name of the binder that leads."""
-        return (self.wire.call("GET", "lh-preemption:leader") or b"").decode()
+    def leader(self, service: str) -> str:
+        """Return the name of the replica of a service that leads."""
+        return (self.wire.call("GET", f"lh-preemption:leader:{service}") or b"").decode()
 
     def read_feed(self, key: str, after: str, count: int) -> list[Any]:
         """Return what a stream has after an entry, in the form of the asynchronous client."""

@@ -1,4 +1,4 @@
-"""Binders and placers: the product's services over a link, as many lives as the model wants."""
+"""The product's services over a link, with as many lives as the model wants."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -9,7 +9,9 @@ from services.binder.report.explanations import KubernetesEvent
 from services.binder.service import Binder
 from services.binder.wiring import BinderPorts, build_binder
 from services.placer.service import Placer
+from services.planner.cluster_view import PodReader
 from services.planner.rules import PreemptionRules
+from services.planner.wiring import PlannerPorts, build_planner
 from shared.ledger.leases import RedisLeases
 from shared.model.errors import ConflictError, UnavailableError
 from shared.model.events.claim_events import ClaimAllocated, ClaimDeallocated
@@ -20,6 +22,7 @@ from shared.model.events.node_events import (
     ShareRefused,
     ViolationFound,
 )
+from shared.model.events.plan_events import StartReported, ViolationConfirmed
 from shared.model.events.pod_events import (
     NodeChanged,
     NodesListed,
@@ -53,6 +56,9 @@ class Service:
         self.clock = LedgerTime(loop, server.clock)
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self.link = Link(server)
+        self.running: dict[str, asyncio.Task[Any]] = {}
+        self.rounds: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {}
+        """What its loops do, each time that the model says so."""
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self.loop.create_task(work)
@@ -66,6 +72,12 @@ class Service:
             task.cancel()
         self.loop.settle()
 
+    def run_loops(self) -> None:
+        """Run one round of each loop whose last round has ended."""
+        for name, round_of in self.rounds.items():
+            if name not in self.running or self.running[name].done():
+                self.running[name] = self.spawn(self.attempt(round_of()))
+
     async def attempt(self, work: Awaitable[Any]) -> Any:
         """Do one round of a loop; what is not available now is tried again by the next round."""
         try:
@@ -75,6 +87,12 @@ class Service:
         except Exception as error:  # noqa: BLE001 - a bug of the product, which the model reports
             self.world.fail(f"{self.name} raises {error!r}")
             return None
+
+    async def _publish(self, events: Sequence[Event]) -> None:
+        self.world.publish(events)
+
+    async def _publish_of(self, work: Awaitable[Sequence[Event]]) -> None:
+        self.world.publish(await work)
 
 
 class BinderReplica(Service):
@@ -105,14 +123,11 @@ class BinderReplica(Service):
                 clock=self.clock,
                 host_clock=self.clock,
             ),
-            rules=PreemptionRules(
-                plan_starts_after_s=PLAN_STARTS_AFTER_S, planned_starts=8, preemption=False
-            ),
             concurrency=4,
         )
-        self.binder.preemptor.starts.events = self
-        self.running: dict[str, asyncio.Task[Any]] = {}
-        self.rounds: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+        self.binder.starts.events = self
+        self.running = {}
+        self.rounds = {
             "expire": lambda: self._publish_of(self.binder.sweeper.expire_reservations()),
             "offer": lambda: self._publish_of(self.binder.sweeper.offer()),
             "end vanished": lambda: self._publish_of(self.binder.vanished.end_vanished()),
@@ -122,7 +137,7 @@ class BinderReplica(Service):
             "cordon": self.binder.cordons.cordon_nodes,
             "rebuild": self._rebuild,
             "resizes": self.binder.resizer.finish_resizes,
-            "starts": self._plan_starts,
+            "plans": self._carry_out,
         }
         self.spawn(self.binder.sender.send_bindings())
 
@@ -137,6 +152,7 @@ class BinderReplica(Service):
             ShareActivated: binder.activate_shares,
             ShareRefused: binder.release_refused,
             ViolationFound: binder.report_violations,
+            StartReported: binder.starts.show_starts,
             PodTerminated: binder.end_leases,
             PodsListed: binder.reconciler.reconcile_listing,
             QuotasUpdated: binder.updater.save_quotas,
@@ -151,30 +167,52 @@ class BinderReplica(Service):
         elif isinstance(event, DeviceReported):
             self.binder.evidence.add_reports([event])
 
-    def run_loops(self) -> None:
-        """Run one round of each loop whose last round has ended."""
-        for name, round_of in self.rounds.items():
-            if name not in self.running or self.running[name].done():
-                self.running[name] = self.spawn(self.attempt(round_of()))
-
     def record(self, event: KubernetesEvent, *, once: bool = False) -> None:
         self.world.watches.note_reported(event)
 
-    async def _publish(self, events: Sequence[Event]) -> None:
-        self.world.publish(events)
-
-    async def _publish_of(self, work: Awaitable[Sequence[Event]]) -> None:
-        self.world.publish(await work)
-
-    async def _plan_starts(self) -> None:
+    async def _carry_out(self) -> None:
         began_at = self.clock.now()
-        await self._publish_of(self.binder.preemptor.preempt())
-        if self.server.leader() == self.binder.preemptor.name:
+        await self._publish_of(self.binder.preemptions.carry_out())
+        if self.server.leader("binder") == self.binder.preemptions.leadership.name:
             self.world.watches.note_starts_advanced(began_at)
 
     async def _rebuild(self) -> None:
         await self.binder.records.check_records()
         await self._publish_of(self.binder.rebuild.rebuild_ledger())
+
+
+class PlannerReplica(Service):
+    """A planner that reads the ledger's feed when the model says so, or late."""
+
+    def __init__(self, name: str, server: RedisServer, loop: VirtualLoop, world: "World") -> None:
+        super().__init__(name, server, loop, world)
+        self.start()
+
+    def start(self) -> None:
+        self.link = Link(self.server)
+        self.planner = build_planner(
+            PlannerPorts(
+                ledger=RedisLeases(LinkedConnection(self.link)),
+                pods=cast(PodReader, self.world.api),
+                publish=self._publish,
+                clock=self.clock,
+            ),
+            rules=PreemptionRules(
+                plan_starts_after_s=PLAN_STARTS_AFTER_S, planned_starts=8, preemption=False
+            ),
+        )
+        self.running = {}
+        self.rounds = {"plan": self.planner.preemptions.plan}
+        self.spawn(self._follow())
+
+    @property
+    def handlers(self) -> Mapping[type[Event], Handler]:
+        return {ViolationConfirmed: self.planner.preemptions.evict_violators}
+
+    async def _follow(self) -> None:
+        while True:
+            await self.attempt(self.planner.mirror.follow_ledger())
+            await self.clock.sleep(1.0)
 
 
 class PlacerReplica(Service):
@@ -205,3 +243,6 @@ class PlacerReplica(Service):
         while True:
             await self.attempt(self.placer.follow_ledger())
             await self.clock.sleep(1.0)
+
+
+Replica = BinderReplica | PlacerReplica | PlannerReplica

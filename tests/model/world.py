@@ -1,4 +1,4 @@
-"""The cluster of the model: two placers, two binders, two nodes, and the bag of messages."""
+"""The cluster of the model: two of each service, two nodes, and the bag of messages."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ from tests.model.kubelet import KubeletRecord, limit_mib
 from tests.model.mig import instance_mode
 from tests.model.node import Node
 from tests.model.redis_links import Link, LinkedConnection, RedisServer
-from tests.model.services import BinderReplica, PlacerReplica, Service
+from tests.model.services import BinderReplica, PlacerReplica, PlannerReplica, Replica, Service
 from tests.model.virtual_time import EPOCH_S, ActorClock, VirtualLoop
 from tests.support.build import device
 
@@ -59,7 +59,7 @@ class Message:
 
     event: Event
     to: str
-    """`binder`, `placer`, `watcher`, or `agent NODE`."""
+    """`binder`, `placer`, `planner`, `watcher`, or `agent NODE`."""
 
     def __str__(self) -> str:
         event: Any = self.event
@@ -108,6 +108,7 @@ class World:
         self.placers = [
             PlacerReplica(f"placer {n}", server, self.loop, self, seed=n) for n in range(2)
         ]
+        self.planners = [PlannerReplica(f"planner {n}", server, self.loop, self) for n in range(2)]
         self.nodes = {
             name: Node(
                 name=name,
@@ -136,7 +137,7 @@ class World:
 
     @property
     def services(self) -> list[Service]:
-        return [*self.binders, *self.placers]
+        return [*self.binders, *self.placers, *self.planners]
 
     def _begin(self) -> None:
         self.server.reset()
@@ -175,6 +176,8 @@ class World:
             found.append("binder")
         if any(type(event) in placer.handlers for placer in self.placers[:1]):
             found.append("placer")
+        if any(type(event) in planner.handlers for planner in self.planners[:1]):
+            found.append("planner")
         if isinstance(event, BindingFailed | ResyncRequested | LedgerRebuilt):
             found.append("watcher")
         if isinstance(event, LeaseChanged):
@@ -199,6 +202,8 @@ class World:
                 placer.link.feed_wanted.set()
                 self.loop.settle()
             self._hand_over(placer, message)
+        elif message.to == "planner":
+            self._hand_over(self.planners[replica], message)
         elif message.to == "watcher":
             self._tell_watcher(message.event)
         else:
@@ -219,10 +224,10 @@ class World:
             node.report()
             self.sync_agent(node)
 
-    def _hand_over(self, service: BinderReplica | PlacerReplica, message: Message) -> None:
+    def _hand_over(self, service: Replica, message: Message) -> None:
         service.spawn(self._handle(service, message))
 
-    async def _handle(self, service: BinderReplica | PlacerReplica, message: Message) -> None:
+    async def _handle(self, service: Replica, message: Message) -> None:
         kind = type(message.event)
         lock = self.locks.setdefault((service, kind), asyncio.Lock())
         try:
@@ -287,7 +292,7 @@ class World:
         ):
             node.tasks.append(service.loop.create_task(service.attempt(work)))
 
-    def restart(self, service: BinderReplica | PlacerReplica) -> None:
+    def restart(self, service: Replica) -> None:
         service.stop()
         service.start()
         if isinstance(service, BinderReplica):
@@ -307,6 +312,10 @@ class World:
             self.api.list_pods()
             self.api.queue_again()
         self.claims.resync_unanswered()
+        for planner in self.planners:
+            planner.link.feed_wanted.set()
+            self.loop.settle()
+            planner.run_loops()
         for binder in self.binders:
             binder.run_loops()
         self.scheduler.schedule()

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import msgspec
 import msgspec.inspect as types
 
-from shared.model.events import claim_events, node_events, pod_events, request_reply
+from shared.model.events import claim_events, node_events, plan_events, pod_events, request_reply
 from shared.model.events.event import Event
 from shared.model.leases.lease import Lease
 from shared.model.names import Namespace, NodeName, PodUid
@@ -28,7 +28,7 @@ NAMED: dict[str, str] = {
 """Texts that mean something, by the names of their fields."""
 KINDS = [
     kind
-    for module in (claim_events, node_events, pod_events, request_reply)
+    for module in (claim_events, node_events, plan_events, pod_events, request_reply)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Event) and kind.__module__ == module.__name__
 ]

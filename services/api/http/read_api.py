@@ -443,7 +443,7 @@ class ReadApi:
         needs_sync=True,
     )
     async def preemption_plan(self, call: ApiCall) -> DryRunView:
-        """Return the preemption of a waiting pod, or what a binder would plan for it."""
+        """Return the preemption of a waiting pod, or what a planner would plan for it."""
         self._require_all(call)
         pod = PodUid(call.path["pod"])
         waiting = self.service.projection.waiting

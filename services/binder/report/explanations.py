@@ -19,6 +19,7 @@ from shared.model.events.node_events import (
     ShareRefused,
     ViolationFound,
 )
+from shared.model.events.plan_events import StartReported
 from shared.model.events.pod_events import (
     PLANNED_START,
     PlacementRefused,
@@ -42,7 +43,7 @@ WITHDRAWN = "GPUStartWithdrawn"
 NO_END = "GPUStartUnknown"
 Subject = (
     Lease | LeaseHolder | PlacementRefused | PodGated | PodQueued | PodRejected | PodTerminated
-    | Reservation | Victim | ViolationFound
+    | Reservation | StartReported | Victim | ViolationFound
 )  # fmt: skip
 """What an Event is about has the name of a pod, or of a ResourceClaim."""
 

@@ -20,12 +20,12 @@ from shared.runtime.settings import digest
 from shared.runtime.variables import PREFIX
 
 COMBINED = "binder"
-"""The Deployment whose pods have watcher and placer, too, with the component combined-scheduler."""
+"""The Deployment whose pods have `COMBINED_PARTS`, too, with the component combined-scheduler."""
 COMPONENTS = frozenset(
-    {"api", "binder", "node-agent", "placer", "timekeeper", "watcher", "webhook"}
+    {"api", "binder", "node-agent", "placer", "planner", "timekeeper", "watcher", "webhook"}
 )
 """Deployments and DaemonSets of every installation."""
-COMBINED_PARTS = frozenset({"placer", "watcher"})
+COMBINED_PARTS = frozenset({"placer", "planner", "watcher"})
 """Those that the component combined-scheduler replaces."""
 UNANSWERED_WEBHOOK = "every new pod with GPUs is denied, and others are not reviewed"
 UNANSWERED_API = (

@@ -13,6 +13,7 @@ from services.cli.plan import render
 from services.cli.plan.moves import DefragView, MovePlan, nodes_for, plan_moves
 from services.cli.request.command import load, load_watcher_rules
 from services.cli.terminal import program
+from services.planner.clients import PlannerClient
 from services.planner.plan import ClusterSnapshot
 from services.planner.rules import Exclusions, PreemptionRules
 from shared.dialects.dialect import Rules
@@ -72,7 +73,7 @@ async def _defrag(flags: Defrag) -> int:
         )
     async with KubernetesClient(api.server.credentials) as kubernetes:
         evictions = PodClient(kubernetes)
-        cluster = ClusterSnapshot(placing.nodes, *await evictions.list_pods())
+        cluster = ClusterSnapshot(placing.nodes, *await PlannerClient(kubernetes).list_pods())
         rules = PreemptionRules(preemption_min_runtime_s=flags.min_runtime_s)
         leases = {lease.pod: lease for totals in placing.nodes for lease in totals.leases}
         exclusions = Exclusions(placing.preemptions, rules, now)

@@ -131,6 +131,7 @@ class _Components:
             for number in range(settings.placers):
                 name = f"placer-{number}"
                 yield self._service("placer", name=name, uses_api=False, ledger=True)
+            yield self._service("planner", ledger=True)
             yield self._service("binder", ledger=True)
         budgets = _flag("--budgets", settings.budgets)
         prices = _flag("--prices", settings.prices)

@@ -20,7 +20,7 @@ AGENT = "node-agent"
 BINDER = "binder"
 API = "api"
 OPERATOR = "operator"
-ACCOUNTS = ("watcher", BINDER, "timekeeper", "webhook", API)
+ACCOUNTS = ("watcher", "planner", BINDER, "timekeeper", "webhook", API)
 """Accounts of the services that always run, other than node agents."""
 COMBINED = "combined-scheduler"
 CLAIMS = "dra"

@@ -4,7 +4,7 @@
 -- {id, instant at which it was opened, false: there is none, pods}; the first is of its own id. `save` and `close`
 -- require the version that was read.
 -- Keys that a rebuild does not change: preemptions (hash, id -> PreemptionRecord), evictions (stream, the journal of
--- evicted pods, and for which pods), budgets (hash, namespace -> BudgetRecord), leader (string)
+-- evicted pods, and for which pods), budgets (hash, namespace -> BudgetRecord), leader:SERVICE (string)
 local claims = require('claims')
 local fair = require('fair')
 local gone_pods = require('gone_pods')
@@ -173,10 +173,11 @@ function actions.save_budget(namespace, at, text, is_spent, weight, must_wait)
   return true
 end
 
-function actions.lead(name, ttl_ms)
-  local leader = call('GET', STORE .. 'leader')
+function actions.lead(service, name, ttl_ms)
+  local key = STORE .. 'leader:' .. service
+  local leader = call('GET', key)
   if leader and leader ~= name then return false end
-  call('SET', STORE .. 'leader', name, 'PX', ttl_ms)
+  call('SET', key, name, 'PX', ttl_ms)
   return true
 end
 

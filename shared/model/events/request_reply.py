@@ -255,11 +255,11 @@ class PodBindingReply(Event, subject="pod_binding.reply.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRunRequest(Event, subject="preemption_plan.request.v1"):
-    """A user, who may see all namespaces, requests the preemption that a binder would plan."""
+    """A user, who may see all namespaces, requests the preemption that a planner would plan."""
 
     pod: PodUid
     min_runtime_s: Seconds | None = None
-    """Instead of the binder's setting."""
+    """Instead of the planner's setting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,8 @@ from shared.model.requests.request import Gang
 
 PREEMPT_AT = "leasehold.dev/preempt-at"
 """Annotation of a pod that will be evicted: the time, RFC 3339. A volume can expose it."""
+MOST_START_EVENTS = 16
+"""Pods of a gang that get an Event about their start, and the text in their condition."""
 
 
 class PreemptionCause(StrEnum):
@@ -98,8 +100,12 @@ class Preemption:
     evict_at: float = 0.0
     """Earliest time of the eviction; 0 before the victims are announced."""
     expires_at: float = 0.0
+    notice_s: float = 0.0
+    """How long the victims run on after their evictions are announced."""
     reason: str = ""
     """The violation, if that is the cause."""
+    cancelled: str = ""
+    """Why the planner gives it up: nothing is evicted, and its pods' Events say so."""
     by_kube_scheduler: bool = False
     """kube-scheduler chooses the preemptor pod's node: it is offered the devices."""
 
@@ -225,6 +231,10 @@ class StoredStart:
     def text(self) -> str:
         """When the pods start, and what they wait for."""
         return start_text(self.waits_for, self.name_of(self.waits_for[-1]))
+
+    def withdrawn_text(self, reason: str) -> str:
+        """Return that the start is not planned any more, and why."""
+        return f"no longer {self.text}; {reason}. It is planned anew"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

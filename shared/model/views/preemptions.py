@@ -61,7 +61,7 @@ class PreemptionsView(View, frozen=True, kw_only=True):
 
 
 class DryRunView(View, frozen=True, kw_only=True):
-    """The preemption that a binder would plan for one pod."""
+    """The preemption that a planner would plan for one pod."""
 
     pod: str
     plan: PlanView | None = None

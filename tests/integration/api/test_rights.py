@@ -249,7 +249,7 @@ MINUTES = {"minutes": "30", "reason": "deadline", "key": "one"}
 
 @dataclass
 class Receivers:
-    """A binder and a timekeeper that record what they receive."""
+    """A planner, a binder and a timekeeper that record what they receive."""
 
     received: list[Any] = field(default_factory=list)
 
@@ -276,7 +276,7 @@ async def api(
     receivers = Receivers()
     async with serve(authenticator) as shown, Bus.connect(shown.nats_url, name="x") as bus:
         await bus.reply(ResizeRequest, "binder", "", receivers.resize)
-        await bus.reply(DryRunRequest, "binder", "", receivers.plan)
+        await bus.reply(DryRunRequest, "planner", "", receivers.plan)
         await bus.reply(GrantRequest, "timekeeper", "", receivers.grant)
         await flush(bus.client)
         await reserve_lease(shown)
@@ -340,7 +340,7 @@ async def test_what_another_site_or_a_mistake_sends_does_nothing(serve: Any) -> 
     assert no_number == (400, {"error": "no is not a number"})
 
 
-async def test_a_binder_plans_a_preemption_for_those_who_see_all_namespaces(serve: Any) -> None:
+async def test_a_planner_plans_a_preemption_for_those_who_see_all_namespaces(serve: Any) -> None:
     path = "/api/v1/preemptions/w1"
     async with (
         reviewed(Reviews(), FakeClock()) as authenticator,

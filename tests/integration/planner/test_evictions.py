@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from services.binder.clients import PodClient
+from services.planner.clients import PlannerClient
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import ErrorResponse, KubernetesConflictError
 from shared.kubernetes.kubeconfig import load_credentials
@@ -43,13 +44,16 @@ async def test_gpusharing_28_a_protected_pod_stays_and_another_plan_is_made(at: 
     await at.save_budget("a")
     await at.waiting("new")
 
-    binder = at.binder(pods=Unaware(at.kube))
+    binder = at.binder(reader=Unaware(at.kube))
+    await binder.preempt()
+    assert [record.outcome for record in await at.evictions()] == [EvictionOutcome.BLOCKED]
+    at.clock.advance(3)
     await at.evict(binder)
 
     assert await at.announced_for("kept") is None
     assert not await at.is_deleting("kept")
     assert await at.is_deleting("other")
-    outcome, why = await Unaware(at.kube).evict(_victim(at, await at.get_pod("kept")))
+    outcome, why = await PodClient(at.kube).evict(_victim(at, await at.get_pod("kept")))
     assert outcome is EvictionOutcome.BLOCKED, why
 
 
@@ -63,6 +67,8 @@ async def test_an_eviction_refused_by_an_admission_policy_blocks_no_other(at: Sc
     await at.waiting("new")
 
     binder = at.binder()
+    await binder.preempt()
+    at.clock.advance(3)
     await at.evict(binder)
 
     assert not await at.is_deleting("kept")
@@ -88,7 +94,7 @@ def refuse(at: Scene, name: str, resource: str, operation: str, unless: str) -> 
     at.api.store.create("validatingadmissionpolicybindings", binding)
 
 
-class Unaware(PodClient):
+class Unaware(PlannerClient):
     """Does not see PodDisruptionBudgets beforehand, as if they had just been made."""
 
     def __init__(self, kube: KubernetesClient) -> None:
@@ -340,7 +346,8 @@ async def test_a_rebuilt_ledger_cancels(at: Scene) -> None:
 async def _turn_over(at: Scene) -> None:
     """Wait until the leader's turn is over: the server's clock is real."""
     prefix = at.ledger._connection.prefix.removesuffix(":")
-    await at.preemptions._connection._redis.delete(f"{prefix}-preemption:leader")
+    leaders = [f"{prefix}-preemption:leader:{service}" for service in ("binder", "planner")]
+    await at.preemptions._connection._redis.delete(*leaders)
 
 
 EVICTED = {"evict_violators": (ViolationReason.TAMPERED, ViolationReason.UNLEASED)}

@@ -8,15 +8,13 @@ import pytest
 
 from services.binder.report.event_writer import MIN_INTERVAL_S
 from services.binder.report.explanations import NO_END, PLANNED, WITHDRAWN
-from services.planner import planned_starts
-from services.planner.planned_starts import (
+from services.planner.start_planner import (
     AGED_S,
     MAX_PLAN_S,
     MOST_PASS_S,
     PAUSE_FACTOR,
     PLAN_S,
 )
-from services.planner.preemption_controller import PreemptionController
 from shared.model.budgets.quota import Quota, QuotaLimits
 from shared.model.events.pod_events import PlacementChosen
 from shared.model.leases.lease import Lease, ends_by
@@ -29,7 +27,7 @@ from shared.model.requests.request import NO_TERM, Gang, PodRequest, Term
 from shared.placing.starts import AGAIN_S, LATE_S, MOST_KINDS, MOST_TRIED, RESERVE_AFTER_S, SOON_S
 from tests.support.binder.world import running as background
 from tests.support.placer.ledger import assert_sound, device, report, share, uses
-from tests.support.planner.scene import Scene, scene
+from tests.support.planner.scene import Replicas, Scene, scene
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until
 
@@ -57,7 +55,7 @@ async def starts(at: Scene) -> tuple[StoredStart, ...]:
 
 async def promised(
     at: Scene, *, other: Term = NO_TERM, mib: int = 16_000
-) -> tuple[Lease, PreemptionController, StoredStart]:
+) -> tuple[Lease, Replicas, StoredStart]:
     """A lease for whose end pod `new` waits, which gets its device, and the binder that said so."""
     old = await running(at, 0, mib=mib)
     await running(at, 1, other)
@@ -68,7 +66,7 @@ async def promised(
     return old, binder, start
 
 
-async def step(at: Scene, binder: PreemptionController) -> list[PlacementChosen]:
+async def step(at: Scene, binder: Replicas) -> list[PlacementChosen]:
     at.clock.advance(PLAN_S + 1)
     return await binder.preempt()
 
@@ -184,7 +182,7 @@ async def test_no_pod_is_preempted_on_a_gpu_that_is_claimed_for_a_start(at: Scen
     assert state.starts == (start,)
 
 
-async def condition(at: Scene, binder: PreemptionController, wanted: str) -> None:
+async def condition(at: Scene, binder: Replicas, wanted: str) -> None:
     """The condition of pod `new` of namespace `b` gets this message."""
 
     async def message() -> str:
@@ -463,7 +461,7 @@ async def test_plans_that_take_long_are_rare_although_pods_come_and_each_gets_it
         tried.append(requests[0].priority)
         at.clock.advance(MOST_PASS_S + 1)
 
-    monkeypatch.setattr(planned_starts, "plan_start", slow)
+    monkeypatch.setattr("services.planner.start_planner.plan_start", slow)
     await running(at, 0)
     for priority in (1, 2):
         await at.waiting(f"new-{priority}", namespace="b", priority=priority)

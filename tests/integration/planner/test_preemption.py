@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from services.planner.dry_run import dry_run
 from services.planner.plan import PlanInput, plan_input
-from services.planner.preemption_controller import LOOK_S, PLANNING_S, STEP_S
+from services.planner.preemption_planner import LOOK_S, PLANNING_S, STEP_S
 from shared.model.devices.node import HOSTNAME, AntiAffinityTerm, LabelRequirement
 from shared.model.events.request_reply import DryRunReply, DryRunRequest
 from shared.model.leases.lease import LeaseState
@@ -29,7 +28,7 @@ async def function_calls(server: ValkeyServer) -> int:
         )
 
 
-async def test_a_binder_with_nothing_to_preempt_only_reads_the_status(
+async def test_with_nothing_to_preempt_planner_and_binder_only_read_the_status(
     at: Scene, server: ValkeyServer
 ) -> None:
     await at.running("old", mib=16_000)
@@ -38,11 +37,11 @@ async def test_a_binder_with_nothing_to_preempt_only_reads_the_status(
     before = await function_calls(server)
 
     for _ in range(20):
-        at.clock.advance(binder.step_s)
+        at.clock.advance(max(binder.steps_s))
         await binder.preempt()
 
-    assert binder.step_s == LOOK_S
-    assert await function_calls(server) - before == 20
+    assert binder.steps_s == (LOOK_S, LOOK_S)
+    assert await function_calls(server) - before == 2 * 20
 
 
 async def test_gpusharing_27_an_exhausted_budget_alone_evicts_no_pod_and_writes_nothing(
@@ -65,7 +64,7 @@ async def test_gpusharing_28_a_pod_with_budget_gets_the_device_of_one_without(at
     old, pod, binder = await at.in_need()
 
     await binder.preempt()
-    assert binder.step_s == STEP_S
+    assert binder.steps_s == (STEP_S, STEP_S)
     announced = await at.announced_for("old")
     at.clock.advance(30)
     await binder.preempt()
@@ -369,8 +368,8 @@ async def test_a_dry_run_names_victims_and_spared_pods_and_changes_nothing(
 ) -> None:
     _, pod, binder = await at.in_need()
 
-    found = await dry_run(DryRunRequest(pod=pod), binder)
-    patient = await dry_run(DryRunRequest(pod=pod, min_runtime_s=7_200), binder)
+    found = await binder.dry_run(DryRunRequest(pod=pod))
+    patient = await binder.dry_run(DryRunRequest(pod=pod, min_runtime_s=7_200))
 
     assert found.plan is not None
     assert [each.pod for each in found.plan.victims] == ["a/old"]
@@ -379,9 +378,9 @@ async def test_a_dry_run_names_victims_and_spared_pods_and_changes_nothing(
     [spared] = patient.protected
     assert (spared.pod, spared.reason) == ("a/old", "it has not run for 7200 s")
     monkeypatch.setattr("services.planner.dry_run.MAX_PROTECTED", 0)
-    full = await dry_run(DryRunRequest(pod=pod, min_runtime_s=7_200), binder)
+    full = await binder.dry_run(DryRunRequest(pod=pod, min_runtime_s=7_200))
     assert (full.protected, full.protected_left_out) == ((), 1)
-    assert await dry_run(DryRunRequest(pod=PodUid("gone")), binder) == DryRunReply()
+    assert await binder.dry_run(DryRunRequest(pod=PodUid("gone"))) == DryRunReply()
     assert await at.stages() == []
     assert await at.announced_for("old") is None
 

@@ -1,4 +1,4 @@
-"""Watcher, placer and binder in one process: `python -m services.scheduler`."""
+"""Watcher, placer, planner and binder in one process: `python -m services.scheduler`."""
 
 import asyncio
 import base64
@@ -97,14 +97,15 @@ async def test_pods_are_bound_by_one_process_which_names_what_each_service_waits
 
     assert code == 0
     assert "Traceback" not in scheduler.log()
+    assert "leasehold_planner_preemptions_total" in metrics
     for service in ("watcher", "placer", "binder"):
         assert f'leasehold_events_published_total{{service="{service}"' in metrics
 
 
-async def test_a_placer_with_a_binder_beside_a_watcher(tmp_path: Path) -> None:
+async def test_a_placer_with_a_binder_beside_a_watcher_with_a_planner(tmp_path: Path) -> None:
     async with api_server() as api, api.client() as client:
         await client.post("/api/v1/nodes", json=NODE)
-        apart = (("--services", "placer,binder"), ("--services", "watcher"))
+        apart = (("--services", "placer,binder"), ("--services", "watcher,planner"))
         with processes(tmp_path, api, *apart) as (nats, redis, running):
             await nats.start()
             redis.start()
@@ -118,7 +119,7 @@ async def test_a_placer_with_a_binder_beside_a_watcher(tmp_path: Path) -> None:
     assert codes == [0, 0]
 
 
-async def test_in_a_cluster_all_three_use_the_token_of_the_binder_once_the_auth_service_allows_it(
+async def test_in_a_cluster_all_of_them_use_the_token_of_the_binder_once_the_auth_service_allows_it(
     tmp_path: Path,
 ) -> None:
     redis = ValkeyServer()
@@ -126,7 +127,7 @@ async def test_in_a_cluster_all_three_use_the_token_of_the_binder_once_the_auth_
         (tmp_path / "token").write_text(world.cluster.issue_token("binder"))
         logins = tmp_path / "redis"
         logins.mkdir()
-        for name in ("binder", "placer"):
+        for name in ("binder", "placer", "planner"):
             login = world.cluster.objects["secrets", f"redis-{name}"]["login"]
             (logins / name).write_bytes(base64.b64decode(login))
         world.mount("auth-redis", tmp_path / "etc-redis")
@@ -167,8 +168,8 @@ async def test_the_process_ends_with_the_reason_if_one_service_cannot_run(tmp_pa
 @pytest.mark.parametrize(
     ("named", "text"),
     [
-        ("placer,api", "of watcher, placer or binder: 'api' is none"),
-        ("", "none is named; choose from watcher,placer,binder"),
+        ("placer,api", "of watcher, placer, planner or binder: 'api' is none"),
+        ("", "none is named; choose from watcher,placer,planner,binder"),
     ],
 )
 def test_other_services_are_refused(named: str, text: str) -> None:

@@ -18,7 +18,7 @@ from tests.support.simcluster.installed import namespace_of
 AUDIENCE = "leasehold-nats"
 SECRETS = (
     *("auth", "auth-nats", "auth-redis", "auth-extender", "auth-kube-scheduler", "auth-api"),
-    *(f"redis-{user}" for user in ("placer", "binder", "timekeeper", "api", "operator")),
+    *(f"redis-{user}" for user in ("placer", "planner", "binder", "timekeeper", "api", "operator")),
     "redis-extender",
 )
 Json = dict[str, Any]

@@ -74,7 +74,7 @@ class AuthWorld:
         )
 
     def combine_scheduler(self) -> None:
-        """Let the binder's token authorize watcher and placer, too."""
+        """Let the binder's token authorize watcher, placer and planner, too."""
         self.auth.settings = replace(self.auth.settings, combined_scheduler=True)
 
     def mount(self, secret: str, directory: Path) -> None:

@@ -1,7 +1,7 @@
 """A scene for preemption: a ledger, an API server with PodDisruptionBudgets, and a clock."""
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,17 +10,23 @@ import pytest
 
 from services.binder.clients import PodClient
 from services.binder.ledger_sync.sweep import SchedulerOffers
+from services.binder.plans.preemptions import PlannedPreemptions
+from services.binder.plans.starts import PlannedStarts
 from services.binder.report.event_writer import ConditionWriter
 from services.binder.report.explanations import KubernetesEvent
-from services.planner.planned_starts import StartPlanner
-from services.planner.preemption_controller import PreemptionController
+from services.planner.clients import PlannerClient
 from services.planner.rules import PreemptionRules
+from services.planner.wiring import PlannerPorts, build_planner
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
+from shared.model.events.event import Event
+from shared.model.events.node_events import ViolationFound
+from shared.model.events.plan_events import StartReported, ViolationConfirmed
 from shared.model.events.pod_events import BudgetChanged, PlacementChosen, PodQueued
+from shared.model.events.request_reply import DryRunReply, DryRunRequest
 from shared.model.leases.lease import Lease
 from shared.model.leases.ledger import NoCapacity, Reservation, Reserved, WaitingPod
 from shared.model.leases.preemption import (
@@ -32,6 +38,7 @@ from shared.model.leases.preemption import (
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import NO_TERM, GpuRequest, PodRequest, Term
+from shared.runtime.leadership import Leadership
 from tests.support.binder.world import Counts
 from tests.support.clock import FakeClock
 from tests.support.placer.ledger import ledger, share
@@ -97,6 +104,68 @@ class RecordedReports(Counts):
         return [event.message for event in self.events if event.name == name]
 
 
+class Replicas:
+    """A planner, and the parts of a binder that carry its plans out."""
+
+    def __init__(
+        self,
+        at: "Scene",
+        rules: PreemptionRules,
+        *,
+        pods: PodClient | None,
+        reader: PlannerClient | None,
+    ) -> None:
+        client = pods or PodClient(at.kube)
+        self.starts = PlannedStarts(
+            ledger=at.ledger,
+            store=at.preemptions,
+            events=at.reports,
+            conditions=ConditionWriter(PodClient(at.kube), at.clock),
+            clock=at.clock,
+        )
+        self.preemptions = PlannedPreemptions(
+            ledger=at.ledger,
+            store=at.preemptions,
+            pods=client,
+            events=at.reports,
+            clock=at.clock,
+            offers=SchedulerOffers(at.ledger.waiting_pods, PodClient(at.kube), at.clock),
+            starts=self.starts,
+            leadership=Leadership(at.preemptions, "binder"),
+        )
+        self.planner = build_planner(
+            PlannerPorts(
+                ledger=at.other_ledger,
+                pods=reader or PlannerClient(at.kube),
+                publish=self._receive,
+                clock=at.clock,
+            ),
+            rules=rules,
+        )
+
+    async def _receive(self, events: Sequence[Event]) -> None:
+        """Hand the planner's events over to the binder."""
+        await self.starts.show_starts([e for e in events if isinstance(e, StartReported)])
+
+    @property
+    def steps_s(self) -> tuple[float, float]:
+        """The intervals of the planner and of the binder."""
+        return self.planner.preemptions.step_s, self.preemptions.step_s
+
+    async def preempt(self) -> list[PlacementChosen]:
+        """Plan what is due, and take the next step of every plan."""
+        await self.planner.preemptions.plan()
+        return await self.preemptions.carry_out()
+
+    async def evict_violators(self, violations: Sequence[ViolationFound]) -> None:
+        """Report violations to the planner, as a binder does that has confirmed them."""
+        confirmed = [ViolationConfirmed.of(violation) for violation in violations]
+        await self.planner.preemptions.evict_violators(confirmed)
+
+    async def dry_run(self, request: DryRunRequest) -> DryRunReply:
+        return await self.planner.plan_preemption(request)
+
+
 @dataclass
 class Scene:
     """One node `a` with GPUs of 16,000 MiB, namespaces `a` and `b`."""
@@ -104,31 +173,18 @@ class Scene:
     api: ApiUnderTest
     kube: KubernetesClient
     ledger: RedisLeases
+    other_ledger: RedisLeases
+    """The same by the connection of planners."""
     preemptions: Preemptions
     clock: FakeClock
     rules: PreemptionRules = RULES
     reports: RecordedReports = field(default_factory=RecordedReports)
 
-    def binder(self, **changes: Any) -> PreemptionController:
-        """A replica of its own."""
-        starts = StartPlanner(
-            ledger=self.ledger,
-            store=self.preemptions,
-            events=self.reports,
-            conditions=ConditionWriter(PodClient(self.kube), self.clock),
-            clock=self.clock,
-            most=changes.pop("most", 3),
-        )
-        return PreemptionController(
-            ledger=self.ledger,
-            store=self.preemptions,
-            pods=changes.pop("pods", PodClient(self.kube)),
-            events=self.reports,
-            clock=self.clock,
-            rules=replace(self.rules, **changes),
-            offers=SchedulerOffers(self.ledger.waiting_pods, PodClient(self.kube), self.clock),
-            starts=starts,
-        )
+    def binder(self, **changes: Any) -> Replicas:
+        """A planner and a binder of their own."""
+        clients = {"pods": changes.pop("pods", None), "reader": changes.pop("reader", None)}
+        rules = replace(self.rules, planned_starts=changes.pop("most", 3), **changes)
+        return Replicas(self, rules, **clients)
 
     async def running(
         self,
@@ -304,21 +360,19 @@ class Scene:
         outcome = await self.reserve("thief", "thief", place, namespace="c", cpu=cpu, term=term)
         return outcome.reason if isinstance(outcome, NoCapacity) else ""
 
-    async def in_need(
-        self, *, mib: int = 8_000, **running: Any
-    ) -> tuple[Lease, PodUid, PreemptionController]:
+    async def in_need(self, *, mib: int = 8_000, **running: Any) -> tuple[Lease, PodUid, Replicas]:
         """A pod of namespace `a`, whose budget is used up, and one of `b` that needs its device."""
         old = await self.running("old", mib=16_000, **running)
         await self.save_budget("a")
         return old, await self.waiting("new", mib=mib), self.binder()
 
-    async def evict(self, binder: PreemptionController) -> None:
+    async def evict(self, binder: Replicas) -> None:
         """Let a binder announce evictions, and evict once the notice is over."""
         await binder.preempt()
         self.clock.advance(30)
         await binder.preempt()
 
-    async def steps(self, binder: PreemptionController, count: int = 1) -> list[PlacementChosen]:
+    async def steps(self, binder: Replicas, count: int = 1) -> list[PlacementChosen]:
         placements: list[PlacementChosen] = []
         for _ in range(count):
             placements += await binder.preempt()
@@ -333,11 +387,12 @@ async def scene(
         api_server() as api,
         KubernetesClient(load_credentials(api.kubeconfig)) as kube,
         ledger(url, {"a": gpus}) as leases,
+        RedisLeases.connect(url, prefix=leases._connection.prefix) as other_ledger,
         Preemptions.connect(url, prefix=leases._connection.prefix) as preemptions,
     ):
         for namespace in ("a", "b", "c"):
             await kube.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
-        yield Scene(api, kube, leases, preemptions, FakeClock())
+        yield Scene(api, kube, leases, other_ledger, preemptions, FakeClock())
 
 
 @pytest.fixture

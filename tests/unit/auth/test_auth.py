@@ -63,7 +63,8 @@ def test_an_administrator_of_the_operator_and_the_default_user_stay_unchanged() 
     changed = {words[0] for words in root_secret.redis_user_rules(whole)}
 
     assert whole["redis.admin"] == b"default:given"
-    assert changed == {"placer", "binder", "timekeeper", "extender", "api", "operator"}
+    others = {"timekeeper", "extender", "api", "operator"}
+    assert changed == {"placer", "planner", "binder"} | others
     ours = root_secret.redis_user_rules(complete({}, NAMES, NOW, fresh))
     assert {words[0] for words in ours} == changed | {"default", "probe"}
 
@@ -205,8 +206,8 @@ def user_of(account: str, named: str, *, combined_scheduler: bool) -> NatsUser:
 USERS = {user.name: user for user in all_users([NodeName("node-a")])}
 
 
-@pytest.mark.parametrize("named", ["watcher", "placer"])
-def test_the_binders_token_authorizes_watcher_and_placer_only_where_they_are_in_its_process(
+@pytest.mark.parametrize("named", ["watcher", "placer", "planner"])
+def test_the_binders_token_authorizes_other_services_only_where_they_are_in_its_process(
     named: str,
 ) -> None:
     assert user_of("binder", named, combined_scheduler=True) == USERS[named]
@@ -221,7 +222,7 @@ def test_the_binders_token_authorizes_no_other_user(named: str, combined_schedul
 
 
 @pytest.mark.parametrize("combined_scheduler", [False, True])
-@pytest.mark.parametrize("named", ["watcher", "placer", "binder"])
+@pytest.mark.parametrize("named", ["watcher", "placer", "planner", "binder"])
 @pytest.mark.parametrize(
     "account", sorted({*USERS} - {"binder", "node-agent.node-a"} | {"node-agent"})
 )

@@ -172,7 +172,8 @@ ALL = {name: Replicas(SYSTEM_NAMESPACE, "deployments", 2, 2) for name in COMPONE
         ({"api": (2, 1)}, Outcome.FAIL, "deployment/api: 1 of 2 replicas are ready"),
         ({"timekeeper": None}, Outcome.FAIL, "timekeeper is not installed"),
         ({"watcher": None}, Outcome.FAIL, "watcher is not installed"),
-        ({"watcher": None, "placer": None}, Outcome.OK, "binder 2"),
+        ({"planner": None}, Outcome.FAIL, "planner is not installed"),
+        ({"watcher": None, "placer": None, "planner": None}, Outcome.OK, "binder 2"),
     ],
 )
 def test_components_are_compared_with_what_should_run(

@@ -133,18 +133,18 @@ def test_the_plan_holds_every_service_once_each_placer_and_an_agent_per_node() -
 
     assert list(found) == [
         *("nats", "valkey", "simcluster", "watcher", "placer-0", "placer-1", "placer-2"),
-        *("binder", "timekeeper", "webhook", "api", "agent-node-0", "agent-node-1"),
+        *("planner", "binder", "timekeeper", "webhook", "api", "agent-node-0", "agent-node-1"),
     ]
     stages = [{component.name for component in stage} for stage in stages_of([*found.values()])]
     assert stages[0] == {"nats", "valkey", "simcluster"}
     assert len(stages) == 2
 
 
-def test_a_combined_scheduler_replaces_watcher_placers_and_binder() -> None:
+def test_a_combined_scheduler_replaces_watcher_placers_planner_and_binder() -> None:
     found = components(plan({"combined": True}))
 
     assert "scheduler" in found
-    assert not {"watcher", "binder", "placer-0"} & set(found)
+    assert not {"watcher", "planner", "binder", "placer-0"} & set(found)
     assert {"--kubeconfig", "--redis-url", "--nats-url"} <= set(found["scheduler"].argv)
 
 
@@ -192,7 +192,8 @@ def test_only_services_that_use_the_ledger_get_the_url_of_redis() -> None:
     found = components(plan())
 
     with_redis = {name for name, each in found.items() if "--redis-url" in each.argv}
-    assert with_redis == {"placer-0", "placer-1", "placer-2", "binder", "timekeeper", "api"}
+    placers = {"placer-0", "placer-1", "placer-2"}
+    assert with_redis == placers | {"planner", "binder", "timekeeper", "api"}
 
 
 def test_flags_reach_the_components_that_they_are_for() -> None:

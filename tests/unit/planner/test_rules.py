@@ -5,20 +5,16 @@ from typing import Any
 
 import pytest
 
-from services.binder.clients import selects
-from services.binder.settings import BinderSettings
+from services.binder.plans.steps import ObservedPreemption, Step, next_step
+from services.planner.clients import selects
 from services.planner.rules import (
     Allowance,
-    ObservedPreemption,
-    PendingPod,
     PreemptionRules,
-    Step,
     allowance,
-    cause_for,
     cooldown_until,
-    next_step,
     overdraft_permille,
 )
+from services.planner.settings import PlannerSettings
 from shared.kubernetes.types import LabelSelector as Selector
 from shared.kubernetes.types import SelectorRequirement
 from shared.model.errors import ConflictError, RequestError
@@ -35,6 +31,7 @@ from shared.model.leases.preemption import (
     Victim,
 )
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.placing.preemption_rules import PendingPod, cause_for
 from tests.support.build import lease
 from tests.support.placer.ledger import queued, verdict
 from tests.support.planner.scene import budget
@@ -219,6 +216,6 @@ def test_a_stage_of_a_preemption_cannot_be_skipped() -> None:
 
 
 def test_violations_are_parsed_exactly() -> None:
-    BinderSettings(evict_violators=("GpuLimitTampered",)).check()
+    PlannerSettings(evict_violators=("GpuLimitTampered",)).check()
     with pytest.raises(RequestError, match=r"--evict-violators must be among .*got 'all'"):
-        BinderSettings(evict_violators=("all",)).check()
+        PlannerSettings(evict_violators=("all",)).check()

@@ -235,6 +235,7 @@ async def test_services_of_one_machine_have_the_rights_of_the_manifests_only(
     allowed: dict[str, dict[str, bool]] = {}
     tried = {
         "bind": ("create", "", "pods", "binding"),
+        "evict": ("create", "", "pods", "eviction"),
         "read secrets": ("list", "", "secrets", ""),
         "delete pods": ("delete", "", "pods", ""),
         "answer claims": ("patch", "resource.k8s.io", "resourceclaims", "status"),
@@ -253,6 +254,7 @@ async def test_services_of_one_machine_have_the_rights_of_the_manifests_only(
     found = {what: [name for name, may in row.items() if may] for what, row in allowed.items()}
     assert found == {
         "bind": ["binder"],
+        "evict": ["binder"],
         "read secrets": [],
         "delete pods": [],
         "answer claims": ["binder"] if components else [],

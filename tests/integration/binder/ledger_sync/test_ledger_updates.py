@@ -215,7 +215,7 @@ async def test_a_budget_that_could_not_be_saved_is_requested_again(
     async def silence(_: object) -> None:
         raise UnavailableError("no answer")
 
-    monkeypatch.setattr(world.binder.preemptor.store, "save_budget", silence)
+    monkeypatch.setattr(world.binder.preemptions.store, "save_budget", silence)
     with pytest.raises(UnavailableError):
         await world.binder.save_budgets([budget("a")])
 

@@ -65,7 +65,7 @@ def test_headless_returns_when_every_component_is_ready(running: StateDir) -> No
     assert state is not None
     assert state.ready
     assert {component.name for component in state.components if component.ready} == {
-        *("nats", "valkey", "simcluster", "watcher", "placer-0", "binder"),
+        *("nats", "valkey", "simcluster", "watcher", "placer-0", "planner", "binder"),
         *("timekeeper", "webhook", "api", "agent-node-0"),
     }
 
@@ -125,7 +125,7 @@ def test_status_names_what_is_not_ready(running: StateDir) -> None:
         os.kill(binder.pid, signal.SIGCONT)
 
     assert stopped.returncode == 1
-    assert "9 of 10 components are ready\n  binder: does not respond: timed out" in stopped.stdout
+    assert "10 of 11 components are ready\n  binder: does not respond: timed out" in stopped.stdout
     until_blocking(lambda: not leasehold("status", "--state", str(running.root)).returncode)
     assert show(running, "status")["components"][-1]["ready"]
 

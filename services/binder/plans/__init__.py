@@ -1,0 +1,1 @@
+"""The planner's plans, carried out: evictions, hand-over of devices, Events."""

@@ -1,0 +1,269 @@
+"""Planned preemptions, carried out: notice, evictions, and the freed devices for the pending pod.
+
+The planner claims the devices before it stores a plan (`shared.ledger.preemptions`), so that no
+other pod gets what becomes free.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from services.binder.clients import PodClient
+from services.binder.ledger_sync.sweep import SchedulerOffers
+from services.binder.metrics import count_eviction
+from services.binder.plans.claimed_devices import placement_of, placements_among, reserve_claimed
+from services.binder.plans.starts import PlannedStarts
+from services.binder.plans.steps import (
+    ObservedPreemption,
+    Step,
+    beneficiary_event,
+    cancelled_events,
+    eviction_record,
+    next_step,
+    victim_event,
+)
+from services.binder.report.event_writer import EventRecorder
+from shared.ledger.connection import in_batches
+from shared.ledger.leases import RedisLeases
+from shared.ledger.preemptions import Preemptions
+from shared.model.clock import Clock
+from shared.model.events.pod_events import PlacementChosen
+from shared.model.leases.ledger import Reservation, WaitingPod
+from shared.model.leases.preemption import (
+    EvictionOutcome,
+    Preemption,
+    PreemptionStage,
+    PreemptionState,
+    StoredPreemption,
+    Victim,
+)
+from shared.model.names import PodUid
+from shared.placing.preemption_rules import expiry
+from shared.runtime.leadership import Leadership
+from shared.runtime.service import loops
+
+T = TypeVar("T")
+
+OFFER_S = 2.0
+"""Interval of offers to a pod whose node kube-scheduler chooses."""
+BLOCKED_S = 10.0
+"""Pause before an eviction that a PodDisruptionBudget blocks is tried again."""
+STEP_S = 0.5
+LOOK_S = 1.0
+"""Interval of looks at the ledger while nothing is planned."""
+AT_ONCE = 16
+"""Preemptions whose steps are taken side by side: most of a step is waiting for the API server."""
+
+
+@dataclass(eq=False, kw_only=True)
+class PlannedPreemptions:
+    """Takes the steps of plans while this binder leads; holds no state that matters between two.
+
+    Every step is saved with the version that it is based on, and every external call may be
+    repeated: the next leader continues from the saved state.
+    """
+
+    ledger: RedisLeases
+    store: Preemptions
+    pods: PodClient
+    events: EventRecorder
+    clock: Clock
+    offers: SchedulerOffers
+    starts: PlannedStarts
+    leadership: Leadership
+    step_s: float = LOOK_S
+    """Interval until the next step."""
+
+    def __post_init__(self) -> None:
+        self._blocked_until: dict[str, float] = {}
+        self._offer_at: dict[PodUid, float] = {}
+        self._acting = asyncio.Semaphore(AT_ONCE)
+
+    async def claimed_for(self, pod: PodUid) -> Reservation | None:
+        """Return what an open preemption has claimed for the pod, or None if there is none."""
+        state = await self.store.state(now=self.clock.now(), past_s=0)
+        own = (read.preemption for read in state.open if read.preemption.id == pod)
+        preemption = next(own, None)
+        return preemption.wanted if preemption else None
+
+    @loops(every_s=lambda preemptions: preemptions.step_s)
+    async def carry_out(self) -> list[PlacementChosen]:
+        """Take the next step of every plan, unless another binder leads."""
+        status = await self.ledger.status(now=self.clock.ticks())
+        if status is None:
+            return []
+        is_due = bool(status.preemptions or status.waiting)
+        self.step_s = STEP_S if is_due else LOOK_S
+        if not is_due or not await self.leadership.holds():
+            return []
+        state = await self.store.state(now=self.clock.now(), past_s=0)
+        placements = await self._advance(state)
+        return placements + await self.starts.advance(state.starts)
+
+    async def _all(self, actions: Iterable[Awaitable[T]]) -> list[T]:
+        """Return the results of all, `AT_ONCE` at a time; raises the first error once all ended."""
+
+        async def act(action: Awaitable[T]) -> T:
+            async with self._acting:
+                return await action
+
+        results = await asyncio.gather(*map(act, actions), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return [result for result in results if not isinstance(result, BaseException)]
+
+    async def _advance(self, state: PreemptionState) -> list[PlacementChosen]:
+        """Take the next step of each preemption; return the placements of pending pods."""
+        placements = list[PlacementChosen]()
+        freed = list[StoredPreemption]()
+        waiting = list[WaitingPod]()
+        for batch in in_batches(state.open):
+            observed = await self._observe([read.preemption for read in batch])
+            now = self.clock.now()
+            steps = [
+                (read, seen, *next_step(read, seen, state, now))
+                for read, seen in zip(batch, observed, strict=True)
+            ]
+            await self._all(self._take(step, read, reason) for read, _, step, reason in steps)
+            for read, seen, step, _ in steps:
+                if step is Step.BIND and seen.lease:
+                    placements.append(placement_of(seen.lease))
+                elif step is Step.RESERVE and seen.waiting:
+                    freed.append(read)
+                    waiting.append(seen.waiting)
+        return placements + (await self._reserve(freed, waiting) if freed else [])
+
+    async def _take(self, step: Step, read: StoredPreemption, reason: str) -> None:
+        """Take the next step of a preemption, unless that is to reserve or to bind."""
+        match step:
+            case Step.ANNOUNCE:
+                await self._announce(read)
+            case Step.EVICT:
+                if self.clock.now() >= self._blocked_until.get(read.preemption.id, 0.0):
+                    await self._evict(read)
+            case Step.OFFER:
+                await self._offer(read)
+            case Step.CLOSE:
+                await self.store.close(read)
+            case Step.CANCEL:
+                await self._cancel(read, reason)
+
+    async def _observe(self, preemptions: Sequence[Preemption]) -> list[ObservedPreemption]:
+        wanting = [preemption for preemption in preemptions if preemption.wanted]
+        pending = [PodUid(preemption.id) for preemption in wanting]
+        victims = [victim.pod for preemption in wanting for victim in preemption.victims]
+        # In this order, so that a pod that got a lease meanwhile is never observed without either.
+        waiting = {pod.queued.pod: pod for pod in await self.ledger.waiting_pods.load(pending)}
+        loaded = await self.ledger.load([*pending, *victims])
+        leases = {lease.pod: lease for lease in loaded if lease}
+        return [
+            ObservedPreemption(
+                waiting=waiting.get(PodUid(preemption.id)),
+                lease=leases.get(PodUid(preemption.id)),
+                leased_victims=leases.keys() & {victim.pod for victim in preemption.victims},
+            )
+            for preemption in preemptions
+        ]
+
+    async def _announce(self, read: StoredPreemption) -> None:
+        """Announce the evictions, or cancel all of them if a dry run refuses one."""
+        preemption = read.preemption
+        for victim in preemption.victims:
+            outcome, reason = await self.pods.evict(victim, dry_run=True)
+            if outcome is EvictionOutcome.BLOCKED:
+                await self._cancel(read, reason, victim)
+                return
+        at = self.clock.now() + preemption.notice_s
+        for victim in preemption.victims:
+            await self.pods.announce(victim, at)
+            self.events.record(victim_event(victim, preemption, at))
+        # No pod is evicted before the last one has had its notice.
+        now = self.clock.now()
+        announced = replace(
+            preemption.stepped(PreemptionStage.ANNOUNCED),
+            evict_at=now + preemption.notice_s,
+            expires_at=expiry(preemption.victims, preemption.notice_s, now),
+        )
+        if await self.store.save(read, announced) and announced.wanted is not None:
+            self.events.record(beneficiary_event(announced))
+
+    async def _evict(self, read: StoredPreemption) -> None:
+        """Evict the remaining victims; one that a PodDisruptionBudget now blocks is retried."""
+        current: StoredPreemption | None = read
+        if read.preemption.stage is PreemptionStage.ANNOUNCED:
+            begun = read.preemption.stepped(PreemptionStage.EVICTING)
+            expires_at = expiry(begun.victims, 0.0, self.clock.now())
+            current = await self.store.save(read, replace(begun, expires_at=expires_at))
+        for victim in read.preemption.left:
+            if current is None:
+                return
+            outcome, reason = await self.pods.evict(victim)
+            if outcome is not EvictionOutcome.BLOCKED:
+                current = await self._record_eviction(current, victim, outcome)
+            elif any(
+                victim.outcome is EvictionOutcome.EVICTED for victim in current.preemption.victims
+            ):
+                now = self.clock.now()
+                self._blocked_until = {
+                    id_: at for id_, at in self._blocked_until.items() if at > now
+                }
+                self._blocked_until[read.preemption.id] = now + BLOCKED_S
+            else:
+                await self._cancel(current, reason, victim)
+                return
+
+    async def _record_eviction(
+        self, read: StoredPreemption, victim: Victim, outcome: EvictionOutcome
+    ) -> StoredPreemption | None:
+        preemption = read.preemption
+        event = None
+        if outcome is EvictionOutcome.EVICTED:
+            event = victim_event(victim, preemption)
+        record = eviction_record(victim, preemption, outcome, self.clock.now(), event=event)
+        saved = await self.store.save(read, preemption.after(victim, outcome), [record])
+        if saved is not None and event is not None:
+            self.events.record(event, once=True)
+            count_eviction(victim.namespace, victim.cause)
+        return saved
+
+    async def _reserve(
+        self, freed: Sequence[StoredPreemption], waiting: Sequence[WaitingPod]
+    ) -> list[PlacementChosen]:
+        wanted = [read.preemption.wanted for read in freed if read.preemption.wanted]
+        results = await reserve_claimed(self.ledger, wanted, waiting, now=self.clock.now())
+        await self._all(self._hand(read, results.get(PodUid(read.preemption.id))) for read in freed)
+        return placements_among(results)
+
+    async def _hand(self, read: StoredPreemption, result: PlacementChosen | str | None) -> None:
+        """Record that the pending pod has its lease, or cancel because it cannot get one."""
+        if isinstance(result, str):
+            await self._cancel(read, result)
+        elif result is not None:  # else it is tried again until the preemption expires
+            await self.store.save(read, read.preemption.stepped(PreemptionStage.HANDED))
+
+    async def _offer(self, read: StoredPreemption) -> None:
+        """Let kube-scheduler try the pod; a binder reserves when that chooses the node."""
+        now = self.clock.ticks()
+        wanted = read.preemption.wanted
+        if wanted is not None and now >= self._offer_at.get(wanted.pod, 0.0):
+            self._offer_at = {pod: at for pod, at in self._offer_at.items() if at > now}
+            self._offer_at[wanted.pod] = now + OFFER_S
+            node = wanted.candidates[0].node
+            await self.offers.offer(wanted.namespace, wanted.name, wanted.pod, node)
+
+    async def _cancel(
+        self, read: StoredPreemption, reason: str, blocked: Victim | None = None
+    ) -> None:
+        """End a preemption; if an eviction is blocked, the journal says so to the planner."""
+        for victim in read.preemption.left:
+            await self.pods.withdraw(victim)
+        current: StoredPreemption | None = read
+        if blocked is not None:
+            outcome = EvictionOutcome.BLOCKED
+            record = eviction_record(blocked, read.preemption, outcome, self.clock.now())
+            current = await self.store.save(read, read.preemption, [record])
+        if current is not None and await self.store.close(current):
+            for event in cancelled_events(read.preemption, reason, blocked):
+                self.events.record(event)

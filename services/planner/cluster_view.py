@@ -1,0 +1,111 @@
+"""What plans are made from: a mirror of the ledger's nodes and leases, and the cluster's pods."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.planner.plan import ClusterSnapshot
+from shared.ledger.leases import RedisLeases
+from shared.model.leases.ledger import LedgerChange, NodeTotals
+from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.pods.pod_snapshot import DisruptionBudget, PodSnapshot
+from shared.runtime.service import loops
+
+
+class PodReader(Protocol):
+    """Reads pods from the API server."""
+
+    async def get(self, namespace: str, name: str) -> PodSnapshot | None:
+        """Return the pod as it is now, or None if there is none."""
+        ...
+
+    async def list_pods(self) -> tuple[dict[PodUid, PodSnapshot], list[DisruptionBudget]]:
+        """Return all pods by uid, and all PodDisruptionBudgets with the pods they select."""
+        ...
+
+
+@dataclass(eq=False)
+class LeaseMirror:
+    """The ledger's nodes with their leases: only what has changed is read again.
+
+    The feed of the ledger names the nodes that change. For example, after a pod was bound the next
+    call of `nodes` reads one node, however many there are.
+    """
+
+    ledger: RedisLeases
+
+    def __post_init__(self) -> None:
+        self._totals: dict[NodeName, NodeTotals] = {}
+        self._node_of: dict[DeviceUuid, NodeName] = {}
+        self._stale: set[NodeName] = set()
+        self._follows = False
+        self._reading = asyncio.Lock()
+
+    @loops
+    async def follow_ledger(self) -> None:
+        """Note which nodes change; without the feed, `nodes` reads all of them."""
+        snapshot = await self.ledger.snapshot()
+        self._stale.update(self._totals, (node.facts.name for node in snapshot.nodes))
+        self._follows = True
+        try:
+            async for changes in self.ledger.changes(snapshot.position):
+                for change in changes:
+                    self._stale |= self._nodes_of(change)
+        finally:
+            self._follows = False
+
+    def _nodes_of(self, change: LedgerChange) -> set[NodeName]:
+        return {
+            *(node.facts.name for node in change.nodes),
+            *change.removed,
+            *change.used,
+            *(self._node_of[uuid] for uuid in change.devices if uuid in self._node_of),
+        }
+
+    def note_changed(self, names: Iterable[NodeName]) -> None:
+        """Read these nodes again, whether or not the feed has shown the change yet."""
+        self._stale.update(names)
+
+    async def nodes(self) -> list[NodeTotals]:
+        """Return all nodes with their leases.
+
+        Without the feed everything is read, so a plan is never made from what is older than a
+        moment.
+        """
+        async with self._reading:
+            if not self._follows:
+                pages = [page async for page in self.ledger.totals.pages()]
+                self._totals = {}
+                self._put(totals for page in pages for totals in page)
+            elif self._stale:
+                names = sorted(self._stale)
+                self._stale.clear()
+                try:
+                    read = await self.ledger.totals.of_nodes(names)
+                except BaseException:
+                    self._stale.update(names)
+                    raise
+                for name in names:
+                    self._totals.pop(name, None)
+                self._put(read)
+            return [self._totals[name] for name in sorted(self._totals)]
+
+    def _put(self, read: Iterable[NodeTotals]) -> None:
+        for totals in read:
+            name = totals.node.facts.name
+            self._totals[name] = totals
+            self._node_of |= {device.uuid: name for device, _ in totals.node.devices}
+
+
+@dataclass(eq=False)
+class ClusterView:
+    """Reads the cluster for a plan."""
+
+    mirror: LeaseMirror
+    pods: PodReader
+
+    async def snapshot(self) -> ClusterSnapshot:
+        """Return the nodes, the pods and the PodDisruptionBudgets."""
+        pods, disruption_budgets = await self.pods.list_pods()
+        return ClusterSnapshot(await self.mirror.nodes(), pods, disruption_budgets)

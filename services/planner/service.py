@@ -1,0 +1,29 @@
+"""The planner: decides what has to end, or to wait, so that other pods can start.
+
+Any number of replicas may run: one leads and plans, and all reply to requests. A plan is stored in
+Redis, where binders find it and carry it out. Nothing waits for the planner but the plans
+themselves.
+"""
+
+from dataclasses import dataclass
+
+from services.planner.cluster_view import LeaseMirror
+from services.planner.dry_run import dry_run
+from services.planner.preemption_planner import PreemptionPlanner
+from shared.model.events.plan_events import StartReported
+from shared.model.events.request_reply import DryRunReply, DryRunRequest
+from shared.runtime.service import answers, publishes
+
+
+@publishes(StartReported)
+@dataclass(eq=False, kw_only=True)
+class Planner:
+    """Stateless except for its mirror of the ledger."""
+
+    mirror: LeaseMirror
+    preemptions: PreemptionPlanner
+
+    @answers
+    async def plan_preemption(self, event: DryRunRequest) -> DryRunReply:
+        """Return the preemption that would be planned for a pod."""
+        return await dry_run(event, self.preemptions)

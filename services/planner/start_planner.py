@@ -1,0 +1,465 @@
+"""Plans starts of pods that wait: devices are claimed where a pod, or a gang, fits earliest.
+
+No pod is evicted: the leases on these devices end by their own terms, and until then only pods that
+end before the start are let onto them. Nothing is claimed for what is only expected, and not soon.
+Binders hand the devices over, and write the Events.
+"""
+
+import asyncio
+from collections import Counter, defaultdict, deque
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+from services.planner.cluster_view import LeaseMirror
+from shared.ledger.leases import RedisLeases
+from shared.ledger.preemptions import Preemptions
+from shared.model.bounds import cut
+from shared.model.budgets.fair_share import FairShare, fair_queue
+from shared.model.clock import Clock
+from shared.model.errors import UnavailableError
+from shared.model.events.event import PodEvent
+from shared.model.events.plan_events import StartDecision, StartReported
+from shared.model.events.pod_events import PodQueued
+from shared.model.leases.lease import Lease
+from shared.model.leases.ledger import NodeTotals, Reservation, WaitingPod, reservation_for
+from shared.model.leases.preemption import (
+    MOST_START_EVENTS,
+    PreemptionState,
+    StoredStart,
+    start_text,
+)
+from shared.model.names import Namespace, NodeName, PodUid
+from shared.placing.starts import (
+    AGAIN_S,
+    EARLIER_S,
+    MOST_TRIED,
+    RESERVE_AFTER_S,
+    LeaseEnd,
+    PlannedStart,
+    StartTrials,
+    WaitingUnit,
+    ending_lease,
+    lease_end,
+    no_end_text,
+    plan_start,
+    waiting_units,
+    with_claims,
+    with_some_end,
+)
+from shared.runtime.service import Publish
+
+AGED_S = 3600.0
+"""After so long, fair share no longer lets pods of other namespaces come first: none starves."""
+NAMESPACE_STARTS = 2
+"""So many starts are of one namespace while pods of others wait."""
+PLAN_S = 2.0
+PAUSE_FACTOR = 20.0
+"""The pause after plans is at least so many times as long as they took."""
+MAX_PLAN_S = 30.0
+"""Plans without a result double the pause before the next ones up to this."""
+MOST_PASS_S = 5.0
+"""After this time, the others are left for the next plans, where they come first."""
+MOST_REPORTS = 4096
+"""Reports that are kept while NATS is away; the oldest are dropped first."""
+
+
+def in_turn(units: Iterable[WaitingUnit], fair_share: FairShare, now: float) -> list[WaitingUnit]:
+    """Return what waits in the order in which its starts are planned.
+
+    What has waited for `AGED_S` comes before others of its rank, oldest first; the others stay in
+    the order that they have. Those beyond the first of their namespaces come last: however many of
+    one cannot be planned, the others get their turn.
+    """
+
+    def rank(unit: WaitingUnit) -> tuple[bool, int]:
+        return not fair_share.entitlement_of(unit.namespace).has_budget, -unit.priority
+
+    aged = sorted(units, key=lambda unit: (rank(unit), min(unit.since, now - AGED_S)))
+    beyond = beyond_share(aged)
+    return sorted(aged, key=lambda unit: (rank(unit), unit.id in beyond))
+
+
+def beyond_share(ordered: Iterable[StoredStart | WaitingUnit]) -> set[str]:
+    """Return the IDs of those beyond the first `NAMESPACE_STARTS` of their namespaces."""
+    seen = Counter[Namespace]()
+    beyond = set[str]()
+    for each in ordered:
+        seen[each.namespace] += 1
+        if seen[each.namespace] > NAMESPACE_STARTS:
+            beyond.add(each.id)
+    return beyond
+
+
+def giving_way(unit: WaitingUnit, starts: Iterable[StoredStart]) -> list[StoredStart]:
+    """Return the starts that a pod or gang comes before: of a lower priority, or one too many."""
+    others = [each for each in starts if each.id != unit.id]
+    ordered = sorted(others, key=lambda each: (-each.priority, each.opened_at))
+    has_share = sum(each.namespace == unit.namespace for each in others) >= NAMESPACE_STARTS
+    beyond = set[str]() if has_share else beyond_share(ordered)
+    return [
+        each
+        for each in others
+        if each.priority < unit.priority or (each.priority == unit.priority and each.id in beyond)
+    ]
+
+
+def start_of(
+    unit: WaitingUnit,
+    plan: PlannedStart,
+    others: Iterable[StoredStart],
+    ends: Mapping[PodUid, LeaseEnd],
+    now: float,
+) -> StoredStart:
+    """Return what is stored of a plan, beside other planned starts."""
+    counted = {each.pod for other in others for each in other.waits_for}
+    freed = defaultdict[NodeName, Counter[str]](Counter)
+    for lease in plan.waits_for:
+        if lease.pod not in counted:
+            freed[lease.node].update(lease.resources)
+    wanted = list[Reservation]()
+    at_once = list[Mapping[str, int]]()
+    for each, placement in zip(unit.pods, plan.placements, strict=True):
+        if placement is not None:
+            wanted.append(reservation_for(each.queued, (placement,)))
+            at_once.append(_beyond(wanted[-1].resources, freed[placement.node]))
+    return StoredStart(
+        id=unit.id,
+        wanted=tuple(wanted),
+        at_once=tuple(at_once),
+        waits_for=tuple(ending_lease(lease, ends[lease.pod]) for lease in plan.waits_for),
+        at=plan.at,
+        enforced=plan.enforced,
+        priority=unit.priority,
+        gang=unit.gang,
+        opened_at=now,
+    )
+
+
+def _beyond(needed: Mapping[str, int], freed: Counter[str]) -> dict[str, int]:
+    """Return what is needed beyond what is freed, and take the rest from that."""
+    beyond = {}
+    for name, amount in needed.items():
+        taken = min(amount, freed[name])
+        freed[name] -= taken
+        beyond[name] = amount - taken
+    return beyond
+
+
+def lost_place(start: StoredStart, nodes: Iterable[NodeTotals]) -> str:
+    """Return what became of a node or device on which a start is planned; empty: nothing."""
+    known = {totals.node.facts.name: totals.node for totals in nodes}
+    for each in start.wanted:
+        (placement,) = each.candidates
+        node = known.get(placement.node)
+        if node is None or node.facts.unschedulable:
+            return f"node {placement.node} is {'cordoned' if node else 'gone'}"
+        usable = {
+            device.uuid
+            for device, use in node.devices
+            if device.healthy and use.claimed_by and device.index not in node.facts.excluded_devices
+        }
+        for share in placement.shares:
+            if share.device not in usable:
+                return f"GPU {share.device} of node {placement.node} is unhealthy or gone"
+    return ""
+
+
+def endless_leases(plan: PlannedStart, ends: Mapping[PodUid, LeaseEnd]) -> list[Lease]:
+    """Return the leases without a known end that would have to end first."""
+    return [lease for lease in plan.waits_for if lease.pod not in ends]
+
+
+def is_claimed(plan: PlannedStart, ends: Mapping[PodUid, LeaseEnd], now: float) -> bool:
+    """Return whether devices are claimed for a plan: all that it waits for ends, and soon enough.
+
+    For example, a plan that waits for a lease without a known end is only shown to its pod.
+    """
+    return plan.claims(now) and not endless_leases(plan, ends)
+
+
+class StartReports:
+    """What binders shall show of starts, until it is published."""
+
+    def __init__(self, publish: Publish) -> None:
+        self._publish = publish
+        self._queued = deque[StartReported](maxlen=MOST_REPORTS)
+
+    def add(
+        self,
+        pods: Iterable[PodEvent | Reservation],
+        decision: StartDecision,
+        text: str,
+        *,
+        once: bool = False,
+        opened_at: float = 0.0,
+    ) -> None:
+        """Queue the same report for pods."""
+        for pod in pods:
+            report = StartReported(
+                pod=pod.pod,
+                namespace=pod.namespace,
+                name=pod.name,
+                decision=decision,
+                text=cut(text),
+                once=once,
+                opened_at=opened_at,
+            )
+            self._queued.append(report)
+
+    async def publish(self) -> None:
+        """Publish what is queued. Raises UnavailableError if NATS is away; then it stays queued."""
+        reports = list(self._queued)
+        if reports:
+            await self._publish(reports)
+        for _ in reports:
+            self._queued.popleft()
+
+
+class Outlook(NamedTuple):
+    """What is shown to the pods of a unit that has no start."""
+
+    unit: WaitingUnit
+    endless: frozenset[PodUid]
+    """The pods without a known end that would have to end first."""
+    at: float = inf
+    """When it is expected to start; infinite if no end is in sight."""
+
+    @property
+    def shown_to(self) -> list[PodQueued]:
+        """The pods."""
+        return [pod.queued for pod in self.unit.pods[:MOST_START_EVENTS]]
+
+
+@dataclass(eq=False)
+class Outlooks:
+    """Pods and gangs without a start: what is shown to them, until it is no longer so.
+
+    It is shown again only if the expected time is quite another.
+    """
+
+    reports: StartReports
+
+    def __post_init__(self) -> None:
+        self.endless = frozenset[PodUid]()
+        """The pods whose leases have no known end."""
+        self.shown = dict[str, Outlook]()
+
+    def holds(self, unit: WaitingUnit, now: float) -> bool:
+        """Return whether something is shown to it that is still so."""
+        shown = self.shown.get(unit.id)
+        return shown is not None and shown.endless <= self.endless and now < shown.at
+
+    def show(
+        self, unit: WaitingUnit, plan: PlannedStart, ends: Mapping[PodUid, LeaseEnd], now: float
+    ) -> None:
+        """Show when it is expected to start, or that no end is in sight, if that is new."""
+        endless = endless_leases(plan, ends)
+        shown_at = self.shown[unit.id].at if self.holds(unit, now) else 0.0
+        if endless and shown_at < inf:
+            text = no_end_text(endless, lambda namespace: namespace == unit.namespace)
+            pods = frozenset(lease.pod for lease in endless)
+            self._report(Outlook(unit, pods), StartDecision.UNKNOWN, text)
+        elif not endless and abs(plan.at - shown_at) > (plan.at - now) / 4:
+            # A quarter of the time left is what a user notices.
+            ending = [ending_lease(lease, ends[lease.pod]) for lease in plan.waits_for]
+            outlook = Outlook(unit, frozenset(), plan.at)
+            self._report(outlook, StartDecision.PLANNED, start_text(ending, ""))
+
+    def _report(self, outlook: Outlook, decision: StartDecision, text: str) -> None:
+        self.shown[outlook.unit.id] = outlook
+        self.reports.add(outlook.shown_to, decision, text, once=True)
+
+    def take_back(self, id_: str, waiting: Container[PodUid]) -> None:
+        """Remove it from the conditions of those of its pods that wait; its Event stays."""
+        shown = self.shown.pop(id_, None)
+        pods = [pod for pod in shown.shown_to if pod.pod in waiting] if shown else []
+        self.reports.add(pods, StartDecision.WITHDRAWN, "")
+
+    def review(self, units: Iterable[WaitingUnit], waiting: Container[PodUid], now: float) -> None:
+        """Take back what is no longer so of pods and gangs that were not tried."""
+        current = {unit.id for unit in units if self.holds(unit, now)}
+        for id_ in self.shown.keys() - current:
+            self.take_back(id_, waiting)
+
+
+@dataclass(eq=False, kw_only=True)
+class StartPlanner:
+    """Plans starts while its planner leads."""
+
+    ledger: RedisLeases
+    store: Preemptions
+    mirror: LeaseMirror
+    reports: StartReports
+    clock: Clock
+    after_s: float = RESERVE_AFTER_S
+    """How long a pod without a gang waits before its start is planned; 0: none is."""
+    most: int = 1
+    """Starts that are planned at once."""
+
+    def __post_init__(self) -> None:
+        self._plan_at = 0.0
+        self._planned_at = 0.0
+        self._took_s = 0.0
+        self._left = set[str]()
+        self._pause_s = PLAN_S
+        self._planned_for: object = None
+        self._outlooks = Outlooks(self.reports)
+        self._stored = dict[str, tuple[PodUid, ...]]()
+        """The pods of the starts that were stored when plans were made last, by their IDs."""
+
+    @property
+    def has_shown(self) -> bool:
+        """Whether something is shown that may have to be taken back."""
+        return bool(self._outlooks.shown)
+
+    async def withdraw(self, start: StoredStart, reason: str) -> None:
+        """Give up a planned start, and say so to its pods."""
+        try:
+            if not await self.store.close_start(start):
+                return
+        except UnavailableError:  # it may have been closed all the same
+            self._report_withdrawal(start, reason)
+            raise
+        finally:
+            self.mirror.note_changed(_nodes_of(start))
+        self._report_withdrawal(start, reason)
+        self._plan_at = 0.0
+
+    def _report_withdrawal(self, start: StoredStart, reason: str) -> None:
+        pods = start.wanted[:MOST_START_EVENTS]
+        self.reports.add(pods, StartDecision.WITHDRAWN, start.withdrawn_text(reason))
+
+    def _plan_again_if_withdrawn(
+        self, starts: Iterable[StoredStart], waiting: Container[PodUid]
+    ) -> None:
+        """Skip the pause if a binder has withdrawn a start while its pods still wait."""
+        stored = {start.id: start.pods for start in starts}
+        withdrawn = self._stored.keys() - stored.keys()
+        if any(pod in waiting for id_ in withdrawn for pod in self._stored[id_]):
+            self._plan_at = 0.0
+        self._stored = stored
+
+    async def plan(self, waiting: Sequence[WaitingPod], state: PreemptionState) -> None:
+        """Plan the starts of the first that wait, and again where they can be earlier."""
+        now = self.clock.now()
+        preempting = {read.preemption.id for read in state.open}
+        left = [pod for pod in waiting if pod.queued.pod not in preempting]
+        waiting_for = frozenset(pod.queued.pod for pod in left)
+        self._plan_again_if_withdrawn(state.starts, waiting_for)
+        if waiting_for != self._planned_for:
+            self._planned_for = waiting_for
+            self._pause_s = PLAN_S
+            soon = self._planned_at + max(PLAN_S, PAUSE_FACTOR * self._took_s)
+            self._plan_at = min(self._plan_at, soon)
+        if not (self.after_s and (left or self._outlooks.shown)) or now < self._plan_at:
+            return
+        nodes = await self.mirror.nodes()
+        for start in state.starts:
+            if lost := lost_place(start, nodes):
+                await self.withdraw(start, lost)
+        fair_share = await self.ledger.totals.fair_share()
+        queue = fair_queue(left, fair_share)
+        waiting_long = waiting_units(queue, nodes, now=now, after_s=self.after_s)
+        units = in_turn(waiting_long, fair_share, now)
+        units.sort(key=lambda unit: unit.id not in self._left)
+        run_times = await self.ledger.run_times.load()
+        ends = {
+            lease.pod: end
+            for totals in nodes
+            for lease in totals.leases
+            if (end := lease_end(lease, now, run_times.expected_s(lease)))
+        }
+        self._outlooks.endless = frozenset(
+            lease.pod for totals in nodes for lease in totals.leases if lease.pod not in ends
+        )
+        begun = False
+        trials = StartTrials()
+        first = [unit for unit in units[:MOST_TRIED] if ends or not self._outlooks.holds(unit, now)]
+        self._left = {unit.id for unit in first}
+        for unit in first:
+            if self.clock.now() - now > MOST_PASS_S:
+                break
+            self._left.discard(unit.id)
+            if await self._plan_unit(unit, nodes, ends, now, trials):
+                begun = True
+                nodes = await self.mirror.nodes()
+                trials = StartTrials()  # with its claims
+        planned = {pod for start in state.starts for pod in start.pods}
+        self._outlooks.review(units, {each.queued.pod for each in waiting} - planned, now)
+        self._planned_at = self.clock.now()
+        self._pause_s = PLAN_S if begun else min(2 * self._pause_s, MAX_PLAN_S)
+        self._took_s = self._planned_at - now
+        self._plan_at = self._planned_at + max(self._pause_s, PAUSE_FACTOR * self._took_s)
+
+    async def _plan_unit(
+        self,
+        unit: WaitingUnit,
+        nodes: Sequence[NodeTotals],
+        ends: Mapping[PodUid, LeaseEnd],
+        now: float,
+        trials: StartTrials,
+    ) -> bool:
+        starts = (await self.store.state(now=now, past_s=0)).starts
+        own = next((start for start in starts if start.id == unit.id), None)
+        before = own.at - EARLIER_S if own else inf
+        if before < now or (own is not None and now < own.opened_at + AGAIN_S):
+            return False
+        lower = giving_way(unit, starts)
+        staying = [start for start in starts if start not in (own, *lower)]
+        if len(staying) >= self.most:
+            return False
+        given = with_claims(nodes, staying, [*lower, own] if own else lower)
+        requests = unit.requests(nodes)
+        plan = await asyncio.to_thread(
+            plan_start,
+            requests,
+            unit.needed,
+            given,
+            with_some_end(lambda lease: ends.get(lease.pod)),
+            now=now,
+            before=before,
+            trials=trials,
+        )
+        if plan is not None and not is_claimed(plan, ends, now):
+            self._outlooks.show(unit, plan, ends, now)
+            return False
+        self._outlooks.take_back(unit.id, {pod.queued.pod for pod in unit.pods})
+        if plan is None:
+            return False
+        return await self._claim(start_of(unit, plan, staying, ends, now), lower, own)
+
+    async def _claim(
+        self, planned: StoredStart, lower: Sequence[StoredStart], own: StoredStart | None
+    ) -> bool:
+        """Store a start, in place of an earlier one of its own and of those that give way to it."""
+        crossed = [
+            (
+                start,
+                f"its namespace has more than {NAMESPACE_STARTS}, and others wait"
+                if start.priority == planned.priority
+                else f"a pod of priority {planned.priority} comes first",
+            )
+            for start in lower
+            if planned.devices & start.devices
+        ]
+        if not planned.waits_for:  # it fits as soon as they have given way
+            for start, reason in crossed:
+                await self.withdraw(start, reason)
+            return False
+        replaced = [start for start, _ in crossed] + ([own] if own else [])
+        is_stored = await self.store.open_start(planned, *replaced)
+        for start in (planned, *replaced):
+            self.mirror.note_changed(_nodes_of(start))
+        if not is_stored:
+            return False
+        for start, reason in crossed:
+            self._report_withdrawal(start, reason)
+        pods = planned.wanted[:MOST_START_EVENTS]
+        self.reports.add(pods, StartDecision.PLANNED, planned.text, opened_at=planned.opened_at)
+        return True
+
+
+def _nodes_of(start: StoredStart) -> set[NodeName]:
+    return {reservation.candidates[0].node for reservation in start.wanted}

@@ -1,0 +1,57 @@
+"""What planner and binder publish for each other: decisions about starts, and violations; pure."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+from shared.model.bounds import MessageText, Seconds, ShortText
+from shared.model.events.event import Delivery, PodEvent
+from shared.model.events.node_events import ViolationFound
+from shared.model.names import NodeName
+
+
+class StartDecision(StrEnum):
+    """What the planner has decided about the start of a pod."""
+
+    PLANNED = "planned"
+    WITHDRAWN = "withdrawn"
+    UNKNOWN = "unknown"
+    """No end of what it waits for is in sight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartReported(PodEvent, subject="start.reported.v1", delivery=Delivery.WORK):
+    """The binder shows the decision in an Event and in the pod's condition.
+
+    For example, a start that is WITHDRAWN with an empty text is removed from the condition alone.
+    """
+
+    decision: StartDecision
+    text: MessageText = ""
+    once: bool = False
+    """An equal Event is not counted up."""
+    opened_at: Seconds = 0.0
+    """When the start was stored, Unix seconds; 0 if nothing is stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViolationConfirmed(PodEvent, subject="violation.confirmed.v1", delivery=Delivery.WORK):
+    """A node's agent has reported a violation of a pod that a binder has found on that node."""
+
+    node: NodeName
+    reason: ShortText
+    message: MessageText
+    found_at: Seconds = 0.0
+
+    @classmethod
+    def of(cls, violation: ViolationFound) -> Self:
+        """Return a violation as confirmed."""
+        return cls(
+            pod=violation.pod,
+            namespace=violation.namespace,
+            name=violation.name,
+            node=violation.node,
+            reason=violation.reason,
+            message=violation.message,
+            found_at=violation.found_at,
+        )

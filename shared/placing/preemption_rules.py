@@ -1,0 +1,82 @@
+"""Rules of preemption that the planner plans by, and the binder checks before it evicts; pure.
+
+A pod of a namespace with budget left may preempt leases of namespaces without. A pod of higher
+priority may preempt those of lower priority, unless their namespace is in a better lease class.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from shared.model.events.pod_events import BudgetChanged
+from shared.model.leases.preemption import Preemption, PreemptionCause, PreemptionState, Victim
+from shared.model.names import Namespace, PodUid
+
+MINUTE_S = 60.0
+LEASE_CLASSES = {"guaranteed": 0, "reclaimable": 1, "expired": 2}
+_CAUSES = {1: PreemptionCause.RECLAIMABLE, 2: PreemptionCause.EXPIRED}
+SLACK_S = 30.0
+"""How much longer than notice and grace period a preemption may last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingPod:
+    """The pod that needs room."""
+
+    pod: PodUid
+    namespace: Namespace
+    priority: int
+    preempts: bool = True
+
+
+def lease_class(budget: BudgetChanged | None) -> int:
+    """Return the class of a namespace's leases, 0 the best; an unknown budget is guaranteed."""
+    return LEASE_CLASSES.get(budget.lease_class, 0) if budget else 0
+
+
+def cause_for(
+    pending: PendingPod, theirs: BudgetChanged | None, own: BudgetChanged | None, priority: int
+) -> PreemptionCause | None:
+    """Return why a lease of a namespace with budget `theirs` may be preempted, or None."""
+    own_class = lease_class(own)
+    their_class = lease_class(theirs)
+    if own_class == 0 and their_class > 0:
+        return _CAUSES[their_class]
+    if pending.preempts and priority < pending.priority and their_class >= own_class:
+        return PreemptionCause.PRIORITY
+    return None
+
+
+def ends_by_policy(budget: BudgetChanged, now: float) -> bool:
+    """Return whether the budget's own policy ends the namespace's leases by now."""
+    minutes = budget.evict_after_minutes
+    return minutes is not None and now >= budget.state_since + minutes * MINUTE_S
+
+
+def may_still_evict(
+    victim: Victim, pending: PendingPod | None, state: PreemptionState, now: float
+) -> bool:
+    """Return whether a chosen victim may still be evicted under the current budgets."""
+    if victim.cause is PreemptionCause.VIOLATION:
+        return True
+    theirs = state.budget_of(victim.namespace)
+    if pending is None:
+        return theirs is not None and ends_by_policy(theirs, now)
+    own = state.budget_of(pending.namespace)
+    return cause_for(pending, theirs, own, victim.priority) is not None
+
+
+def pending_pod_of(preemption: Preemption) -> PendingPod | None:
+    """Return the pod that the preemption is for, if it is for one."""
+    if preemption.wanted is None:
+        return None
+    return PendingPod(
+        pod=preemption.wanted.pod,
+        namespace=preemption.wanted.namespace,
+        priority=preemption.priority,
+        preempts=preemption.preempts,
+    )
+
+
+def expiry(victims: Collection[Victim], notice_s: float, now: float) -> float:
+    """Return when a preemption is given up: after notice, the longest grace period, and slack."""
+    return now + notice_s + max((each.grace_s for each in victims), default=0.0) + SLACK_S

@@ -1,0 +1,29 @@
+"""Leadership: of the replicas of a service, one acts at a time."""
+
+from dataclasses import dataclass
+from uuid import uuid4
+
+from shared.ledger.preemptions import Preemptions
+
+LEADERSHIP_S = 5.0
+"""A leader that dies is replaced after this time at the latest: a service resumes within 10 s."""
+
+
+@dataclass(eq=False)
+class Leadership:
+    """Whether this replica leads.
+
+    For example, a loop that only the leader runs begins with `if not await leadership.holds():
+    return`. A replica that was delayed may act after another one has begun to lead, so all that it
+    writes names the version that was read.
+    """
+
+    store: Preemptions
+    service: str
+
+    def __post_init__(self) -> None:
+        self.name = uuid4().hex
+
+    async def holds(self) -> bool:
+        """Return whether this replica leads, from now on for `LEADERSHIP_S`."""
+        return await self.store.acquire_leadership(self.service, self.name, ttl_s=LEADERSHIP_S)
