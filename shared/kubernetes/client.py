@@ -1,10 +1,10 @@
 """The Kubernetes API client: typed requests, responses and errors.
 
-Guarantees: every call is bounded by the timeout and raises only our own errors
-(`errors.py`). POST and PATCH are sent once, and once more only if the token was refused and
-a newer one was found; GET and DELETE also again if a keep-alive connection was closed.
-After an UnreachableError a write may or may not have happened, so a retry must be safe: a second
-Binding, or a second create of the same name, raises KubernetesConflictError.
+Every call is bounded by the timeout and raises only our own errors (`errors.py`). POST and PATCH
+are sent once, and once more only if the token was refused and a newer one exists; GET and DELETE
+also again if a keep-alive connection was closed. After an UnreachableError a write may or may not
+have happened, so a retry must be safe: a second Binding, or a second create of the same name,
+raises KubernetesConflictError.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ class RequestAuthentication:
         self._expires_at = float("-inf")
         self._running = asyncio.Lock()
         self.certificate: tuple[str, str] | None = None
-        """The certificate and key of the plugin, PEM; None: it returned none."""
+        """The plugin's certificate and key, PEM, or None if it returned none."""
 
     async def headers(self) -> dict[str, str]:
         """Return the header, or none; raises KubeconfigError or ExecPluginError."""
@@ -67,7 +67,7 @@ class RequestAuthentication:
         return {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
 
     async def headers_after_refusal(self) -> dict[str, str]:
-        """Return the header with the token that the file has now, or the plugin returns now."""
+        """Return the header with the token that the file has, or the plugin returns, now."""
         self._read_at = float("-inf")
         self._expires_at = self._read_at
         return await self.headers()
@@ -96,7 +96,6 @@ T = TypeVar("T")
 
 CONNECTIONS = 32
 PAGE_SIZE = 500
-"""Objects of a page of a list."""
 WATCH_BUFFER_BYTES = 1 << 20
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -106,14 +105,12 @@ APPLY_PATCH = "application/apply-patch+yaml"
 
 
 class ListMetadata(msgspec.Struct, frozen=True, rename="camel"):
-    """ListMeta: the resource version, and the continue token if there is another page."""
-
     resource_version: str = ""
     continue_: str = msgspec.field(name="continue", default="")
 
 
 class Page(msgspec.Struct, frozen=True):
-    """One page of a list. Items stay encoded, so that an invalid item does not affect others."""
+    """A page of a list. Items stay encoded, so that an invalid item does not affect others."""
 
     metadata: ListMetadata = ListMetadata()
     items: tuple[msgspec.Raw, ...] | None = ()
@@ -121,7 +118,7 @@ class Page(msgspec.Struct, frozen=True):
     def read(
         self, kind: type[T], skip: Callable[[RequestError], None] | None = None
     ) -> Iterator[T]:
-        """Yield the items; one that cannot be decoded is left out, and `skip` gets the error.
+        """Yield the items, without items that cannot be decoded, whose errors `skip` gets.
 
         Without `skip`, raises UnexpectedResponseError.
         """
@@ -137,7 +134,13 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class KubernetesClient:
-    """A pool of keep-alive connections to one API server; an async context manager."""
+    """A pool of keep-alive connections to one API server; an async context manager.
+
+    For example::
+
+        async with KubernetesClient(credentials) as client:
+            pod = await client.read(pod_path("ml", "train-0"), ApiPod)
+    """
 
     def __init__(
         self,
@@ -157,7 +160,7 @@ class KubernetesClient:
     def use(self, credentials: ClusterCredentials) -> None:
         """Use other credentials from now on; requests in progress finish with the old ones.
 
-        Raises KubeconfigError if a certificate or key is unusable, and then nothing is changed.
+        Raises KubeconfigError if a certificate or key is unusable, and then changes nothing.
         """
         https = credentials.server.startswith("https:")
         self._tls = tls_context(credentials) if https else None
@@ -230,7 +233,6 @@ class KubernetesClient:
     @overload
     async def read(self, path: str, kind: type[T]) -> T: ...
     async def read(self, path: str, kind: type[T] | None = None) -> T | bytes:
-        """Return the object at `path`, decoded into `kind` if one is given."""
         return _as(kind, await self._send("GET", path))
 
     @overload
@@ -238,7 +240,7 @@ class KubernetesClient:
     @overload
     async def create(self, path: str, body: object, kind: type[T]) -> T: ...
     async def create(self, path: str, body: object, kind: type[T] | None = None) -> T | bytes:
-        """POST `body` to a collection and return the object as stored."""
+        """Send `body` to a collection and return the object as stored."""
         return _as(kind, await self._send("POST", path, self._encode(body)))
 
     @overload
@@ -246,11 +248,13 @@ class KubernetesClient:
     @overload
     async def patch_merge(self, path: str, body: object, kind: type[T]) -> T: ...
     async def patch_merge(self, path: str, body: object, kind: type[T] | None = None) -> T | bytes:
-        """Apply a JSON merge patch (null deletes a field) and return the object as stored."""
+        """Apply a JSON merge patch (null deletes a field) and return the object as stored.
+
+        For example, `{"metadata": {"labels": {"zone": None}}}` removes a label.
+        """
         return _as(kind, await self._send("PATCH", path, self._encode(body), MERGE_PATCH))
 
     async def patch_json(self, path: str, operations: object) -> None:
-        """Apply JSON patch operations."""
         await self._send("PATCH", path, self._encode(operations), JSON_PATCH)
 
     @overload
@@ -264,14 +268,14 @@ class KubernetesClient:
         return _as(kind, await self._send("PATCH", path, self._encode(body), STRATEGIC_PATCH))
 
     async def apply(self, path: str, body: object, *, manager: str) -> bytes:
-        """Apply on the server the fields that `manager` owns, also those that another one has."""
+        """Apply on the server the fields that `manager` owns, also those of another one."""
         target = f"{path}?{urlencode({'fieldManager': manager, 'force': 'true'})}"
         return await self._send("PATCH", target, self._encode(body), APPLY_PATCH)
 
     async def delete(
         self, path: str, *, uid: str | None = None, grace_s: int | None = None
     ) -> None:
-        """Delete the object; with `uid` as precondition, else KubernetesConflictError."""
+        """Delete the object. Raises KubernetesConflictError if it has another `uid`."""
         options: dict[str, object] = {}
         if uid is not None:
             options["preconditions"] = {"uid": uid}
@@ -280,10 +284,7 @@ class KubernetesClient:
         await self._send("DELETE", path, self._encode(options) if options else None)
 
     async def evict(self, namespace: str, name: str, *, uid: str, dry_run: bool = False) -> None:
-        """Evict the pod; raises EvictionBlockedError while a PodDisruptionBudget forbids it.
-
-        With `dry_run`, nothing is evicted.
-        """
+        """Evict the pod. Raises EvictionBlockedError while a PodDisruptionBudget forbids it."""
         options = {"preconditions": {"uid": uid}} | ({"dryRun": ["All"]} if dry_run else {})
         eviction = {
             "apiVersion": "policy/v1",
@@ -294,7 +295,7 @@ class KubernetesClient:
         await self._send("POST", f"{pod_path(namespace, name)}/eviction", self._encode(eviction))
 
     async def date(self) -> str:
-        """Return the Date header of the API server; empty: it has none."""
+        """Return the Date header of the API server, or empty if it has none."""
         path = "/version"
         with _translating("GET", path):
             response = await self._open("GET", path)
@@ -304,7 +305,7 @@ class KubernetesClient:
     async def list_page(
         self, path: str, *, query: Mapping[str, str], limit: int, continue_token: str = ""
     ) -> Page:
-        """Return one page; raises ExpiredError if the continue token has expired."""
+        """Return a page. Raises ExpiredError if the continue token has expired."""
         parameters = {**query, "limit": str(limit)}
         if continue_token:
             parameters["continue"] = continue_token
@@ -313,7 +314,7 @@ class KubernetesClient:
     async def pages(
         self, path: str, *, query: Mapping[str, str] | None = None
     ) -> AsyncIterator[Page]:
-        """Yield the pages of a whole list; raises ExpiredError if it takes too long."""
+        """Yield the pages of a list. Raises ExpiredError if it takes too long."""
         token = ""
         while True:
             page = await self.list_page(
@@ -328,9 +329,9 @@ class KubernetesClient:
     async def watch(
         self, path: str, *, query: Mapping[str, str], silence_s: float
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open a watch, its response headers within the timeout; yields its bytes as they arrive.
+        """Open a watch, with its headers within the timeout, and yield its bytes as they arrive.
 
-        Reading them raises UnreachableError if the connection breaks, or is silent for `silence_s`.
+        Reading raises UnreachableError if the connection breaks, or is silent for `silence_s`.
         """
         target = f"{path}?{urlencode({**query, 'watch': 'true'})}"
         with _translating("GET", path):
@@ -370,7 +371,6 @@ class KubernetesClient:
         headers: Mapping[str, str] | None = None,
         **options: Any,
     ) -> aiohttp.ClientResponse:
-        """Send the request and return its response, unread, if it is successful."""
         if self._session is None:
             raise RuntimeError("KubernetesClient is used outside its `async with`")
         url = URL(self.credentials.server + path, encoded=True)

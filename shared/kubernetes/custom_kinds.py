@@ -1,7 +1,7 @@
-"""Objects of our own kinds: their specs as Structs, and the OpenAPI schemas of these; pure.
+"""Objects of our own kinds: their specs as Structs, and their OpenAPI schemas; pure.
 
-The bounds of a Struct's fields, and its rules, are those of the CustomResourceDefinition, which is
-generated from it, so that a file is held to what an API server accepts.
+CustomResourceDefinitions are generated from the bounds of a Struct's fields and from its rules, so
+that a file is held to what an API server accepts.
 """
 
 import re
@@ -27,7 +27,7 @@ _NAMESPACE = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What no bound of a field says: for the API server in CEL, and for files in Python."""
+    """A rule that no bound can express: for the API server in CEL, for files in Python."""
 
     cel: str
     holds: Callable[[Any], bool]
@@ -47,7 +47,7 @@ class RuledStruct(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
 
 
 class NamespaceObject(RuledStruct, frozen=True):
-    """An object that is for the namespace of its name; in a file, `*` is for all others."""
+    """An object for the namespace of its name; `*` in a file is for all others."""
 
     rules = (
         Rule(
@@ -64,8 +64,6 @@ class NamespaceObject(RuledStruct, frozen=True):
 
 
 class Condition(msgspec.Struct, frozen=True, rename="camel"):
-    """A `metav1.Condition`."""
-
     type: str
     status: str
     reason: str
@@ -80,8 +78,6 @@ AnySpec = Annotated[
 
 
 class ObjectStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defaults=True):
-    """What is in force of an object."""
-
     observed_generation: int | None = None
     conditions: list[Condition] = []
     spec_in_force: AnySpec = None
@@ -97,8 +93,8 @@ def _status_of(item: RawObject) -> ObjectStatus:
 def conditions_of(item: RawObject, fault: str, *, reason: str, at: str) -> list[Condition]:
     """Return the conditions of an object: its spec is in force, or why not.
 
-    `Ready` is the same for Helm, Flux and others that wait for it. Since when is `at`, unless the
-    object has the same conditions already.
+    `Ready` is what Helm, Flux and others wait for. Conditions that the object has already keep
+    their time; others have `at`.
     """
     status = "False" if fault else "True"
     before = _status_of(item).conditions
@@ -126,13 +122,12 @@ class LatestSpecs(Generic[T]):
     items: dict[Namespace, RawObject] = field(default_factory=dict)
     valid: dict[Namespace, T] = field(default_factory=dict)
     specs: dict[Namespace, object] = field(default_factory=dict)
-    """The specs of those in `valid`."""
     problems: dict[Namespace, str] = field(default_factory=dict)
 
     def apply(self, item: RawObject) -> str:
         """Add a version of an object, and return why it is invalid, or an empty text.
 
-        Without a valid version, that counts which its status has, as of before a restart.
+        Before there is a valid version, the spec in its status counts, as of before a restart.
         """
         name = Namespace(item.metadata.name)
         in_force = _status_of(item).spec_in_force
@@ -150,7 +145,6 @@ class LatestSpecs(Generic[T]):
         return self.problems.get(name, "")
 
     def remove(self, name: Namespace) -> None:
-        """Remove an object."""
         for values in (self.items, self.valid, self.specs, self.problems):
             values.pop(name, None)
 
@@ -158,7 +152,7 @@ class LatestSpecs(Generic[T]):
 def by_namespace(
     items: Iterable[object], kind: str, parse_spec: Callable[[Namespace, object], T]
 ) -> dict[Namespace, T]:
-    """Parse objects of one kind. Raises RequestError for any other, and for two of one name."""
+    """Parse objects of one kind. Raises RequestError for another kind or a repeated name."""
     specs: dict[Namespace, T] = {}
     for item in items:
         name, spec = _named_spec(item, kind)
@@ -193,7 +187,6 @@ def convert_spec(spec: object, kind: type[T], place: str) -> T:
 
 
 def _valid(kind: object, path: str, fault: str) -> str:
-    """Return what is valid at a path where that is a list of words."""
     schema = structural_schema(kind)
     for name in re.findall(r"\w+", path):
         schema = schema["items"] if name.isdecimal() else schema["properties"][name]
@@ -203,7 +196,7 @@ def _valid(kind: object, path: str, fault: str) -> str:
 
 
 def structural_schema(kind: object) -> dict[str, Any]:
-    """Return the schema of a Struct as a CustomResourceDefinition has it.
+    """Return the schema of a Struct for a CustomResourceDefinition.
 
     https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#specifying-a-structural-schema
     """
@@ -212,7 +205,7 @@ def structural_schema(kind: object) -> dict[str, Any]:
 
 
 def _structural(schema: Mapping[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace references, and unions with null, by what they stand for."""
+    """Replace references, and unions with null, by their schemas."""
     resolved = _resolved(schema, components)
     if "properties" in resolved:
         fields = resolved["properties"].items()

@@ -18,14 +18,10 @@ DISRUPTION_BUDGET = "DisruptionBudget"
 
 
 class StatusCause(msgspec.Struct, frozen=True):
-    """One cause in a Status."""
-
     reason: str = ""
 
 
 class StatusDetails(msgspec.Struct, frozen=True, rename="camel"):
-    """Details of a Status."""
-
     retry_after_seconds: float = 0
     causes: tuple[StatusCause, ...] = ()
 
@@ -41,8 +37,6 @@ class Status(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorResponse:
-    """An error response with its request."""
-
     method: str
     path: str
     code: int
@@ -52,7 +46,6 @@ class ErrorResponse:
     retry_after_s: float | None = None
 
     def __str__(self) -> str:
-        """Return the first sentence of the error message."""
         reason = f" {self.reason}" if self.reason else ""
         return f"{self.method} {self.path} failed: {self.code}{reason}: {self.message}"
 
@@ -148,7 +141,11 @@ BY_CODE: Mapping[int, type[KubernetesError]] = {
 def parse_error(
     method: str, path: str, code: int, body: bytes, retry_after: str | None = None
 ) -> KubernetesError:
-    """Return the error of a response: of a Status of the API server, or of text of a proxy."""
+    """Return the error of a response: from the API server's Status, or from a proxy's text.
+
+    >>> str(parse_error("GET", "/api/v1/nodes/n1", 404, b"no such page"))
+    'GET /api/v1/nodes/n1 failed: 404: no such page'
+    """
     try:
         status = msgspec.json.decode(body, type=Status)
     except UNDECODABLE:
@@ -164,8 +161,8 @@ def error_of(
 ) -> KubernetesError:
     """Return the error of a Status; a Retry-After header has precedence over the Status.
 
-    A version from the future (the API server's store was restored or emptied) counts as expired:
-    in both cases the client must list again.
+    A version from the future counts as expired: the store was restored or emptied, and the client
+    must list again, too.
     """
     details = status.details or StatusDetails()
     if retry_after_s is None and details.retry_after_seconds > 0:

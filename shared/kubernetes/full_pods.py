@@ -1,6 +1,6 @@
 """All fields of a pod that we read: those of `types`, and what a container gets; pure.
 
-What is long is counted before it is decoded, and each list has a bound: a review takes no longer
+Long parts are counted before they are decoded, and each list has a bound: a review takes no longer
 than its bytes need to be read.
 """
 
@@ -22,10 +22,11 @@ from shared.model.bounds import check_text
 from shared.model.errors import UNDECODABLE, RequestError
 
 MAX_CONTAINERS = 500
+"""Containers of a kind, and volumes. Pods with more are denied."""
 MAX_ENTRIES = 10_000
+"""Entries of each list and map, of all containers together. Pods with more are denied."""
 MAX_PATH = 4_096
-"""Containers of a kind, and volumes; entries of each list and map, of all containers together;
-characters of a path, as in Linux. Pods beyond these are denied."""
+"""Characters of a path, as in Linux."""
 
 
 class EnvVar(Struct, frozen=True, rename="camel", gc=False):
@@ -44,8 +45,6 @@ class EnvFromSource(Struct, frozen=True, rename="camel", gc=False):
 
 
 class FullVolumeMount(VolumeMount, frozen=True, rename="camel", gc=False):
-    """A volume mount."""
-
     name: str = ""
     sub_path: str = ""
     sub_path_expr: str = ""
@@ -69,18 +68,14 @@ class FullContainer(Container, frozen=True, rename="camel", gc=False):
     volume_devices: tuple[VolumeDevice, ...] = ()
     termination_message_path: str = ""
     target_container_name: str = ""
-    """The container whose processes an ephemeral one sees."""
+    """The container whose processes an ephemeral container sees."""
 
 
 class FullVolume(Volume, frozen=True, rename="camel", gc=False):
-    """A volume."""
-
     empty_dir: dict[str, object] | None = None
 
 
 class FullPodSpec(ApiPodSpec, frozen=True, rename="camel", gc=False):
-    """PodSpec."""
-
     containers: tuple[FullContainer, ...] = ()
     init_containers: tuple[FullContainer, ...] = ()
     ephemeral_containers: tuple[FullContainer, ...] = ()
@@ -88,14 +83,10 @@ class FullPodSpec(ApiPodSpec, frozen=True, rename="camel", gc=False):
 
 
 class FullPod(ApiPod, frozen=True, gc=False):
-    """`v1 Pod`."""
-
     spec: FullPodSpec = FullPodSpec()
 
 
 class PodTemplate(Struct, frozen=True, gc=False):
-    """The template of a workload's pods."""
-
     spec: FullPodSpec = FullPodSpec()
 
 
@@ -104,12 +95,10 @@ class WorkloadSpec(Struct, frozen=True, gc=False):
 
     template: PodTemplate = PodTemplate()
     replicas: int = 1
-    """Not of a DaemonSet."""
+    """A DaemonSet has none."""
 
 
 class WorkloadStatus(Struct, frozen=True, rename="camel", gc=False):
-    """The status of a Deployment or StatefulSet, or of a DaemonSet."""
-
     ready_replicas: int = 0
     desired_number_scheduled: int = 0
     number_ready: int = 0

@@ -20,18 +20,23 @@ MOST_PRICE = 1_000_000
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Prices of one GPU for one hour: of models whose name contains the key, or `*`."""
+    """Prices of a GPU for an hour, for models whose name contains the key, or `*`.
+
+    >>> prices = Prices(currency="EUR", models={"A100": Decimal("2.50"), "*": Decimal(1)})
+    >>> prices.of("NVIDIA A100-SXM4-80GB"), prices.of("Tesla T4")
+    (Fraction(5, 2), Fraction(1, 1))
+    """
 
     currency: Annotated[str, Meta(pattern=r"^[A-Z]{3}\Z")]
     models: Annotated[Mapping[Annotated[str, Meta(max_length=100)], Decimal], Meta(max_length=500)]
 
     def of(self, model: str) -> Fraction | None:
-        """Return the price of a model, by the longest name in it."""
+        """Return the price by the longest name in the model, or None."""
         price = self.models.get(longest_name_in(model, self.models) or "*")
         return None if price is None else Fraction(price)
 
     def refusal(self, currency: str) -> str:
-        """Return why a budget in this currency cannot be charged; empty if it can."""
+        """Return why a budget in this currency cannot be charged, or an empty text."""
         if self.currency != currency:
             return f"there are no prices in {currency}, but in {self.currency or 'no currency'}"
         return "" if "*" in self.models else "no price of * applies to models without a price"
@@ -69,7 +74,6 @@ class PriceFile:
     problem: str = ""
 
     def read(self) -> Prices:
-        """Return the prices in force; none before there is a file."""
         if self.path is not None and self.path.exists():
             try:
                 self.prices = load_prices(self.path)

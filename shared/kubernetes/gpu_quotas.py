@@ -1,4 +1,4 @@
-"""Parses GPUQuota objects; pure."""
+"""GPUQuota objects: their specs, and the quotas of namespaces; pure."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -49,8 +49,6 @@ _MEMORY = "quantity(string(self.maxMemory))"
 
 
 class LimitsSpec(RuledStruct, frozen=True, forbid_unknown_fields=True):
-    """The most that may be used."""
-
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
             f"!has(self.maxMemory) || {_MEMORY}.compareTo(quantity('0')) == 0 || "
@@ -67,14 +65,10 @@ class LimitsSpec(RuledStruct, frozen=True, forbid_unknown_fields=True):
 
 
 class ModelSpec(LimitsSpec, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The most that may be used of a model."""
-
     name: Annotated[str, Meta(min_length=1, max_length=LONGEST_MODEL)]
 
 
 class QuotaSpec(LimitsSpec, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The spec of a GPUQuota."""
-
     rules = (
         *LimitsSpec.rules,
         Rule(
@@ -120,7 +114,7 @@ def parse_spec(namespace: Namespace, spec: object) -> Quota:
 
 
 def merge_sources(sources: Iterable[Mapping[Namespace, Quota]]) -> tuple[Quota, ...]:
-    """Return one quota per namespace, from the first source that has one."""
+    """Return a quota per namespace, from the first source that has one."""
     quotas: dict[Namespace, Quota] = {}
     for source in sources:
         for name, quota in source.items():

@@ -2,7 +2,7 @@
 
 A watch may repeat events after a reconnect, and a list does not contain deleted objects; both
 become a sequence with every change of an object once, in order. Only the identity and the version
-of an object are kept: readers of the changes keep what they need of it.
+of an object are kept.
 """
 
 from typing import Generic, NamedTuple, TypeVar
@@ -23,8 +23,11 @@ TOMBSTONES = 4096
 def newer(version: str, known_version: str) -> bool:
     """Return whether `version` comes after `known_version`.
 
-    Decimal versions compare as integers, as documented since Kubernetes 1.35; others are opaque,
-    so that all but the very same version counts as newer.
+    Decimal versions compare as integers, as documented since Kubernetes 1.35. Others are opaque,
+    and all but an equal version count as newer.
+
+    >>> newer("1000", "999"), newer("999", "1000")
+    (True, False)
     """
     number = parse_decimal(version)
     known_number = parse_decimal(known_version)
@@ -34,12 +37,12 @@ def newer(version: str, known_version: str) -> bool:
 
 
 def as_number(version: str) -> int:
-    """Return a resource version as a number that rises; 0: it is opaque."""
+    """Return a resource version as a number that rises, or 0 if it is opaque."""
     return parse_decimal(version) or 0
 
 
 def is_older(version: str, known_version: str) -> bool:
-    """Return whether `version` certainly comes before `known_version`: both are numbers."""
+    """Return whether both versions are numbers and `version` comes before `known_version`."""
     return 0 < as_number(version) < as_number(known_version)
 
 
@@ -59,7 +62,6 @@ class KnownObjects(Generic[R]):
         self._tombstones: dict[str, str] = {}
 
     def __len__(self) -> int:
-        """Return how many objects are known."""
         return len(self._objects)
 
     def begin_list(self) -> None:
@@ -67,7 +69,7 @@ class KnownObjects(Generic[R]):
         self._missing = dict.fromkeys(self._objects)
 
     def list_item(self, item: R) -> tuple[Change[R], ...]:
-        """Apply one list item, even if its version is lower than the known one."""
+        """Apply a list item, even if its version is lower than the known one."""
         metadata = item.metadata
         self._missing.pop(_key(metadata), None)
         if self._objects.get(_key(metadata)) == (metadata.uid, metadata.resource_version):
@@ -90,7 +92,6 @@ class KnownObjects(Generic[R]):
         return gone
 
     def upsert(self, item: R) -> tuple[Change[R], ...]:
-        """Apply an ADDED or MODIFIED event."""
         metadata = item.metadata
         if self._is_old(metadata):
             return ()
@@ -98,7 +99,6 @@ class KnownObjects(Generic[R]):
         return self._store(item)
 
     def remove(self, named: Named) -> tuple[Change[R], ...]:
-        """Apply a DELETED event."""
         if self._is_old(named):
             return ()
         self.advance(named.resource_version)

@@ -29,7 +29,7 @@ class ExecPluginError(RequestError):
 
 
 class ExecCredentialStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """The credential: a bearer token, a client certificate with its key, or both."""
+    """A bearer token, a client certificate with its key, or both."""
 
     token: str = ""
     client_certificate_data: str = ""
@@ -55,7 +55,7 @@ class ExecPlugin:
     install_hint: str = ""
     interactive_mode: str = "IfAvailable"
     cluster: Mapping[str, object] | None = None
-    """The cluster, for plugins with `provideClusterInfo`; None: it is not provided."""
+    """The cluster for plugins with `provideClusterInfo`, or None."""
 
     def run(self) -> ExecCredentialStatus:
         """Run the command and return its credential. Raises ExecPluginError.
@@ -116,7 +116,11 @@ class ExecPlugin:
 
 
 def resolve_command(command: str, folder: Path) -> str:
-    """Return the command; a relative path is relative to the kubeconfig's folder."""
+    """Return the command; a relative path is relative to the kubeconfig's folder.
+
+    >>> resolve_command("bin/login", Path("/home/u/.kube"))
+    '/home/u/.kube/bin/login'
+    """
     if os.sep in command and not Path(command).is_absolute():
         return str(folder / command)
     return command
@@ -138,7 +142,7 @@ class ClusterCredentials:
     """URL without a trailing slash; may contain a path."""
     namespace: str = "default"
     ca_pem: str | None = None
-    """None: the CAs of the system."""
+    """Certificates of the CAs, or None for those of the system."""
     client_cert_pem: str | None = None
     client_key_pem: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
@@ -164,7 +168,7 @@ class KubeconfigError(RequestError):
 
 
 def tls_context(credentials: ClusterCredentials) -> ssl.SSLContext:
-    """Build the TLS context; raises KubeconfigError if a certificate or key is invalid."""
+    """Build the TLS context. Raises KubeconfigError if a certificate or key is invalid."""
     try:
         context = ssl.create_default_context(cadata=credentials.ca_pem)
         if credentials.insecure_skip_tls_verify:
@@ -232,7 +236,6 @@ def load_credentials(
 
 
 def _file_with(context: str | None, listed: Sequence[Path]) -> Path | None:
-    """Return the first existing file that has the context, else the first existing one."""
     existing = [path for path in listed if path.exists()]
     named = (path for path in existing if context is not None and context in context_names(path))
     return next(named, existing[0] if existing else None)
@@ -269,7 +272,6 @@ def read_kubeconfig(path: Path, *, context: str | None = None) -> ClusterCredent
 
 
 def context_names(path: Path) -> list[str]:
-    """Return the contexts of a file."""
     return _load(path).names("contexts")
 
 
@@ -377,7 +379,7 @@ class _Section:
         return _Section(self.path, title, _mapping(self.path, title, self.fields.get(key)))
 
     def pem(self, key: str) -> str | None:
-        """Return `<key>-data` decoded, else the content of the file `<key>`, else None."""
+        """Return `<key>-data` decoded, else the content of the file `<key>`, or None."""
         data = self.text(f"{key}-data")
         if data is not None:
             try:

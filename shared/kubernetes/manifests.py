@@ -27,8 +27,6 @@ TEMPLATES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestPod:
-    """One pod of a manifest."""
-
     origin: str
     """The object in the manifest that it comes from, such as `Deployment web`."""
     pod: ApiPod
@@ -40,6 +38,10 @@ def pods_in(text: str, source: str) -> list[ManifestPod]:
     """Return the pods of a manifest of any number of YAML or JSON documents.
 
     Raises RequestError, naming the document, for text that is not a manifest or has no pods.
+
+    >>> text = "{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [{name: c}]}}"
+    >>> [pod.origin for pod in pods_in(text, "pod.yaml")]
+    ['Pod a']
     """
     try:
         documents = load_documents(text)
@@ -87,7 +89,7 @@ def _pods_of(document: Any, where: str) -> Iterator[ManifestPod]:
 
 
 def _templates(kind: str, name: str, document: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Return the pod templates of one object, each with its origin and what holds their number."""
+    """Yield the pod templates of an object, each with its origin and the object with its number."""
     if kind == "Pod":
         yield f"Pod {name}", document, None
     elif kind == "Job" and "tasks" in (document.get("spec") or {}):  # a Volcano Job

@@ -15,9 +15,7 @@ logger = logging.getLogger(__name__)
 
 INTERVAL_S = 5.0
 RESPONSE_S = 4.0
-"""A request that takes longer has failed."""
 RETRY_S = 1.0
-"""Before the request is repeated after a failure."""
 PATH = "/version"
 """Every authenticated user may read it, and the API server has it in memory.
 
@@ -44,14 +42,13 @@ class ApiServerReachability:
             yield reachability
 
     def unready_reason(self) -> str | None:
-        """Return why requests fail; None: the API server has just responded."""
+        """Return why requests fail, or None if the API server has just responded."""
         limit_s = INTERVAL_S + RESPONSE_S
         if self._responded_at is not None and self._clock.ticks() < self._responded_at + limit_s:
             return None
         return f"requests to the API server fail: {self._failure}"
 
     async def run(self) -> None:
-        """Send requests for ever."""
         while True:
             pause_s = RETRY_S
             try:

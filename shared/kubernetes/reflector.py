@@ -5,8 +5,8 @@ deletion is reported once, a change once or merged with later ones, and nothing 
 
 An API server whose etcd was restored from a backup continues with lower resource versions, and
 sends nothing to a watch that starts from a higher one. So before a watch is resumed, the version of
-the store is read; a lower one than before, there or in the watch, leads to a new list, and so does
-an API server that could not be reached, since its versions may have caught up meanwhile.
+the store is read. A lower one than before leads to a new list, and so does an API server that could
+not be reached, since its versions may have caught up meanwhile.
 """
 
 import asyncio
@@ -84,14 +84,22 @@ class Batch(Generic[R]):
     listed: bool = False
     """With these changes, a list is complete: every object that existed then was reported."""
     restored: bool = False
-    """That list may be of a store that was replaced by an older one since the list before, so that
-    versions of objects may be lower than those reported earlier."""
+    """The store may have been replaced by an older one since the list before, so that versions of
+    objects may be lower than those reported earlier."""
     refusal: RequestError | None = None
     path: str = ""
 
 
 class Reflector(Generic[R]):
-    """Follows one resource path, optionally with a selector, decoded into `kind`."""
+    """Follows one resource path, optionally with a selector, decoded into `kind`.
+
+    For example::
+
+        async with contextlib.aclosing(reflector.batches()) as batches:
+            async for batch in batches:
+                for named, pod in batch.changes:
+                    ...
+    """
 
     def __init__(
         self,
@@ -122,7 +130,6 @@ class Reflector(Generic[R]):
 
     @property
     def resource_version(self) -> str:
-        """Resource version of the last change."""
         return self._known.resource_version
 
     async def batches(self) -> AsyncGenerator[Batch[R], None]:
@@ -174,7 +181,6 @@ class Reflector(Generic[R]):
             await self._pause(pause_s(self._failures, jitter=self._uniform(0.5, 1.0)))
 
     async def _check_store(self) -> None:
-        """Raise RestoredError if the store is older than the last change."""
         try:
             page = await self._kube.list_page(self._path, query=self._selectors, limit=1)
         except UnavailableError as error:
@@ -300,10 +306,10 @@ async def follow(
     field_selector: str = "",
     appeared: asyncio.Event | None = None,
 ) -> AsyncGenerator[Batch[R]]:
-    """Yield every change of a kind that the API server may not have, or not let us read, for ever.
+    """Yield every change of a kind that the API server may not have, or not let us read.
 
     After a refusal, the kind is requested again every `retry_s`, or as soon as it has `appeared`.
-    Of several versions, the first is followed that is served.
+    The first of several versions that is served is followed.
     """
     again, paths, at = appeared or asyncio.Event(), [paths] if isinstance(paths, str) else paths, 0
     while True:

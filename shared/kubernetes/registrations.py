@@ -6,8 +6,6 @@ from shared.kubernetes.types import ObjectMeta
 
 
 class ServiceReference(Struct, frozen=True, gc=False):
-    """The Service behind a registration."""
-
     namespace: str = ""
     name: str = ""
 
@@ -33,7 +31,6 @@ class Registration(Struct, frozen=True, gc=False):
 
     @property
     def services(self) -> frozenset[ServiceReference]:
-        """The Services that it names."""
         named = (webhook.client_config.service for webhook in self.webhooks)
         return frozenset(service for service in (*named, self.spec.service) if service is not None)
 
@@ -43,8 +40,6 @@ class _ServiceSpec(Struct, frozen=True, rename="camel", gc=False):
 
 
 class RegisteredService(Struct, frozen=True, gc=False):
-    """A Service that something is registered at."""
-
     spec: _ServiceSpec = _ServiceSpec()
 
     @property
@@ -78,7 +73,7 @@ class ServiceEndpoints(Struct, frozen=True, gc=False):
 
     @property
     def is_ready(self) -> bool:
-        """Whether some endpoint is ready; one whose readiness is unknown counts as ready."""
+        """Whether some endpoint is ready; unknown readiness counts as ready."""
         of_slice = any(
             endpoint.addresses and endpoint.conditions.ready is not False
             for endpoint in self.endpoints or ()

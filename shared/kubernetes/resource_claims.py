@@ -20,8 +20,6 @@ MIB = 1 << 20
 
 
 class DeviceRequestAllocationResult(Struct, frozen=True, rename="camel"):
-    """A device of a request."""
-
     request: str = ""
     driver: str = ""
     pool: str = ""
@@ -33,28 +31,22 @@ class DeviceRequestAllocationResult(Struct, frozen=True, rename="camel"):
 
 
 class DeviceAllocationResult(Struct, frozen=True):
-    """The results."""
-
     results: tuple[DeviceRequestAllocationResult, ...] = ()
 
 
 class AllocationResult(Struct, frozen=True, rename="camel"):
-    """What a scheduler has allocated."""
-
     devices: DeviceAllocationResult = DeviceAllocationResult()
     allocation_timestamp: str | None = None
 
 
 class AllocatedDeviceStatus(Struct, frozen=True):
-    """The conditions of a device, and what its driver keeps there."""
-
     driver: str = ""
     conditions: tuple[Condition, ...] = ()
     data: Raw = Raw(b"null")
 
 
 class ConsumerReference(Struct, frozen=True):
-    """Who may use the claim."""
+    """A user of the claim."""
 
     resource: str = ""
     name: str = ""
@@ -62,16 +54,12 @@ class ConsumerReference(Struct, frozen=True):
 
 
 class ResourceClaimStatus(Struct, frozen=True, rename="camel"):
-    """The status that we read."""
-
     allocation: AllocationResult | None = None
     reserved_for: tuple[ConsumerReference, ...] = ()
     devices: tuple[AllocatedDeviceStatus, ...] = ()
 
 
 class ApiResourceClaim(Struct, frozen=True):
-    """ResourceClaim, the fields that we read."""
-
     metadata: ObjectMeta = ObjectMeta()
     status: ResourceClaimStatus = ResourceClaimStatus()
 
@@ -83,19 +71,16 @@ class DeviceClassSpec(Struct, frozen=True, rename="camel"):
 
 
 class DeviceClass(Struct, frozen=True):
-    """DeviceClass, the fields that we read."""
-
     metadata: ObjectMeta = ObjectMeta()
     spec: DeviceClassSpec = DeviceClassSpec()
 
 
 def claim_path(namespace: str, name: str) -> str:
-    """Return the path of a ResourceClaim."""
     return objects_path(namespace, "resourceclaims", name, group="/apis/resource.k8s.io/v1")
 
 
 def allocated_claim(claim: ApiResourceClaim) -> AllocatedClaim | None:
-    """Return the claim's allocation of our devices; None: there is none.
+    """Return the claim's allocation of our devices, or None if there is none.
 
     Administrative access is part of it only where its pods wait for our condition.
 

@@ -10,8 +10,6 @@ from shared.kubernetes.paths import objects_path
 
 
 class IssuedToken(msgspec.Struct, frozen=True, rename="camel"):
-    """A token, and when it expires."""
-
     token: str
     expiration_timestamp: datetime
 
@@ -33,8 +31,6 @@ REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 
 
 class TokenUser(msgspec.Struct, frozen=True):
-    """The user of a token."""
-
     username: str = ""
     uid: str = ""
     groups: tuple[str, ...] = ()
@@ -42,12 +38,10 @@ class TokenUser(msgspec.Struct, frozen=True):
 
 
 class TokenStatus(msgspec.Struct, frozen=True):
-    """Status of a TokenReview."""
-
     authenticated: bool = False
     user: TokenUser = TokenUser()
     audiences: tuple[str, ...] = ()
-    """The accepted audiences; empty if the server does not support audiences."""
+    """The accepted audiences, or empty if the server does not support audiences."""
     error: str = ""
 
 
@@ -58,7 +52,7 @@ class _TokenReview(msgspec.Struct, frozen=True):
 async def review_token(
     kube: KubernetesClient, token: str, audiences: Sequence[str] = ()
 ) -> TokenStatus:
-    """Review a token for one of the audiences; none: those of the API server.
+    """Review a token for one of the audiences, or for those of the API server if there are none.
 
     Raises UnavailableError if the API server does not respond.
     """

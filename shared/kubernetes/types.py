@@ -1,9 +1,9 @@
 """Objects of the API server, the fields that we read; every field has a default; pure.
 
 Field names are Kubernetes' own in snake case. Quantities stay as written ("500m", "1Gi", 2);
-`shared.model.quantity` reads them. What only a scheduler's deeper plug-ins need (inter-pod
-affinity, topology spread) stays undecoded. What only others than the watcher read of a pod is in
-`full_pods`: decoding it would cost CPU time for each event of a watch.
+`shared.model` parses them. Inter-pod affinity and topology spread, which only a scheduler's deeper
+plug-ins need, stay undecoded. Fields of a pod that the watcher does not need are in `full_pods`:
+decoding them would cost CPU time for each event of a watch.
 """
 
 from datetime import datetime
@@ -17,8 +17,6 @@ Quantities = dict[str, str | int | float]
 
 
 class OwnerReference(Struct, frozen=True, gc=False):
-    """Owner of the object."""
-
     kind: str = ""
     name: str = ""
     uid: str = ""
@@ -26,8 +24,6 @@ class OwnerReference(Struct, frozen=True, gc=False):
 
 
 class ObjectMeta(Struct, frozen=True, rename="camel", gc=False):
-    """ObjectMeta."""
-
     name: str = ""
     generate_name: str = ""
     namespace: str = ""
@@ -58,7 +54,7 @@ class RawObject(Struct, frozen=True, gc=False):
 
 
 class ApiSecret(Struct, frozen=True, gc=False):
-    """`v1 Secret`; msgspec decodes and encodes bytes as the base64 that it has."""
+    """`v1 Secret`; msgspec decodes and encodes bytes as base64."""
 
     metadata: ObjectMeta = ObjectMeta()
     data: dict[str, bytes] | None = None
@@ -71,13 +67,13 @@ class ObjectList(Struct, Generic[T], frozen=True, gc=False):
 
 
 class NamedReference(Struct, frozen=True, gc=False):
-    """A reference to another object, or to another part of the same object, by its name."""
+    """A reference by name to another object, or to another part of the same object."""
 
     name: str = ""
 
 
 class SelectorRequirement(Struct, frozen=True, omit_defaults=True, gc=False):
-    """`key operator values`, the operators being In, NotIn, Exists, DoesNotExist, Gt and Lt."""
+    """`key operator values`, with the operators In, NotIn, Exists, DoesNotExist, Gt and Lt."""
 
     key: str = ""
     operator: str = ""
@@ -112,8 +108,6 @@ class PreferredTerm(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class NodeAffinity(Struct, frozen=True, omit_defaults=True, gc=False):
-    """Required and preferred node affinity."""
-
     required: NodeSelector | None = field(
         name="requiredDuringSchedulingIgnoredDuringExecution", default=None
     )
@@ -123,8 +117,6 @@ class NodeAffinity(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class PodAffinityTerm(Struct, frozen=True, rename="camel", gc=False):
-    """The pods that a term of inter-pod affinity selects, and the key of its topology."""
-
     topology_key: str = ""
     label_selector: LabelSelector | None = None
     namespaces: tuple[str, ...] = ()
@@ -149,22 +141,20 @@ class ApiToleration(Struct, frozen=True, omit_defaults=True, rename="camel", gc=
 
 
 class ClaimUse(Struct, frozen=True, gc=False):
-    """A ResourceClaim that a container uses, by its name in the pod, and one request of it."""
+    """A ResourceClaim that a container uses, by its name in the pod, and a request of it."""
 
     name: str = ""
     request: str = ""
 
 
 class Resources(Struct, frozen=True, gc=False):
-    """A container's limits and requests."""
-
     limits: Quantities = {}
     requests: Quantities = {}
     claims: tuple[ClaimUse, ...] = ()
 
 
 class ContainerPort(Struct, frozen=True, rename="camel", gc=False):
-    """A port; `host_port` 0 claims none on the node."""
+    """A port; `host_port` 0 reserves none on the node."""
 
     host_port: int = 0
     protocol: str = "TCP"
@@ -184,20 +174,16 @@ class Capabilities(Struct, frozen=True, gc=False):
 
 
 class SecurityContext(Struct, frozen=True, gc=False):
-    """A container's security context."""
-
     privileged: bool | None = None
     capabilities: Capabilities | None = None
 
 
 class HostPath(Struct, frozen=True, gc=False):
-    """A directory or file of the node."""
-
     path: str = ""
 
 
 class Volume(Struct, frozen=True, rename="camel", gc=False):
-    """A volume; of the sources only `hostPath` and those that `pod_fields` hands over."""
+    """A volume; of the sources only `hostPath` and those that `pod_fields` passes on."""
 
     name: str = ""
     host_path: HostPath | None = None
@@ -233,10 +219,10 @@ class Container(Struct, frozen=True, rename="camel", gc=False):
 
 
 class PodResourceClaim(Struct, frozen=True, rename="camel", gc=False):
-    """A ResourceClaim of a pod, by its name in the pod and that of the object.
+    """A ResourceClaim of a pod, by its name in the pod and the name of the object.
 
-    In the spec, a claim that is made of a template has no name of an object; in the status it has
-    the one that was made, if the template needed one.
+    In the spec, a claim from a template has no name of an object; in the status it has the name of
+    the object that was created, if the template needed one.
     """
 
     name: str = ""
@@ -251,21 +237,17 @@ class RequestMapping(Struct, frozen=True, rename="camel", gc=False):
 
 
 class ExtendedResourceClaimStatus(Struct, frozen=True, rename="camel", gc=False):
-    """The claim that a scheduler has made for a pod's extended resources."""
+    """The claim that a scheduler has created for a pod's extended resources."""
 
     request_mappings: tuple[RequestMapping, ...] = ()
     resource_claim_name: str = ""
 
 
 class SchedulingGroup(Struct, frozen=True, rename="camel", gc=False):
-    """PodSchedulingGroup."""
-
     pod_group_name: str = ""
 
 
 class ApiPodSpec(Struct, frozen=True, rename="camel", gc=False):
-    """PodSpec."""
-
     node_name: str = ""
     scheduler_name: str = ""
     priority: int | None = None
@@ -294,8 +276,6 @@ class ApiPodSpec(Struct, frozen=True, rename="camel", gc=False):
 
 
 class Condition(Struct, frozen=True, gc=False):
-    """A condition of an object."""
-
     type: str = ""
     status: str = ""
     reason: str = ""
@@ -320,8 +300,6 @@ class ContainerStatus(Struct, frozen=True, rename="camel", gc=False):
 
 
 class PodStatus(Struct, frozen=True, rename="camel", gc=False):
-    """PodStatus."""
-
     phase: str = ""
     reason: str = ""
     message: str = ""
@@ -334,7 +312,7 @@ class PodStatus(Struct, frozen=True, rename="camel", gc=False):
 
 
 class ApiPod(Struct, frozen=True, gc=False):
-    """`v1 Pod`, the fields we read."""
+    """`v1 Pod`, the fields that we read."""
 
     metadata: ObjectMeta = ObjectMeta()
     spec: ApiPodSpec = ApiPodSpec()
@@ -342,21 +320,15 @@ class ApiPod(Struct, frozen=True, gc=False):
 
 
 class PodPlace(Struct, frozen=True, rename="camel", gc=False):
-    """A pod's scheduler and node."""
-
     node_name: str = ""
     scheduler_name: str = ""
 
 
 class PodPhase(Struct, frozen=True, gc=False):
-    """A pod's phase."""
-
     phase: str = ""
 
 
 class PodName(Struct, frozen=True, gc=False):
-    """A pod's names and annotations."""
-
     name: str = ""
     namespace: str = ""
     uid: str = ""
@@ -364,7 +336,7 @@ class PodName(Struct, frozen=True, gc=False):
 
 
 class PodOutline(Struct, frozen=True, gc=False):
-    """A pod, of which no other field can prevent that these are read."""
+    """A pod with the fields that no invalid other field prevents from being decoded."""
 
     metadata: PodName = PodName()
     spec: PodPlace = PodPlace()
@@ -372,21 +344,15 @@ class PodOutline(Struct, frozen=True, gc=False):
 
 
 class ResourceQuotaSpec(Struct, frozen=True, gc=False):
-    """The limits of a namespace."""
-
     hard: Quantities = {}
 
 
 class ApiResourceQuota(Struct, frozen=True, gc=False):
-    """`v1 ResourceQuota`."""
-
     metadata: ObjectMeta = ObjectMeta()
     spec: ResourceQuotaSpec = ResourceQuotaSpec()
 
 
 class PriorityClass(Struct, frozen=True, rename="camel", gc=False):
-    """`scheduling.k8s.io/v1 PriorityClass`."""
-
     metadata: ObjectMeta = ObjectMeta()
     value: int = 0
     global_default: bool = False
@@ -399,29 +365,23 @@ class DisruptionBudgetSpec(Struct, frozen=True, gc=False):
 
 
 class DisruptionBudgetStatus(Struct, frozen=True, rename="camel", gc=False):
-    """How many pods may be evicted now."""
-
     disruptions_allowed: int = 0
 
 
 class ApiDisruptionBudget(Struct, frozen=True, gc=False):
-    """`policy/v1 PodDisruptionBudget`."""
-
     metadata: ObjectMeta = ObjectMeta()
     spec: DisruptionBudgetSpec = DisruptionBudgetSpec()
     status: DisruptionBudgetStatus = DisruptionBudgetStatus()
 
 
 class ClientConfig(Struct, frozen=True, rename="camel", omit_defaults=True, gc=False):
-    """The address of a webhook, and the authorities (PEM) of its certificate."""
+    """The address of a webhook, and the CAs (PEM) of its certificate."""
 
     ca_bundle: bytes = b""
     url: str = ""
 
 
 class RegisteredWebhook(Struct, frozen=True, rename="camel", gc=False):
-    """One webhook of a configuration."""
-
     name: str = ""
     client_config: ClientConfig = ClientConfig()
 
@@ -434,35 +394,27 @@ class WebhookConfiguration(Struct, frozen=True, gc=False):
 
 
 class AccessStatus(Struct, frozen=True, gc=False):
-    """The answer to an access review."""
-
     allowed: bool = False
 
 
 class AccessReview(Struct, frozen=True, gc=False):
-    """`authorization.k8s.io/v1 SubjectAccessReview` and SelfSubjectAccessReview, as answered."""
+    """A SubjectAccessReview or SelfSubjectAccessReview, as answered."""
 
     status: AccessStatus = AccessStatus()
 
 
 class ApiTaint(Struct, frozen=True, gc=False):
-    """A taint."""
-
     key: str = ""
     value: str = ""
     effect: str = ""
 
 
 class NodeSpec(Struct, frozen=True, gc=False):
-    """NodeSpec."""
-
     unschedulable: bool = False
     taints: tuple[ApiTaint, ...] = ()
 
 
 class NodeAddress(Struct, frozen=True, gc=False):
-    """One name or address of the node."""
-
     type: str = ""
     address: str = ""
 
@@ -474,8 +426,6 @@ class NodeInfo(Struct, frozen=True, rename="camel", gc=False):
 
 
 class NodeStatus(Struct, frozen=True, rename="camel", gc=False):
-    """NodeStatus."""
-
     allocatable: Quantities = {}
     capacity: Quantities = {}
     conditions: tuple[Condition, ...] = ()
@@ -484,16 +434,12 @@ class NodeStatus(Struct, frozen=True, rename="camel", gc=False):
 
 
 class ApiNode(Struct, frozen=True, gc=False):
-    """`v1 Node`, the fields we read."""
-
     metadata: ObjectMeta = ObjectMeta()
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
 
 
 class GangPolicy(Struct, frozen=True, rename="camel", gc=False):
-    """GangSchedulingPolicy."""
-
     min_count: int = 1
 
 
@@ -513,20 +459,14 @@ class PodGroupSpec(Struct, frozen=True, rename="camel", gc=False):
 
 
 class PodGroupCondition(Condition, frozen=True, gc=False):
-    """A condition of a PodGroup."""
-
     last_transition_time: str = field(name="lastTransitionTime", default="")
 
 
 class PodGroupStatus(Struct, frozen=True, gc=False):
-    """PodGroupStatus of scheduling.k8s.io."""
-
     conditions: tuple[PodGroupCondition, ...] = ()
 
 
 class PodGroup(Struct, frozen=True, gc=False):
-    """A PodGroup."""
-
     metadata: ObjectMeta = ObjectMeta()
     spec: PodGroupSpec = PodGroupSpec()
     status: PodGroupStatus = PodGroupStatus()

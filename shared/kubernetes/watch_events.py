@@ -15,9 +15,7 @@ class KubernetesObject(Protocol):
     """An object with metadata: the Structs of `types.py` and those of services."""
 
     @property
-    def metadata(self) -> ObjectMeta:
-        """Name, uid and version."""
-        ...
+    def metadata(self) -> ObjectMeta: ...
 
 
 R = TypeVar("R", bound=KubernetesObject)
@@ -33,15 +31,13 @@ class WatchEvent(msgspec.Struct, Generic[R], frozen=True, gc=False):
 class Bookmark(msgspec.Struct, frozen=True):
     """The resource version that the watch has reached, in an otherwise empty object.
 
-    That of a Pod has no containers, not even an empty list, so it is never decoded as a Pod.
+    A bookmark of pods has no containers, not even an empty list, so it is never decoded as a Pod.
     """
 
     resource_version: str
 
 
 class ObjectIdentity(msgspec.Struct, frozen=True, rename="camel"):
-    """Identity of an object."""
-
     name: str = ""
     namespace: str = ""
     uid: str = ""
@@ -61,7 +57,12 @@ class UnreadableLineError(UnavailableError):
 
 
 class Lines:
-    """Splits a stream into lines; an incomplete last line is buffered."""
+    r"""Splits a stream into lines; an incomplete last line is buffered.
+
+    >>> lines = Lines()
+    >>> lines.feed(b'{"type":"ADDED"}\n{"ty'), lines.feed(b'pe":"DELETED"}\n')
+    ([b'{"type":"ADDED"}'], [b'{"type":"DELETED"}'])
+    """
 
     def __init__(self, *, limit_bytes: int = LINE_LIMIT_BYTES) -> None:
         self._limit_bytes = limit_bytes
@@ -69,7 +70,7 @@ class Lines:
         self._held_bytes = 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the complete lines; raises UnreadableLineError above the size limit."""
+        """Return the complete lines. Raises UnreadableLineError above the size limit."""
         first, *others = chunk.split(b"\n")
         self._held.append(first)
         self._held_bytes += len(first)
@@ -98,14 +99,12 @@ class _ErrorEvent(msgspec.Struct, frozen=True):
 
 
 class EventReader(Generic[R]):
-    """Decodes lines and list items into one type."""
-
     def __init__(self, kind: type[R]) -> None:
         self._events = msgspec.json.Decoder(WatchEvent[kind])  # type: ignore[valid-type]
         self._items = msgspec.json.Decoder(kind)
 
     def read_event(self, line: bytes) -> WatchEvent[R] | Bookmark | Undecodable | Status:
-        """Decode one line of a watch; a Status ends the watch with an error."""
+        """Decode a line of a watch; a Status ends the watch with an error."""
         try:
             event: WatchEvent[R] = self._events.decode(line)
         except msgspec.ValidationError as error:
@@ -117,7 +116,6 @@ class EventReader(Generic[R]):
         return _read_status(line) if event.kind == "ERROR" else event
 
     def read_item(self, item: msgspec.Raw) -> R | Undecodable:
-        """Decode one item of a list."""
         try:
             return self._items.decode(item)
         except UNDECODABLE as error:

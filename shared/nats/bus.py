@@ -3,7 +3,7 @@
 Work goes to one replica of the service that handles it, in the queue group of its handler;
 `UnconfirmedWork` keeps it until that replica reports it as handled. Events about another node than
 their subject names are refused, since the server restricts a node's agent to the subjects of its
-node, and so are those that contradict themselves.
+node; so are events that contradict themselves.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from shared.nats.unconfirmed_work import UNCONFIRMED, ResendPolicy, UnconfirmedW
 from shared.nats.wire import EVENTS_PER_MESSAGE
 
 QUIET_S = 5.0
-"""Pause after a copy that nobody received; an observer that begins meanwhile misses copies."""
+"""Pause after a copy without a subscriber; an observer that begins meanwhile misses copies."""
 MOST_QUIET = 65_536
 
 
@@ -42,14 +42,14 @@ class Copies:
         self._client = client
         self._prefix = str(client.new_inbox())
         self._quiet: ExpiringMap[int, None] = ExpiringMap(ticks, expires_s=QUIET_S, most=MOST_QUIET)
-        """Numbers of subjects that nobody observes."""
+        """Numbers of subjects that have no observers."""
 
     async def start(self) -> None:
         """Subscribe to what NATS reports about copies without a subscriber."""
         await self._client.subscribe(f"{self._prefix}.*", cb=self._receive)
 
     def wants(self, subject: str) -> bool:
-        """Return whether somebody observes the subject, as far as is known."""
+        """Return whether the subject may have observers."""
         return _number_of(subject) not in self._quiet
 
     async def send(self, subject: str, data: bytes) -> None:
@@ -65,7 +65,7 @@ class Copies:
 
 
 def _number_of(subject: str) -> int:
-    """Return a number for a subject, which fits into the last token of a reply subject."""
+    """Hash a subject to a number that fits into the last token of a reply subject."""
     return int.from_bytes(hashlib.blake2s(subject.encode(), digest_size=7).digest(), "big")
 
 
@@ -75,7 +75,7 @@ PATIENCE_S = 30.0
 AGAIN_S = 0.5
 """Seconds between attempts to connect for the first time."""
 RESERVED_BYTES = 1024
-"""Of the maximum size of a message, for what is not data."""
+"""Part of a message's maximum size that is not for data."""
 DEFAULT_POLICY = ResendPolicy()
 DEFAULT_CONFIRMATION = ConfirmationTiming()
 DRAIN_S = 1.0
@@ -89,7 +89,14 @@ class NoRespondersError(UnavailableError):
 
 
 class Bus:
-    """A connection that reconnects. Publishing raises UnavailableError while it is down."""
+    """A connection that reconnects. Publishing raises UnavailableError while it is down.
+
+    For example::
+
+        async with Bus.connect("nats://127.0.0.1:4222", name="watcher") as bus:
+            await bus.publish([PodQueued(...)])
+            reply = await bus.request(LeasesRequest(node=node), LeasesReply)
+    """
 
     def __init__(
         self,
@@ -100,9 +107,9 @@ class Bus:
     ) -> None:
         self.client: Any = None
         self.has_lost_work = asyncio.Event()
-        """Set once replicas receive work again of which some was dropped before."""
+        """Set once replicas receive work again after some of it was dropped."""
         self.on_refused: OnRefused = lambda _node, _reason: None
-        """Called for each message of a node that is refused here."""
+        """Called for each refused message of a node."""
         self._handlers = handlers
         self._name = name
         self._policy = policy
@@ -214,7 +221,7 @@ class Bus:
         raise UnavailableError(self._failure())
 
     async def _finish(self) -> None:
-        """Return what this process holds, and wait until what it sent is handled."""
+        """Return the work that this process holds, and wait until what it sent is handled."""
         if self.is_connected and not self.client.fault:
             await self._replies.drain(DRAIN_S)
             await self._confirmations.return_all()
@@ -230,11 +237,9 @@ class Bus:
 
     @property
     def connected(self) -> bool:
-        """Whether the connection is up now."""
         return self.client is not None and self.client.is_connected and not self.client.fault
 
     def unready_reason(self) -> str | None:
-        """Return why NATS cannot be used now, or None."""
         if self.is_connected:
             if self.client.fault:
                 return self._failure()
@@ -253,7 +258,6 @@ class Bus:
         return self._reached.is_set()
 
     async def wait_connected(self) -> None:
-        """Wait until the first connection."""
         await self._reached.wait()
 
     async def publish(self, events: Sequence[Event]) -> None:
@@ -376,8 +380,6 @@ class Bus:
         inbox.subscriptions.append(subscription)
 
     async def receive_raw(self, subject: str, receive: Callable[[bytes], None]) -> Subscription:
-        """Receive what NATS servers send on a subject."""
-
         async def pass_on(message: Any) -> None:
             receive(message.data)
 
@@ -420,7 +422,7 @@ class Bus:
                 await self.client.publish(subject, data)
 
     def _hand_over(self, kind: type[Event], route: str, events: list[Event]) -> bool:
-        """Give work to its handler in this process; return False if it must be sent."""
+        """Pass work to its handler in this process; return False if it must be sent."""
         inbox = self._handlers.get(kind) if self._handlers and is_work(kind) else None
         if inbox is None or not inbox.takes_more:
             return False

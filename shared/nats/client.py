@@ -1,9 +1,8 @@
 """nats-py's client with our credentials, which no message of another client can end or confuse.
 
-The tasks of the library's client end for good at an error that it does not expect. Nothing notices:
-the service is deaf, until a ping without a response has the client reconnect 9 seconds later, or
-for ever. Here a task that ends while it is needed is a fault of the connection, which ends the
-service.
+The tasks of the library's client end for good at an error that it does not expect, unnoticed: the
+service is deaf until a ping without a response has the client reconnect 9 seconds later, or for
+ever. Here a task that ends while it is needed is a fault of the connection, which ends the service.
 """
 
 import asyncio
@@ -45,14 +44,13 @@ class _Transport(TcpTransport):  # type: ignore[misc]
     """Marks the protocol as TLS after an upgrade; otherwise asyncio warns at each close."""
 
     async def connect_tls(self, *given: Any, **named: Any) -> None:
-        """Upgrade to TLS."""
         await super().connect_tls(*given, **named)
         protocol = self._io_writer.transport.get_protocol()
         if protocol is not None:  # None: the other end is gone already
             protocol._over_ssl = True  # noqa: SLF001
 
     async def read(self, buffer_size: int) -> bytes:
-        """Read what has arrived; before it is handled, other tasks have a turn.
+        """Read what has arrived, and let other tasks run before it is handled.
 
         While more arrives than is handled, reading would not wait for anything.
         """
@@ -68,7 +66,6 @@ class _Transport(TcpTransport):  # type: ignore[misc]
             raise ConnectionResetError(str(error)) from error
 
     def writelines(self, payload: Iterable[bytes]) -> None:
-        """Write as `write` does."""
         try:
             super().writelines(payload)
         except RuntimeError as error:
@@ -111,7 +108,6 @@ class NatsClient(Client):  # type: ignore[misc]
         return self._login().user
 
     def password(self) -> str:
-        """Return the current password of the credentials file."""
         return self._login().secret
 
     def empty_token(self) -> str:
@@ -134,7 +130,6 @@ class NatsClient(Client):  # type: ignore[misc]
             raise nats.errors.Error(NO_TLS)
 
     async def close(self) -> None:
-        """Close the connection, whether or not the server responds."""
         with contextlib.suppress(OSError):
             await super().close()
 
@@ -185,7 +180,7 @@ class NatsClient(Client):  # type: ignore[misc]
             return None
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
-        """Read only the server's status: our messages have no headers, and others' are ignored.
+        """Read only the server's status: our messages have no headers.
 
         The library's parsing of a sender's header block raises errors that end its reading.
         """

@@ -19,8 +19,6 @@ from shared.nats import subjects, wire
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfirmationTiming:
-    """When receivers report."""
-
     report_s: float = 0.25
     held_s: float = 1.0
     """Interval of the reports about messages that are not handled yet."""
@@ -28,8 +26,6 @@ class ConfirmationTiming:
 
 @dataclass(slots=True)
 class _Sender:
-    """The messages of one sender."""
-
     held: set[int] = field(default_factory=set)
     handled: list[int] = field(default_factory=list)
     returned: list[int] = field(default_factory=list)
@@ -40,12 +36,12 @@ class _Sender:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Tells the sender of work what became of it."""
+    """Reports to the sender what became of its work."""
 
     confirm: Callable[[], None]
-    """It is handled: its sender forgets it."""
+    """The work is handled: its sender forgets it."""
     give_back: Callable[[], None]
-    """It is not handled here: its sender sends it to any replica again."""
+    """The work is not handled here: its sender sends it to any replica again."""
 
 
 class Confirmations:

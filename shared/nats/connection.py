@@ -98,7 +98,6 @@ async def _within(connecting: "asyncio.Task[None]", patience_s: float) -> None:
 def _options(
     client: NatsClient, name: str, credentials: ClientCredentials, *, requires_tls: bool
 ) -> dict[str, Any]:
-    """Return the options for our user and our private inbox."""
     login = credentials.login()
     if login is not None:
         inbox = inbox_of(login.user)
@@ -118,14 +117,12 @@ class ConnectWait:
         self._logged: set[str] = set()
 
     def note(self, why: str) -> None:
-        """Record the latest reason."""
         self.reason = why
         if time.monotonic() - self._began >= LATE_S and why not in self._logged:
             self._logged.add(why)
             logger.warning("waiting for NATS: %s", why)
 
     def over(self) -> None:
-        """The connection is up."""
         if self._logged:
             logger.info("connected to NATS after %.0f s", time.monotonic() - self._began)
 
@@ -165,7 +162,6 @@ class _ConnectionErrors:
             logger.warning("cannot reconnect to NATS: %s", fault)
 
     async def back(self) -> None:
-        """The connection is up again."""
         self._logged = ""
         logger.info("reconnected to NATS")
 

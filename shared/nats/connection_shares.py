@@ -51,8 +51,6 @@ class _Client(msgspec.Struct):
 
 
 class _Report(msgspec.Struct):
-    """What a server reports about a new connection."""
-
     server: _Server
     client: _Client
 
@@ -83,7 +81,7 @@ async def connection_shares(
     """Keep every user within its share of connections until the context exits.
 
     Agents that send more than their rate to the bus `flooded` lose all their connections. Servers
-    are reached by a connection that is opened for this, so that no flood delays what they reply.
+    are reached by a connection of its own, so that no flood delays what they reply.
     """
 
     async def run() -> None:
@@ -163,7 +161,7 @@ class _ConnectionShares:
             )
 
     async def _note_any_server(self) -> None:
-        """Note all users of the server that responds first: of more servers, others report."""
+        """Note all users of the server that responds first; the other servers report their own."""
         with contextlib.suppress(*_UNREADABLE):
             self._note((await self._listing(ANY_SERVER, limit=1)).server.id, "")
 

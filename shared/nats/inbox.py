@@ -49,7 +49,7 @@ def _leave_nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class DeliveredMessage:
-    """One message. A broadcast, which has no receipt, is delivered once."""
+    """A message. A broadcast, which has no receipt, is delivered once."""
 
     events: list[Any]
     """Events of one type."""
@@ -58,10 +58,9 @@ class DeliveredMessage:
     attempts: int = 1
     """Number of deliveries to this replica, this one included."""
     leave: Callable[[], None] = _leave_nothing
-    """Ends its place in the share of its sender: of work when it is settled, else when read."""
+    """Frees its place in its sender's share: of work when it is settled, else when read."""
 
     def confirm(self) -> None:
-        """Report the message as handled."""
         if self.receipt:
             self.receipt.confirm()
             self.leave()
@@ -96,7 +95,6 @@ class Inbox:
     shares: SenderShares = field(default_factory=SenderShares)
 
     def put(self, delivered: DeliveredMessage) -> None:
-        """Add a message to the buffer."""
         if len(self.waiting) >= MAX_BUFFERED:
             self._pop().give_back()
         self.waiting.append(delivered)
@@ -132,7 +130,6 @@ class Inbox:
             await asyncio.sleep(seconds)
 
     async def close(self) -> None:
-        """End the subscriptions."""
         self.is_closed = True
         for subscription in self.subscriptions:
             with contextlib.suppress(nats.errors.Error):
@@ -156,7 +153,6 @@ class Inbox:
     def receive_work(
         self, kind: type[Event], confirmations: Confirmations
     ) -> Callable[[Msg], Awaitable[None]]:
-        """Return the callback of a subscription to work of one type."""
         count_refused(kind, 0)
 
         async def receive(message: Msg) -> None:
@@ -196,8 +192,8 @@ def is_from_own_inbox(kind: type[Event], message: Msg, on_refused: OnRefused = _
 def decode_checked(kind: type[E], message: Msg, on_refused: OnRefused = _ignore) -> list[E]:
     """Return the events of a message that its sender may have sent; the others are refused.
 
-    The last token of the subject is the node that NATS has authenticated. What is about another
-    node, or contradicts itself, is refused, and so is what cannot be decoded.
+    The last token of the subject is the node that NATS has authenticated. Refused is what is about
+    another node, contradicts itself, or cannot be decoded.
     """
     node = subjects.node_in(kind, message.subject)
     events, errors = wire.decode_each(message.data, kind)
@@ -214,7 +210,6 @@ def decode_checked(kind: type[E], message: Msg, on_refused: OnRefused = _ignore)
 
 
 def _refuse(kind: type[Event], message: Msg, reasons: Sequence[str], on_refused: OnRefused) -> None:
-    """Count what is refused of a message, and report the first reason."""
     node = subjects.node_in(kind, message.subject)
     reason = cut(reasons[0])
     more = f", and {len(reasons) - 1} more of the same message" if len(reasons) > 1 else ""

@@ -21,7 +21,7 @@ class _Series:
 
 
 class LimitedLog:
-    """The lines of one logger. What is left out is in a counter of the caller."""
+    """The lines of one logger. The caller counts what is left out."""
 
     def __init__(self, logger: logging.Logger, ticks: Callable[[], float] = time.monotonic) -> None:
         self._logger = logger
@@ -29,7 +29,7 @@ class LimitedLog:
         self._series: dict[str, _Series] = {}
 
     def write(self, level: int, cause: str, text: str, bug: BaseException | None = None) -> None:
-        """Write a line, with the traceback of a bug; `cause` is what happened, and who sent it."""
+        """Write a line, with the traceback of a bug; `cause` is what happened, and its sender."""
         now = self._ticks()
         if cause not in self._series and len(self._series) >= MOST_KEYS:
             self._forget_old(now)

@@ -1,4 +1,4 @@
-"""What a NATS server sends, read so that no byte that another client chose can end the reading.
+"""Reads what a NATS server sends, so that no byte that another client chose ends the reading.
 
 The parser of nats-py finds control lines by regular expressions for which vertical tabs and form
 feeds are spaces, too. The server passes them on within subjects: such a line is an "unknown

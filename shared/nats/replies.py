@@ -36,7 +36,6 @@ class Replies:
         self._tasks = set[asyncio.Task[None]]()
 
     async def run(self) -> None:
-        """Hold the tasks of requests until cancelled."""
         async with asyncio.TaskGroup() as self._group:
             await asyncio.get_running_loop().create_future()
 
@@ -50,8 +49,7 @@ class Replies:
     ) -> Subscription:
         """Reply to requests of `kind` (for `route` only, if given) as one replica of `group`.
 
-        Up to `concurrency` requests are handled at once; the others wait, those of one node in
-        their share.
+        Up to `concurrency` requests are handled at once; the others wait, each node's in its share.
         """
         free = asyncio.Semaphore(concurrency)
         shares = SenderShares(MOST_OF_SERVICES)

@@ -1,7 +1,7 @@
 """How much each node's agent sends to one connection: what exceeds its rate is dropped unread.
 
 nats-server has no rate of a user. A flood is therefore dropped where it costs least, as it is read,
-and reported to whoever can close the connections that it comes from.
+and reported to the service that can close its connections.
 """
 
 import logging

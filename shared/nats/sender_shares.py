@@ -31,7 +31,8 @@ class SenderShares:
         self._counts: dict[str, int] = {}
 
     def take(self, kind: type[Event], subject: str) -> Callable[[], None] | None:
-        """Count a message until the returned function is called; None: its sender has its share."""
+        """Count a message until the returned function is called, or return None if it is too many.
+        """
         sender = subjects.sender_in(kind, subject)
         count = self._counts.get(sender, 0)
         if count >= (MOST_OF_SENDER if sender else self._most_of_others):

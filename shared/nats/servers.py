@@ -14,7 +14,7 @@ LISTEN_S = 1.0
 """Time that servers of a cluster have to respond."""
 RELOAD_PATIENCE_S = 10.0
 TIMEOUT_S = 8.0
-"""Longer than a busy machine needs: slowness is not the problem that a diagnosis looks for."""
+"""Longer than a busy machine needs: a diagnosis does not look for slowness."""
 
 
 async def reload_servers(url: str, credentials: ClientCredentials) -> int:
@@ -30,7 +30,7 @@ async def reload_servers(url: str, credentials: ClientCredentials) -> int:
 
 
 async def certificate_expirations(url: str, credentials: ClientCredentials) -> set[datetime | None]:
-    """Return when the certificate expires that each server serves to clients, None without one.
+    """Return when each server's certificate for clients expires, with None for none.
 
     Raises UnavailableError if no server accepts our login, or its certificate is not trusted.
     """
@@ -61,7 +61,7 @@ async def _connected(
 
 
 async def _replies(client: Any, subjects: Iterable[str]) -> list[Any]:
-    """Return what servers reply to requests; one without a reply subject would be ignored."""
+    """Return what servers reply to requests; without a reply subject they ignore them."""
     replies = list[Any]()
     inbox = client.new_inbox()
 

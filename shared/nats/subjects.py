@@ -11,15 +11,15 @@ from shared.model.events.pod_events import Heartbeat
 
 CONFIRMED = "confirmed"
 INBOXES = "_INBOX."
-"""What all subjects of replies and confirmations begin with."""
+"""The prefix of all subjects of replies and confirmations."""
 ACCOUNT = "LEASEHOLD"
 """The account of all users; servers report on it, and take requests, in an account of their own."""
 CONNECTED = f"$SYS.ACCOUNT.{ACCOUNT}.CONNECT"
 """The subject of servers' reports about new connections."""
 FLOODED = "leasehold.broadcast.agent.flooded.v1"
-"""The subject of the users of agents that flood NATS, from a binder to the auth service."""
+"""The subject on which a binder names agents that flood NATS to the auth service."""
 CONNECTION_SHARES = "connection-shares"
-"""The queue group of those who receive them."""
+"""The queue group of the receivers of `CONNECTED`."""
 AGENT = "node-agent"
 """The service that has a user per node."""
 _SERVICE_INBOX = re.compile(
@@ -35,7 +35,11 @@ MAX_DIGITS = 18
 
 
 def token(route: str) -> str:
-    """Return a node's name as the last token of a subject, with `_` for dots; '' for no node."""
+    """Return a node's name as the last token of a subject, or an empty text without a node.
+
+    >>> token("gpu-1.example")
+    '.gpu-1_example'
+    """
     return "." + route.replace(".", "_") if route else ""
 
 
@@ -57,14 +61,13 @@ def copy_subject(kind: type[Event], route: str = "") -> str:
 def observed_subjects(kind: type[Event]) -> tuple[str, ...]:
     """Return the subjects to subscribe to for copies of events of any node.
 
-    What is work is copied to observers by NATS, or by its sender if it is handed over.
+    Work is copied to observers by NATS, or by its sender if it is passed on in its process.
     """
     copies = f"leasehold.{Delivery.COPY}.{kind.subject}{_filter(kind, '')}"
     return tuple(dict.fromkeys((subscribe_subject(kind), *((copies,) if is_work(kind) else ()))))
 
 
 def request_subject(question: type[Event], route: str = "") -> str:
-    """Return the subject that a request is sent to."""
     return f"leasehold.request.{question.subject}{token(route)}"
 
 
@@ -79,9 +82,9 @@ def node_in(kind: type[Event], subject: str) -> str:
 
 
 def sender_in(kind: type[Event], subject: str) -> str:
-    """Return the node or user that has published a message, or "" if the subject does not say.
+    """Return the node or user that has published a message, or "" if the subject does not name it.
 
-    NATS lets nobody else publish to the subject.
+    NATS lets no other user publish to the subject.
     """
     return node_in(kind, subject) if kind.is_of_agent or kind is Heartbeat else ""
 
@@ -95,7 +98,6 @@ def agent_in(kind: type[Event], subject: str) -> str:
 
 
 def is_agent(user: str) -> bool:
-    """Return whether this is the user of a node's agent."""
     return user.startswith(f"{AGENT}.")
 
 
@@ -105,7 +107,11 @@ def is_routed(kind: type[Event]) -> bool:
 
 
 def group_of(service: str, method: str) -> str:
-    """Return the queue group in which the replicas of a service share the work of a handler."""
+    """Return the queue group in which the replicas of a service share the work of a handler.
+
+    >>> group_of("binder", "bind_pods")
+    'binder-bind-pods'
+    """
     return f"{service}-{method}".replace("_", "-")
 
 
@@ -115,17 +121,21 @@ def confirmation_subject(prefix: str) -> str:
 
 
 def number_of(reply: str) -> int | None:
-    """Return the number of the message of a reply subject, or None for one of reports."""
+    """Return the number of the message of a reply subject, or None for one of reports.
+
+    >>> number_of("_INBOX.placer.x7.42")
+    42
+    """
     number = reply.rpartition(".")[2]
     is_number = number.isascii() and number.isdecimal() and len(number) <= MAX_DIGITS
     return int(number) if is_number else None
 
 
 def is_inbox_of_sender(kind: type[Event], subject: str, reply: str) -> bool:
-    """Return whether the reply subject of a message, which its sender has chosen, is the sender's.
+    """Return whether the reply subject of a message is an inbox of the message's sender.
 
-    The sender of what only agents publish is the node in the subject. Others publish nothing but
-    what only services do, and have the reply in the inbox of a service.
+    The sender chooses the reply subject. What only agents publish is from the node in the subject;
+    all else is from services, whose replies go to the inbox of a service.
     """
     if not kind.is_of_agent:
         return _SERVICE_INBOX.fullmatch(reply) is not None
@@ -134,12 +144,15 @@ def is_inbox_of_sender(kind: type[Event], subject: str, reply: str) -> bool:
 
 
 def has_no_responders(headers: Mapping[str, str] | None) -> bool:
-    """Return whether NATS returned this message since its subject has no subscriber."""
     return headers is not None and headers.get("Status") == "503"
 
 
 def user_of(service: str, node: str = "") -> str:
-    """Return the NATS user of a service; a service per node has one user per node."""
+    """Return the NATS user of a service; a service per node has one user per node.
+
+    >>> user_of("node-agent", "gpu-1"), user_of("binder")
+    ('node-agent.gpu-1', 'binder')
+    """
     return f"{service}.{node}" if node else service
 
 
@@ -154,7 +167,11 @@ def server_request(server: str, request: str) -> str:
 
 
 def inbox_of(user: str) -> str:
-    """Return the prefix of the reply subjects of a user: two tokens, or three of a node's agent."""
+    """Return the prefix of a user's reply subjects: two tokens, or three of a node's agent.
+
+    >>> inbox_of("node-agent.gpu-1")
+    '_INBOX.node-agent.gpu-1'
+    """
     service, _, node = user.partition(".")
     return f"{INBOXES}{service}{token(node)}"
 

@@ -77,9 +77,9 @@ class _Kind:
     heard_at: float = 0.0
     """When a replica last reported a message of this type."""
     probe_at: float = 0.0
-    """While no replica receives this type: when a message is sent again."""
+    """When a message is sent again while no replica receives this type."""
     unheard_since: float | None = None
-    """Since when no replica has received messages of this type, while none does."""
+    """Since when no replica receives messages of this type, or None while some does."""
     has_lost: bool = False
 
 
@@ -94,7 +94,7 @@ class _Message:
     due_at: float = NEVER
     is_received: bool = False
     handed_over: Sequence[Event] = ()
-    """Its events, if a handler of this process has them: then it is not encoded."""
+    """Its events, not encoded, if a handler of this process has them."""
 
 
 class UnconfirmedWork:
@@ -125,7 +125,6 @@ class UnconfirmedWork:
         self._confirmed = asyncio.Event()
 
     async def start(self) -> None:
-        """Subscribe to the reports of receivers."""
         await self._client.subscribe(f"{self._prefix}.*", cb=self._receive)
 
     async def send(self, event: type[Event], subject: str, data: bytes, *, events: int) -> None:
@@ -146,7 +145,7 @@ class UnconfirmedWork:
     ) -> bool:
         """Put work into the inbox of this process and keep it until it is handled.
 
-        False: too much of it is not handled yet.
+        Returns False if too much of it is not handled yet.
         """
         kind = self._kind(event)
         if self._is_full(kind):
@@ -165,7 +164,6 @@ class UnconfirmedWork:
             self._forget(number)
 
     def _send_later(self, number: int, after_s: float | None = None) -> None:
-        """Send work that was handed over to any replica, after `return_s` by default."""
         message = self._messages.get(number)
         if message is None:
             return
@@ -217,7 +215,6 @@ class UnconfirmedWork:
             await self._next_report(left_s)
 
     def unready_reason(self) -> str:
-        """Return why work does not reach its receivers, or an empty text."""
         now = time.monotonic()
         for kind in self._kinds.values():
             if kind.unheard_since is not None and now - kind.unheard_since > self._policy.unready_s:

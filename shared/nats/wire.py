@@ -1,9 +1,8 @@
 """Events as MessagePack: a map with the format version and a list of events of one type; pure.
 
 Every event is a map of its fields: a reader ignores fields that it does not know, and a writer may
-add fields that have a default. Requests and leases are written without what is at its default.
-msgspec encodes and decodes the event types directly; the bytes are plain MessagePack, which a
-contract test reads with the `msgpack` package.
+add fields that have a default. Requests and leases are written without what is at its default. The
+bytes are plain MessagePack, which a contract test reads with the `msgpack` package.
 """
 
 import functools
@@ -61,7 +60,7 @@ def encode(events: Sequence[Event]) -> bytes:
 
 
 def decode(data: bytes, event_type: type[E]) -> list[E]:
-    """Decode one message.
+    """Decode a message.
 
     Raises RequestError if it is not a message of `event_type`, or a field is out of its bounds.
     """
@@ -71,7 +70,7 @@ def decode(data: bytes, event_type: type[E]) -> list[E]:
 
 
 def decode_each(data: bytes, event_type: type[E]) -> tuple[list[E], list[RequestError]]:
-    """Decode one message of which some events may be invalid: return the others, and the errors."""
+    """Decode a message of which some events may be invalid: return the others, and the errors."""
     try:
         return decode(data, event_type), []
     except RequestError as error:
@@ -103,7 +102,6 @@ def _read(data: bytes, event_type: type[Event], decoder: Any) -> Any:
 
 
 def encode_confirmation(report: Confirmation) -> bytes:
-    """Encode a report about work."""
     return _encode(report)
 
 
