@@ -12,7 +12,7 @@ from shared.runtime.service import Role, roles_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceEntry:
-    """A service's name, and where its class is."""
+    """A service's name, and the place of its class."""
 
     name: str
     module: str
@@ -22,7 +22,6 @@ class ServiceEntry:
 
     @property
     def folder(self) -> str:
-        """The package that holds it."""
         return self.module.rpartition(".")[0]
 
 

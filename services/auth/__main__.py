@@ -17,8 +17,6 @@ from shared.runtime.run import Nats, run_service, serve
 
 
 def token_reviewer(client: KubernetesClient, audience: str) -> TokenReviewer:
-    """Return a function that reviews a token with the API server, for one audience."""
-
     async def review(token: str) -> TokenUser:
         status = await review_token(client, token, [audience])
         if not status.authenticated or audience not in status.audiences:
@@ -39,8 +37,8 @@ async def serve_servers(auth: AuthService, bus: Bus) -> None:
 async def serve_auth(settings: AuthSettings) -> None:
     """Serve until SIGTERM or SIGINT.
 
-    NATS starts only after this service has made its configuration, so the service does not wait
-    for NATS.
+    NATS starts only after this service has made its configuration, so the service does not wait for
+    NATS.
     """
     namespace, name = settings.secret_name
     namespaces = ServiceNamespaces(system=namespace, agents=settings.agents_namespace)

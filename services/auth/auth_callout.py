@@ -2,7 +2,7 @@
 
 A service's account is authorized as that service. A node agent is authorized as its service and the
 node in its token: the API server writes it when it binds the token to a pod there, or to the Node.
-The name in the client's CONNECT message matters only where other services run in the binder's
+The name in the client's CONNECT message matters only where watcher and placer run in the binder's
 process, with its account.
 """
 
@@ -53,7 +53,7 @@ class AuthorizationRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceNamespaces:
-    """Where the service accounts are: an account of the agents' namespace is only ever an agent."""
+    """Namespaces of service accounts: an account of the agents' namespace is only ever an agent."""
 
     system: str
     agents: str
@@ -111,9 +111,9 @@ def user_of_token(reviewed: TokenUser, namespaces: ServiceNamespaces) -> NatsUse
 def user_of_client(user: NatsUser, named: str, *, combined_scheduler: bool) -> NatsUser:
     """Return the user of a connection with the token of `user` whose client names another.
 
-    Only with the token of the binder, and only where other services run in its process, a
-    client is authorized as the one that it names. Raises AuthorizationRefusedError where they do
-    not: as binder it could not do its work, and it tries again until it is authorized.
+    A client with the token of the binder is authorized as the service that it names, if that may
+    run in the binder's process. Raises AuthorizationRefusedError where it does not: as binder it
+    could not do its work, and it tries again until it is authorized.
     """
     if user.name != BINDER or named not in SHARING_ITS_ACCOUNT:
         return user
@@ -151,7 +151,6 @@ def encode_grant(
 def encode_refusal(
     issuer: TokenIssuer, request: AuthorizationRequest, reason: str, *, now_s: int
 ) -> str:
-    """Return the response that refuses a connection."""
     return _encode_response(issuer, request, {"error": reason}, now_s)
 
 

@@ -30,13 +30,13 @@ TRUSTED = "ca.trusted"
 AUTHORITY_DAYS = 3650
 ISSUED_DAYS = 365
 SERVER = "server"
-"""Who has the certificate of NATS and Redis."""
+"""The holder of the certificate of NATS and Redis."""
 EXTENDER = "extender"
 KUBE_SCHEDULER = "kube-scheduler"
 """Server and client of the extender; its client's certificate is for the name of the latter."""
 API = "api"
 HOLDERS = (SERVER, EXTENDER, KUBE_SCHEDULER, API)
-"""Who has a certificate."""
+"""Holders of certificates."""
 
 
 class Rotation(StrEnum):
@@ -91,7 +91,7 @@ def issue(
 ) -> None:
     """Issue a certificate, also for a `client`, if it is missing, due, or of an earlier CA.
 
-    That of an earlier CA stays until the new one is known to be trusted.
+    A certificate of an earlier CA stays until the new CA is known to be trusted.
     """
     present = data.get(f"{name}.crt")
     if present:
@@ -115,7 +115,6 @@ def drop_replaced(data: dict[str, bytes], observed: Observed) -> None:
 
 
 def rotation(data: Mapping[str, bytes]) -> Rotation:
-    """Return how far the replacement is."""
     current, *others = _parsed(data[TRUSTED])
     if not others:
         return Rotation.COMPLETE

@@ -24,7 +24,6 @@ MOST_AGENTS = 10_000
 @dataclass(frozen=True, slots=True)
 class _LockOut:
     lasts_s: float
-    """How long all of it lasts."""
     until: float
 
 
@@ -38,7 +37,7 @@ class LockedOutAgents:
         )
 
     def note(self, user: str) -> None:
-        """Lock an agent out; what is reported while it is counts for nothing."""
+        """Lock an agent out; reports during that time do not count."""
         if not subjects.is_agent(user) or self._left_s(user):
             return
         before = self._agents.get(user)

@@ -14,8 +14,6 @@ from shared.nats.servers import certificate_expirations, reload_servers
 
 
 class ManagedServers:
-    """The NATS servers and the Redis server."""
-
     def __init__(self, settings: AuthSettings) -> None:
         self.settings = settings
         self._directory = settings.state_dir

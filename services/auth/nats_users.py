@@ -1,10 +1,10 @@
 """The users of NATS and their permissions, from the declared topology: one per service and node.
 
-A user may publish its service's events, send its requests, and reply to the services that send it
-requests and work; the user of a node only to the requests that it receives, and to each once: it
-could otherwise reply to those that other nodes receive. It may subscribe to its service's subjects
-and to an inbox of its own. Everything else is denied. A service with one replica per node has a
-user per node; its subjects end in that node's name.
+A user may publish its service's events, send its requests, and reply to requests and work that it
+receives; the user of a node to each only once, as it could otherwise reply to those that other
+nodes receive. It may subscribe to its service's subjects and to an inbox of its own. Everything
+else is denied. A service with one replica per node has a user per node; its subjects end in that
+node's name.
 """
 
 import json
@@ -85,7 +85,11 @@ def operator_user() -> NatsUser:
 def service_users(
     services: Iterable[ServiceEntry], nodes: Sequence[NodeName]
 ) -> tuple[NatsUser, ...]:
-    """Return the users of these services, those with one replica per node of these nodes."""
+    """Return the users of these services, those with one replica per node of these nodes.
+
+    For example, the user `node-agent.gpu-1` may publish
+    `leasehold.broadcast.device.reported.v1.gpu-1`, and the same subject of no other node.
+    """
     by_name = roles()
     senders = _senders_by_event(by_name)
     return tuple(
@@ -105,7 +109,6 @@ def service_users(
 def _senders_by_event(
     roles_by_name: Mapping[str, tuple[Role, ...]],
 ) -> dict[type[Event], list[ServiceEntry]]:
-    """Return every request and every event of work, and the services that send it."""
     consumed = {
         event
         for service_roles in roles_by_name.values()
@@ -232,7 +235,7 @@ def auth_callout_configuration(
 def _accounts(
     users: Sequence[Mapping[str, Any]], system_users: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, object]:
-    """Return the account of our users, and that of the servers, which exports to it."""
+    """Return the account of our users, and the account of the servers, which exports to it."""
     exported = (("stream", subjects.CONNECTED), *(("service", name) for name in SERVER_REQUESTS))
     replied = {"stream": {}, "service": {"response_type": "stream"}}  # by each server of a cluster
     system = {
@@ -269,5 +272,9 @@ def _entry(user: NatsUser, secrets: Mapping[str, str]) -> dict[str, Any]:
 
 
 def permission_of(allowed: Sequence[str]) -> dict[str, list[str]]:
-    """Return the rule for these subjects; to the server, an empty list of them allows all."""
+    """Return the rule for these subjects; to the server, an empty list of them allows all.
+
+    >>> permission_of(["a.>"]), permission_of([])
+    ({'allow': ['a.>']}, {'deny': ['>']})
+    """
     return {"allow": list(allowed)} if allowed else {"deny": [">"]}

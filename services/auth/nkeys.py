@@ -12,8 +12,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from shared.model.errors import RequestError
 
 ACCOUNT = 0 << 3
+"""Prefix byte of an account's public key, whose text begins with A."""
 SERVER = 13 << 3
-"""Prefix bytes of an account's public key, whose text begins with A, and of a server's, with N."""
+"""Prefix byte of a server's public key, whose text begins with N."""
 _HEADER = {"typ": "JWT", "alg": "ed25519-nkey"}
 SEED_BYTES = 32
 
@@ -38,7 +39,11 @@ class TokenIssuer:
 
 
 def encode_key(prefix: int, key: bytes) -> str:
-    """Encode a public key: prefix, key, checksum, in base 32."""
+    """Encode a public key: prefix, key, checksum, in base 32.
+
+    >>> encode_key(ACCOUNT, bytes(32))[:4]
+    'AAAA'
+    """
     body = bytes([prefix]) + key
     return base64.b32encode(body + _checksum(body)).decode().rstrip("=")
 

@@ -1,7 +1,8 @@
 """The users of Redis or Valkey and their permissions: one per service, with the keys it needs.
 
 A function runs with its caller's permissions, so a user's keys and commands also limit what it can
-do through functions. Whoever may load functions decides what all others run: only the binder may.
+do through functions. A user that may load functions decides what all others run: only the binder
+may.
 """
 
 import hashlib
@@ -20,11 +21,11 @@ RUN_TIMES = "lh-run-times"
 CONNECTION_COMMANDS = ("ping", "select", "client|setinfo", "client|setname", "fcall_ro", "time")
 """What clients of all users send; all other commands run inside functions."""
 WRITING_COMMANDS = ("fcall",)
-"""Of users who may call functions that write."""
+"""Of users that may call functions that write."""
 LOADING_COMMANDS = ("function|load", "function|list", "function|delete")
 """Of the user that loads the functions which all users call."""
 FEED_COMMANDS = ("xread",)
-"""Of users who follow the ledger's changes."""
+"""Of users that follow the ledger's changes."""
 OF_OTHERS_THAN_BINDERS = (
     *("budget_journal", "budgets", "enroll", "read_budgets", "read_run_times", "save_run_times"),
 )
@@ -35,15 +36,15 @@ READING = ("read_nodes", "status", "try_write")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisUser:
-    """One user of Redis: patterns of the keys that it may write, and of those that it may read."""
+    """A user of Redis: patterns of the keys that it may write, and of those that it may read."""
 
     name: str
     functions: tuple[str, ...]
-    """Those that its service runs; their commands are permitted."""
+    """Functions that its service runs; their commands are permitted."""
     writes: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     loads_functions: bool = False
-    """It loads the functions for all users."""
+    """Whether it loads the functions for all users."""
     commands: tuple[str, ...] = ()
     """In addition to those of its functions."""
 

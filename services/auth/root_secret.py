@@ -50,7 +50,7 @@ class ManagedObject:
     name: str
     data: Mapping[str, bytes]
     for_agents: bool = False
-    """It is in the namespace of the node agents."""
+    """Whether it is in the namespace of the node agents."""
 
 
 def complete(
@@ -65,8 +65,8 @@ def complete(
     """Return the stored data, with missing entries created and due certificates renewed.
 
     `names` are those of the servers NATS and Redis, `namespace` is that of the Services; with what
-    is `observed`, the replacement of the CA takes its next step. Raises
-    RequestError for stored certificates that cannot be parsed.
+    is `observed`, the replacement of the CA takes its next step. Raises RequestError for stored
+    certificates that cannot be parsed.
     """
     data = dict(stored)
     if len(data.get(ISSUER, b"")) != SEED_BYTES:
@@ -178,6 +178,5 @@ def _password_digests(data: SecretData) -> dict[str, str]:
 
 
 def _login_keys() -> dict[str, str]:
-    """Return the keys that store logins, and the user of each."""
     nats = {f"nats.{name}": name for name in (AUTH, SYSTEM)}
     return nats | {f"redis.{name}": name for name in password_users()}

@@ -49,8 +49,6 @@ UNREAD_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthTiming:
-    """Intervals, seconds."""
-
     reconcile_s: float = 60.0
     propagation_s: float = 300.0
     """After this time, kubelets have written changed Secrets and ConfigMaps to pods' files."""
@@ -61,7 +59,8 @@ class AuthTiming:
     authorized_s: float = 30.0
     """How long a review of a token that the API server knows is reused."""
     accepted_s: float = 3600.0
-    """So long after it was accepted, the life of a token, it waits for no others of its host."""
+    """For this time after it was accepted, the life of a token, it waits for no others of its host.
+    """
     refused_s: float = 5.0
     """How long a refusal is reused: a refused client retries continually."""
 
@@ -89,7 +88,7 @@ class AuthService:
         self._redis_users: Sequence[Sequence[str]] = ()
         self._observed = NOTHING_OBSERVED
         self._written_files = (b"", b"")
-        """Those of the servers, as this replica has found them in the derived objects."""
+        """The servers' files as this replica has read them from the derived objects."""
         self._unchanged_since = 0.0
         self._reloaded_files = (b"", b"")
         self._authorized: ExpiringMap[bytes, NatsUser] = ExpiringMap(
@@ -106,7 +105,6 @@ class AuthService:
         self._turns = Turns(AT_ONCE, of_one=AT_ONCE_OF_HOST, most_waiting=MOST_WAITING_OF_HOST)
 
     def unready_reason(self) -> str | None:
-        """Return why no client can be authorized, or None."""
         return None if self._issuer else "the secrets were not read yet"
 
     async def reconcile(self) -> Mapping[str, bytes]:
@@ -153,7 +151,6 @@ class AuthService:
 
     @loops(every_s=lambda auth: UNREAD_S if auth.unready_reason() else auth.timing.redis_users_s)
     async def update_redis_users(self) -> None:
-        """Set the users of Redis and their permissions."""
         await self.servers.set_users(self._redis_users)
 
     async def update_servers(self, data: Mapping[str, bytes]) -> bool:
@@ -228,8 +225,8 @@ class AuthService:
     async def _user_of_token(self, token: str, host: str) -> NatsUser:
         """Review a token, or reuse its last review if that is recent.
 
-        Reviews wait for their turn: tokens that were accepted lately for their own, others for that
-        of their host. Raises TooManyRequestsError if many of the host wait.
+        Tokens that were accepted lately queue by themselves, others with those of their host.
+        Raises TooManyRequestsError if many of the host wait.
         """
         if not token:
             raise AuthorizationRefusedError("the connection has no token")

@@ -20,8 +20,6 @@ EXAMPLES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthSettings(ApiServerSettings, LedgerSettings):
-    """Flags of `python -m services.auth`."""
-
     secret: str = setting(
         f"{SYSTEM_NAMESPACE}/auth", "NAMESPACE/NAME of the Secret that stores all secrets"
     )
@@ -45,7 +43,6 @@ class AuthSettings(ApiServerSettings, LedgerSettings):
     )
 
     def check(self) -> None:
-        """Raise RequestError unless the Secret has namespace and name."""
         _ = self.secret_name
 
     @property

@@ -23,17 +23,17 @@ EVERYTHING = "*"
 VIEWER_COOKIE = "leasehold_token"
 """The cookie with a viewer's token, for where no Authorization header arrives."""
 AUTH_MODES = ("none", "tokens", "kube")
-"""Values of `--auth`."""
 CACHE_S = 30.0
 """Seconds for which a review by the API server is cached."""
 MAX_CACHED = 10_000
 ACCEPTED_S = 900.0
+"""For this time after it was accepted, a token is reviewed again whatever others send."""
 UNKNOWN_TOKENS = 40
-"""So long after it was accepted, a token is reviewed again whatever others send; and how many other
-tokens are reviewed in a second."""
+"""Other tokens that are reviewed in a second."""
 MAX_IN_FLIGHT = 16
+"""Reviews in progress."""
 MAX_IN_FLIGHT_OF_ONE = 8
-"""Reviews in progress, and those of the permissions of one user or namespace."""
+"""Reviews in progress of the permissions of one user or namespace."""
 REVIEW_ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
@@ -46,7 +46,11 @@ class AccessDeniedError(RequestError):
 
 
 def bearer_token(header: str) -> str:
-    """Return the token of an Authorization header; empty if it has none."""
+    """Return the token of an Authorization header, or an empty text.
+
+    >>> bearer_token("Bearer abc")
+    'abc'
+    """
     scheme, _, token = header.partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
@@ -60,21 +64,15 @@ class Viewer(Protocol):
         ...
 
     async def visible(self, namespaces: Iterable[Namespace]) -> frozenset[Namespace] | None:
-        """Return the namespaces that it may see, of those given or (None) of all."""
+        """Return the namespaces that it may see, of those given, or None for all."""
         ...
 
-    async def may_grant(self, namespace: Namespace) -> bool:
-        """Return whether it may create grants for the namespace's budget."""
-        ...
+    async def may_grant(self, namespace: Namespace) -> bool: ...
 
-    async def may_resize(self, namespace: Namespace, pod: str) -> bool:
-        """Return whether it may change the size of a running pod."""
-        ...
+    async def may_resize(self, namespace: Namespace, pod: str) -> bool: ...
 
 
 class Authenticator(Protocol):
-    """Authenticates clients."""
-
     @property
     def is_anonymous(self) -> bool:
         """Whether clients need no token."""
@@ -98,21 +96,17 @@ class ScopedViewer:
 
     @property
     def name(self) -> str:
-        """The scopes as text."""
         if EVERYTHING in self.scopes:
             return "administrator" if self.changes else "anonymous"
         return f"member of {', '.join(sorted(self.scopes))}"
 
     async def may_grant(self, namespace: Namespace) -> bool:
-        """Return whether it may create grants."""
         return self.changes
 
     async def may_resize(self, namespace: Namespace, pod: str) -> bool:
-        """Return whether it may resize pods."""
         return self.changes
 
     async def visible(self, namespaces: Iterable[Namespace]) -> frozenset[Namespace] | None:
-        """Return the namespaces that are in scope."""
         if EVERYTHING in self.scopes:
             return None
         return frozenset(name for name in namespaces if name in self.scopes)
@@ -141,7 +135,6 @@ class TokenAuthenticator:
     is_anonymous: bool = False
 
     async def authenticate(self, token: str, address: str = "") -> Viewer | None:
-        """Return a viewer of the namespaces of the token."""
         given = token.strip().encode()
         scopes = frozenset(
             scope for token, scope in self.tokens if hmac.compare_digest(token, given)
@@ -179,11 +172,11 @@ class KubernetesAuthenticator:
         self._accepted: ExpiringMap[bytes, None] = ExpiringMap(
             clock.ticks, expires_s=ACCEPTED_S, most=MAX_CACHED
         )
-        """Tokens that somebody has, or had lately."""
+        """Tokens of users that the API server accepted lately."""
         self._unknown: ExpiringMap[bytes, None] = ExpiringMap(
             clock.ticks, expires_s=CACHE_S, most=MAX_CACHED
         )
-        """Tokens that nobody has; any number of them drops no known user."""
+        """Tokens that the API server refused; any number of them drops no known user."""
         self._strange = Rate(clock.ticks, most=UNKNOWN_TOKENS)
         self._permissions: ExpiringMap[Hashable, bool] = ExpiringMap(
             clock.ticks, expires_s=CACHE_S, most=MAX_CACHED
@@ -194,8 +187,8 @@ class KubernetesAuthenticator:
     async def authenticate(self, token: str, address: str = "") -> Viewer | None:
         """Review the token. Raises UnavailableError if the API server does not respond.
 
-        A token that was not accepted lately costs its sender a call of the API server: there are
-        few of them in a second.
+        A token that was not accepted lately costs a call of the API server: there are few of them
+        in a second.
         """
         if not token:
             return None
@@ -216,7 +209,7 @@ class KubernetesAuthenticator:
         return None if user is None else KubernetesViewer(self, user)
 
     async def may(self, user: TokenUser, **attributes: str) -> bool:
-        """Review whether a user may do what `resourceAttributes` of a review say."""
+        """Review whether a user may do what `resourceAttributes` of a review describe."""
         key = (repr(user), *sorted(attributes.items()))
         allowed = self._permissions.get(key)
         if allowed is None:
@@ -270,7 +263,7 @@ class KubernetesViewer:
         return frozenset(name for name, may in zip(names, allowed, strict=True) if may)
 
     async def _may_on_pods(self, verb: str, namespace: str, **more: str) -> bool:
-        """Review for the pods of a namespace; an empty one is all of them."""
+        """Review for the pods of a namespace, or of all if it is empty."""
         attributes = {"resource": "pods", "version": "v1", "namespace": namespace, **more}
         return await self.authenticator.may(self.user, verb=verb, **attributes)
 
@@ -296,7 +289,11 @@ def make_token(path: Path, log: Callable[[str], None]) -> None:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether `HOST:PORT`, or a host without a port, is a loopback address."""
+    """Return whether `HOST:PORT`, or a host without a port, is a loopback address.
+
+    >>> is_loopback("127.0.0.1:8080"), is_loopback("0.0.0.0:8080")
+    (True, False)
+    """
     host = host_of(address)
     if host.lower() == "localhost":
         return True
@@ -307,7 +304,11 @@ def is_loopback(address: str) -> bool:
 
 
 def host_of(address: str) -> str:
-    """Return the host of `HOST:PORT`, `HOST` or `[V6]:PORT`."""
+    """Return the host of `HOST:PORT`, `HOST` or `[V6]:PORT`.
+
+    >>> host_of("[::1]:8080")
+    '::1'
+    """
     if address.startswith("["):
         return address[1:].partition("]")[0]
     return address.partition(":")[0] if address.count(":") == 1 else address

@@ -31,7 +31,7 @@ PAUSE_S = 1.0
 
 
 class ServingCertificate:
-    """The serving certificate of this replica; `context` is that of new connections."""
+    """The serving certificate of this replica; `context` is for new connections."""
 
     def __init__(
         self,
@@ -48,12 +48,14 @@ class ServingCertificate:
         self.names = tuple(names)
         self.now = now
         self.client_ca = client_ca
-        """A PEM file with the authorities of clients' certificates; None: see `require`."""
+        """A PEM file with the authorities of clients' certificates, or None if `require` sets them.
+        """
         self.context = server_context()
         self._authorities = ""
         self.bundle: CertificateBundle | None = None
         self._next: CertificateBundle | None = None
-        """The CA is published; the certificate is used from the next refresh on."""
+        """The bundle whose CA is published and whose certificate is used from the next refresh on.
+        """
 
     def require(self, authorities: str) -> None:
         """Refuse new connections without a certificate of these authorities (PEM), and no others.
@@ -65,7 +67,6 @@ class ServingCertificate:
             self._authorities = authorities
 
     def current_context(self) -> ssl.SSLContext:
-        """Return the context of new connections."""
         return self.context
 
     def unready_reason(self) -> str | None:
@@ -76,7 +77,7 @@ class ServingCertificate:
 
     @property
     def expires_at(self) -> float:
-        """Return the expiry of the certificate in use, Unix seconds; 0 without one."""
+        """Return when the certificate in use expires, Unix seconds, or 0 without one."""
         return ends_at(self.bundle) if self.bundle else 0.0
 
     async def refresh(self) -> None:
@@ -122,7 +123,6 @@ class ServingCertificate:
         return context
 
     async def run(self, pause: Callable[[float], Awaitable[None]]) -> None:
-        """Refresh periodically until cancelled."""
         while True:
             try:
                 await self.refresh()

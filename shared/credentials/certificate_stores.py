@@ -24,7 +24,6 @@ class CertificateBundle:
     certificate: bytes
     key: bytes
     authority: bytes
-    """CA of this certificate."""
     previous: bytes = b""
     """CA of the previous certificate, which another replica may still use."""
 
@@ -55,7 +54,7 @@ def is_valid(bundle: CertificateBundle, now: datetime) -> bool:
 
 
 def ends_at(bundle: CertificateBundle) -> float:
-    """Return the expiry of the certificate, Unix seconds."""
+    """Return when the certificate expires, Unix seconds."""
     return certificates.load(bundle.certificate).not_valid_after_utc.timestamp()
 
 
@@ -81,7 +80,7 @@ class CertificateStore(Protocol):
 
 
 class DirectoryStore:
-    """A directory. The second replica finds the bundle of the first."""
+    """A directory. The second replica uses the bundle of the first."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

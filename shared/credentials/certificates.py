@@ -40,7 +40,7 @@ def authority(name: str, now: datetime, *, days: int) -> Issued:
 def issue(
     by: Issued, names: Sequence[str], now: datetime, *, days: int, client: bool = False
 ) -> Issued:
-    """Create a server certificate for DNS names and addresses; `client`: also for clients."""
+    """Create a server certificate for DNS names and addresses, with `client` also for clients."""
     signer, signing_key = _loaded(by)
     key = ec.generate_private_key(ec.SECP256R1())
     purposes = [ExtendedKeyUsageOID.SERVER_AUTH]

@@ -38,7 +38,6 @@ class ClientCredentials:
 
     @property
     def secret_file(self) -> Path | None:
-        """The file that contains the login."""
         return self.login_file or self.token_file
 
 

@@ -14,14 +14,13 @@ RELOAD_S = 60.0
 
 
 def server_context() -> ssl.SSLContext:
-    """Return the TLS context of a server, without a certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 
 
 def require_clients(context: ssl.SSLContext, authorities: str) -> None:
-    """Have clients present a certificate of one of these authorities (PEM).
+    """Require clients to present a certificate of one of these authorities (PEM).
 
     Raises RequestError if there is no valid one.
     """
@@ -33,7 +32,7 @@ def require_clients(context: ssl.SSLContext, authorities: str) -> None:
 
 
 class ServingFiles:
-    """The TLS context from files, which are read again when they change; it is replaced then.
+    """The TLS context from files, replaced when they change.
 
     With `client_ca`, clients need a certificate of that authority.
     """
@@ -47,7 +46,6 @@ class ServingFiles:
         self.load()
 
     def current_context(self) -> ssl.SSLContext:
-        """Return the context of new connections."""
         return self.context
 
     def load(self) -> None:

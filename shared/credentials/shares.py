@@ -1,4 +1,4 @@
-"""What one user of the API may use of what all share: responses that stay open."""
+"""Responses that stay open, and each API user's share of them."""
 
 import asyncio
 from collections import deque
@@ -11,9 +11,12 @@ SERVICE_ACCOUNT = "system:serviceaccount:"
 
 
 def owner_of(user: str) -> str:
-    """Return who owns what a user uses: a service account's namespace, or else the user.
+    """Return the owner of what a user uses: a service account's namespace, or else the user.
 
-    Whoever may create pods in a namespace has as many service accounts there as it likes.
+    A user that may create pods in a namespace has as many service accounts there as it likes.
+
+    >>> owner_of("system:serviceaccount:ml:trainer"), owner_of("jane")
+    ('system:serviceaccount:ml', 'jane')
     """
     namespace, _, _ = user.removeprefix(SERVICE_ACCOUNT).partition(":")
     return SERVICE_ACCOUNT + namespace if user.startswith(SERVICE_ACCOUNT) else user
@@ -22,7 +25,7 @@ def owner_of(user: str) -> str:
 class OpenResponses:
     """Responses that stay open, such as watches: at most `most`, and `of_one` of one owner.
 
-    If all places are taken, an owner with fewer than another gets one of that other's: its oldest
+    If all places are taken, an owner with fewer than another gets one of the other's: its oldest
     response ends, and its client asks again. The last `reserved` places are for administrators.
     """
 

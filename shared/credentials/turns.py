@@ -1,6 +1,6 @@
-"""Whose turn is next: small pieces of work first, and owners one after the other.
+"""Turns: small pieces of work first, and owners one after the other.
 
-Services that do work for others have it wait here, so that one sender waits for itself only.
+Services that do work for others queue it here, so that a sender waits for itself only.
 """
 
 import asyncio
@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 from shared.model.errors import RequestError
 
 SIZES = (16 * 1024, 64 * 1024, 256 * 1024, 1024 * 1024)
-"""Limits of the sizes that wait together, in bytes. Who sends work may invent its owners, and small
-work costs little."""
+"""Limits of the sizes that wait together, in bytes. A sender of work may invent its owners, and
+small work costs little."""
 SMALLER_FIRST = 8
-"""After so many turns for which something larger has waited, that has one."""
+"""After so many turns for which something larger has waited, the larger has one."""
 
 _Waiting = dict[asyncio.Future[None], None]
 """What waits for a turn of one owner, in order of arrival; each piece can be removed at once."""
@@ -26,10 +26,10 @@ class TooManyRequestsError(RequestError):
 
 
 class Turns:
-    """Between two turns of an owner, each other owner whose work of that size waits has one.
+    """Between two turns of an owner, each other owner with waiting work of that size has one.
 
-    `at_once` turns are held at the same time, `of_one` of them by the same owner; of whose work
-    `most_waiting` pieces may wait. None is any number.
+    `at_once` turns are held at the same time, `of_one` of them by the same owner, which may have
+    `most_waiting` pieces of work waiting. None is any number.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Turns:
         self._waiting: list[OrderedDict[str, _Waiting]] = [
             OrderedDict() for _ in range(len(SIZES) + 1)
         ]
-        """By size, then by owner: the one who has waited longest since its last turn first."""
+        """By size, then by owner: the owner that has waited longest since its last turn first."""
         self._passed_over = [0] * len(self._waiting)
         """How often each size has waited while a smaller one had the turn."""
 
@@ -62,7 +62,6 @@ class Turns:
             self._release(owner)
 
     async def _wait(self, owner: str, size: int) -> None:
-        """Wait until the owner holds a turn more."""
         if self._most_waiting is not None:
             count = sum(len(of_size.get(owner, ())) for of_size in self._waiting)
             if count >= self._most_waiting:
@@ -84,7 +83,7 @@ class Turns:
         return self._held.total() < self._at_once and self._held[owner] < self._of_one
 
     def _release(self, owner: str) -> None:
-        """End a turn, and give it to the owner who has waited longest since the last one."""
+        """End a turn, and give it to the owner that has waited longest since the last one."""
         self._held[owner] -= 1
         self._held += Counter()  # without those that are 0
         while (candidate := self._next()) is not None:
@@ -99,7 +98,7 @@ class Turns:
                 return
 
     def _next(self) -> tuple[str, int] | None:
-        """Return who may have the next turn, and of which size."""
+        """Return the owner that may have the next turn, and its size."""
         owners: dict[int, str] = {}
         for size, waiting in enumerate(self._waiting):
             owner = next((name for name in waiting if self._may_hold(name)), None)

@@ -31,8 +31,7 @@ class SenderShares:
         self._counts: dict[str, int] = {}
 
     def take(self, kind: type[Event], subject: str) -> Callable[[], None] | None:
-        """Count a message until the returned function is called, or return None if it is too many.
-        """
+        """Count a message until the returned function is called, or return None beyond a share."""
         sender = subjects.sender_in(kind, subject)
         count = self._counts.get(sender, 0)
         if count >= (MOST_OF_SENDER if sender else self._most_of_others):

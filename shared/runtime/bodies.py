@@ -5,7 +5,6 @@ import asyncio
 from aiohttp import web
 
 BODY: web.RequestKey[bytes] = web.RequestKey("body", bytes)
-"""Where a handler finds the body of its request."""
 ARRIVED: web.RequestKey[float] = web.RequestKey("arrived", float)
 """When the request arrived, by the event loop's clock."""
 PROGRESS_S = 1.0

@@ -11,10 +11,10 @@ logger = logging.getLogger(__name__)
 
 
 def certificate_required(name: str) -> Middleware:
-    """Serve only callers with a certificate for this DNS name; empty: for any name.
+    """Serve only callers with a certificate for this DNS name, or for any if it is empty.
 
-    The TLS context has verified the certificate when the connection was opened. A request that came
-    without one is refused here, too, and one whose certificate has expired since.
+    The TLS context verifies the certificate when a connection is opened. Requests on connections
+    without one, or whose certificate has expired since, are refused here.
     """
 
     @web.middleware

@@ -2,8 +2,8 @@
 
 Behind kube-proxy the connections of honest clients and of others may come from the same address,
 and anyone can send a request that is answered. So neither kind keeps the other out: connections
-that have proved nothing have at most half of the room, and a moment to do so; then those that are
-idle make room. A request that is being handled is never cut off.
+that have proved nothing have at most half of the room, and a moment to do so; then idle ones make
+room. A request that is being handled is never cut off.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ FLUSH_S = 1.0
 
 
 class Progress(IntEnum):
-    """How far a connection has come; those with the least make room first."""
+    """How far a connection has come; the least advanced makes room first."""
 
     ACCEPTED = 0
     """The TLS handshake has not ended."""
@@ -34,15 +34,13 @@ class Progress(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortBounds:
-    """The bounds of one port."""
-
     connections: int = 64
     body_bytes: int = 64 * 1024
     """Of one request."""
     free_body_bytes: int = 64 * 1024
     """A larger body waits for its turn, which lasts until its request is answered."""
     larger_bodies: int = 4
-    """That have turns at once."""
+    """Turns at once."""
     handshake_s: float = 5.0
     first_request_s: float = 10.0
     """From the TLS handshake until a first request begins, and from there until it has arrived:
@@ -60,23 +58,21 @@ class PortBounds:
 
 @dataclass(slots=True, eq=False)
 class ConnectionState:
-    """What is known about one connection; times are those of the event loop."""
+    """The state of a connection; times are those of the event loop."""
 
     address: str
     progress: Progress
     since: float
     """When it last made progress."""
     unsent_bytes: int = 0
-    """What its client has not taken of a response, when that was last noted."""
+    """Bytes of a response that its client had not taken at the last look."""
     unsent_since: float = 0.0
 
     def advance(self, progress: Progress, now: float) -> None:
-        """Note progress, or that a request has begun."""
         self.progress = progress
         self.since = now
 
     def note_unsent(self, size: int, now: float) -> None:
-        """Note how much of a response its client has not taken."""
         if size < self.unsent_bytes or not self.unsent_bytes:
             self.unsent_since = now
         self.unsent_bytes = size
@@ -97,10 +93,10 @@ class ConnectionState:
 
 
 def to_close(connections: Iterable[ConnectionState], now: float) -> ConnectionState | None:
-    """Return which of these connections makes room for a new one, or None if none may.
+    """Return the connection that makes room for a new one, or None if none may.
 
-    Of those that come into question it is one of the address with most of them: the one without
-    progress for longest.
+    Among the candidates it is one of the address with most of them: the one without progress for
+    longest.
     """
     everyone = [*connections]
     unproven = [connection for connection in everyone if connection.progress < Progress.PROVEN]

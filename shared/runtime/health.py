@@ -25,7 +25,7 @@ Probe = Callable[[], str | None]
 METRICS_PATH = "/metrics"
 OPENMETRICS = "application/openmetrics-text"
 RENDERED_S = 1.0
-"""So long a rendering of the metrics is served."""
+"""How long a rendering of the metrics is served."""
 
 
 _SETTINGS = Gauge(
@@ -36,7 +36,11 @@ _SETTINGS = Gauge(
 
 
 def unready(probes: Mapping[str, Probe]) -> dict[str, str]:
-    """Return the reasons why the service is not ready, by probe."""
+    """Return the reasons why the service is not ready, by probe.
+
+    >>> unready({"redis": lambda: None, "nats": lambda: "not connected"})
+    {'nats': 'not connected'}
+    """
     return {name: text for name, probe in probes.items() if (text := probe())}
 
 
@@ -65,7 +69,7 @@ def application(probes: Mapping[str, Probe]) -> web.Application:
 def metrics_application(registry: Collector = REGISTRY) -> web.Application:
     """Serve /metrics: OpenMetrics, which have exemplars, if accepted, or Prometheus' text.
 
-    Anyone may read it, so that a rendering serves all who ask for it within a second.
+    Anyone may read it, so all requests within a second get the same rendering.
     """
     rendered: dict[str, tuple[float, bytes]] = {}
 
@@ -122,7 +126,6 @@ class BadRequestFilter(logging.Filter):
 
 
 def suppress_bad_request_tracebacks() -> None:
-    """Install the filter for all servers of this process."""
     logger = logging.getLogger(LOGGER)
     if not any(isinstance(log_filter, BadRequestFilter) for log_filter in logger.filters):
         logger.addFilter(BadRequestFilter())

@@ -26,7 +26,7 @@ class LedgerMirror:
         *,
         may_pause: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`may_pause`: whether changes may be read up to `READ_PAUSE_S` later, for less CPU."""
+        """With `may_pause`, changes are read up to `READ_PAUSE_S` later, for less CPU."""
         self.ledger = ledger
         self.clock = clock
         self.may_pause = may_pause
@@ -37,7 +37,7 @@ class LedgerMirror:
         """When it first failed after a snapshot, unless it has followed for long since."""
         self._fault = ""
         self._requested = asyncio.Event()
-        """Changes are to be read now."""
+        """Set when changes are to be read now."""
         self._applied = asyncio.Event()
 
     def unready_reason(self) -> str | None:

@@ -1,8 +1,8 @@
 """The HTTP listener of all ports: what a peer can use of it is bounded before the peer is known.
 
 A connection, its TLS handshake, its first request, each body and each pause have a time limit, and
-`connections` says which of too many is closed. Bodies with a `Content-Encoding` are refused: what
-they unpack to has no bound. aiohttp limits the lines and headers of a request.
+`connections` decides which of too many is closed. Bodies with a `Content-Encoding` are refused:
+what they unpack to has no bound. aiohttp limits the lines and headers of a request.
 """
 
 import asyncio
@@ -46,9 +46,9 @@ BOUNDS: web.AppKey[PortBounds] = web.AppKey("bounds", PortBounds)
 BACKLOG = 1024
 SWEEP_S = 1.0
 MOST_WAITING = 64
+"""Connections that wait while all are busy, at most half of them from one address."""
 PAUSE_S = 0.02
-"""Connections that wait while all are busy, half of them from one address; and how long until the
-next look for room."""
+"""Pause until the next look for room for a waiting connection."""
 SPARE_FILES = 256
 """Open files of a process beside the connections of a port."""
 READ_BUFFER_BYTES = 16 * 1024
@@ -58,17 +58,17 @@ Tls = Callable[[], ssl.SSLContext]
 BodyTime = Callable[[web.Request], float]
 """Returns how many seconds the body of a request may take, as far as its client waits for it."""
 Late = Callable[[web.Request, bytes], web.StreamResponse]
-"""Returns the response to a request whose body is late, of which the begin has arrived."""
+"""Returns the response to a request whose body is late, from the part that has arrived."""
 
 
 class _Connection(asyncio.Protocol):
-    """One connection from its acceptance on, in front of its request handler."""
+    """A connection from its acceptance on, in front of its request handler."""
 
     def __init__(self, state: ConnectionState, handler: asyncio.Protocol) -> None:
         self.state = state
         self.handler = handler
         self.context: ssl.SSLContext | None = None
-        """By which its peer's certificate was verified."""
+        """The context that verified its peer's certificate."""
         self.opening: asyncio.Task[None] | None = None
         self.transport: asyncio.Transport | None = None
         self.lost = asyncio.get_running_loop().create_future()
@@ -103,8 +103,6 @@ class _Connection(asyncio.Protocol):
 
 
 class Listener:
-    """Accepts the connections of one port, and limits their requests."""
-
     def __init__(
         self, bounds: PortBounds, *, tls: Tls | None, body_time: BodyTime | None, late: Late | None
     ) -> None:
@@ -123,7 +121,7 @@ class Listener:
     async def limit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Read the body within its bounds, and note how far the connection has come.
 
-        After the application's own middlewares, which know callers and write errors.
+        It runs after the application's own middlewares, which know callers and write errors.
         """
         connection = self._connections.get(request.protocol)
         if connection is None:
@@ -175,7 +173,6 @@ class Listener:
         )
 
     async def accept(self, listening: socket.socket, server: web.Server) -> None:
-        """Accept connections until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -333,7 +330,7 @@ async def listening(
 ) -> AsyncIterator[tuple[str, int]]:
     """Serve an application on `HOST:PORT` (port 0: any free port) within its `BOUNDS`.
 
-    Yields the host and the port. At the end, requests have so many seconds to be answered. Raises
+    Yields the host and the port. At the end, requests have some seconds to be answered. Raises
     RequestError, which names the flag, if the address is invalid or in use.
     """
     sockets = await _bind(address, flag)

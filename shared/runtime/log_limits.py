@@ -1,4 +1,4 @@
-"""Bounds of a process's log, whatever it is about: lines of one statement, and bytes of a line."""
+"""Bounds of a process's log: lines of one statement, and bytes of a line."""
 
 import logging
 import time
@@ -14,7 +14,11 @@ LONGEST_TRACEBACK = 16_384
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return a text without its middle if it is too long."""
+    """Return a text without its middle if it is too long.
+
+    >>> shortened("0123456789", 4)
+    '01 ...6 characters... 89'
+    """
     if len(text) <= longest:
         return text
     half = longest // 2

@@ -15,7 +15,11 @@ OK = 200
 
 
 def address(environ: dict[str, str]) -> str:
-    """Return HOST:PORT of the service's HTTP endpoints."""
+    """Return HOST:PORT of the service's HTTP endpoints.
+
+    >>> address({"LEASEHOLD_HTTP": "0.0.0.0:9101"})
+    '127.0.0.1:9101'
+    """
     if probe := environ.get(PROBE_VARIABLE, ""):
         return probe
     _, _, port = environ.get("LEASEHOLD_HTTP", "").rpartition(":")
@@ -36,7 +40,6 @@ def request_readiness(where: str, path: str = "/readyz") -> tuple[int, str]:
 
 
 def main() -> int:
-    """Probe once."""
     where = address(dict(os.environ))
     try:
         status, text = request_readiness(where)

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RequestSettings:
-    """Which pods are Leasehold's, and how their requests are read."""
+    """Which pods are Leasehold's, and how their requests are parsed."""
 
     schedulers: tuple[str, ...] = setting(
         SCHEDULERS, "schedulerName values of the pods that Leasehold schedules"
@@ -101,7 +101,6 @@ def load_rules(settings: RequestSettings) -> Rules:
 
 
 def _arguments(path: Path) -> Mapping[str, object]:
-    """Return the arguments of the file's plugins."""
     try:
         conf = load_document(path.read_text(encoding="utf-8"))
         if conf.get("kind") == "ConfigMap":

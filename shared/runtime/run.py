@@ -82,7 +82,7 @@ logger = logging.getLogger(__name__)
 
 RECURSION_LIMIT = 12_000
 """Objects of the API server have up to 10,000 levels, as Go decodes them: users choose the
-parameters of a ResourceClaim, for one. msgspec counts a level as a call."""
+parameters of a ResourceClaim, for example. msgspec counts a level as a call."""
 NOTIFY_SOCKET = "NOTIFY_SOCKET"
 """For systemd units of `Type=notify`: the path of a socket, or @ and an abstract name."""
 
@@ -114,8 +114,8 @@ async def serve(
     """Run a service until SIGTERM or SIGINT: health endpoints, handlers, sources and loops.
 
     `begin` is called once all subscriptions exist; `drain` before anything is stopped.
-    `settings.run_file` is written once all subscriptions exist and every probe succeeds. In a
-    shared process, the process has the endpoints and the file, and its end is that of the service.
+    `settings.run_file` is written once all subscriptions exist and every probe succeeds. A shared
+    process has the endpoints and the file, and its end ends the service.
     """
     tracing = tracing or telemetry.open_tracing(name, settings)
     ahead = nats is not Nats.FIRST
@@ -162,7 +162,7 @@ async def _until(
 
 
 def run(entry: Callable[[], Coroutine[Any, Any, None]], *, service: str, log_level: str) -> None:
-    """Run a service's `entry`; a known error is one line, with exit code 1 (2: of settings)."""
+    """Run a service's `entry`; a known error is one line, with exit code 1, or 2 for settings."""
     telemetry.open_logs(service, log_level)
     sys.setrecursionlimit(RECURSION_LIMIT)
     try:

@@ -3,8 +3,8 @@
 The error that a handler raises decides what happens to its message: RequestError drops it,
 ConflictError redelivers it to this replica, UnavailableError to any replica after a pause. Any
 other error is a bug: it is logged with its traceback, and the message is dropped after a few
-attempts. A dropped message is followed by `ResyncRequested`, so that what it was about is published
-again, and so is what a loop could not publish.
+attempts. After a dropped message, or events that a loop could not publish, `ResyncRequested` has
+them published again.
 """
 
 import asyncio
@@ -45,8 +45,6 @@ BUG = "bug"
 
 
 class WaitReasons:
-    """The reasons of one service."""
-
     def __init__(self, ticks: Callable[[], float] = time.monotonic) -> None:
         self._ticks = ticks
         self._met: dict[str, float] = {}
@@ -86,8 +84,6 @@ M = TypeVar("M", Counter, Histogram)
 
 
 class Runner:
-    """One service on one bus."""
-
     def __init__(
         self,
         name: str,
@@ -360,7 +356,7 @@ def _log_outcome(messages: int, role: Role, error: Exception | None) -> str:
 
 
 def _log_bug(role: Role, error: Exception | None) -> None:
-    """Log a bug with its traceback; a message that somebody repeats may be its cause."""
+    """Log a bug with its traceback, at a limited rate: a repeated message may be its cause."""
     cause = f"bug {type(error).__name__} in {role.method}"
     _limited.write(logging.ERROR, cause, f"{role.method} failed with a bug", error)
 

@@ -4,6 +4,12 @@ A method marked `@handles` takes a sequence of one event type (or a union of sev
 the events to publish, or None. `@observes` marks a handler of copies, work included, that consumes
 nothing. `@emits` marks an async generator of batches of events. `@answers` takes a request and
 returns the reply. `@loops` marks a background loop or one step of it, which returns like a handler.
+
+For example::
+
+    class Binder:
+        @handles
+        async def bind(self, events: Sequence[PlacementChosen]) -> list[PodBound]: ...
 """
 
 import collections.abc
@@ -31,17 +37,15 @@ _PUBLISHES = "__leasehold_publishes__"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """The role of one method of a service."""
-
     kind: str
     """`handles`, `observes`, `emits`, `answers`, `loops`, or `publishes` of the whole class."""
     method: str
     part: str = ""
-    """The field of the service whose object has the method, if it is not the service's own."""
+    """The service's field with the object that has the method, or empty for the service itself."""
     consumes: tuple[type[Event], ...] = ()
     publishes: tuple[type[Event], ...] = ()
     concurrency: int = 1
-    """Number of batches, or requests, that a replica handles concurrently."""
+    """Batches, or requests, that a replica handles concurrently."""
     gather_s: float = 0.0
     """Pause after a batch, in seconds: events that arrive meanwhile share the next."""
     every_s: Interval | None = None
@@ -56,7 +60,6 @@ class Role:
         return getattr(service, self.part) if self.part else service
 
     def bound(self, service: object) -> Callable[..., Any]:
-        """Return the method of a service."""
         method: Callable[..., Any] = getattr(self.owner(service), self.method)
         return method
 

@@ -1,7 +1,7 @@
 """Settings: one frozen dataclass per service, read from flags, then the environment.
 
-A field `redis_url` is the flag `--redis-url` and the variable `LEASEHOLD_REDIS_URL`. Lists are
-written with commas.
+For example, the field `redis_url` is the flag `--redis-url` and the variable `LEASEHOLD_REDIS_URL`.
+Lists are written with commas.
 """
 
 import argparse
@@ -36,7 +36,7 @@ S = TypeVar("S")
 
 
 def setting(default: Any, text: str, **bounds: Any) -> Any:
-    """Declare a setting with its default, its help text and what restricts its values.
+    """Declare a setting with its default, its help text and bounds of its values.
 
     Numbers are finite and 0 or more unless other bounds are declared; see `ValueBounds`.
     """
@@ -51,9 +51,9 @@ class ArgumentForm:
     """Short names of the flag."""
     metavar: str = ""
     env: str | None = None
-    """The default of its variable as the help has it, if it has a variable."""
+    """The default of its variable in the help, or None without a variable."""
     variable: str = ""
-    """The variable, if its name is not that of the argument."""
+    """The variable, if it is not named after the argument."""
     nargs: str | None = None
     """As argparse defines it; of positional arguments."""
     positional: bool = False
@@ -134,7 +134,6 @@ def _options_of(item: "dataclasses.Field[Any]", hint: Any) -> dict[str, Any]:
 
 
 def argument_variables(kind: type[Any]) -> set[str]:
-    """Return the variables that the arguments of a command have."""
     forms = ((item.name, item.metadata["form"]) for item in dataclasses.fields(kind))
     return {form.variable or variable_of(name) for name, form in forms if form.env is not None}
 
@@ -157,14 +156,11 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 def log_level_setting() -> Any:
-    """Declare the setting of the log level."""
     return setting("info", "debug, info, warning or error", one_of=LOG_LEVELS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
-    """Settings of every service."""
-
     nats_url: str = setting("nats://127.0.0.1:4222", "NATS server", schemes=NATS_SCHEMES)
     nats_credentials: Path | None = setting(
         None,
@@ -211,8 +207,6 @@ class ServiceSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ApiServerSettings:
-    """Settings of services that use the API server."""
-
     kubeconfig: Path | None = setting(
         None, "kubeconfig; default: $KUBECONFIG, in-cluster, ~/.kube/config"
     )
@@ -243,7 +237,6 @@ class RedisLogin:
 
     @property
     def redis_client_credentials(self) -> ClientCredentials:
-        """The credentials that these files hold."""
         return ClientCredentials(
             login_file=self.redis_credentials,
             tls=TlsFiles(
@@ -256,8 +249,6 @@ class RedisLogin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerSettings(RedisLogin, ServiceSettings):
-    """Settings of services that use the ledger."""
-
     redis_url: str = setting(
         "redis://127.0.0.1:6379",
         "the ledger: Redis or Valkey; rediss:// with TLS; redis+sentinel://HOST,HOST/NAME",
@@ -270,7 +261,6 @@ def digest(value: str) -> str:
 
 
 def settings_digests(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return a digest of each variable of ours."""
     return {name: digest(environ[name]) for name in own_variables(environ)}
 
 
@@ -317,7 +307,6 @@ def load_or_exit(kind: type[S], program: str, *, about: str, examples: Sequence[
 
 @contextlib.contextmanager
 def exit_if_invalid(program: str) -> Iterator[None]:
-    """Print a RequestError as one line, and exit with code 2."""
     try:
         yield
     except RequestError as error:
@@ -339,7 +328,7 @@ def _add_flags(
     environ: Mapping[str, str],
     added: set[str],
 ) -> None:
-    """Add one flag per field of `kind`, unless it is `added`; the environment has its default."""
+    """Add a flag per field of `kind` that is not in `added`; the environment has its default."""
     hints = typing.get_type_hints(kind)
     for item in dataclasses.fields(kind):
         if item.name in added:

@@ -1,4 +1,4 @@
-"""One process: its end, its endpoints, and which work its services hand over to each other."""
+"""One process: its end, its endpoints, and the work that its services pass to each other."""
 
 import asyncio
 import contextlib
@@ -21,9 +21,9 @@ class SharedProcess:
 
     def __init__(self, services: Sequence[str]) -> None:
         self.stop = asyncio.Event()
-        """Set when the process shall end."""
+        """Set when the process ends."""
         self.handlers = LocalHandlers() if len(services) > 1 else None
-        """One service alone sends its work over NATS, also to itself."""
+        """A single service sends its work over NATS, also to itself."""
         self.checks: dict[str, health.Probe] = {
             name: lambda: "not started yet" for name in services
         }
@@ -39,7 +39,6 @@ class SharedProcess:
         return self.started[name]
 
     async def wait_ready(self) -> None:
-        """Return once all services run and every check succeeds."""
         for started in self.started.values():
             await started.wait()
         while health.unready(self.checks):  # noqa: ASYNC110 - probes are polled

@@ -11,12 +11,13 @@ from shared.model.views.pods import SpanView
 
 NS = 1_000_000_000
 CLAIM = "leasehold.claim.name"
+"""Attribute of a ResourceClaim's spans: its name."""
 CLAIM_PODS = "leasehold.claim.pods"
-"""Attributes of the spans of a ResourceClaim: its name, and those of the pods that it is for."""
+"""Attribute of a ResourceClaim's spans: the names of its pods."""
 
 
 class TraceSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """One finished span, as a line of a file has it."""
+    """A finished span, as a line of a file has it."""
 
     span: str
     trace: str = ""
@@ -28,7 +29,7 @@ class TraceSpan(msgspec.Struct, frozen=True, kw_only=True):
     ok: bool = True
     text: str = ""
     notes: tuple[tuple[int, str], ...] = ()
-    """Events within it: their times, and what they were."""
+    """Events within it: their times and texts."""
     attributes: dict[str, Any] = {}
 
     @property
@@ -53,7 +54,6 @@ def read_spans(directory: Path, *, namespace: str, name: str) -> tuple[TraceSpan
 
 
 def read_trace(directory: Path, trace: str) -> tuple[TraceSpan, ...]:
-    """Return the spans of a trace by their start."""
     roots = {
         span.span: span
         for path in _files(directory)
@@ -118,7 +118,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _parse(line: str) -> TraceSpan | None:
-    """Parse one line; the last line of a killed service may be cut short."""
+    """Parse a line, or return None: the last line of a killed service may be cut short."""
     try:
         return _decode(line)
     except UNDECODABLE:

@@ -2,8 +2,7 @@
 
 A pod's trace ID is its UID without dashes, and the ID of its root span follows from the UID, too:
 traces can be found by pod, each service knows the parent of its first span, and two watchers record
-the same spans. The context is W3C `traceparent` text.
-https://www.w3.org/TR/trace-context/
+the same spans. The context is W3C `traceparent` text. https://www.w3.org/TR/trace-context/
 """
 
 import contextlib
@@ -65,7 +64,11 @@ _chosen_ids: contextvars.ContextVar[tuple[int, int]] = contextvars.ContextVar("i
 
 
 def trace_id_of(pod: str) -> str:
-    """Return the trace ID, 32 hex digits, of the pod with this UID."""
+    """Return the trace ID, 32 hex digits, of the pod with this UID.
+
+    >>> trace_id_of("1f0c2c57-7d6e-4e53-9f0a-5a4c6de5b1f2")
+    '1f0c2c577d6e4e539f0a5a4c6de5b1f2'
+    """
     digits = pod.replace("-", "").lower()
     if len(digits) == 32 and all(c in "0123456789abcdef" for c in digits) and int(digits, 16):
         return digits
@@ -115,8 +118,9 @@ class Tracing:
         """Begin one span per event that concerns a pod; return the events inside their spans.
 
         `trace` of the returned events is the span's context, so spans of the events that follow are
-        its children. The first span is a child of the root; so is that of a pod that waited, with a
-        link to the one before. Without a name, it is that of sending the event.
+        its children. The first span is a child of the root; so is the span of a pod that waited,
+        with a link to the one before. Without a name, the span is named after the event that is
+        sent.
         """
         if self.tracer is None:
             return list(events), []
@@ -156,7 +160,7 @@ class Tracing:
         """Record a finished span below a pod's root, or the root itself.
 
         Its ID follows from the pod's UID and its name; without a UID, it has a trace of its own.
-        `service` is the one whose work it was, if it was another's; notes are events in it.
+        `service` is the service that did the work, if not this one; notes are events in the span.
         """
         if self.tracer is None:
             return
@@ -221,13 +225,11 @@ class Tracing:
             return self.tracer.start_span(name, context, kind=kind, attributes=facts, links=links)
 
     def close(self) -> None:
-        """Export the remaining spans."""
         if self.provider is not None:
             self.provider.shutdown()
 
 
 def end(spans: Iterable[Span], error: BaseException | None = None) -> None:
-    """End spans, with the error if there was one."""
     for span in spans:
         if error is not None:
             span.set_status(Status(StatusCode.ERROR, str(error)))
@@ -241,7 +243,7 @@ def context_of(span: Span) -> str:
 
 
 def parse_traceparent(text: str) -> SpanContext | None:
-    """Parse a traceparent; return None if the text is invalid."""
+    """Parse a traceparent, or return None if the text is invalid."""
     if not is_traceparent(text):
         return None
     trace_id, span_id, flags = (int(part, 16) for part in text.split("-")[1:])
@@ -298,7 +300,6 @@ class SpanFile(SpanProcessor):
         self._writing = threading.Lock()
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Write the span soon."""
         if not (span.context and span.context.trace_flags.sampled):
             return
         with self._adding:
@@ -321,7 +322,6 @@ class SpanFile(SpanProcessor):
         return True
 
     def shutdown(self) -> None:
-        """Append what is left."""
         self.force_flush()
 
     def _append(self, spans: Sequence[ReadableSpan]) -> None:
@@ -372,7 +372,7 @@ def open_tracing(service: str, settings: ServiceSettings) -> Tracing:
 
 
 def _sampler(ratio: float) -> Sampler | None:
-    """Return the sampler of a ratio; None for all spans: then the variables decide."""
+    """Return the sampler of a ratio, or None for all spans: then the variables decide."""
     return ParentBased(TraceIdRatioBased(ratio)) if ratio < 1 else None
 
 
@@ -404,7 +404,6 @@ class JsonLines(logging.Formatter):
         self.service = service
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write one record."""
         line: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
             + f".{int(record.msecs):03d}Z",
@@ -420,7 +419,6 @@ class JsonLines(logging.Formatter):
 
 
 def open_logs(service: str, level: str) -> None:
-    """Send structured logs to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines(service))
     handler.addFilter(StatementLimit())

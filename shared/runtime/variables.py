@@ -28,13 +28,13 @@ class ValueBounds:
     """What restricts the values of a setting, besides its type."""
 
     one_of: tuple[str, ...] = ()
-    """All values of a word, or of each word of a list, unless any is allowed."""
+    """All values of a word, or of each word of a list, or empty for any."""
     at_least: float = 0
     at_most: float = MAX_NUMBER
     address: bool = False
-    """The text is HOST:PORT, or empty."""
+    """Whether the text is HOST:PORT, or empty."""
     schemes: tuple[str, ...] = ()
-    """The text is one or several URLs with these schemes, or empty, if there are any schemes."""
+    """Schemes of URLs: the text is one or several URLs with one of them, or empty."""
 
 
 UNBOUNDED = ValueBounds()
@@ -106,12 +106,20 @@ def _check_urls(text: str, schemes: Sequence[str]) -> None:
 
 
 def without_password(text: str) -> str:
-    """Return a value for a message: without the user and the password in a URL."""
+    """Return a value for a message: without the user and the password in a URL.
+
+    >>> without_password("redis://binder:s3cret@redis:6379/0")
+    'redis://...@redis:6379/0'
+    """
     return _LOGIN.sub("//...@", text)
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Parse HOST:PORT, with a port of 0 to 65535. Raises ValueError for other text."""
+    """Parse HOST:PORT, with a port of 0 to 65535. Raises ValueError for other text.
+
+    >>> parse_address("127.0.0.1:9100")
+    ('127.0.0.1', 9100)
+    """
     host, _, port = text.rpartition(":")
     if not host or not (port.isascii() and port.isdecimal()) or int(port[:6]) > 65535:
         raise ValueError("must be HOST:PORT, with a port of 0 to 65535")
@@ -148,7 +156,6 @@ def parse_bool(text: str) -> bool:
 
 
 def parse_list(text: str) -> tuple[str, ...]:
-    """Parse a comma-separated list; blanks and empty entries are dropped."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
@@ -172,7 +179,6 @@ class VariableText(str):
     def read(
         cls, variable: str, default: str = "", environ: Mapping[str, str] = os.environ
     ) -> "VariableText":
-        """Return the variable's text, or the default."""
         text = cls(environ.get(variable, default))
         text.variable = variable
         text.is_set = variable in environ
@@ -206,7 +212,7 @@ def number_argument(
 
 
 def own_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return the names of the variables `LEASEHOLD_...` that may be settings, sorted.
+    """Return the sorted names of variables `LEASEHOLD_...` that may be settings.
 
     Kubernetes sets variables for each Service of the namespace; those of a Service `leasehold...`
     are left out.
@@ -243,5 +249,9 @@ def _is_of_service(name: str, environ: Mapping[str, str]) -> bool:
 
 
 def variable_of(name: str) -> str:
-    """Return the variable of the setting of this name."""
+    """Return the variable of a setting.
+
+    >>> variable_of("redis_url")
+    'LEASEHOLD_REDIS_URL'
+    """
     return PREFIX + name.upper()
