@@ -60,9 +60,7 @@ class Flood:
         self.tls.check_hostname = False
         self.tls.verify_mode = ssl.CERT_NONE
         self.kinds: dict[str, tuple[int, Callable[[int], Awaitable[None]]]] = {
-            "small reviews": (200, self.small),
             "compressed bodies": (40, self.compressed),
-            "large reviews": (400, self.large),
             "bodies that never end": (8, self.endless),
             "connections": (10_000, self.idle),
             "connections of many addresses": (10_000, self.idle_elsewhere),
@@ -100,19 +98,9 @@ class Flood:
         length = int(answer.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
         await reader.readexactly(length)
 
-    async def small(self, _: int) -> None:
-        streams = await self._open()
-        while True:
-            await self._post(streams, review())
-
     async def compressed(self, _: int) -> None:
         body = zlib.compress(review(23_000_000 // 40) + b" " * 23_000_000)
         await self._post(await self._open(), body, "Content-Encoding: deflate")
-
-    async def large(self, _: int) -> None:
-        streams = await self._open()
-        while True:
-            await self._post(streams, review(250_000))
 
     async def endless(self, _: int) -> None:
         _reader, writer = await self._open()

@@ -147,10 +147,11 @@ async def test_a_device_whose_layout_fails_gets_no_pod_until_it_succeeds_by_itse
 
 async def test_a_closed_device_opens_when_a_newer_lease_needs_another_layout() -> None:
     async with one_node_cluster("1xA100-40GB:mig") as cluster, cluster.running() as agent:
-        agent.node.timing = AgentTiming(instances_ready_s=0.5)
         first = await cluster.run_pod("one", mig_share("group1", 4))
+        agent.node.timing = AgentTiming(instances_ready_s=0.5)
         await cluster.fail_pod("two", mig_share("group4", fence=2))
         await until(lambda: not reported(cluster)[0].healthy)
+        agent.node.timing = AgentTiming()
         await cluster.run_pod("three", mig_share("group1", 5, fence=3))
         await until(lambda: reported(cluster)[0].healthy)
 
