@@ -1,10 +1,10 @@
 """The devices that the container runtime lets each container use, read from the OCI bundles.
 
-A runtime writes the specification of each container that it creates to a file below its state
-directory, `config.json`, with all that CDI, NRI plugins and NVIDIA's runtime have added. NVIDIA's
-hook adds devices to a container that exists already: these are mounts of its first process. Both
-are read without a capability, unlike the container's own `/dev`. Nothing that a pod can write
-counts: the runtime takes the name of a container's cgroup from the kubelet.
+A runtime writes each container's specification to `config.json` below its state directory, with all
+that CDI, NRI plugins and NVIDIA's runtime have added. NVIDIA's hook adds devices to a container
+that exists already: these are mounts of its first process. Both are read without a capability,
+unlike the container's own `/dev`. Nothing that a pod can write counts: the runtime takes the name
+of a container's cgroup from the kubelet.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ BUNDLES = (
     "run/k3s/containerd/io.containerd.runtime.v2.task/k8s.io",
     "run/containers/storage/overlay-containers",
 )
-"""Directories with one of each container's ID: of containerd, of that of k3s, and of CRI-O."""
+"""Directories named by container ID: of containerd, of k3s' containerd, and of CRI-O."""
 GPU_MAJOR = 195
 MOST_GPUS = 254
-"""Number of the driver's devices. Minor numbers from this one on are not of GPUs."""
+"""Minor numbers of the driver from this one on are not of GPUs."""
 MOST_BYTES = 16 << 20
 """A specification lists all variables and mounts, which are less than an object of etcd."""
 _GPU_NODE = re.compile(r"/dev/nvidia(\d{1,3})")
@@ -43,7 +43,7 @@ class _Device(Struct, frozen=True, gc=False):
 
 
 class _Rule(Struct, frozen=True, gc=False):
-    """A rule for the cgroup's devices; a number of None stands for all."""
+    """A rule for the cgroup's devices; None is every number."""
 
     allow: bool = False
     type: str = ""
@@ -67,7 +67,7 @@ class _Mount(Struct, frozen=True, gc=False):
 
 
 class _Specification(Struct, frozen=True, gc=False):
-    """The fields that we read of a runtime's specification.
+    """The part of a specification that counts.
 
     https://github.com/opencontainers/runtime-spec/blob/main/config-linux.md
     """
@@ -82,19 +82,19 @@ _decode = msgspec.json.Decoder(_Specification).decode
 def list_bundles(directories: Iterable[Path]) -> dict[str, Path]:
     """Return the directory of each container that exists, sandboxes included, by its ID.
 
-    A directory that is missing has none. Raises OSError for one that cannot be read.
+    Raises OSError for a directory that cannot be read; one that is missing has none.
     """
-    found: dict[str, Path] = {}
+    bundles: dict[str, Path] = {}
     for directory in directories:
         with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
-            found.update(
+            bundles.update(
                 (entry.name, directory) for entry in entries if len(entry.name) == ID_LENGTH
             )
-    return found
+    return bundles
 
 
 def read_bundle(bundle: Path, proc: Path) -> ContainerDevices | None:
-    """Read what a container may open; None until it is created.
+    """Read what a container may open, or None until it is created.
 
     Raises RequestError if the runtime's file is not a specification.
     """

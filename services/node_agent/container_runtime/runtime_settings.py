@@ -1,7 +1,7 @@
 """Settings of the container runtime by which pods can get GPUs that they do not lease.
 
-They are read from the files of containerd and CRI-O, and of NVIDIA's container toolkit. A runtime
-without files has its defaults, which give nothing to pods.
+They are read from files of containerd, CRI-O and NVIDIA's container toolkit. A runtime without
+files has its defaults, which give nothing to pods.
 """
 
 import tomllib
@@ -22,12 +22,12 @@ TOOLKIT_FILES = (
     "etc/nvidia-container-runtime/config.toml",
     "usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
 )
-"""Files of NVIDIA's runtime: of its packages, and of the GPU operator."""
+"""Of NVIDIA's packages, and of the GPU operator."""
 CONTAINERD_FILES = (
     "etc/containerd/config.toml",
     "var/lib/rancher/k3s/agent/etc/containerd/config.toml",
 )
-"""Of containerd, and of that of k3s."""
+"""Of containerd, and of k3s' containerd."""
 IMPORTED = "etc/containerd/conf.d/*.toml"
 """What newest versions of containerd import as installed."""
 CRIO_FILES = ("etc/crio/crio.conf", "etc/crio/crio.conf.d/*")
@@ -36,14 +36,14 @@ HOOK_FILES = ("usr/share/containers/oci/hooks.d/*.json", "etc/containers/oci/hoo
 PLUGIN_FILES = "opt/nri/plugins/*"
 CRI_SECTION = "io.containerd.cri.v1.runtime"
 EARLIER_CRI_SECTIONS = ("cri", "io.containerd.grpc.v1.cri")
-"""The names of that section in files of version 1 and 2, which newer versions of containerd read,
-too, and merge with files of version 3."""
+"""Names of that section in files of version 1 and 2, which newer versions of containerd read, too,
+and merge with files of version 3."""
 NRI_SECTION = "io.containerd.nri.v1.nri"
 CRIO_DEVICES = "io.kubernetes.cri-o.Devices"
 ANNOTATIONS = ("cdi.k8s.io/pod", "nvidia.cdi.k8s.io/pod")
 """Annotations by which NVIDIA's runtime adds devices; the part after the slash is free."""
 INJECTORS = ("device-injector", "cdi", "nvidia")
-"""Parts of the names of NRI plugins that add the devices which a pod's annotations name."""
+"""In the names of NRI plugins that add the devices which a pod's annotations name."""
 MAX_IMPORTS = 64
 MAX_BYTES = 1 << 20
 _NVIDIA = "nvidia"
@@ -85,21 +85,19 @@ def open_settings(host: Path) -> list[OpenSetting]:
     ]
 
 
-def judge_open_settings(found: Iterable[OpenSetting]) -> Finding:
-    """Judge whether pods can get GPUs by naming them."""
-    listed = list(found)
+def judge_open_settings(settings: Iterable[OpenSetting]) -> Finding:
+    listed = list(settings)
     if not listed:
         return ok("the container runtime gives pods no GPUs but those of device plugins and claims")
     return warn(
-        "pods can get GPUs without a lease: " + "; ".join(one.text for one in listed),
-        "; ".join(dict.fromkeys(one.remedy for one in listed)) + "; see docs/install.md, step 2",
+        "pods can get GPUs without a lease: " + "; ".join(setting.text for setting in listed),
+        "; ".join(dict.fromkeys(setting.remedy for setting in listed))
+        + "; see docs/install.md, step 2",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Runtime:
-    """A way to run containers."""
-
     name: str
     program: str
     is_default: bool
@@ -218,7 +216,6 @@ def _runtimes_of_crio(settings: Settings) -> list[_Runtime]:
 
 
 def _tables(settings: Settings, *path: str) -> Settings:
-    """Return a table within another, or an empty one."""
     for key in path:
         inner = settings.get(key)
         settings = inner if isinstance(inner, Mapping) else {}
@@ -230,27 +227,27 @@ def _texts(value: object) -> tuple[str, ...]:
 
 
 def _containerd_files(host: Path) -> list[Path]:
-    """Return containerd's file and those that it imports, in the order in which they count.
+    """Return containerd's file and the files that it imports, in the order in which they count.
 
     Imports of imported files count as well. A path that is not absolute is beside its file.
     """
     files = _existing(host, CONTAINERD_FILES)[:1]
     pending = [*files, *_existing(host, (IMPORTED,))]
-    found: dict[Path, None] = {}
-    while pending and len(found) < MAX_IMPORTS:
+    read: dict[Path, None] = {}
+    while pending and len(read) < MAX_IMPORTS:
         path = pending.pop(0)
-        if path in found:
+        if path in read:
             continue
-        found[path] = None
+        read[path] = None
         beside = path.parent.relative_to(host)
         imports = [str(beside / text).lstrip("/") for text in _texts(_parsed(path).get("imports"))]
         pending += _existing(host, imports)
-    return list(found)
+    return list(read)
 
 
 def _existing(host: Path, patterns: Iterable[str]) -> list[Path]:
-    found = (path for pattern in patterns for path in sorted(host.glob(pattern)))
-    return [path for path in dict.fromkeys(found) if path.is_file()]
+    paths = (path for pattern in patterns for path in sorted(host.glob(pattern)))
+    return [path for path in dict.fromkeys(paths) if path.is_file()]
 
 
 def _of_containerd(path: Path) -> Settings:

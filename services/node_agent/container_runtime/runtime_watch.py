@@ -13,23 +13,23 @@ logger = logging.getLogger(__name__)
 
 
 class RuntimeWatch:
-    """The settings below the node's root as the agent sees it; None for simulated nodes."""
+    """The settings below the node's root as the agent sees it, or None for simulated nodes."""
 
     def __init__(self, root: Path | None) -> None:
         self.root = root
         self._logged: set[str] = set()
 
     async def check(self) -> None:
-        """Read the settings, set the metric, and log each open one when it is new."""
+        """Read the settings, set the metric, and log each open setting when it is new."""
         if self.root is None:
             return
         try:
-            found = await asyncio.to_thread(open_settings, self.root)
+            settings = await asyncio.to_thread(open_settings, self.root)
         except (LeaseholdError, SkipError, OSError) as error:
-            found = [OpenSetting("unreadable", str(error), "`leasehold doctor` shows this, too")]
+            settings = [OpenSetting("unreadable", str(error), "`leasehold doctor` shows this, too")]
         OPEN_RUNTIME.clear()
-        for one in found:
-            OPEN_RUNTIME.labels(one.name).set(1)
-            if one.text not in self._logged:
-                logger.warning("the container runtime: %s; %s", one.text, one.remedy)
-        self._logged = {one.text for one in found}
+        for setting in settings:
+            OPEN_RUNTIME.labels(setting.name).set(1)
+            if setting.text not in self._logged:
+                logger.warning("the container runtime: %s; %s", setting.text, setting.remedy)
+        self._logged = {setting.text for setting in settings}

@@ -1,7 +1,7 @@
-"""The DRA driver's gRPC servers: registration, claims and health, on two sockets for the kubelet.
+"""The DRA driver's gRPC servers: registration, claims and health, on two sockets.
 
-The kubelet finds the registration socket in its directory `plugins_registry`, requests the
-driver's information, and then calls it on its own socket. A kubelet that restarts does so again.
+The kubelet finds the registration socket in its directory `plugins_registry`, requests the driver's
+information, and then calls it on its own socket. A kubelet that restarts does so again.
 https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/
 """
 
@@ -36,7 +36,7 @@ UID_LENGTH = 64
 UID = re.compile(rf"[A-Za-z0-9-]{{1,{UID_LENGTH}}}")
 UNREGISTERED = "the kubelet has not registered the DRA driver"
 LOOK_S = 1.0
-"""How often it is checked that both sockets still exist."""
+"""Interval at which both sockets are checked."""
 HEALTH_REPEAT_S = 10.0
 HEALTH_TIMEOUT_S = 30
 """After this time without an update the kubelet shows a device's health as unknown."""
@@ -47,8 +47,6 @@ class ClaimPlugin(
     dra_grpc.DRAPluginServicer,  # type: ignore[misc]
     health_grpc.DRAResourceHealthServicer,  # type: ignore[misc]
 ):
-    """Serves the kubelet from `run` until that is cancelled."""
-
     def __init__(
         self,
         node: Node,
@@ -62,9 +60,8 @@ class ClaimPlugin(
         self.registration_socket = kubelet_directory / "plugins_registry" / f"{DRIVER}-reg.sock"
         self.preparation = preparation
         self.on_registered = on_registered
-        """Called each time the kubelet has registered the driver."""
         self.unregistered_reason: str | None = UNREGISTERED
-        """Why the kubelet does not call the driver; None while it is registered."""
+        """Why the kubelet does not call the driver, or None while it is registered."""
         for socket in (self.endpoint, self.registration_socket):
             check_socket(socket)
 
@@ -101,7 +98,6 @@ class ClaimPlugin(
     async def GetInfo(  # noqa: N802 - the interface's name
         self, request: registration.InfoRequest, context: grpc.aio.ServicerContext
     ) -> registration.PluginInfo:
-        """Return what the driver serves, and where."""
         return registration.PluginInfo(
             type="DRAPlugin",
             name=DRIVER,
@@ -112,7 +108,6 @@ class ClaimPlugin(
     async def NotifyRegistrationStatus(  # noqa: N802 - the interface's name
         self, request: registration.RegistrationStatus, context: grpc.aio.ServicerContext
     ) -> registration.RegistrationStatusResponse:
-        """Take note of whether the kubelet has registered the driver."""
         if request.plugin_registered:
             self.unregistered_reason = None
             logger.info("the kubelet has registered the DRA driver %s", DRIVER)
@@ -152,7 +147,7 @@ class ClaimPlugin(
         return dra.NodePrepareResourceResponse(devices=devices)
 
     async def _unprepare(self, claim: dra.Claim) -> str:
-        """Return why the claim stays prepared, or an empty text if it does not."""
+        """Return why the claim stays prepared, or an empty text."""
         try:
             await self.preparation.unprepare(_reference(claim))
         except LeaseholdError as error:
@@ -174,7 +169,6 @@ class ClaimPlugin(
             self.node.on_devices.remove(changed.set)
 
     def _devices(self) -> Iterator[health.DeviceHealth]:
-        """Yield the health of every device and instance."""
         for device in self.node.devices:
             for name in claimable(device):
                 yield health.DeviceHealth(

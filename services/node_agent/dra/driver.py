@@ -1,4 +1,4 @@
-"""The DRA driver of one node: its slices, its sockets for the kubelet, and the devices' health."""
+"""The DRA driver of a node: its slices, its sockets for the kubelet, and the devices' health."""
 
 import asyncio
 import logging
@@ -20,12 +20,10 @@ from shared.model.requests.claim import RETRIED_AT
 logger = logging.getLogger(__name__)
 
 RETRY_S = 2.0
-"""After this time, and after pauses that double from it, a pod is annotated again."""
+"""A pod is annotated again after this pause, which doubles."""
 
 
 class ClaimDriver:
-    """All of it; the slices are written soon after each change of the node's devices."""
-
     def __init__(self, node: Node, grants: Grants, settings: AgentSettings) -> None:
         self.node = node
         self.preparation = ClaimPreparation(node, grants, settings.cdi_directory)
@@ -43,7 +41,6 @@ class ClaimDriver:
         """When a pod is retried, and the pause before that."""
 
     async def run(self) -> None:
-        """Serve until cancelled."""
         await self.preparation.restore()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.slices.run())
@@ -51,7 +48,6 @@ class ClaimDriver:
             group.create_task(self._retry_unprepared())
 
     def unready_reason(self) -> str | None:
-        """Return why claims cannot be allocated here, or None if they can."""
         reasons = (self.slices.unwritten_reason, self.plugin.unregistered_reason)
         return "; ".join(filter(None, reasons)) or None
 
@@ -60,7 +56,7 @@ class ClaimDriver:
 
         The kubelet reads a pod's claims before it calls the driver. If it may not yet read them
         (the API server authorizes it once it has seen the Binding), or has not registered the
-        driver again, it tries again only after 60 to 90 s, or once the pod changes: so we change an
+        driver again, it tries again only after 60 to 90 s, or once the pod changes, hence an
         annotation.
         """
         while True:
@@ -71,7 +67,7 @@ class ClaimDriver:
                 logger.debug("pods whose claims are not prepared are not known: %s", error)
 
     async def _look(self) -> None:
-        """Retry pods found for the second time; others may be about to be prepared."""
+        """Retry pods that are seen for the second time; others may be about to be prepared."""
         unprepared = self.preparation.list_unprepared()
         consumers = {pod for lease in unprepared for pod in lease.users}
         pods = await self.node.kubelet.list_pods() if consumers else ()

@@ -1,7 +1,7 @@
 """Prepares ResourceClaims for the kubelet: waits for the lease, records it, writes CDI files.
 
-The kubelet calls once for each claim, retries only after a minute, and never moves the pod: so a
-lease that has not arrived is waited for within the call.
+The kubelet calls once for each claim, retries only after a minute, and never moves the pod: so the
+call waits for a lease that has not arrived.
 """
 
 import asyncio
@@ -45,13 +45,11 @@ LOOK_S = 0.1
 FETCH_S = 2.0
 PREFIX = "leasehold.dev-claim-"
 FULL_DEVICE_S = 15.0
-"""How long Prepare waits for room on a device that is full by the records: containers of pods that
-have ended may still run."""
+"""How long Prepare waits for room on a device that is full by the records: containers of ended pods
+may still run."""
 
 
 class ClaimPreparation:
-    """Prepares and unprepares the claims of one node."""
-
     def __init__(self, node: Node, grants: Grants, cdi_directory: Path) -> None:
         self.node = node
         self.grants = grants
@@ -84,7 +82,7 @@ class ClaimPreparation:
         self.node.report_due.set()
 
     async def restore(self) -> None:
-        """Write lost CDI files of prepared claims, as after a reboot; remove those of others."""
+        """Write lost CDI files of prepared claims, as after a reboot; remove all others."""
         claims: dict[PodUid, list[CheckpointEntry]] = {}
         for entry in self.node.checkpoint.of_resource(DRIVER):
             claims.setdefault(entry.allocation.pod, []).append(entry)
@@ -182,7 +180,7 @@ class ClaimPreparation:
         return tuple(entries.values()) if complete else ()
 
     async def _give(self, lease: Lease, request: str, until: float) -> None:
-        """Give the containers with one request what the lease has for it."""
+        """Give the containers with a request what the lease has for it."""
 
         def decide(snapshot: NodeSnapshot) -> CheckpointEntry:
             return claim_entry(lease, request, snapshot)
@@ -223,7 +221,7 @@ class ClaimPreparation:
             await clock.sleep(LOOK_S)
 
     async def _fetch(self, claim: LeaseHolder, generation: str) -> str:
-        """Request the lease; return why it is still unknown, or nothing.
+        """Request the lease; return why it is still unknown, or an empty text.
 
         Raises UnavailableError if the claim has been allocated again: the kubelet retries.
         """
@@ -232,7 +230,7 @@ class ClaimPreparation:
         except UnavailableError as error:
             return f"{error}; are the binder and NATS running?"
         leases = [lease for lease in fetched if lease.pod == claim.pod]
-        if any(each.claim and each.claim.generation != generation for each in leases):
+        if any(lease.claim and lease.claim.generation != generation for lease in leases):
             if generation_of_claim(await read_claim(self.node, claim)) != generation:
                 raise UnavailableError(f"ResourceClaim {claim} has been allocated again")
             return "its lease is for another allocation"

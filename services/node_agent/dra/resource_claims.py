@@ -1,4 +1,4 @@
-"""Reads ResourceClaims: which devices of this node one was allocated."""
+"""Which devices of this node a ResourceClaim was allocated."""
 
 from services.node_agent.dra.slices import HeldAllocation
 from services.node_agent.node import Node
@@ -28,7 +28,7 @@ def results_on(
 
 
 def generation_of_claim(claim: ApiResourceClaim) -> str:
-    """Return which allocation a claim has, or nothing if it has none that needs a lease."""
+    """Return which allocation a claim has, or an empty text if it has none that needs a lease."""
     allocated = allocated_claim(claim)
     return allocated.generation if allocated and allocated.devices else ""
 
@@ -38,17 +38,17 @@ async def read_claim(node: Node, claim: LeaseHolder) -> ApiResourceClaim:
 
     Raises RequestError if it was deleted, is another one of the same name, or has no such device.
     """
-    found = await _find(node, claim.namespace, claim.name)
-    if found is None or found.metadata.uid != claim.pod:
-        there = f"has uid {found.metadata.uid} now" if found else "does not exist"
+    stored = await _find(node, claim.namespace, claim.name)
+    if stored is None or stored.metadata.uid != claim.pod:
+        there = f"has uid {stored.metadata.uid} now" if stored else "does not exist"
         raise RequestError(
             f"ResourceClaim {claim} with uid {claim.pod} was deleted: the one of that name {there}"
         )
-    if not results_on(found, node.name):
+    if not results_on(stored, node.name):
         raise RequestError(
             f"ResourceClaim {claim} has no device of {DRIVER} on node {node.name} allocated"
         )
-    return found
+    return stored
 
 
 async def list_deallocated(node: Node) -> frozenset[HeldAllocation]:
@@ -60,9 +60,12 @@ async def list_deallocated(node: Node) -> frozenset[HeldAllocation]:
     for lease in tuple(node.leases.leases.values()):
         if lease.claim is None:
             continue
-        found = await _find(node, lease.namespace, lease.name)
+        stored = await _find(node, lease.namespace, lease.name)
         held = lease.claim.generation
-        if found is None or (found.metadata.uid, generation_of_claim(found)) != (lease.pod, held):
+        if stored is None or (stored.metadata.uid, generation_of_claim(stored)) != (
+            lease.pod,
+            held,
+        ):
             gone.add((lease.pod, held))
     return frozenset(gone)
 

@@ -1,7 +1,7 @@
-"""Writes the node's ResourceSlices, and writes them again whenever they are not as they should be.
+"""Writes the node's ResourceSlices, again whenever they are not as they should be.
 
-A kubelet that starts deletes all slices of its node, and those of a driver that is away for 30 s.
-An API server whose feature gates are disabled drops fields without an error: such a slice would
+A kubelet that starts deletes all slices of its node, and the slices of a driver that is away for 30
+s. An API server whose feature gates are disabled drops fields without an error: such a slice would
 promise devices without the guard of the ledger. It is created by a dry run first, and not at all if
 that has dropped any; a stored slice that has lost some is deleted.
 """
@@ -45,12 +45,10 @@ UNSUPPORTED_RETRY_S = 60.0
 
 
 class UnsupportedError(RequestError):
-    """The cluster does not serve ResourceSlices, or not with the fields that we need."""
+    """The cluster does not serve ResourceSlices, or not with the required fields."""
 
 
 class SliceWriter:
-    """Writes the slices of one node."""
-
     def __init__(
         self,
         node: Node,
@@ -67,14 +65,14 @@ class SliceWriter:
         self.clock = node.clock
         self.selector = f"spec.driver={DRIVER},spec.nodeName={node.name}"
         self.unwritten_reason: str | None = "the ResourceSlices have not been written yet"
-        """Why the slices are not as they should be, if they are not."""
+        """Why the slices are not as they should be, or None."""
         self._deallocated: Collection[HeldAllocation] = ()
         self._due = asyncio.Event()
         self._writing = asyncio.Lock()
         self._stored: dict[str, RawObject] | None = None
         """By name, or None if they must be listed."""
         self._deleted: set[str] = set()
-        """UIDs of slices whose deletion was observed since they were last written."""
+        """UIDs of slices that were deleted since they were last written."""
         self._node_uid = ""
 
     def request(self) -> None:
@@ -88,17 +86,16 @@ class SliceWriter:
         self.request()
 
     async def run(self) -> None:
-        """Write until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch())
             group.create_task(self._write_changes())
             group.create_task(self._recheck_deallocated())
 
     async def write_now(self) -> str:
-        """Write the slices for the leases that are known; return why they were not, or nothing.
+        """Write the slices for the known leases; return why not, or an empty text.
 
-        What claims hold without an allocation, which the scheduler does not know, is left out of
-        them until their leases have ended.
+        What claims hold without an allocation, which the scheduler does not know, is left out until
+        their leases have ended.
         """
         try:
             self._deallocated = await list_deallocated(self.node)
@@ -137,10 +134,10 @@ class SliceWriter:
             node = self._claimable_node(await self._read_node_uid())
             if self._stored is None:
                 self._stored = await self._list()
-            generations = {each.spec["pool"]["generation"] for each in self._stored.values()}
+            generations = {stored.spec["pool"]["generation"] for stored in self._stored.values()}
             wanted = {
-                each["metadata"]["name"]: each
-                for each in build_slices(
+                built["metadata"]["name"]: built
+                for built in build_slices(
                     node, generation=max(generations, default=0) + 1, deallocated=self._deallocated
                 )
             }
@@ -171,27 +168,27 @@ class SliceWriter:
                 "the API server does not serve resource.k8s.io/v1, which ResourceClaims need: "
                 "Kubernetes 1.36 does; set dra to off on older clusters"
             ) from error
-        return {each.metadata.name: each for each in page.read(RawObject)}
+        return {stored.metadata.name: stored for stored in page.read(RawObject)}
 
     async def _replace(
         self, wanted: Mapping[str, dict[str, Any]], stored: Mapping[str, RawObject]
     ) -> None:
         """Write all slices of the pool with their new generation, and delete others.
 
-        What is stored is known again afterwards; after an error it is listed.
+        Afterwards the stored slices are known again; after an error they are listed.
         """
         self._stored = None
         self._deleted.clear()
         written: dict[str, RawObject] = {}
-        for name, each in wanted.items():
+        for name, slice_ in wanted.items():
             try:
-                written[name] = await self._write_one(each, exists=name in stored)
+                written[name] = await self._write_one(slice_, exists=name in stored)
             except UnsupportedError:
                 await self._delete({*stored, *wanted})
                 raise
         await self._delete(stored.keys() - wanted.keys())
         self._stored = written
-        if self._deleted & {each.metadata.uid for each in written.values()}:
+        if self._deleted & {slice_.metadata.uid for slice_ in written.values()}:
             self.write_anew()
 
     async def _write_one(self, wanted: dict[str, Any], *, exists: bool) -> RawObject:
@@ -218,11 +215,13 @@ class SliceWriter:
         return self._node_uid
 
     async def _watch(self) -> None:
-        """Notice when the kubelet, or somebody, deletes or changes a slice."""
+        """Notice when the kubelet, or another client, deletes or changes a slice."""
         retry_s = UNSUPPORTED_RETRY_S
         selector = self.selector
-        found = follow(self.client, COLLECTION, RawObject, retry_s=retry_s, field_selector=selector)
-        async with aclosing(found) as batches:
+        changes = follow(
+            self.client, COLLECTION, RawObject, retry_s=retry_s, field_selector=selector
+        )
+        async with aclosing(changes) as batches:
             async for batch in batches:
                 for named, item in batch.changed:
                     if item is None:
@@ -234,31 +233,30 @@ class SliceWriter:
                 if batch.refusal is not None:
                     logger.debug("ResourceSlices are not watched: %s", batch.refusal)
 
-    def _observe(self, found: RawObject) -> None:
+    def _observe(self, changed: RawObject) -> None:
         if self._stored is None:
             return
-        name = found.metadata.name
-        known = self._stored[name].metadata if name in self._stored else ObjectMeta()
-        if known.uid != found.metadata.uid or newer(
-            found.metadata.resource_version, known.resource_version
+        name = changed.metadata.name
+        stored = self._stored[name].metadata if name in self._stored else ObjectMeta()
+        if stored.uid != changed.metadata.uid or newer(
+            changed.metadata.resource_version, stored.resource_version
         ):
-            self._stored[name] = found
+            self._stored[name] = changed
             self.request()
 
-    def _observe_deleted(self, found: Named) -> None:
-        self._deleted.add(found.uid)
-        known = (self._stored or {}).get(found.name)
-        if known is not None and known.metadata.uid == found.uid:
+    def _observe_deleted(self, deleted: Named) -> None:
+        self._deleted.add(deleted.uid)
+        stored = (self._stored or {}).get(deleted.name)
+        if stored is not None and stored.metadata.uid == deleted.uid:
             self.write_anew()
 
 
 def slice_path(name: str) -> str:
-    """Return the path of a ResourceSlice."""
     return f"{COLLECTION}/{quote(name, safe='')}"
 
 
 def _complete(stored: RawObject, wanted: Mapping[str, Any]) -> RawObject:
-    """Return a slice that has all its fields; raises UnsupportedError naming the others."""
+    """Return a slice that has all its fields; raise UnsupportedError naming missing ones."""
     dropped = find_dropped_fields(wanted["spec"], stored.spec)
     if not dropped:
         return stored
@@ -271,5 +269,5 @@ def _complete(stored: RawObject, wanted: Mapping[str, Any]) -> RawObject:
 
 def _are_current(wanted: Mapping[str, Mapping[str, Any]], stored: Mapping[str, RawObject]) -> bool:
     return wanted.keys() == stored.keys() and all(
-        is_current(each["spec"], stored[name].spec) for name, each in wanted.items()
+        is_current(slice_["spec"], stored[name].spec) for name, slice_ in wanted.items()
     )

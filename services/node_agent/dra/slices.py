@@ -1,9 +1,8 @@
 """The ResourceSlices of a node: its devices, and what pods leave of them for claims; pure.
 
-The scheduler subtracts what claims have been allocated; it does not know of pods that have leases
+The scheduler subtracts what claims have been allocated, but does not know of pods with leases
 without a claim, so capacities are what these leave. A device on which no claim could be leased is
-left out.
-https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-slice-v1/
+left out. https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/resource-slice-v1/
 """
 
 import re
@@ -35,7 +34,6 @@ Instance = tuple[MigPlacement, MigProfile]
 
 
 def counter_set(device: Device, profiles: Iterable[InstanceProfile]) -> dict[str, Any]:
-    """Return the memory slices of a device as counters."""
     slices = max(
         (start + profile.memory_slices for profile in profiles for start in profile.starts),
         default=0,
@@ -50,14 +48,14 @@ def consumed_counters(
 
     A layout that could not be created, but is there, has no others beside it, and needs none.
     """
-    known = {profile.name: profile for profile in profiles}
-    layout = next(each for each in device.layouts if each.name == place.layout)
-    wanted = [known[each.name] for each in layout.positions if each.name in known]
+    by_name = {profile.name: profile for profile in profiles}
+    layout = next(layout for layout in device.layouts if layout.name == place.layout)
+    wanted = [by_name[position.name] for position in layout.positions if position.name in by_name]
     starts = arrange(wanted, (), sum(profile.compute_slices for profile in wanted))
     if starts is None or len(starts) != len(layout.positions):
         return []
     start = starts[place.position]
-    taken = _counters(range(start, start + known[place.profile].memory_slices))
+    taken = _counters(range(start, start + by_name[place.profile].memory_slices))
     return [{"counterSet": device_name(device.uuid), "counters": taken}]
 
 
@@ -68,7 +66,7 @@ def _counters(slices: Iterable[int]) -> dict[str, Any]:
 API_VERSION = "resource.k8s.io/v1"
 ALL_CORES = 100
 UNHEALTHY = "leasehold.dev/unhealthy"
-"""Key of the taint of an unhealthy device; its value is the fault."""
+"""Key of the taint of an unhealthy device, with the fault as its value."""
 PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
 NUMA_NODE = "resource.kubernetes.io/numaNode"
 """Kubernetes' own attributes, by which claims match devices of several drivers."""
@@ -87,11 +85,9 @@ HeldAllocation = tuple[PodUid, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimableNode:
-    """What a node's slices are made of."""
-
     name: NodeName
     uid: str
-    """UID of the Node, which owns its slices."""
+    """Of the Node, which owns its slices."""
     devices: tuple[Device, ...]
     leases: tuple[Lease, ...]
     """All live leases of the node."""
@@ -101,13 +97,13 @@ class ClaimableNode:
     taint_effect: TaintEffect = TaintEffect.NO_SCHEDULE
     """Of unhealthy devices."""
     least_share_mib: int = LEAST_SHARE_MIB
-    """Less memory than this is rounded up to it by the scheduler."""
+    """The scheduler rounds less memory up to this."""
 
 
 def build_slices(
     node: ClaimableNode, *, generation: int, deallocated: Collection[HeldAllocation] = ()
 ) -> list[dict[str, Any]]:
-    """Return the ResourceSlices: the devices, and the counters of those in MIG mode.
+    """Return the ResourceSlices: the devices, and the counters of devices in MIG mode.
 
     `deallocated` are allocations with leases that their claims no longer have: the scheduler does
     not subtract them.
@@ -127,8 +123,8 @@ def build_slices(
         if device.mode is DeviceMode.MIG and node.profiles.get(device.uuid)
     ]
     parts = [
-        *({"devices": each} for each in _batches(devices, MAX_DEVICES) or [[]]),
-        *({"sharedCounters": each} for each in _batches(counters, MAX_COUNTER_SETS)),
+        *({"devices": batch} for batch in _batches(devices, MAX_DEVICES) or [[]]),
+        *({"sharedCounters": batch} for batch in _batches(counters, MAX_COUNTER_SETS)),
     ]
     return [
         _slice(node, number, part, generation=generation, count=len(parts))
@@ -168,8 +164,6 @@ def _slice(
 
 
 class _Left:
-    """What leases leave of devices."""
-
     def __init__(
         self,
         leases: Iterable[Lease],
@@ -181,20 +175,20 @@ class _Left:
         self.unknown: dict[DeviceUuid, list[Booking]] = {}
         """What the scheduler does not subtract itself."""
         self.layouts: dict[DeviceUuid, str] = {}
-        """The MIG layouts that leases require."""
+        """The layouts that leases require."""
         self.unknown_positions: set[tuple[DeviceUuid, int]] = set()
         """MIG instances that the scheduler does not know as allocated."""
         for lease in leases:
-            known = (
+            is_known = (
                 lease.claim is not None and (lease.pod, lease.claim.generation) not in deallocated
             )
             for place, device in ((s.mig, s.device) for s in lease.shares if s.mig is not None):
                 self.layouts[device] = place.layout
-                if not known:
+                if not is_known:
                     self.unknown_positions.add((device, place.position))
             for booking in bookings(lease.shares):
                 self.cores_given[booking.device] += booking.cores_percent
-                if not known:
+                if not is_known:
                     self.unknown.setdefault(booking.device, []).append(booking)
 
     def capacity(self, device: Device) -> dict[str, Any] | None:
@@ -208,12 +202,12 @@ class _Left:
         return None if unknown else {MEMORY: whole, CORES: {"value": str(ALL_CORES)}}
 
     def _shared_capacity(self, device: Device, unknown: Sequence[Booking]) -> dict[str, Any] | None:
-        exclusive = any(each.sharing is SharingPolicy.EXCLUSIVE for each in unknown)
+        exclusive = any(booking.sharing is SharingPolicy.EXCLUSIVE for booking in unknown)
         if exclusive or self.cores_given[device.uuid] >= ALL_CORES:  # the ledger leases no more
             return None
-        memory_mib = device.memory_mib - sum(each.memory_mib for each in unknown)
-        slots = device.slots - sum(each.shares for each in unknown)
-        cores_percent = ALL_CORES - sum(each.cores_percent for each in unknown)
+        memory_mib = device.memory_mib - sum(booking.memory_mib for booking in unknown)
+        slots = device.slots - sum(booking.shares for booking in unknown)
+        cores_percent = ALL_CORES - sum(booking.cores_percent for booking in unknown)
         least_mib = min(self.least_share_mib, device.memory_mib - 1)
         # A capacity must exceed its policy's minimum by a step.
         if memory_mib <= least_mib or slots < 1:
@@ -325,7 +319,11 @@ def _semantic(version: re.Match[str]) -> str:
 
 
 def mib_quantity(mib: int) -> str:
-    """Return an amount as the API server writes it: 81920 MiB are `80Gi`."""
+    """Return an amount as the API server writes it.
+
+    >>> mib_quantity(81920)
+    '80Gi'
+    """
     for suffix in ("Mi", "Gi"):
         if mib % 1024:
             return f"{mib}{suffix}"
@@ -365,13 +363,13 @@ def find_dropped_fields(wanted: Mapping[str, Any], stored: Mapping[str, Any]) ->
 
 
 def is_current(wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
-    """Return whether a stored `spec` says what is wanted, whatever its pool's generation is."""
+    """Whether a stored `spec` is as wanted, whatever its pool's generation is."""
     return _comparable(wanted) == _comparable(stored)
 
 
 def _comparable(spec: Mapping[str, Any]) -> dict[str, Any]:
     devices = [
-        {**device, "taints": [{**each, "timeAdded": ""} for each in device.get("taints") or ()]}
+        {**device, "taints": [{**taint, "timeAdded": ""} for taint in device.get("taints") or ()]}
         for device in spec.get("devices") or ()
     ]
     pool = {**spec.get("pool", {}), "generation": 0}

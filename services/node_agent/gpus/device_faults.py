@@ -14,7 +14,7 @@ from shared.model.names import DeviceUuid
 DISABLE_VARIABLE = "DP_DISABLE_HEALTHCHECKS"
 ENABLE_VARIABLE = "DP_ENABLE_HEALTHCHECKS"
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-"""Errors of an application; they do not affect the next one."""
+"""Errors of an application, which do not affect the next one."""
 _ALL = "all"
 _ALL_XIDS = frozenset({_ALL, "xids"})
 _MEANINGS = {
@@ -38,13 +38,10 @@ _MEANINGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A fault of a GPU."""
-
     code: str
-    """In CamelCase."""
     text: str
     severe: bool = False
-    """One occurrence suffices to cordon the GPU; otherwise it may be transient."""
+    """One occurrence cordons the GPU; any other fault may be transient."""
 
     def __str__(self) -> str:
         return f"{self.code}: {self.text}"
@@ -52,25 +49,20 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """An XID event of a GPU."""
-
     device: DeviceUuid
     number: int
 
     @property
     def meaning(self) -> str:
-        """What it says."""
         of_program = "caused by a program" if self.number in APPLICATION_XIDS else ""
         return _MEANINGS.get(self.number, of_program or "see NVIDIA's list of XID errors")
 
     @property
     def fault(self) -> Fault:
-        """The fault that it reports."""
         return Fault(code="XidError", text=f"Xid {self.number}, {self.meaning}", severe=True)
 
 
 def no_response(reason: str) -> Fault:
-    """Return the fault of a GPU that does not respond."""
     return Fault(code=NO_RESPONSE_CODE, text=reason)
 
 
@@ -111,8 +103,8 @@ def missing_fault(
 ) -> Fault:
     """Return the fault of a GPU that a probe did not find.
 
-    It does not count as removed if the kernel's driver lists it, or if it may be among GPUs that
-    could not be read: `unread` of the kernel's list, `unreadable` by the index of NVML's list.
+    It may still be there if the kernel's driver lists it, or if some GPU could not be read:
+    `unread` of the kernel's list, `unreadable` by the index of NVML's list.
     """
     reasons = {gpu.uuid: gpu.reason for gpu in unread}
     if reason := reasons.get(uuid) or reasons.get(UNNAMED):
@@ -127,10 +119,8 @@ def missing_fault(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XidRules:
-    """Which XIDs are critical."""
-
     disabled: bool = False
-    """Only XIDs that are explicitly enabled are critical."""
+    """Only explicitly enabled XIDs are critical."""
     ignored: frozenset[int] = APPLICATION_XIDS
     enabled: frozenset[int] = frozenset()
     """Critical whatever else is set."""
@@ -139,9 +129,10 @@ class XidRules:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Self:
-        """Read the XIDs to ignore besides the default, and those that are critical all the same.
+        """Read the XIDs to ignore besides the default, and those that are critical in any case.
 
-        Each variable is a list of numbers; `all` (and `xids`, for those to ignore) means every XID.
+        For example, `DP_DISABLE_HEALTHCHECKS=48,63` ignores two more. `all`, and `xids` among those
+        to ignore, mean every XID.
         """
         disabled = _words(environ.get(DISABLE_VARIABLE, ""))
         enabled = _words(environ.get(ENABLE_VARIABLE, ""))
@@ -155,7 +146,6 @@ class XidRules:
         )
 
     def is_critical(self, xid: int) -> bool:
-        """Whether an XID means that the GPU is faulty."""
         if self.all_enabled or xid in self.enabled:
             return True
         return not self.disabled and xid not in self.ignored

@@ -1,10 +1,9 @@
 """The health states of devices, and what a probe changes in them; pure.
 
-A device is identified by its UUID alone. `healthy` devices are offered. A `suspect` device has
-shown a fault that may be transient: no new pod is placed on it, but pods that are on their way may
-still start. A `cordoned` device is unhealthy for the kubelet, and the owners of its leases are
-notified; it is not probed for a backoff time that doubles each time. Then it is `probing`: after
-enough successful probes in a row it is healthy again.
+A device is identified by its UUID alone. `healthy` devices are offered. A `suspect` device has a
+fault that may be transient: it gets no new pod, but pods on their way may start. A `cordoned`
+device is unhealthy for the kubelet, the owners of its leases are notified, and it is not probed for
+a backoff time that doubles each time. Then it is `probing`, until enough probes in a row succeed.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,8 +23,6 @@ from shared.model.names import DeviceUuid
 
 
 class HealthState(StrEnum):
-    """The health state of a device."""
-
     HEALTHY = "healthy"
     SUSPECT = "suspect"
     CORDONED = "cordoned"
@@ -34,44 +31,41 @@ class HealthState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceHealth:
-    """The health of one device, and what it was like when it last responded."""
+    """The health of one device, and its properties when it last responded."""
 
     state: HealthState = HealthState.HEALTHY
     since: float = 0.0
-    """When it entered the state, on a monotonic clock."""
+    """On a monotonic clock."""
     fault: Fault | None = None
     streak: int = 0
-    """Failed probes in a row while suspect, successful probes in a row while probing."""
+    """Failed probes in a row while suspect, successful ones while probing."""
     cordons: int = 0
-    """How often it was cordoned since the backoff was last reset."""
+    """Since the backoff was last reset."""
     probe_at: float = 0.0
     memory_mib: int = 0
     mode: DeviceMode = DeviceMode.HAMI_CORE
     ecc_errors: int | None = None
-    """The latest count that was reported, if any was."""
+    """As last reported, or None."""
 
     @property
     def message(self) -> str:
-        """State and fault; empty if it has no fault."""
+        """State and fault, or an empty text without a fault."""
         return "" if self.fault is None else f"{self.state}: {self.fault}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthPolicy:
-    """Thresholds and times of the health states, and what follows from a probe."""
-
     first_backoff_s: float = 30.0
-    """How long a device that is cordoned for the first time is not probed."""
     max_backoff_s: float = 960.0
     reset_after_s: float = 3600.0
-    """After this time in good health, the next backoff is the first again."""
+    """After this time in good health, the backoff starts anew."""
     failure_threshold: int = 2
-    """This many failed probes in a row are not transient."""
+    """In a row: then a fault is not transient."""
     success_threshold: int = 3
-    """This many successful probes in a row make a device healthy."""
+    """In a row."""
 
     def next_record(self, record: DeviceHealth, fault: Fault | None, now: float) -> DeviceHealth:
-        """Return the record after one probe, which found `fault` or none."""
+        """Return the record after a probe that had this fault, or None."""
         match record.state:
             case HealthState.HEALTHY:
                 return self._healthy(record, fault, now)
@@ -132,13 +126,12 @@ class HealthPolicy:
         )
 
     def backoff_s(self, cordons: int) -> float:
-        """Return how long a device is not probed that is cordoned for this time in a row."""
         doublings = min(cordons - 1, 32)
         return min(self.first_backoff_s * 2.0**doublings, self.max_backoff_s)
 
 
 def update_health(
-    known: Mapping[DeviceUuid, DeviceHealth],
+    records: Mapping[DeviceUuid, DeviceHealth],
     gpus: Iterable[Gpu],
     xids: Iterable[Xid],
     *,
@@ -147,22 +140,19 @@ def update_health(
     now: float,
     missing_fault: Callable[[DeviceUuid], Fault] = lambda _: NOT_LISTED,
 ) -> dict[DeviceUuid, DeviceHealth]:
-    """Return the health of all devices after one probe, including devices that it did not find.
-
-    These have the `missing_fault`.
-    """
-    found = {gpu.uuid: gpu for gpu in gpus}
+    """Return the health of all devices after a probe, also of those that it did not find."""
+    present = {gpu.uuid: gpu for gpu in gpus}
     xid_faults: dict[DeviceUuid, Fault] = {}
     for xid in xids:
         if rules.is_critical(xid.number):
             xid_faults.setdefault(xid.device, xid.fault)
     return {
-        uuid: _probed(known.get(uuid), gpu, xid_faults.get(uuid), policy, now)
-        for uuid, gpu in found.items()
+        uuid: _probed(records.get(uuid), gpu, xid_faults.get(uuid), policy, now)
+        for uuid, gpu in present.items()
     } | {
         uuid: policy.next_record(before, xid_faults.get(uuid) or missing_fault(uuid), now)
-        for uuid, before in known.items()
-        if uuid not in found
+        for uuid, before in records.items()
+        if uuid not in present
     }
 
 

@@ -1,4 +1,4 @@
-"""What a driver of the node's GPUs reports, and what it is asked."""
+"""What the agent needs of a driver of GPUs."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
@@ -11,12 +11,10 @@ from shared.model.devices.device import UnreadDevice
 SampleDevices = Callable[[], Awaitable[tuple[DeviceSample, ...]]]
 """Returns the usage of all devices. Raises UnavailableError while the driver does not respond."""
 TakeXids = Callable[[], tuple[Xid, ...]]
-"""Returns the driver's XID events since the last call."""
+"""Returns the XID events since the last call."""
 
 
 class GpuDiscovery(Protocol):
-    """Finds the node's GPUs."""
-
     async def discover(self) -> tuple[Gpu, ...]:
         """Return all GPUs. Raises UnavailableError, with a remedy, while none responds."""
         ...
@@ -33,8 +31,6 @@ class GpuDiscovery(Protocol):
 
 
 class GpuDriver(GpuDiscovery, MigDriver, Protocol):
-    """The node's GPUs with all that the driver reports of them."""
-
     def xids(self) -> tuple[Xid, ...]:
-        """Return the XID events since the last call."""
+        """Return the events since the last call."""
         ...

@@ -1,4 +1,4 @@
-"""Monitors the health of the node's devices, and notifies the owners of leases of changes."""
+"""The health of the node's devices, of which the owners of leases are notified."""
 
 import asyncio
 import contextlib
@@ -39,8 +39,6 @@ NONE_UNREADABLE: Mapping[int, str] = {}
 
 
 class HealthMonitor:
-    """The health of one node's devices."""
-
     def __init__(
         self,
         node: NodeName,
@@ -75,14 +73,14 @@ class HealthMonitor:
 
     @property
     def faults(self) -> Mapping[DeviceUuid, str]:
-        """State and fault of each device that is not healthy."""
+        """By device, for those that are not healthy."""
         return {uuid: health.message for uuid, health in self.devices.items() if health.message}
 
     def as_served(self, devices: Iterable[Device]) -> tuple[Device, ...]:
         """Return devices as the kubelet should see them: suspect devices as healthy.
 
-        A pod may be on its way to a device that the placer must no longer choose, and the kubelet
-        permanently fails a pod that comes to an unhealthy device.
+        The kubelet permanently fails a pod that comes to an unhealthy device, and one may be on its
+        way.
         """
         suspect = {
             uuid for uuid, health in self.devices.items() if health.state is HealthState.SUSPECT
@@ -93,7 +91,7 @@ class HealthMonitor:
         )
 
     def remember(self, devices: Iterable[Device]) -> None:
-        """Note the devices of an earlier run: one that the next probe does not find is cordoned.
+        """Add the devices of an earlier run; one that the next probe does not find is cordoned.
 
         It is not merely suspect: no pod was placed on it since the agent started.
         """
@@ -110,7 +108,6 @@ class HealthMonitor:
             )
 
     def forget(self, devices: Iterable[DeviceUuid]) -> None:
-        """Forget devices that an operator has removed."""
         for uuid in devices:
             self.devices.pop(uuid, None)
             self._indices.pop(uuid, None)
@@ -124,7 +121,7 @@ class HealthMonitor:
         *,
         driver_fault: Fault | None = None,
     ) -> None:
-        """Apply one probe, which could not read some GPUs of NVML's and of the kernel's list.
+        """Apply a probe, which could not read some GPUs of NVML's and of the kernel's list.
 
         With `driver_fault`, the driver did not respond at all.
         """
@@ -150,8 +147,8 @@ class HealthMonitor:
             state_before = before[uuid].state if uuid in before else None
             if record.state is not state_before:
                 index = self._indices.get(uuid, -1)
-                for each in HealthState:
-                    HEALTH.labels(uuid, str(index), each).set(float(each is record.state))
+                for state in HealthState:
+                    HEALTH.labels(uuid, str(index), state).set(float(state is record.state))
                 _log_change(uuid, index, state_before, record)
                 if _is_reported(state_before, record.state):
                     events.append(self._event(uuid, index, record, now))
@@ -170,7 +167,7 @@ class HealthMonitor:
                 del kept[next(iter(kept))]
 
     async def changes(self) -> list[HealthChanged]:
-        """Wait until devices are cordoned, or are healthy again."""
+        """Wait until devices are cordoned, or healthy again."""
         return await self._queue.get()
 
     def _event(
@@ -199,7 +196,7 @@ class HealthMonitor:
 
 
 def _is_reported(before: HealthState | None, state: HealthState) -> bool:
-    """Whether the owners of leases are notified of a change: when it starts, and when it ends."""
+    """Whether the owners of leases are notified: when a fault starts, and when it ends."""
     cordoned = state is HealthState.CORDONED and before is not HealthState.PROBING
     recovered = state is HealthState.HEALTHY and before is HealthState.PROBING
     return cordoned or recovered

@@ -1,4 +1,4 @@
-"""The GPUs that were found on the node, and the devices offered by how they are shared; pure."""
+"""The GPUs of the node, and the devices that are offered of them; pure."""
 
 import re
 from collections import Counter
@@ -22,16 +22,14 @@ from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
 
 _UUID = re.compile(r"[\w.-]{1,56}", re.ASCII)
-"""UUIDs of NVML have 40 characters; IDs for the kubelet, which end in a slot, at most 63."""
+"""NVML's have 40 characters; IDs for the kubelet, which end in a slot, at most 63."""
 PER_NVLINK = 100
-"""What each NVLink between two GPUs adds to their score."""
+"""What each NVLink adds to the score of a pair."""
 NO_FAULTS: Mapping[DeviceUuid, str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharingConfig:
-    """How GPUs are shared."""
-
     split_count: int = 10
     """Slots per device."""
     unit_mib: int = 1
@@ -41,18 +39,18 @@ class SharingConfig:
     geometries: tuple[MigGeometries, ...] = KNOWN_GEOMETRIES
     """MIG layouts by model; the first entry that names a model applies."""
     may_partition: bool = True
-    """Layouts may be changed; otherwise a device offers only its current instances."""
+    """Otherwise a device offers only its current instances."""
     hidden: frozenset[str] = frozenset()
     """UUIDs, and indices as text, of devices that are not served."""
     isolation: Isolation = Isolation.SHARED
-    """Which shares are offered of devices that are not partitioned."""
+    """Of devices that are not partitioned."""
     unified_mib: int | None = None
-    """What to share of a GPU whose driver does not report its memory, as it is the host's."""
+    """Memory to share of a GPU whose driver does not report it, as it is the host's."""
     expected_mode: DeviceMode | None = None
-    """The mode that the configuration expects of the node's devices."""
+    """By the configuration."""
 
     def without_isolation(self) -> "SharingConfig":
-        """Return how devices are shared while HAMi-core's library does not load."""
+        """Return the configuration that applies while HAMi-core's library does not load."""
         if self.isolation is Isolation.STRICT:
             return self
         return replace(self, isolation=Isolation.UNHELD)
@@ -62,8 +60,8 @@ class SharingConfig:
     ) -> "SharingConfig":
         """Merge these flags with Volcano's device configuration.
 
-        Flags (`split` and `unit`, None if not given) take precedence over the file for all nodes,
-        and the node's own entry over both. The defaults are 10 slots and 1 MiB per unit.
+        The node's own entry takes precedence over the flags `split` and `unit`, and these over the
+        entry for all nodes.
         """
         return replace(
             self,
@@ -77,7 +75,7 @@ class SharingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One physical GPU as the driver reports it."""
+    """A physical GPU as the driver reports it."""
 
     uuid: DeviceUuid
     index: int
@@ -85,68 +83,65 @@ class Gpu:
     model: str
     memory_mib: int
     reserved_mib: int = 0
-    """What the driver keeps of it for itself."""
+    """What the driver keeps for itself."""
     measured: bool = True
-    """The driver reports its memory; otherwise it is the host's."""
+    """False if the driver does not report its memory, as it is the host's."""
     fault: Fault | None = None
     ecc_errors: int | None = None
-    """Uncorrected memory errors since the driver was loaded, if they are reported."""
+    """Uncorrected errors since the driver was loaded, or None."""
     numa: int | None = None
     pcie: str = ""
-    """Root complex, if it is known."""
+    """Root complex, or empty."""
     bus: str = ""
-    """PCI address, if it is known."""
+    """PCI address, or empty."""
     power_limit_w: int = 0
-    """In force; 0: unknown."""
+    """In force, or 0 if it is unknown."""
     links: Mapping[DeviceUuid, int] = field(default_factory=dict)
     driver: str = ""
-    """Version of its driver, if it is known."""
+    """Version, or empty."""
     mig: MigState | None = None
     """None if the model does not support MIG."""
     instances: tuple[MigInstance, ...] = ()
 
     @property
     def usable_mib(self) -> int:
-        """Memory that programs can get. Of a GPU in MIG mode it is that of its instances."""
+        """Memory that programs can get; of a GPU in MIG mode, memory of its instances."""
         return self.memory_mib - (0 if self.mode is DeviceMode.MIG else self.reserved_mib)
 
     @property
     def mode(self) -> DeviceMode:
-        """Its sharing mode: the MIG mode decides, which only an operator changes."""
+        """The MIG mode decides, which only an operator changes."""
         return DeviceMode.MIG if self.mig is not None and self.mig.enabled else DeviceMode.HAMI_CORE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
-    """One process on a device."""
-
     pid: int
     memory_bytes: int | None = None
     """None if the driver does not report it."""
     busy_percent: int | None = 0
     """None if the driver does not report it, as in MIG mode."""
     instance: int | None = None
-    """ID of the MIG instance that it uses, if that is reported."""
+    """ID of its MIG instance, if that is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSample:
-    """One device at one moment."""
-
     device: DeviceUuid
     index: int
     model: str
     used_bytes: int = 0
     memory_bytes: int | None = None
-    """Its memory, unless that is the machine's."""
+    """None if it is the machine's."""
     busy_percent: int | None = None
     memory_busy_percent: int | None = None
     processes: tuple[GpuProcess, ...] = ()
     hardware: Hardware | None = None
     sampled_at_s: float | None = None
-    """When the driver was queried, in seconds since the machine booted, if it is known.
+    """When the driver was queried, in seconds since the machine booted, or None.
 
-    A process that started later is not the one that the driver listed: it reuses the PID."""
+    A process that started later is not the listed one: it reuses the PID.
+    """
 
 
 def problem_of(gpu: Gpu) -> str:
@@ -170,36 +165,36 @@ def problem_of(gpu: Gpu) -> str:
 def devices_of(
     gpus: Iterable[Gpu],
     sharing: SharingConfig,
-    known: Iterable[Device] = (),
+    recorded: Iterable[Device] = (),
     faults: Mapping[DeviceUuid, str] = NO_FAULTS,
     held: Mapping[DeviceUuid, int] | None = None,
 ) -> tuple[Device, ...]:
-    """Return the devices that are offered of GPUs, in the order of their minor numbers.
+    """Return the devices that are offered of GPUs, by minor number.
 
-    `faults` are the messages of devices that are not healthy. A known device that is no longer
-    found stays, unhealthy: the kubelet may have given its IDs to pods that still run, and an ID
-    must never denote another device. One that was excluded or replaced stays while it is `held`,
-    and a device has as many slots as its holders need. `held` is None while that is not known.
+    `faults` has the message of each unhealthy device. A recorded device that is no longer found
+    stays, unhealthy: running pods may have its IDs, and an ID must never denote another device. One
+    that was excluded or replaced stays while it is `held`, and a device has as many slots as its
+    holders need. `held` is None while that is not known.
     """
     visible = visible_gpus(gpus, sharing)
-    found = {
+    offered = {
         gpu.uuid: _device(gpu, sharing, faults.get(gpu.uuid, ""), (held or {}).get(gpu.uuid, 0))
         for gpu in visible
     }
     places = {gpu.bus: gpu.uuid for gpu in visible if gpu.bus}
     lost: dict[DeviceUuid, Device] = {}
-    for device in known:
+    for device in recorded:
         removed = _removed(device, sharing, places)
         if removed is None or held is None or device.uuid in held:
             fault = str(removed) if removed else faults.get(device.uuid, str(NOT_LISTED))
             lost[device.uuid] = replace(device, healthy=False, fault=fault)
-    return tuple(sorted((lost | found).values(), key=lambda device: (device.index, device.uuid)))
+    return tuple(sorted((lost | offered).values(), key=lambda device: (device.index, device.uuid)))
 
 
 def _removed(
     device: Device, sharing: SharingConfig, places: Mapping[str, DeviceUuid]
 ) -> Fault | None:
-    """Return how an operator removed a device that is not found, or None if it is missing."""
+    """Return how an operator removed a device, or None if it is missing."""
     if _is_hidden(device, sharing):
         return EXCLUDED
     other = places.get(device.bus)
@@ -207,14 +202,13 @@ def _removed(
 
 
 def visible_gpus(gpus: Iterable[Gpu], sharing: SharingConfig) -> list[Gpu]:
-    """Return the GPUs that the configuration does not hide."""
     return [gpu for gpu in gpus if not _is_hidden(gpu, sharing)]
 
 
 def unread_devices(
     unread: Iterable[UnreadDevice], devices: Iterable[Device], sharing: SharingConfig
 ) -> tuple[UnreadDevice, ...]:
-    """Return the GPUs that cannot be read, and are neither hidden nor among the devices."""
+    """Return the unread GPUs that are neither hidden nor among the devices."""
     uuids = {device.uuid for device in devices}
     return tuple(gpu for gpu in unread if gpu.uuid not in uuids and not _is_hidden(gpu, sharing))
 
@@ -224,18 +218,16 @@ def _is_hidden(gpu: Gpu | Device | UnreadDevice, sharing: SharingConfig) -> bool
 
 
 def driver_version(gpus: Iterable[Gpu]) -> str:
-    """Return the version of the GPUs' driver, if it is known."""
     return next((gpu.driver for gpu in gpus if gpu.driver), "")
 
 
 def count_models(devices: Iterable[Device]) -> str:
-    """Describe devices by model, such as `8x Tesla T4`."""
+    """For example, `8x Tesla T4`."""
     counts = Counter(device.model for device in devices)
     return ", ".join(f"{count}x {model}" for model, count in counts.items())
 
 
 def mode_warnings(gpus: Iterable[Gpu], sharing: SharingConfig) -> tuple[str, ...]:
-    """Return warnings about the GPUs' modes, layouts and memory."""
     warnings: list[str] = []
     for gpu in visible_gpus(gpus, sharing):
         where = f"GPU {gpu.index} ({gpu.model})"

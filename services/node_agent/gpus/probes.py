@@ -1,4 +1,4 @@
-"""Probes all GPUs, each under a time limit.
+"""Probes of all GPUs, each under a time limit.
 
 A GPU that hangs or fails delays no other, and is not read again before its call has returned.
 """
@@ -24,7 +24,7 @@ class GpuReader(Generic[T]):
     """Reads all GPUs that a driver lists, by its own index, which may change.
 
     `count` and `read` block. `read` returns None if there is no GPU at an index, and both raise
-    UnavailableError if the driver fails. `limit_s` returns the time limit of a call, as of now.
+    UnavailableError if the driver fails. `limit_s` returns the present time limit of a call.
     """
 
     def __init__(
@@ -70,17 +70,17 @@ class GpuProber:
     ) -> None:
         self._reader = GpuReader(count, read, limit_s=limit_s)
         self.unreadable: dict[int, str] = {}
-        """By index, why the latest probe could not read a GPU.
-
-        One that has never responded was left out: which one it is, is not known.
-        """
+        """By index, why the latest probe could not read a GPU; one that has never responded is not
+        returned."""
         self._known: dict[int, Gpu] = {}
 
     async def probe(self) -> tuple[Gpu, ...]:
         """Return all GPUs. Raises UnavailableError while none is known."""
-        found = await self._reader.read_all()
-        results = {number: self._checked(number, result) for number, result in found.items()}
-        errors = {n: one for n, one in results.items() if isinstance(one, UnavailableError)}
+        readings = await self._reader.read_all()
+        results = {number: self._checked(number, result) for number, result in readings.items()}
+        errors = {
+            n: result for n, result in results.items() if isinstance(result, UnavailableError)
+        }
         observed = [self._observe(number, result) for number, result in results.items()]
         gpus = _unique_gpus([gpu for gpu in observed if gpu is not None])
         if errors and not gpus:
@@ -98,23 +98,25 @@ class GpuProber:
                 )
         self.unreadable = unreadable
 
-    def _checked(self, number: int, found: Gpu | Exception | None) -> Gpu | UnavailableError | None:
-        if isinstance(found, Exception) and not isinstance(found, UnavailableError):
-            raise found
-        if isinstance(found, Gpu) and found != self._known.get(number):
-            problem = problem_of(found)
-            return UnavailableError(problem) if problem else found
-        return found
+    def _checked(
+        self, number: int, reading: Gpu | Exception | None
+    ) -> Gpu | UnavailableError | None:
+        if isinstance(reading, Exception) and not isinstance(reading, UnavailableError):
+            raise reading
+        if isinstance(reading, Gpu) and reading != self._known.get(number):
+            problem = problem_of(reading)
+            return UnavailableError(problem) if problem else reading
+        return reading
 
-    def _observe(self, number: int, found: Gpu | UnavailableError | None) -> Gpu | None:
-        if isinstance(found, UnavailableError):
-            known = self._known.get(number)
-            return None if known is None else replace(known, fault=no_response(str(found)))
-        if found is None:
+    def _observe(self, number: int, reading: Gpu | UnavailableError | None) -> Gpu | None:
+        if isinstance(reading, UnavailableError):
+            last = self._known.get(number)
+            return None if last is None else replace(last, fault=no_response(str(reading)))
+        if reading is None:
             self._known.pop(number, None)
             return None
-        if found != self._known.get(number):  # else the known one, which is compared faster later
-            self._known[number] = found
+        if reading != self._known.get(number):  # else the known one, which is compared faster later
+            self._known[number] = reading
         return self._known[number]
 
 
@@ -124,9 +126,9 @@ def _unique_gpus(gpus: list[Gpu]) -> tuple[Gpu, ...]:
     Of sound ones with the same minor number, all but the first are faulty.
     """
     sound = {gpu.uuid for gpu in gpus if gpu.fault is None}
-    found = {gpu.uuid: gpu for gpu in gpus if gpu.fault is None or gpu.uuid not in sound}
-    first = {gpu.index: gpu.uuid for gpu in reversed(found.values()) if gpu.fault is None}
+    unique = {gpu.uuid: gpu for gpu in gpus if gpu.fault is None or gpu.uuid not in sound}
+    first = {gpu.index: gpu.uuid for gpu in reversed(unique.values()) if gpu.fault is None}
     return tuple(
         gpu if gpu.fault or first[gpu.index] == gpu.uuid else replace(gpu, fault=SAME_INDEX)
-        for gpu in found.values()
+        for gpu in unique.values()
     )

@@ -1,7 +1,7 @@
 """Blocking calls in threads of their own: a call that never returns blocks nothing else.
 
-Calls that start together share a thread, which makes them one after the other: to wake up a thread
-costs more than most calls. After `PATIENCE_S`, one more thread makes those that still wait.
+Calls that start together share a thread, one after the other, as waking a thread costs more than
+most calls. After `PATIENCE_S`, one more thread makes those that still wait.
 """
 
 import asyncio
@@ -19,17 +19,14 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 LIMIT_CHECK_S = 0.5
-"""How often the time limit of a call is read again."""
 PATIENCE_S = 0.05
 
 _Calls = SimpleQueue[Callable[[], None]]
 idle: list[_Calls] = []
-"""Threads that wait for their next calls: to start one costs more than to wake it up."""
+"""Threads that wait for calls."""
 
 
 class _Batch:
-    """Calls that start together."""
-
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.waiting: deque[Callable[[], None]] = deque()
@@ -38,7 +35,7 @@ class _Batch:
         self._timer: asyncio.TimerHandle | None = None
 
     def advance(self) -> None:
-        """Settle what has returned, and make the calls that wait in one more thread."""
+        """Settle what has returned, and make waiting calls in one more thread."""
         _forming.pop(self.loop, None)
         if self._timer is not None:
             self._timer.cancel()
@@ -67,7 +64,7 @@ _forming: dict[asyncio.AbstractEventLoop, _Batch] = {}
 
 
 def start_in_thread(function: Callable[[], T]) -> asyncio.Future[T | LeaseholdError]:
-    """Call a function in an idle or new daemon thread, which does not keep the process alive.
+    """Call a function in a daemon thread, which does not keep the process alive.
 
     The future gets the function's value or its LeaseholdError. Any other exception is a bug: its
     traceback is printed, and the future gets an UnavailableError.
@@ -80,15 +77,15 @@ def start_in_thread(function: Callable[[], T]) -> asyncio.Future[T | LeaseholdEr
     batch = _forming[loop]
 
     def run() -> None:
-        found: T | LeaseholdError = UnavailableError(
+        outcome: T | LeaseholdError = UnavailableError(
             "the call failed unexpectedly; see the traceback in the log"
         )
         try:
-            found = function()
+            outcome = function()
         except LeaseholdError as error:
-            found = error
+            outcome = error
         finally:
-            batch.returned.append(functools.partial(_settle, result, found))
+            batch.returned.append(functools.partial(_settle, result, outcome))
 
     batch.waiting.append(run)
     return result
@@ -115,10 +112,11 @@ def _work(calls: _Calls) -> None:
 
 
 class SingleFlight(Generic[T]):
-    """Calls of the driver about several keys, with at most one call in flight for each key.
+    """Calls of the driver, at most one in flight for each key.
 
     Once a call has exceeded its limit, later callers do not wait for it, and no second call starts
-    before it returns: a GPU that hangs must not delay each probe of the others.
+    before it returns: a GPU that hangs must not delay each probe of the others. For example, `await
+    reads.call("GPU-a", read_gpu, limit_s=lambda: 20.0)`.
     """
 
     def __init__(self) -> None:
@@ -128,7 +126,7 @@ class SingleFlight(Generic[T]):
     async def call(
         self, key: Hashable, function: Callable[[], T], limit_s: Callable[[], float]
     ) -> T:
-        """Return the function's value, or that of an earlier call that returns only now.
+        """Return the function's value, or the value of an earlier call that returns only now.
 
         Raises its error, or UnavailableError if it does not return within `limit_s()`, which is
         read again while waiting.
@@ -141,7 +139,7 @@ class SingleFlight(Generic[T]):
     async def call_next(
         self, key: Hashable, function: Callable[[], T], limit_s: Callable[[], float]
     ) -> T:
-        """Call like `call`, but after the earlier call of the key has returned.
+        """Call as `call` does, but after the earlier call of the key has returned.
 
         While that one is overdue, raises UnavailableError at once.
         """
@@ -167,8 +165,8 @@ class SingleFlight(Generic[T]):
     async def call_each(
         self, functions: Mapping[K, Callable[[], T]], limit_s: Callable[[], float]
     ) -> dict[K, T | LeaseholdError]:
-        """Call each key's function like `call`; return values and errors when all are there."""
-        self.start({key: each for key, each in functions.items() if key not in self._in_flight})
+        """Call each key's function as `call` does; return all values and errors."""
+        self.start({key: call for key, call in functions.items() if key not in self._in_flight})
         flights = {key: self._in_flight[key] for key in functions}
         loop = asyncio.get_running_loop()
         began = loop.time()

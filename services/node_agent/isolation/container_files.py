@@ -31,8 +31,6 @@ MIN_FREE_FILES = 64
 
 
 class ContainerFiles:
-    """Directories and files of one node."""
-
     def __init__(
         self,
         state_dir: PurePosixPath,
@@ -45,7 +43,7 @@ class ContainerFiles:
         self.min_free_bytes = MIN_FREE_BYTES
         self.timing = timing
         self.unwritable_reason = ""
-        """Why no container could be prepared at the last probe, if none could."""
+        """Why no container could be prepared at the last probe, or empty."""
         self._unprepared: tuple[ContainerSetup, Path] | None = None
         """The new container that could not be prepared last, and the library at that time."""
 
@@ -63,12 +61,11 @@ class ContainerFiles:
     ) -> None:
         """Create a container's missing files, and set its limits.
 
-        Existing files stay, except the region of an earlier run if the container is `starting`.
-        If that fails for a `new` one, which cannot have changed its files, it would for the next,
-        too: `unwritable_reason` is set until a probe has prepared it.
-        Raises UnavailableError naming a missing file that the agent does not create (a runtime
-        would create a directory instead), or a region that cannot be written; RequestError if the
-        limits are invalid.
+        Existing files stay, except the region of an earlier run if the container is `starting`. If
+        that fails for a `new` one, which cannot have changed its files, it would for the next, too:
+        `unwritable_reason` is set until a probe has prepared it. Raises UnavailableError naming a
+        missing file that the agent does not create (a runtime would create a directory instead), or
+        a region that cannot be written; RequestError if the limits are invalid.
         """
         try:
             await asyncio.to_thread(self._prepare, setup, starting=starting)
@@ -130,7 +127,7 @@ class ContainerFiles:
         return self.disk_pressure()
 
     def disk_pressure(self) -> str:
-        """Return at once why the disk is too full, or nothing if it has room."""
+        """Return at once why the disk is too full, or None if it has room."""
         state = self.state_dir
         try:
             free = os.statvfs(state)

@@ -43,7 +43,7 @@ _MACHINES = {"x86_64": 62, "aarch64": 183}
 _NUMBERS = re.compile(r"\d+")
 _LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
 _IN_CONTAINERS = ("libcuda.so", "libnvidia-ml.so")
-"""Libraries that the driver's mounts provide; the agent seldom has them."""
+"""The driver's mounts provide them; the agent seldom has them."""
 
 Identity = tuple[int, ...]
 """Inode, size and time of change of a file; empty if it does not exist."""
@@ -51,24 +51,24 @@ Identity = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredLibrary:
-    """One content of the library."""
+    """A content of the library."""
 
     path: Path
     """Below the store, in a directory that is named after the content."""
     version: str = ""
-    """From the name of its source, such as `v2.9.0` of libvgpu.so.v2.9.0, if that has one."""
+    """From the name of its source, such as `v2.9.0` of libvgpu.so.v2.9.0, or empty."""
 
     @property
     def content(self) -> str:
-        """A part of the content's SHA-256, in 32 hexadecimal digits."""
+        """The first 32 hexadecimal digits of the content's SHA-256."""
         return self.path.parent.name
 
 
 class NodeLibrary:
     """The library that new containers mount.
 
-    A library is installed only if it loads and has the layout of our regions; otherwise the
-    current one stays. Without a source, GPUs are simulated, and it is an empty file.
+    A library is installed only if it loads and has the layout of our regions; otherwise the current
+    one stays. Without a source, GPUs are simulated, and it is an empty file.
     """
 
     def __init__(self, root: Path, source: Path | None) -> None:
@@ -77,7 +77,7 @@ class NodeLibrary:
         self.current = current_library(root) if source else simulated_library(root)
         """What new containers mount; it may not exist."""
         self.unusable_reason = ""
-        """Why it cannot enforce limits, if it cannot."""
+        """Why it cannot enforce limits, or empty."""
         self._checked: tuple[Identity, Identity] | None = None
         """The source and the current library at the last check."""
         self._reported = ""
@@ -210,7 +210,7 @@ def _store(source: Path, root: Path) -> StoredLibrary:
 
 
 def digest_of(path: Path) -> str:
-    """Return the directory name for a file's content: a part of its SHA-256."""
+    """Return the directory name for a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:32]
 
@@ -224,7 +224,7 @@ def _identity(path: Path) -> Identity:
 
 
 async def unusable_reason(path: Path) -> str:
-    """Return why the library cannot enforce limits, or nothing if it can."""
+    """Return why the library cannot enforce limits, or an empty text."""
     try:
         content = await asyncio.to_thread(path.read_bytes)
     except OSError as unreadable:
@@ -236,7 +236,7 @@ async def unusable_reason(path: Path) -> str:
 
 
 def is_loadable(library: bytes, machine: str) -> bool:
-    """Return whether this is the content of a 64-bit shared library for this machine.
+    """Whether this is the content of a 64-bit shared library for this machine.
 
     Its dependencies are not checked: containers have libcuda, the agent seldom does.
     """
@@ -247,16 +247,16 @@ def is_loadable(library: bytes, machine: str) -> bool:
 
 
 def layout_name(path: Path) -> str:
-    """Return the layout of the library's regions, or nothing if it is unknown."""
+    """Return the layout of the library's regions, or an empty text."""
     try:
-        found = region_layout_of(path.read_bytes())
+        layout = region_layout_of(path.read_bytes())
     except OSError:
         return ""
-    return "" if found is None else found.name
+    return "" if layout is None else layout.name
 
 
 async def load_error(path: Path) -> str:
-    """Load the library in a process of its own; return why that fails, or nothing.
+    """Load the library in a process of its own; return why that fails, or an empty text.
 
     Missing libraries of the driver do not count: containers have them. It is not a process of
     asyncio: gRPC's handlers of fork, which that would run, can crash the child.

@@ -3,13 +3,13 @@
 A container may write anything into its region. So every count is clamped, every text checked, and
 impossible numbers are marked: the result is a value, never an exception.
 
-A slot cannot be trusted about its process either: a killed process leaves its slot as it was,
-and the library removes it only when another process joins or is out of memory. To fill the gap
-the library then moves the last slot down, and its old place, above the slots that the library
-counts, keeps its content. A process of a library with sequence locks (1.1-bad, 1.2) goes on writing
-to the old place; one of an older library looks up its slot by PID each time, so it writes to the
-new one. The records of a region are therefore those of processes that live, by the PIDs of the
-container's cgroup, and of two records of a process the one that was written last.
+A slot cannot be trusted about its process either: a killed process leaves its slot, and the library
+removes it only when another process joins or is out of memory. To fill the gap the library then
+moves the last slot down, and its old place, above the slots that the library counts, keeps its
+content. A process of a library with sequence locks (1.1-bad, 1.2) goes on writing to the old place;
+one of an older library looks up its slot by PID each time, and writes to the new one. So the
+records of a region are of processes that live, by the PIDs of the container's cgroup, and of two
+records of a process the last written counts.
 """
 
 import re
@@ -44,11 +44,11 @@ class Tampered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """Usage that one process of the container reports; amounts by device, in bytes."""
+    """Usage that a process of the container reports; amounts by device, in bytes."""
 
     index: int
     pid: int
-    """In the container's pid namespace."""
+    """In the container's PID namespace."""
     host_pid: int
     """As the library detected, or 0; not reliable."""
     status: int
@@ -71,8 +71,6 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """One container's region."""
-
     layout: RegionLayout
     uuids: tuple[str, ...]
     """By position; empty where there is no valid one."""
@@ -81,8 +79,7 @@ class Region:
     slots: tuple[Slot, ...]
     """All slots that the library counts, of ended processes too."""
     orphans: tuple[Slot, ...]
-    """Slots above these of processes that have not marked themselves as ended; the library does not
-    count them."""
+    """Slots above these of processes that have not marked themselves as ended."""
     lock_owner: int
     """PID in the container of the process that holds the lock on slots, or 0."""
     locked: bool
@@ -94,8 +91,8 @@ class Region:
     def processes(self, living: Set[int] | None) -> tuple[Slot, ...]:
         """Return the record of each process.
 
-        `living` has the PIDs, in the container's namespace, of its processes. If it is None, they
-        are not known: processes that have not marked themselves as ended count, and no orphans.
+        `living` has the PIDs of processes in the container's namespace. If it is None, they are not
+        known: processes that have not marked themselves as ended count, and no orphans.
         """
         marked = [slot for slot in self.slots if not slot.ended]
         if living is None:
@@ -114,7 +111,7 @@ class Region:
 
     def lost(self, living: Set[int] | None) -> tuple[Slot, ...]:
         """Return the orphans among the processes: no limit applies to what they allocate."""
-        return tuple(one for one in self.processes(living) if one.index >= len(self.slots))
+        return tuple(slot for slot in self.processes(living) if slot.index >= len(self.slots))
 
     @property
     def torn(self) -> int:
@@ -124,7 +121,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSums(MemoryUsage):
-    """Usage of one device by all processes together, in bytes."""
+    """Usage of a device by all processes together, in bytes."""
 
     enforced: int = 0
     """The sum that the library compares with the limit; includes ended processes until cleared."""

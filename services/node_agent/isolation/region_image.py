@@ -1,8 +1,8 @@
 """The content of a fresh region: a container's limits as HAMi-core stores them; pure.
 
 The library takes its limits from a region that exists, not from its environment, so that a
-container cannot change them at its start. The content is what the library itself would write from
-the environment that the container gets.
+container cannot change them at its start. The content is what the library would write from the
+environment that the container gets.
 """
 
 import re
@@ -29,11 +29,11 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionSeed:
-    """The limits of one container, by device in the container's CUDA order."""
+    """The limits of a container, by device in the container's CUDA order."""
 
     memory_bytes: tuple[int, ...]
     cores_percent: tuple[int, ...]
-    """0, or 100 and more: no limit."""
+    """0, or 100 and more, is no limit."""
     other_cores_percent: int = 100
     """For positions without a device, as the library fills them."""
     priority: int = 1
@@ -153,9 +153,9 @@ def corrections_of(region: Region, seed: RegionSeed) -> Iterator[tuple[int, byte
         ("memory", "bytes", layout.memory_limits, region.memory_limits, seed.memory_limits),
         ("core", "%", layout.core_limits, region.core_limits, seed.core_limits),
     ):
-        for n, (found, wanted) in enumerate(zip(limits, seeded, strict=True)):
-            if found != wanted:
-                text = f"the {what} limit of device {n} is {found} {unit} instead of {wanted}"
+        for n, (current, wanted) in enumerate(zip(limits, seeded, strict=True)):
+            if current != wanted:
+                text = f"the {what} limit of device {n} is {current} {unit} instead of {wanted}"
                 yield start + 8 * n, struct.pack("<Q", wanted), text
     if region.utilization_switch != SWITCH_ON:
         text = f"the switch of its core limits is {region.utilization_switch}"
@@ -163,5 +163,4 @@ def corrections_of(region: Region, seed: RegionSeed) -> Iterator[tuple[int, byte
 
 
 def altered_limits(region: Region, seed: RegionSeed) -> tuple[str, ...]:
-    """Return how the limits of a region differ from its seed."""
     return tuple(text for _, _, text in corrections_of(region, seed))

@@ -1,7 +1,7 @@
 """Every published layout of HAMi-core's shared region file, as one table; pure.
 
 The file is the library's struct in little-endian order and one NUL byte behind it. Offsets are in
-bytes, of fields of the region from its start, of fields of a slot from the slot's start. The table
+bytes: of fields of the region from its start, of fields of a slot from the slot's start. The table
 is what the library's own headers compile to, release by release; no field is guessed. What lies at
 the same distance from another field in every release is computed from that one.
 """
@@ -22,7 +22,7 @@ of 1.1 contain the number once."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotLayout:
-    """One process's record, which begins with i32 pid and i32 host pid."""
+    """A process's record, which begins with i32 PID and i32 host PID."""
 
     size: int
     used: int = 8
@@ -46,7 +46,7 @@ class SlotLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionLayout:
-    """The offsets of one version of the file."""
+    """The offsets of a version of the file."""
 
     name: str
     size: int
@@ -62,12 +62,11 @@ class RegionLayout:
 
     @property
     def file_size(self) -> int:
-        """Bytes of the whole file."""
         return self.size + 1
 
     @property
     def owner(self) -> int:
-        """u64: pid, in the container, of the holder of the slot lock."""
+        """u64: PID, in the container, of the holder of the slot lock."""
         return self.semaphore - 8
 
     @property
@@ -101,7 +100,6 @@ class RegionLayout:
         return self.slot_count + 16
 
     def slot_at(self, index: int) -> int:
-        """Return the offset of a slot."""
         return self.core_limits + DEVICES * 8 + index * self.slot.size
 
 
@@ -147,7 +145,7 @@ BY_FILE_SIZE: Mapping[int, tuple[RegionLayout, ...]] = {
     size: tuple(layout for layout in LAYOUTS if layout.file_size == size)
     for size in sorted({layout.file_size for layout in LAYOUTS})
 }
-"""Layouts by file size, since two layouts have the same version."""
+"""Two layouts have the same version."""
 
 
 def layout_of(file_size: int, magic: int, version: tuple[int, int]) -> RegionLayout | str:
@@ -169,27 +167,27 @@ def region_layout_of(library: bytes) -> RegionLayout | None:
     """Return the layout of a library's regions, or None if unknown, as on processors but x86.
 
     Its version cannot be read without a GPU; but the size of its layout is a number in its code,
-    which it has wherever it maps or resizes a region. Another size may be there by chance, as an
-    address in debug information, so the most frequent one counts. Two versions have one size: code
-    that uses the second semaphore of the newer one contains its offset.
+    wherever it maps or resizes a region. Another size may be there by chance, as an address in
+    debug information, so the most frequent one counts. Two versions have one size: code that uses
+    the second semaphore of the newer one contains its offset.
     """
     counts = {layout: library.count(struct.pack("<I", layout.size)) for layout in LAYOUTS}
-    found = max(LAYOUTS, key=lambda layout: (counts[layout], layout.size == V1_2.size))
-    if counts[found] == 0:
+    likeliest = max(LAYOUTS, key=lambda layout: (counts[layout], layout.size == V1_2.size))
+    if counts[likeliest] == 0:
         return None
-    if found.size != V1_2.size:
-        return found
+    if likeliest.size != V1_2.size:
+        return likeliest
     semaphore = struct.pack("<I", V1_2.postinit_semaphore or 0)
     return V1_2 if library.count(semaphore) >= _SEMAPHORE_USES else V1_1
 
 
 def incompatible_region_layout(library: bytes) -> str:
-    """Return why a library does not read our regions, or nothing if it does or may."""
-    found = region_layout_of(library)
-    if found is None or found.size == V1_2.size:
+    """Return why a library does not read our regions, or an empty text if it does or may."""
+    layout = region_layout_of(library)
+    if layout is None or layout.size == V1_2.size:
         return ""
     return (
-        f"its limits files have layout {found.name} ({found.size} bytes), and the agent writes "
+        f"its limits files have layout {layout.name} ({layout.size} bytes), and the agent writes "
         f"files of {V1_2.size} bytes, which it would not read: install HAMi-core of HAMi 2.8.2 or "
         "newer"
     )

@@ -1,8 +1,8 @@
 """Reads a region that its container may write, shrink or replace at the same time.
 
-Only regular files are opened: a device or a pipe that a tenant put there is never touched.
-Nothing is mapped, since a mapping of a file that shrinks kills its reader; no lock of the file is
-taken, and none of its semaphores.
+Only regular files are opened: a device or a pipe that a tenant put there is never touched. Nothing
+is mapped, since a mapping of a file that shrinks kills its reader; no lock or semaphore of the file
+is taken.
 """
 
 import errno
@@ -23,7 +23,7 @@ _HEAD = struct.Struct("<iII")
 
 
 def read_region(path: PurePath) -> Region | Tampered | None:
-    """Return the region, or why it is invalid; None if there is no such file.
+    """Return the region, or why it is invalid, or None if there is no such file.
 
     Slots that are being written are read again together, `ROUNDS` times, in a few milliseconds.
     """
@@ -67,8 +67,8 @@ def _problem_with(status: os.stat_result) -> str | None:
     if status.st_nlink != 1:
         return f"it has {status.st_nlink} hard links"
     if status.st_size not in BY_FILE_SIZE:
-        known = ", ".join(map(str, BY_FILE_SIZE))
-        return f"it has {status.st_size} bytes, and a region has one of {known}"
+        sizes = ", ".join(map(str, BY_FILE_SIZE))
+        return f"it has {status.st_size} bytes, and a region has one of {sizes}"
     return None
 
 

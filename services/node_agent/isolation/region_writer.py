@@ -1,8 +1,8 @@
 """Writes a container's region before it starts, and its limits while it runs.
 
 A fresh region is drafted in the parent directory, which no container can write to, and renamed in
-one step. The file is left sparse, as the library itself leaves it: two megabytes to its readers,
-some kilobytes on disk.
+one step. The file is left sparse, as the library leaves it: two megabytes to its readers, some
+kilobytes on disk.
 
 Of a region in use only the limits and their switch are written, and what the library did not find
 out about a process. Amounts of memory hold from the container's next allocation on, core limits for
@@ -43,10 +43,12 @@ def write_overrides(setup: ContainerSetup) -> None:
     """Write the container's variables that set limits, if it mounts such a file.
 
     An existing file is changed in place, since a running container has it mounted. One write
-    replaces all of it: what an older content had more becomes empty lines, which end it.
-    Raises OSError.
+    replaces all of it: what an older content had more becomes empty lines, which end it. Raises
+    OSError.
     """
-    for path in (Path(one.host_path) for one in setup.mounts if one.container_path == OVERRIDES):
+    for path in (
+        Path(mount.host_path) for mount in setup.mounts if mount.container_path == OVERRIDES
+    ):
         content = overrides(setup.environment).encode()
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
@@ -61,8 +63,8 @@ def write_overrides(setup: ContainerSetup) -> None:
 def write_limits(path: PurePath, seed: RegionSeed) -> bool:
     """Write the limits of a region in use, in fields that differ; return whether there were any.
 
-    While a limit is below what is in use, the container cannot even query its memory.
-    Raises UnavailableError if there is no region.
+    While a limit is below what is in use, the container cannot even query its memory. Raises
+    UnavailableError if there is no region.
     """
     region = read_region(path)
     if not isinstance(region, Region):
@@ -81,8 +83,8 @@ def identify(
 ) -> None:
     """Write the PID that a process has on the node into its record, and what its contexts take.
 
-    `contexts` are bytes by the device's position, for devices of which none are counted.
-    Raises UnavailableError if there is no region.
+    `contexts` are bytes by the device's position, for devices of which none are counted. Raises
+    UnavailableError if there is no region.
     """
     at = layout.slot_at(slot.index)
     with _opened(path) as descriptor:
@@ -100,8 +102,8 @@ def _count_context(descriptor: int, at: int, amount: int) -> None:
     It does so to the kind of memory and to the total: if it does while the total is written here,
     their difference shows it, and the total is written again.
     """
-    known, *kinds, total = _USED.unpack(os.pread(descriptor, _USED.size, at))
-    if known:
+    counted, *kinds, total = _USED.unpack(os.pread(descriptor, _USED.size, at))
+    if counted:
         return
     beside = total - sum(kinds)
     os.pwrite(descriptor, _U64.pack(amount), at)
@@ -126,8 +128,8 @@ def _opened(path: PurePath) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _unusable(path: PurePath, found: Tampered | None) -> UnavailableError:
-    reason = "it does not exist" if found is None else found.reason
+def _unusable(path: PurePath, problem: Tampered | None) -> UnavailableError:
+    reason = "it does not exist" if problem is None else problem.reason
     return UnavailableError(f"the region {path}: {reason}")
 
 
@@ -135,9 +137,9 @@ def seed_region(path: PurePath, seed: RegionSeed, *, starting: bool) -> bool:
     """Ensure a region with these limits, verified byte for byte; return whether it was changed.
 
     `starting` means that no process of the container runs: an earlier region is replaced, since
-    pids of ended processes would be mistaken for new ones. Otherwise a region in use keeps its file
-    and its processes, and its limits are written again.
-    Raises UnavailableError naming the file and what is wrong: the container must not start.
+    PIDs of ended processes would be mistaken for new ones. Otherwise a region in use keeps its file
+    and its processes, and its limits are written again. Raises UnavailableError naming the file and
+    what is wrong: the container must not start.
     """
     if not starting and isinstance(read_region(path), Region):
         return write_limits(path, seed)

@@ -1,8 +1,7 @@
 """The pod and container of a process, read from the cgroup that the kubelet put it in.
 
 The driver lists processes by the node's PIDs. The kubelet names a pod's cgroup after its UID, and
-the runtime names a container's cgroup after its ID, in one of a few forms. Nothing that a container
-writes is trusted.
+the runtime names a container's cgroup after its ID. Nothing that a container writes is trusted.
 """
 
 import errno
@@ -25,7 +24,7 @@ _CONTAINER = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?=/|$)")
 `...:cri-containerd:<id>`."""
 
 _NODE_NAMESPACE = "pid:[4026531836]"
-"""The kernel's first PID namespace has always this number, PROC_PID_INIT_INO."""
+"""`PROC_PID_INIT_INO`: the number of the kernel's first PID namespace."""
 _START_TIME_FIELD = 19
 """Field 22 of `/proc/<pid>/stat` is the 20th after the name."""
 _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
@@ -36,16 +35,17 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 def parse_cgroup(text: str) -> tuple[PodUid | None, str]:
     """Return pod and container ID from a `/proc/<pid>/cgroup`, for cgroups v1 and v2.
 
-    The outermost pod of a path counts: the pod itself can create cgroups below it. If hierarchies
-    name different pods, the result is no pod.
+    The outermost pod of a path counts, as a pod can create cgroups below its own. If hierarchies
+    name different pods, the result is no pod. For example, `.../kubepods/pod<uid>/<id>` gives this
+    uid and this ID.
     """
-    found = {
+    owners = {
         _parse_path(line.split(":", 2)[2]) for line in text.splitlines() if line.count(":") > 1
     }
-    pods = {pod for pod, _ in found if pod is not None}
+    pods = {pod for pod, _ in owners if pod is not None}
     if len(pods) != 1:
         return None, ""
-    ids = {container for pod, container in found if pod is not None and container}
+    ids = {container for pod, container in owners if pod is not None and container}
     return pods.pop(), ids.pop() if len(ids) == 1 else ""
 
 
@@ -58,7 +58,7 @@ def _parse_path(path: str) -> tuple[PodUid | None, str]:
 
 
 def parse_inner_pid(status: str) -> int:
-    """Return a process's PID inside its container, from `/proc/<pid>/status`; 0 if unknown."""
+    """Return a process's PID inside its container, from `/proc/<pid>/status`, or 0."""
     for line in status.splitlines():
         if line.startswith("NSpid:"):
             pids = line.split()[1:]
@@ -67,9 +67,9 @@ def parse_inner_pid(status: str) -> int:
 
 
 def parse_start_time_s(stat: str) -> float:
-    """Return when a process started, from `/proc/<pid>/stat`, in seconds since boot; 0 if unknown.
+    """Return when a process started, from `/proc/<pid>/stat`, in seconds since boot, or 0.
 
-    The process name in that file may contain any character, spaces and parentheses too.
+    The process name in that file may contain spaces and parentheses.
     """
     fields = stat.rpartition(")")[2].split()
     if len(fields) <= _START_TIME_FIELD or not fields[_START_TIME_FIELD].isdecimal():
@@ -80,21 +80,21 @@ def parse_start_time_s(stat: str) -> float:
 def pods_of_processes(proc: Path) -> dict[int, PodUid]:
     """Return the pods of the node's processes that run in one, by PID on the node.
 
-    Reads the cgroup of every process of the node, some 20 µs each. Raises UnavailableError if
-    processes cannot be seen.
+    Reads the cgroup of every process, 20 µs each. Raises UnavailableError if processes cannot be
+    seen.
     """
     return {pid: pod for pid, pod, _ in _pod_processes(proc)}
 
 
 def containers_of_processes(proc: Path) -> dict[PodUid, set[str]]:
-    """Return the node's pods with processes, each with the IDs of the containers that have some.
+    """Return the node's pods with processes, each with the IDs of their containers.
 
     A process of unknown container has the ID "". A pod's sandbox is one of the containers.
     """
-    found: dict[PodUid, set[str]] = {}
+    containers: dict[PodUid, set[str]] = {}
     for _, pod, container in _pod_processes(proc):
-        found.setdefault(pod, set()).add(container)
-    return found
+        containers.setdefault(pod, set()).add(container)
+    return containers
 
 
 def _pod_processes(proc: Path) -> Iterator[tuple[int, PodUid, str]]:
@@ -110,12 +110,11 @@ def _pod_processes(proc: Path) -> Iterator[tuple[int, PodUid, str]]:
 
 
 def pod_of_process(process: Path) -> PodUid | None:
-    """Return the pod that a process runs in, by its directory below `/proc`."""
     return _origin(process)[0]
 
 
 def in_node_namespace(process: Path) -> bool:
-    """Return whether a process is in the node's own PID namespace, as with `hostPID`."""
+    """Whether a process is in the node's own PID namespace, as with `hostPID`."""
     try:
         return (process / "ns" / "pid").readlink().name == _NODE_NAMESPACE
     except OSError:
@@ -132,22 +131,22 @@ def _origin(process: Path) -> tuple[PodUid | None, str]:
 
 
 def _read(path: Path) -> str:
-    """Read a file of `/proc`; without buffers, which take longer than reading."""
+    """Read a file of `/proc` without buffers, which take longer than reading."""
     with path.open("rb", buffering=0) as file:
         return file.read().decode(errors="replace")
 
 
 def processes_of(pods: Container[PodUid], proc: Path) -> dict[int, ProcessOrigin]:
-    """Return the processes of these pods below `proc`, by PID on the node."""
+    """Return the processes of these pods, by PID on the node."""
     pids = (pid for pid, pod in pods_of_processes(proc).items() if pod in pods)
-    found = ((pid, read_origin(pid, proc)) for pid in pids)
-    return {pid: origin for pid, origin in found if origin is not None}
+    origins = ((pid, read_origin(pid, proc)) for pid in pids)
+    return {pid: origin for pid, origin in origins if origin is not None}
 
 
 def read_origin(
     pid: int, proc: Path, *, reported_at_s: float | None = None
 ) -> ProcessOrigin | None:
-    """Read a process's origin below `proc`; None if no process has that PID.
+    """Return a process's origin, or None if no process has that PID.
 
     A process that started after `reported_at_s`, when the driver listed the PID, reuses the PID of
     another: the reply of a driver that hung may be old.

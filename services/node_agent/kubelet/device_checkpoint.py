@@ -11,14 +11,14 @@ from services.node_agent.node import Node
 from shared.model.errors import UNDECODABLE, UnavailableError
 
 QUIET_S = 10.0
-"""A resource is no longer allocated by device plugin if it was not for this long: PodResources of a
+"""A resource that was not allocated by device plugin for this long no longer is: PodResources of a
 kubelet that starts lists no pods at first."""
 FILE_NAME = "kubelet_internal_checkpoint"
 FileIdentity = tuple[int, int]
 
 
 def file_identity(path: Path) -> FileIdentity | None:
-    """Return what changes when a file or socket is replaced or written; None if there is none."""
+    """Return what changes when a file or socket is replaced or written, or None without one."""
     try:
         status = path.stat()
     except OSError:
@@ -32,7 +32,7 @@ class _KubeletEntry(msgspec.Struct, frozen=True):
 
 
 class KubeletDevices(msgspec.Struct, frozen=True):
-    """The devices in a kubelet's checkpoint: those allocated, and IDs by resource."""
+    """The allocated devices in a kubelet's checkpoint, and IDs by resource."""
 
     allocated: tuple[_KubeletEntry, ...] | None = msgspec.field(
         name="PodDeviceEntries", default=None
@@ -47,7 +47,7 @@ class _KubeletCheckpoint(msgspec.Struct, frozen=True):
 
 
 def read_kubelet_devices(plugins: Path) -> KubeletDevices | None:
-    """Read the kubelet's checkpoint, if it has one, in its directory of plugin sockets.
+    """Read the kubelet's checkpoint, if there is one, in its directory of plugin sockets.
 
     Raises UnavailableError if it cannot be read.
     """
@@ -68,8 +68,8 @@ class PluginResources:
     """The resources that the kubelet allocates by device plugin, and since when they are seen.
 
     A resource stays one for five minutes after its plugin has stopped, and longer while containers
-    hold its IDs. Until then the kubelet rejects new pods that request it, for good, whatever amount
-    the node's status shows; and afterwards while the status shows the 0 that the kubelet wrote.
+    hold its IDs. Until then the kubelet permanently rejects new pods that request it, whatever the
+    node's status shows; and afterwards while the status shows the 0 that the kubelet wrote.
     """
 
     def __init__(self, node: Node, plugins: Path, allocatable: Allocatable) -> None:
@@ -79,25 +79,27 @@ class PluginResources:
         self.allocatable = allocatable
         self.since: dict[str, float] = {}
         self._seen_at: dict[str, float] = {}
-        """When each was last found to be allocated by device plugin."""
+        """When each was last allocated by device plugin."""
         self._read: tuple[FileIdentity | None, frozenset[str]] = None, frozenset()
-        """Of the checkpoint that was read last, and for which amounts."""
+        """The checkpoint that was read last, and for which amounts."""
 
     async def refresh(self, amounts: frozenset[str]) -> None:
         """Find out which of these amounts in node status are allocated by device plugin.
 
         Raises LeaseholdError if the checkpoint, PodResources or the node cannot be read.
         """
-        found = file_identity(self.checkpoint), amounts
-        if found == self._read and self.since.keys().isdisjoint(amounts):
+        current = file_identity(self.checkpoint), amounts
+        if current == self._read and self.since.keys().isdisjoint(amounts):
             return
         devices = await asyncio.to_thread(read_kubelet_devices, self.plugins)
         registered = frozenset((devices and devices.registered) or ())
-        held = {each.resource for each in (await self.node.pod_resources.list_holdings()).holdings}
+        held = {
+            holding.resource for holding in (await self.node.pod_resources.list_holdings()).holdings
+        }
         zero = {name for name in self.since.keys() & amounts if not await self.allocatable(name)}
         now = time.monotonic()
         recorded = {resource for _, _, resource in self.node.checkpoint.by_key}
         self._seen_at |= dict.fromkeys(registered | held | recorded | zero, now)
         seen = {name for name, at in self._seen_at.items() if now - at < QUIET_S}
         self.since = {name: self.since.get(name, now) for name in amounts & seen}
-        self._read = found
+        self._read = current

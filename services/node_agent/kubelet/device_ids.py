@@ -1,4 +1,4 @@
-"""Device IDs of a device-plugin list: which device each names, and many of them as runs; pure."""
+"""Device IDs of a device-plugin list: the device of each, and many IDs as runs; pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ MAX_PLAIN = 64
 def compact(ids: Iterable[str]) -> tuple[str, ...]:
     """Return IDs sorted; many that end in a number (base 36) as runs, `0-1..0-rs`.
 
-    Two sets of IDs are equal if what this returns for them is.
+    Two sets of IDs are equal if their results are.
     """
     plain = tuple(sorted(ids))
     if len(plain) <= MAX_PLAIN:
@@ -42,7 +42,7 @@ def _runs(named: Mapping[int, str]) -> Iterable[str]:
 def devices_named(
     ids: Iterable[str], served: Mapping[str, PluginDeviceId]
 ) -> Counter[DeviceUuid | None]:
-    """Count IDs by device; None counts those that stand for any.
+    """Count IDs by device; None counts IDs that stand for any.
 
     Raises RequestError naming an ID that is not served.
     """

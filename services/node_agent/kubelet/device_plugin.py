@@ -1,4 +1,4 @@
-"""One device plugin: a gRPC server on one socket, for one resource, for one registration.
+"""A device plugin: a gRPC server on one socket, for one resource and one registration.
 
 Messages that can be large are made once and sent as bytes.
 """
@@ -45,8 +45,8 @@ def encode_list(
 ) -> bytes:
     """Encode the complete list of devices, `ListAndWatchResponse`.
 
-    Written by hand, as there may be 190,000: each entry is field 1 of the list, and in it field 1
-    is the ID, field 2 the health and field 3 the NUMA nodes, all shorter than 128 bytes.
+    By hand, as there may be 190,000: each entry is field 1 of the list, and in it field 1 is the
+    ID, field 2 the health and field 3 the NUMA nodes, all shorter than 128 bytes.
     """
     topologies = {device: _encode_topology(nodes) for device, nodes in numa.items()}
     return b"".join(
@@ -92,8 +92,6 @@ def encode_setup(setup: ContainerSetup) -> bytes:
 
 
 class PluginServer:
-    """Serves from `start` to `stop`, or until it has `ended` for another reason."""
-
     def __init__(
         self,
         resource: str,
@@ -109,7 +107,6 @@ class PluginServer:
         """When the kubelet was sent the first list of devices, by the monotonic clock."""
         self.ended = asyncio.Event()
         self.ended_by = ""
-        """Why it has ended."""
         self._handler = handler
         self._devices = devices
         self._on_watched = on_watched
@@ -151,7 +148,6 @@ class PluginServer:
         self.ended.set()
 
     def send(self, devices: bytes) -> None:
-        """Send a new list."""
         self._devices = devices
         self._changed.set()
         self._changed = asyncio.Event()

@@ -4,8 +4,8 @@ Without the list (an API server that is away, an older cluster, a missing permis
 by its lease, and counts only while the kubelet's PodResources list it as active. A pod's own
 variables are not seen then.
 
-The kubelet asks the API server who may read the list. So the list is unreadable while the API
-server is away, and for a while longer: the kubelet remembers what it was last told.
+The kubelet has the API server review who may read the list, and caches the answer. So the list is
+unreadable while the API server is away, and for a while longer.
 """
 
 import asyncio
@@ -33,20 +33,22 @@ logger = logging.getLogger(__name__)
 PROCESS_START_S = 2.0
 """How long after PreStartContainer the first process of a container may start."""
 RETRY_S = 5.0
-"""Interval between attempts to read an unreadable pod list."""
+"""Interval between attempts to read an unreadable list."""
 RETRY_TIMEOUT_S = 3.0
-"""Time limit of such an attempt, for which a call of the kubelet may be waiting."""
+"""Of such an attempt, for which a call of the kubelet may be waiting."""
 RESTART_S = 10.0
 """For this time, a kubelet that does not respond may be restarting."""
 PROBE_S = 0.5
 """Within this time, PodResources that did not respond before must do so to count as back."""
 UNAUTHORIZED = 401
 DENIED_S: Mapping[int, float] = {401: 150.0, 403: 60.0}
-"""For this time, a denial may come from an outage of the API server, by status code. A kubelet
-remembers for 30 s that an account lacks a permission, and for 2 minutes that it does not know a
-token; an API server that starts may say either before it has read its roles and accounts, and again
-once the kubelet has forgotten it. A token that was known before is unknown while the API server is
-away, however long that is."""
+"""By status code, how long a denial may come from an outage of the API server.
+
+A kubelet caches for 30 s that an account lacks a permission, and for 2 minutes that it does not
+know a token; an API server that starts may answer so before it has read its roles and accounts, and
+again once the cached answer has expired. A token that was known before is unknown while the API
+server is away, however long that is.
+"""
 ACCESS_ADVICE = (
     "grant the agent's account `get` on nodes/pods, or on nodes/proxy before Kubernetes 1.33"
 )
@@ -75,26 +77,23 @@ SILENT_ADVICE = "check the kubelet's log, and --kubelet-address"
 
 
 class NodePods:
-    """The kubelet's list with its fallback."""
-
     def __init__(self, node: Node, proc: Path) -> None:
         self.node = node
         self.clock = node.clock
         self.proc = proc
         self.unreadable_reason = ""
-        """Why the kubelet's list cannot be read, if it cannot."""
+        """Empty while the list can be read."""
         self.is_passing = False
         """The list cannot be read for a reason that usually passes by itself."""
         self._unreadable_at = ""
-        """The time of day since when the list cannot be read."""
+        """Time of day since when the list cannot be read."""
         self._silent_since: float | None = None
         self._denied_since: float | None = None
         self._was_read = False
-        """The list was read at least once."""
         self._tried_at = 0.0
         self._finds_processes = False
-        """Whether processes of pods are visible: those of another pod than our own were ever found,
-        or our own pod's were in the node's PID namespace."""
+        """Whether processes of pods are visible: processes of another pod were ever seen, or our
+        own pod's were in the node's PID namespace."""
 
     async def list_pods(self) -> tuple[KubeletPod, ...]:
         """Return the pods. Raises UnavailableError while the kubelet may be restarting."""
@@ -121,26 +120,26 @@ class NodePods:
         have started yet, unless no process of a pod was ever found. Raises UnavailableError if
         neither processes nor containers can be seen, and that usually passes.
         """
-        found = await self._find_processes()
+        processes = await self._find_processes()
         starting = self.node.checkpoint.started_since(self.clock.now() - PROCESS_START_S)
         if self._finds_processes and not starting:
-            return RunningPods(processes=found)
+            return RunningPods(processes=processes)
         try:
             if self.unreadable_reason:
                 raise UnavailableError(self.unreadable_reason)
             shown = await self.node.kubelet.list_running()
         except LeaseholdError as error:
             if self._finds_processes or (self.unreadable_reason and not self.is_passing):
-                return RunningPods(processes=found, starting=starting)
+                return RunningPods(processes=processes, starting=starting)
             raise UnavailableError(
                 f"processes of pods are not visible to the node agent, and {error}: run the agent "
                 "with hostPID, so that it need not ask the kubelet"
             ) from error
         starting = shown & starting if self._finds_processes else shown
-        return RunningPods(processes=found, starting=starting)
+        return RunningPods(processes=processes, starting=starting)
 
     async def blind_reason(self) -> str:
-        """Return why a call of the kubelet would have to wait now; empty if it would not."""
+        """Return why a call of the kubelet would have to wait now, or an empty text."""
         if self._silent_since is not None and not self.unreadable_reason:
             return "the kubelet does not respond; it may be restarting"
         if not self.node.pod_resources.silent_reason:
@@ -159,14 +158,14 @@ class NodePods:
     async def _find_processes(self) -> Mapping[PodUid, Set[str]]:
         """Return the pods that have processes, with the IDs of their containers.
 
-        None are found without `hostPID`, or if containers are not in the cgroups of their pods.
+        There are none without `hostPID`, or if containers are not in the cgroups of their pods.
         """
-        found = await asyncio.to_thread(containers_of_processes, self.proc)
+        containers = await asyncio.to_thread(containers_of_processes, self.proc)
         if not self._finds_processes:
             own = pod_of_process(self.proc / "self")
             in_node = own is not None and in_node_namespace(self.proc / "self")
-            self._finds_processes = in_node or bool(found.keys() - {own})
-        return found
+            self._finds_processes = in_node or bool(containers.keys() - {own})
+        return containers
 
     async def _read_list(self) -> tuple[KubeletPod, ...] | None:
         """Return the list, or None if it cannot be read; raise while a kubelet may be restarting.

@@ -1,4 +1,4 @@
-"""The kubelet's own pod list, GET /pods, decoded into what pod resolution needs."""
+"""The kubelet's own list of pods, GET /pods."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -28,7 +28,7 @@ class _Configuration(Struct):
 
 
 class KubeletPods:
-    """One kubelet's HTTPS endpoint, over persistent connections."""
+    """A kubelet's HTTPS endpoint, over persistent connections."""
 
     def __init__(
         self, kubelet: KubernetesClient, read_credentials: Callable[[], ClusterCredentials]
@@ -37,7 +37,7 @@ class KubeletPods:
         self._read_credentials = read_credentials
 
     async def list_pods(self) -> tuple[KubeletPod, ...]:
-        """Return every pod the kubelet knows, the one under admission included.
+        """Return every pod that the kubelet knows, also the one under admission.
 
         Raises UnavailableError if there is no response, RequestError if access is denied.
         """
@@ -45,12 +45,9 @@ class KubeletPods:
         return tuple(_pod(pod) for pod in listed.items or ())
 
     async def topology_policy(self) -> str:
-        """Return the policy of its topology manager.
-
-        Raises UnavailableError if there is no response, RequestError if access is denied.
-        """
-        found = await self._read("/configz", _Configuration)
-        return found.kubeletconfig.topology_manager_policy
+        """Return the policy of its topology manager; raises as `list_pods` does."""
+        configuration = await self._read("/configz", _Configuration)
+        return configuration.kubeletconfig.topology_manager_policy
 
     async def _read(self, path: str, kind: type[T]) -> T:
         """Read, and retry once if the connection broke.
@@ -77,14 +74,18 @@ class KubeletPods:
 
 def _pod(pod: FullPod) -> KubeletPod:
     init = (
-        _container(each, init=each.restart_policy != "Always") for each in pod.spec.init_containers
+        _container(container, init=container.restart_policy != "Always")
+        for container in pod.spec.init_containers
     )
     return KubeletPod(
         uid=PodUid(pod.metadata.uid),
         namespace=Namespace(pod.metadata.namespace),
         name=pod.metadata.name,
         phase=pod.status.phase or "Pending",
-        containers=(*init, *(_container(each, init=False) for each in pod.spec.containers)),
+        containers=(
+            *init,
+            *(_container(container, init=False) for container in pod.spec.containers),
+        ),
         container_ids=_container_ids(pod.status),
         leased_at=lease_outline(pod.metadata.annotations.get(ANNOTATION, "")).created_at,
     )

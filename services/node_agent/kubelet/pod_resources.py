@@ -37,18 +37,17 @@ _OPTIONS = (
 
 
 class KubeletPodResources:
-    """One persistent connection."""
+    """A persistent connection."""
 
     def __init__(self, socket: Path, channel: grpc.aio.Channel) -> None:
         self.socket = socket
         self.silent_reason = ""
-        """Why the latest call got no response, if it got none."""
+        """Why the latest call got no response, or empty."""
         self._stub = api_pb2_grpc.PodResourcesListerStub(channel)
 
     @classmethod
     @contextlib.asynccontextmanager
     async def connected(cls, socket: Path) -> AsyncIterator[Self]:
-        """Connect, until the context exits."""
         async with grpc.aio.insecure_channel(f"unix:{socket}", options=_OPTIONS) as channel:
             yield cls(socket, channel)
 
@@ -71,9 +70,9 @@ class KubeletPodResources:
     async def _call(
         self, method: Callable[[Request], Awaitable[Response]], request: Request
     ) -> Response:
-        """Call, again and again for `TIMEOUT_S` while the kubelet does not respond.
+        """Call, repeatedly for `TIMEOUT_S` while the kubelet does not respond.
 
-        It allows 10 calls at once and 100 per second, and rejects those beyond.
+        It allows 10 calls at once and 100 per second, and rejects others.
         """
         reason: str | None = f"no answer within {TIMEOUT_S:g} s"
         with contextlib.suppress(TimeoutError):
@@ -122,6 +121,6 @@ def _decode(response: api_pb2.ListPodResourcesResponse) -> PodResources:
             )
             for pod in response.pod_resources
         },
-        claims=frozenset(each for pod in response.pod_resources for each in _claims_of(pod)),
+        claims=frozenset(claim for pod in response.pod_resources for claim in _claims_of(pod)),
         pods=frozenset((pod.namespace, pod.name) for pod in response.pod_resources),
     )

@@ -41,26 +41,24 @@ logger = logging.getLogger(__name__)
 VERSION = "v1beta1"
 KUBELET_SOCKET = "kubelet.sock"
 LOOK_S = 2.0
-"""Interval of looks at all sockets. A kubelet that stops ends its streams, which nobody polls."""
+"""Interval of looks at all sockets. A kubelet that stops ends its streams, which nothing polls."""
 LOOK_SOON_S = 0.05
 """While no kubelet listens: a starting one admits its pods 0.2 to 0.8 s after making its socket."""
 REGISTER_S = 10.0
 REGISTER_AGAIN_S = 0.2
 FIRST_LIST_S = 10.0
-"""The kubelet requests the list within this after it accepted a registration."""
+"""The kubelet requests the list within this time after it accepted a registration."""
 MAX_PAUSE_S = 30.0
 MIN_PAUSE_S = 1.0
 """The end of an old stream must reach the kubelet before a new registration does."""
 
 MOST_ALIGNED_IDS = 10_000
 AMOUNTS_S = 2.0
-"""How often the kubelet's checkpoint is compared with the amounts in node status."""
+"""Interval between comparisons of the kubelet's checkpoint with the amounts in node status."""
 NO_AMOUNTS: Mapping[str, frozenset[str]] = {}
 
 
 class DevicePlugins:
-    """All resources served to one kubelet."""
-
     def __init__(
         self, node: Node, directory: Path, handler: AllocationHandler, allocatable: Allocatable
     ) -> None:
@@ -73,10 +71,10 @@ class DevicePlugins:
         self.amounts: Mapping[str, frozenset[str]] = {}
         """Amounts in node status that pods request beside a served resource, by the latter."""
         self._examined: frozenset[str] = frozenset()
-        """Amounts that were examined, or could not be: whether they are allocated by plugin."""
+        """Amounts that were examined, or could not be."""
         self.endpoints: dict[str, PluginEndpoint] = {}
         self.numa: Mapping[DeviceUuid, NumaNodes] = NO_NUMA
-        """The NUMA nodes that IDs show, by their device."""
+        """By device; its IDs show them."""
         self.served_changed = asyncio.Event()
         """Set when other resources are served, or the kubelet can allocate others than before."""
         self.registered = asyncio.Event()
@@ -112,7 +110,7 @@ class DevicePlugins:
             endpoint.update(endpoint.ids, numa)
 
     def are_shown(self, taken: Mapping[str, Mapping[str, NumaNodes]]) -> bool:
-        """Return whether the kubelet has taken the NUMA nodes of all registered IDs."""
+        """Whether the kubelet has taken the NUMA nodes of all registered IDs."""
         return all(
             taken.get(name, {}).get(entry.id, ()) == self.numa.get(entry.device, ())
             for name, endpoint in self.endpoints.items()
@@ -123,11 +121,10 @@ class DevicePlugins:
 
     @property
     def registrations(self) -> int:
-        """How often the resources were registered, in all."""
+        """How often resources were registered, in all."""
         return sum(endpoint.registrations for endpoint in self.endpoints.values())
 
     async def run(self) -> None:
-        """Keep everything registered until cancelled."""
         tasks: dict[PluginEndpoint, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             group.create_task(self._look())
@@ -168,33 +165,36 @@ class DevicePlugins:
     def unserved(self) -> dict[str, Unserved]:
         """Return the resources that the kubelet cannot allocate now.
 
-        One of them cannot be allocated either while an amount that pods request with it is still
-        allocated by device plugin, or until that was examined.
+        A resource is one also while an amount that pods request with it is still allocated by
+        device plugin, or until that was examined.
         """
         now = time.monotonic()
         since = self.plugin_resources.since
-        found: dict[str, Unserved] = {}
+        unserved: dict[str, Unserved] = {}
         for name, endpoint in self.endpoints.items():
             amounts = self.amounts.get(name, frozenset()) - self.endpoints.keys()
             claimed = sorted(amounts & since.keys())
             if claimed:
-                found[name] = Unserved(now - since[claimed[0]], claimed[0])
+                unserved[name] = Unserved(now - since[claimed[0]], claimed[0])
             elif not (endpoint.is_served and amounts <= self._examined):
-                found[name] = Unserved(now - endpoint.lost_at)
-        return found
+                unserved[name] = Unserved(now - endpoint.lost_at)
+        return unserved
 
     def newly_served(self) -> frozenset[str]:
         """Return the resources that node status may still show as not served."""
-        return frozenset(name for name, each in self.endpoints.items() if each.is_newly_served)
+        return frozenset(
+            name for name, endpoint in self.endpoints.items() if endpoint.is_newly_served
+        )
 
     def unready_reason(self) -> str | None:
-        """Return which resources are not registered, or None if all are."""
-        missing = {n: each for n, each in self.unserved().items() if not each.plugin_amount}
+        missing = {
+            n: resource for n, resource in self.unserved().items() if not resource.plugin_amount
+        }
         return explain_unserved(missing) or None
 
 
 class PluginEndpoint:
-    """One resource, from registration to registration."""
+    """A resource, from registration to registration."""
 
     def __init__(
         self, resource: str, plugins: DevicePlugins, ids: Mapping[str, PluginDeviceId]
@@ -206,7 +206,7 @@ class PluginEndpoint:
         self._registered_at = 0.0
         self.registrations = 0
         self.lost_at = time.monotonic()
-        """When it was last served; before the first registration: since when it should be."""
+        """When it was last served; before the first registration, since when it should be."""
         self._plugins = plugins
         self.ids = ids
         self._numa = plugins.numa
@@ -238,7 +238,6 @@ class PluginEndpoint:
     def update(
         self, ids: Mapping[str, PluginDeviceId], numa: Mapping[DeviceUuid, NumaNodes]
     ) -> None:
-        """Send a new list if it differs."""
         if ids == self.ids and numa == self._numa:
             return
         self.ids = ids
@@ -256,7 +255,6 @@ class PluginEndpoint:
         return encode_list(self.ids, self._numa if self.shows_numa else NO_NUMA)
 
     async def run(self) -> None:
-        """Serve and register, again and again."""
         self._remove_old_sockets()
         pause_s = 0.0
         before: FileIdentity | None = None
@@ -382,7 +380,7 @@ class PluginEndpoint:
 
 
 async def register(kubelet: Path, endpoint: str, resource: str) -> None:
-    """Register one plugin. Raises UnavailableError with the kubelet's message."""
+    """Register a plugin. Raises UnavailableError with the kubelet's message."""
     options = (("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1))
     request = api_pb2.RegisterRequest(
         version=VERSION, endpoint=endpoint, resource_name=resource, options=OPTIONS

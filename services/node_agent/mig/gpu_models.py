@@ -14,7 +14,7 @@ class GpuModel:
     """NVML's product name."""
     memory_mib: int
     mig: tuple[InstanceProfile, ...] = ()
-    """Its instance profiles with NVML's IDs, if it supports MIG."""
+    """With NVML's IDs; empty if the model does not support MIG."""
 
 
 def _profile(  # noqa: PLR0917 - a row of a table
@@ -34,17 +34,17 @@ def _profile(  # noqa: PLR0917 - a row of a table
 def _of_seven(*sizes: tuple[int, int]) -> tuple[InstanceProfile, ...]:
     """Return the profiles of a device with seven compute and eight memory slices.
 
-    `sizes` are those of one, two, four and eight memory slices: GB as in names, and MiB.
+    `sizes` are of one, two, four and eight memory slices: GB as in names, and MiB.
     """
-    (one, one_mib), (two, two_mib), (four, four_mib), (all_, all_mib) = sizes
+    (eighth, eighth_mib), (quarter, quarter_mib), (half, half_mib), (whole, whole_mib) = sizes
     return (
-        _profile(19, f"1g.{one}gb", one_mib, 1, 7, range(7)),
-        _profile(20, f"1g.{one}gb+me", one_mib, 1, 1, range(7)),
-        _profile(15, f"1g.{two}gb", two_mib, 2, 4, (0, 2, 4, 6)),
-        _profile(14, f"2g.{two}gb", two_mib, 2, 3, (0, 2, 4)),
-        _profile(9, f"3g.{four}gb", four_mib, 4, 2, (0, 4)),
-        _profile(5, f"4g.{four}gb", four_mib, 4, 1, (0,)),
-        _profile(0, f"7g.{all_}gb", all_mib, 8, 1, (0,)),
+        _profile(19, f"1g.{eighth}gb", eighth_mib, 1, 7, range(7)),
+        _profile(20, f"1g.{eighth}gb+me", eighth_mib, 1, 1, range(7)),
+        _profile(15, f"1g.{quarter}gb", quarter_mib, 2, 4, (0, 2, 4, 6)),
+        _profile(14, f"2g.{quarter}gb", quarter_mib, 2, 3, (0, 2, 4)),
+        _profile(9, f"3g.{half}gb", half_mib, 4, 2, (0, 4)),
+        _profile(5, f"4g.{half}gb", half_mib, 4, 1, (0,)),
+        _profile(0, f"7g.{whole}gb", whole_mib, 8, 1, (0,)),
     )
 
 

@@ -16,8 +16,6 @@ class InUseError(UnavailableError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstanceProfile:
-    """A GPU instance profile of a device, as NVML reports it."""
-
     id: int
     name: str
     """Such as `1g.10gb`."""
@@ -32,8 +30,6 @@ class InstanceProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigInstance:
-    """A GPU instance of a device."""
-
     gi: int
     """NVML's ID of the GPU instance."""
     profile: str
@@ -49,15 +45,13 @@ class MigInstance:
 
 
 InstanceUuids = Mapping[tuple[DeviceUuid, int], str]
-"""UUIDs of MIG instances, by device and position."""
+"""By device and position."""
 ListInstances = Callable[[DeviceUuid], Awaitable[tuple[MigInstance, ...]]]
 """Returns the instances of a device. Raises UnavailableError while the driver does not respond."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigState:
-    """MIG mode of a device that supports MIG, as NVML reports it."""
-
     enabled: bool
     pending: bool
     """MIG mode after the next reset of the device."""
@@ -85,7 +79,7 @@ def instance_at(layout: MigLayout, position: int, instances: Sequence[MigInstanc
             f"the device is not laid out as {layout.name}: it has {describe_instances(instances)}"
         )
     profile = positions[position].name
-    number = sum(one.name == profile for one in positions[:position])
+    number = sum(earlier.name == profile for earlier in positions[:position])
     alike = sorted((i for i in instances if i.profile == profile), key=lambda i: i.start)
     return alike[number]
 
@@ -105,8 +99,8 @@ def container_instances(
         if share.mig is not None:
             layout = find_layout(share.mig, share.device, devices.get(share.device))
             there = instances.get(share.device, ())
-            found = instance_at(layout, share.mig.position, there)
-            uuids[share.device, share.mig.position] = found.uuid
+            instance = instance_at(layout, share.mig.position, there)
+            uuids[share.device, share.mig.position] = instance.uuid
     return uuids
 
 
@@ -118,20 +112,19 @@ def find_layout(place: MigPlacement, uuid: DeviceUuid, device: Device | None) ->
             if place.profile not in {p.name for p in layout.positions[place.position :][:1]}:
                 break
             return layout
-    known = ", ".join(layout.name for layout in layouts) or "none"
+    names = ", ".join(layout.name for layout in layouts) or "none"
     raise RequestError(
         f"the lease is for {place.profile} at position {place.position} of layout {place.layout} "
-        f"of device {uuid}, which does not have it (its layouts: {known}): were the layouts "
+        f"of device {uuid}, which does not have it (its layouts: {names}): were the layouts "
         "changed after the pod was placed?"
     )
 
 
 def describe_instances(instances: Iterable[MigInstance]) -> str:
-    """Describe instances by profile and start slice."""
+    """For example, `1g.5gb at slice 4`."""
     named = sorted((i.start, f"{i.profile} at slice {i.start}") for i in instances)
     return ", ".join(text for _, text in named) or "no instance"
 
 
 def count_profiles(layout: MigLayout) -> Counter[str]:
-    """Return how many instances of each profile a layout has."""
     return Counter(profile.name for profile in layout.positions)

@@ -1,9 +1,9 @@
 """The steps that give a device a MIG layout; pure.
 
 A device has memory slices in a row. An instance takes adjacent slices, from one of the starts that
-its profile allows, and a number of the device's compute slices. So which instances fit together
-depends on where each of them starts: instances that are created one by one, wherever there is room,
-may leave room that nothing fits into. Therefore a layout is arranged as a whole.
+its profile allows, and a number of the device's compute slices. Which instances fit together
+depends on where each starts: created one by one, they may leave room that nothing fits into. So a
+layout is arranged as a whole.
 """
 
 from collections import Counter
@@ -55,10 +55,10 @@ def plan_layout(
     """Return the steps that give the device a layout; instances are destroyed first.
 
     Instances that the layout contains stay if the others fit beside them. Instances whose NVML IDs
-    are `in_use`, and those that a process uses, stay in any case. Raises InUseError if one of these
-    blocks the layout, RequestError if the layout is impossible on this device.
+    are `in_use`, or that a process uses, stay in any case. Raises InUseError if one of these blocks
+    the layout, RequestError if the layout is impossible on this device.
     """
-    known = _known_profiles(layout, profiles)
+    by_name = _known_profiles(layout, profiles)
     used = [instance for instance in instances if instance.gi in in_use or instance.busy]
     reusable = _reusable(layout, instances, used)
     foreign = [instance for instance in used if instance not in reusable]
@@ -68,7 +68,7 @@ def plan_layout(
             f"in use, and not part of layout {layout.name}"
         )
     for kept in (reusable, used):
-        missing = _missing(layout, kept, known)
+        missing = _missing(layout, kept, by_name)
         starts = arrange(missing, kept, _compute_slices(profiles))
         if starts is not None:
             return (
@@ -88,29 +88,31 @@ def _known_profiles(
     layout: MigLayout, profiles: Sequence[InstanceProfile]
 ) -> dict[str, InstanceProfile]:
     """Return the device's profiles. Raises RequestError if the layout needs another one."""
-    known = {profile.name: profile for profile in profiles}
-    unknown = sorted(set(count_profiles(layout)) - set(known))
+    by_name = {profile.name: profile for profile in profiles}
+    unknown = sorted(set(count_profiles(layout)) - set(by_name))
     if unknown:
         raise RequestError(
             f"layout {layout.name} needs {', '.join(unknown)}, and the device supports "
-            f"{', '.join(known) or 'no instances'}"
+            f"{', '.join(by_name) or 'no instances'}"
         )
-    return known
+    return by_name
 
 
 def arrange(
     wanted: Sequence[InstanceProfile], kept: Sequence[MigInstance], compute_slices: int
 ) -> tuple[int, ...] | None:
     """Return a start for each wanted instance so that all fit beside the kept ones, or None."""
-    compute = sum(one.compute_slices for one in wanted) + sum(i.compute_slices for i in kept)
+    compute = sum(profile.compute_slices for profile in wanted) + sum(
+        i.compute_slices for i in kept
+    )
     if compute > compute_slices:
         return None
     taken = frozenset(number for i in kept for number in range(i.start, i.start + i.memory_slices))
     order = sorted(range(len(wanted)), key=lambda n: (-wanted[n].memory_slices, wanted[n].name, n))
-    found = _search([wanted[n] for n in order], taken, None)
-    if found is None:
+    in_order = _search([wanted[n] for n in order], taken, None)
+    if in_order is None:
         return None
-    starts = dict(zip(order, found, strict=True))
+    starts = dict(zip(order, in_order, strict=True))
     return tuple(starts[n] for n in range(len(wanted)))
 
 
@@ -144,7 +146,7 @@ def _compute_slices(profiles: Iterable[InstanceProfile]) -> int:
 def _reusable(
     layout: MigLayout, instances: Sequence[MigInstance], used: Sequence[MigInstance]
 ) -> list[MigInstance]:
-    """Return the instances that the layout contains, those in use first."""
+    """Return the instances that the layout contains, instances in use first."""
     wanted = count_profiles(layout)
     reusable: list[MigInstance] = []
     for instance in sorted(instances, key=lambda i: (i not in used, i.start)):
@@ -155,7 +157,7 @@ def _reusable(
 
 
 def _missing(
-    layout: MigLayout, kept: Iterable[MigInstance], known: dict[str, InstanceProfile]
+    layout: MigLayout, kept: Iterable[MigInstance], by_name: dict[str, InstanceProfile]
 ) -> list[InstanceProfile]:
     present = Counter(instance.profile for instance in kept)
     missing: list[InstanceProfile] = []
@@ -163,5 +165,5 @@ def _missing(
         if present[profile.name] > 0:
             present[profile.name] -= 1
         else:
-            missing.append(known[profile.name])
+            missing.append(by_name[profile.name])
     return missing

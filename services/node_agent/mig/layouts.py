@@ -25,28 +25,28 @@ def layouts_for(
     """Return the layouts of a device, and warnings about the geometry that they come from.
 
     The first geometry with a part of the model's name applies. Profiles that NVML does not report
-    are dropped, and layouts that do not fit. If no layout is left, or no geometry names the model,
+    are dropped, and layouts that do not fit. If none is left, or no geometry names the model,
     layouts are derived from NVML's profiles.
     """
     named = f"NVIDIA-{model}"
     geometry = next((g for g in geometries if any(part in named for part in g.models)), None)
     warnings: list[str] = []
-    found: list[MigLayout] = []
+    fitting: list[MigLayout] = []
     for layout in geometry.layouts if geometry is not None else ():
         real = _match_profiles(layout, model, profiles, warnings)
         if not real.profiles:
             continue
         if fits_alone(profiles, _instances(real, profiles)):
-            found.append(real)
+            fitting.append(real)
         else:
             warnings.append(f"layout {layout.name} of {model} does not fit on the device")
-    if not found:
+    if not fitting:
         if geometry is not None:
             warnings.append(
                 f"no layout of {model} is left: layouts are derived from NVML's profiles"
             )
-        found = list(derive_layouts(profiles))
-    return tuple(found), tuple(warnings)
+        fitting = list(derive_layouts(profiles))
+    return tuple(fitting), tuple(warnings)
 
 
 def derive_layouts(profiles: Sequence[InstanceProfile]) -> tuple[MigLayout, ...]:
@@ -56,7 +56,7 @@ def derive_layouts(profiles: Sequence[InstanceProfile]) -> tuple[MigLayout, ...]
     the one that uses most of the device's compute slices stays.
     """
     plain = [profile for profile in profiles if profile.name.replace(".", "").isalnum()]
-    ranked = sorted(plain, key=lambda each: each.count * each.compute_slices, reverse=True)
+    ranked = sorted(plain, key=lambda profile: profile.count * profile.compute_slices, reverse=True)
     best = {profile.memory_mib: profile for profile in reversed(ranked)}
     sizes = [best[memory] for memory in sorted(best)]
     return tuple(
@@ -91,16 +91,16 @@ def _match_profiles(
 ) -> MigLayout:
     real: list[MigProfile] = []
     for profile in layout.profiles:
-        found = _closest_profile(profile, profiles)
-        if found is None:
+        closest = _closest_profile(profile, profiles)
+        if closest is None:
             warnings.append(
                 f"layout {layout.name} of {model} has {profile.name}, which NVML does not "
                 f"report: it reports {', '.join(p.name for p in profiles) or 'none'}"
             )
             continue
-        if found.name != profile.name:
-            warnings.append(f"{profile.name} of {model} is called {found.name} by NVML")
-        real.append(replace(profile, name=found.name, memory_mib=found.memory_mib))
+        if closest.name != profile.name:
+            warnings.append(f"{profile.name} of {model} is called {closest.name} by NVML")
+        real.append(replace(profile, name=closest.name, memory_mib=closest.memory_mib))
     return replace(layout, profiles=tuple(real))
 
 
@@ -110,25 +110,29 @@ def _closest_profile(
     """Return the profile of this name, or else one of similar compute and memory."""
     slices = profile.name.partition("g.")[0]
     near = [
-        one
-        for one in profiles
-        if one.name == profile.name
+        candidate
+        for candidate in profiles
+        if candidate.name == profile.name
         or (
-            str(one.compute_slices) == slices
-            and one.name.replace(".", "").isalnum()
-            and 100 * abs(one.memory_mib - profile.memory_mib) <= NEAR_PERCENT * profile.memory_mib
+            str(candidate.compute_slices) == slices
+            and candidate.name.replace(".", "").isalnum()
+            and 100 * abs(candidate.memory_mib - profile.memory_mib)
+            <= NEAR_PERCENT * profile.memory_mib
         )
     ]
     return min(
         near,
-        key=lambda one: (one.name != profile.name, abs(one.memory_mib - profile.memory_mib)),
+        key=lambda candidate: (
+            candidate.name != profile.name,
+            abs(candidate.memory_mib - profile.memory_mib),
+        ),
         default=None,
     )
 
 
 def _instances(layout: MigLayout, profiles: Sequence[InstanceProfile]) -> list[InstanceProfile]:
-    known = {profile.name: profile for profile in profiles}
-    return [known[profile.name] for profile in layout.positions]
+    by_name = {profile.name: profile for profile in profiles}
+    return [by_name[profile.name] for profile in layout.positions]
 
 
 def _fill_layout(
@@ -138,9 +142,9 @@ def _fill_layout(
     profiles: Sequence[InstanceProfile],
 ) -> MigLayout:
     chosen: list[InstanceProfile] = []
-    for one, most in ((profile, profile.count), (smallest, smallest.count)):
-        while chosen.count(one) < most and fits_alone(profiles, [*chosen, one]):
-            chosen.append(one)
+    for instance, most in ((profile, profile.count), (smallest, smallest.count)):
+        while chosen.count(instance) < most and fits_alone(profiles, [*chosen, instance]):
+            chosen.append(instance)
     kinds = dict.fromkeys(chosen)
     return MigLayout(
         name=name,
@@ -162,4 +166,4 @@ KNOWN_GEOMETRIES = tuple(
         (("NVIDIA B200",), B200),
     )
 )
-"""Those of A30 and A100 are the ones that Volcano ships; the others follow the same pattern."""
+"""A30 and A100 as Volcano ships them; the others follow the same pattern."""

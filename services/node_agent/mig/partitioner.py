@@ -41,7 +41,7 @@ class MigDriver(Protocol):
         ...
 
     async def create_instance(self, device: DeviceUuid, profile: int, start: int) -> int:
-        """Create a GPU instance at a memory slice; return its ID."""
+        """Create a GPU instance at a memory slice, and return its ID."""
         ...
 
     async def create_compute(self, device: DeviceUuid, gi: int) -> None:
@@ -73,9 +73,9 @@ class Partitioner:
     ) -> tuple[MigInstance, ...]:
         """Give the device this layout; return its instances, all of them ready.
 
-        Instances whose UUIDs are `in_use` stay. Leftovers of an earlier, failed attempt are reused
-        or destroyed. Raises InUseError while an instance in use blocks the layout, RequestError if
-        the layout is impossible, UnavailableError if the driver fails.
+        Instances whose UUIDs are `in_use` stay. What an earlier, failed attempt left is reused or
+        destroyed. Raises InUseError while an instance in use blocks the layout, RequestError if the
+        layout is impossible, UnavailableError if the driver fails.
         """
         before = await self._call(device, "list its instances", self.driver.instances(device))
         ids = {instance.gi for instance in before if instance.uuid in in_use}

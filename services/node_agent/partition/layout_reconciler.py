@@ -4,8 +4,8 @@ A device gets the layout of its newest lease as soon as that lease is known; the
 one layout per device. An instance is destroyed only after the kubelet has released its pod and the
 driver shows no process on it.
 
-A device that cannot be given a layout gets no new share: each pod for it would fail. The layout is
-tried again until it, or that of a newer lease, succeeds.
+A device that cannot be given a layout gets no new share, as each pod would fail. The layout is
+tried again until it, or the layout of a newer lease, succeeds.
 """
 
 import asyncio
@@ -54,8 +54,6 @@ Partitioners = Partitioner | RemotePartitioner
 
 
 class LayoutReconciler:
-    """The MIG instances of one node's devices."""
-
     def __init__(
         self,
         node: Node,
@@ -170,9 +168,9 @@ class LayoutReconciler:
         """
         if self._find_newer(lease, share) is not None:
             await self.node.lease_sync.sync()
-        found = self._find_newer(lease, share)
-        if found is not None:
-            other, layout = found
+        newer = self._find_newer(lease, share)
+        if newer is not None:
+            other, layout = newer
             raise RequestError(
                 f"its lease of GPU {share.device} is outdated: pod {other.namespace}/{other.name} "
                 f"was given an instance of layout {layout} there later"
@@ -197,8 +195,10 @@ class LayoutReconciler:
         newest: dict[DeviceUuid, tuple[Lease, Share]] = {}
         for lease in self.node.leases.leases.values():
             for share in lease.shares if lease.state in HONOURED_STATES else ():
-                known = newest.get(share.device)
-                if share.mig is not None and (known is None or known[1].fence < share.fence):
+                newest_there = newest.get(share.device)
+                if share.mig is not None and (
+                    newest_there is None or newest_there[1].fence < share.fence
+                ):
                     newest[share.device] = (lease, share)
         uuids = {device.uuid for device in self.node.devices}
         return [pair for device, pair in newest.items() if device in uuids]
@@ -238,8 +238,8 @@ class LayoutReconciler:
         for _, share in self._newest_shares():
             if share.device == device and share.mig is not None:
                 name = share.mig.layout
-        known = self.node.snapshot.devices.get(device)
-        layouts = () if known is None else known.layouts
+        described = self.node.snapshot.devices.get(device)
+        layouts = () if described is None else described.layouts
         return next((layout for layout in layouts if layout.name == name), None)
 
     async def _lay_out_in_time(
@@ -363,8 +363,8 @@ class LayoutReconciler:
         """Return the phase of each pod, or prepared claim, that may still use an instance.
 
         A list of running containers may be 2 s old. A pod in a final phase has none, and its
-        instance may be another pod's by then; so may that of a pod which has ended, and which an
-        old list of the kubelet still shows. Waits while the kubelet may be restarting.
+        instance may be another pod's by then; the same holds for an ended pod that an old list of
+        the kubelet still shows. Waits while the kubelet may be restarting.
         """
         running: RunningPods | None = None
         while True:

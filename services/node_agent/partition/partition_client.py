@@ -35,7 +35,7 @@ PARTITION_TIMEOUT_S = 120.0
 
 
 class RemotePartitioner:
-    """The node's GPUs, with the partitioner's instances of those in MIG mode.
+    """The node's GPUs, with the partitioner's instances of GPUs in MIG mode.
 
     The partitioner is behind a socket; there is one connection per request.
     """
@@ -48,21 +48,18 @@ class RemotePartitioner:
 
     async def discover(self) -> tuple[Gpu, ...]:
         """Return all GPUs. Raises UnavailableError while the driver does not respond."""
-        found = await self.gpus.discover()
-        return tuple(await asyncio.gather(*(self._with_mig_state(gpu) for gpu in found)))
+        gpus = await self.gpus.discover()
+        return tuple(await asyncio.gather(*(self._with_mig_state(gpu) for gpu in gpus)))
 
     @property
     def unreadable(self) -> Mapping[int, str]:
-        """By the driver's index, why the latest probe could not read a GPU."""
         return self.gpus.unreadable
 
     @property
     def unread(self) -> tuple[UnreadDevice, ...]:
-        """The GPUs that the kernel's driver lists, and that the latest probe did not return."""
         return self.gpus.unread
 
     def xids(self) -> tuple[Xid, ...]:
-        """Return the XID events since the last call."""
         return self.gpus.xids()
 
     async def read_device(self, device: DeviceUuid) -> InstancesReply:

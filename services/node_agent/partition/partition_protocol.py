@@ -18,12 +18,10 @@ ERROR_CODES: tuple[tuple[str, type[LeaseholdError]], ...] = (
     ("request", RequestError),
     ("unavailable", UnavailableError),
 )
-"""Codes of errors; the first class that matches applies."""
+"""The first class that matches applies."""
 
 
 class InstancesRequest(msgspec.Struct, tag=True, frozen=True):
-    """Request a device's MIG state and instances."""
-
     device: DeviceUuid
     after_changes: bool = False
     """Wait until all changes of the device that were requested before have ended."""
@@ -45,8 +43,6 @@ class InstancesReply(msgspec.Struct, tag=True, frozen=True):
 
 
 class FailureReply(msgspec.Struct, tag=True, frozen=True):
-    """Reply to a request that failed."""
-
     code: str
     text: str
 
@@ -58,7 +54,6 @@ _reply_decoder: msgspec.json.Decoder[Reply] = msgspec.json.Decoder(Reply)
 
 
 def encode_line(message: Request | Reply) -> bytes:
-    """Encode a message as a line."""
     return msgspec.json.encode(message) + b"\n"
 
 
@@ -82,6 +77,5 @@ def decode_reply(line: bytes) -> InstancesReply:
 
 
 def failure_reply(error: LeaseholdError) -> FailureReply:
-    """Return the reply for an error."""
     fault = next((name for name, kind in ERROR_CODES if isinstance(error, kind)), "unavailable")
     return FailureReply(fault, str(error))

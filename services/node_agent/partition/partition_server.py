@@ -1,9 +1,9 @@
 """The server of the partitioner, which changes MIG layouts for the node's unprivileged agent.
 
-It listens on a Unix socket and serves processes of one user only, which the kernel identifies. It
-trusts no request: it queries the driver itself for the device's presence and MIG mode, its
-profiles, and the instances in use. It never changes a device's mode, and never destroys an instance
-that a process uses, whatever the request.
+It serves processes of one user, which the kernel identifies, on a Unix socket. It trusts no
+request: it queries the driver itself for the device's presence and MIG mode, its profiles, and the
+instances in use. It never changes a device's mode, and never destroys an instance that a process
+uses.
 """
 
 import asyncio
@@ -91,7 +91,6 @@ class PartitionServer:
         )
 
     async def reply_to(self, line: bytes) -> Reply:
-        """Return the reply to a request."""
         try:
             request = decode_request(line)
             if isinstance(request, InstancesRequest) and not request.after_changes:
@@ -121,10 +120,10 @@ class PartitionServer:
             return InstancesReply(gpu.mig, instances)
 
     async def _gpu(self, device: DeviceUuid) -> Gpu:
-        found = {gpu.uuid: gpu for gpu in await self.gpus.discover()}
-        if device not in found:
+        gpus = {gpu.uuid: gpu for gpu in await self.gpus.discover()}
+        if device not in gpus:
             raise RequestError(f"device {device} is not on this node")
-        return found[device]
+        return gpus[device]
 
 
 def _check_request(gpu: Gpu, positions: int) -> None:

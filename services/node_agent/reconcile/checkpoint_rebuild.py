@@ -27,8 +27,8 @@ def rebuild_entries(
 ) -> list[CheckpointEntry]:
     """Return an entry for each container, and each claim's request, with devices and a lease.
 
-    Ended init containers, and containers before Allocate, have no devices. `instances` are those of
-    devices in MIG mode: a container has the one at its placement.
+    Ended init containers, and containers before Allocate, have no devices. A container has the MIG
+    instance at its placement.
     """
     entries: list[CheckpointEntry] = []
     live: dict[tuple[str, str], Lease | None] = {
@@ -61,9 +61,9 @@ def _held_by_claims(
 ) -> Iterator[tuple[Lease, str]]:
     """Yield each request of the claims with a lease whose devices pods have."""
     held: dict[tuple[str, str], set[tuple[str, str]]] = {}
-    for each in pod_resources.claims:
-        devices = held.setdefault((each.namespace, each.claim), set())
-        devices.add((each.device, each.share_id))
+    for claim in pod_resources.claims:
+        devices = held.setdefault((claim.namespace, claim.claim), set())
+        devices.add((claim.device, claim.share_id))
     for lease in leases.values():
         leased = {(device_name(s.device, s.mig), s.share_id) for s in lease.shares}
         if lease.claim and leased <= held.get((lease.namespace, lease.name), set()):
@@ -71,7 +71,7 @@ def _held_by_claims(
 
 
 def may_hold_unrecorded(entries: Iterable[CheckpointEntry], pods: Iterable[KubeletPod]) -> bool:
-    """Return whether a container without an entry has limits of extended resources."""
+    """Whether a container without an entry has limits of extended resources."""
     recorded = {entry.place for entry in entries}
     return any(
         container.limits and (pod.namespace, pod.name, container.name) not in recorded
@@ -89,11 +89,11 @@ def unrecorded_holders(
 ) -> dict[DeviceUuid, tuple[str, ...]]:
     """Return, by device, the running pods with device IDs of ours and no entry.
 
-    They were given out by an agent whose records were lost, for leases that were lost too.
+    An agent whose records were lost gave them out, for leases that were lost too.
     """
     live = {(pod.namespace, pod.name) for pod in pods if not pod.terminal}
     recorded = {entry.place for entry in entries}
-    found: dict[DeviceUuid, set[str]] = {}
+    uuids: dict[DeviceUuid, set[str]] = {}
     for holding in pod_resources.holdings:
         if (holding.namespace, holding.name) not in live or holding.place in recorded:
             continue
@@ -101,8 +101,8 @@ def unrecorded_holders(
         for text in holding.device_ids & served.keys():
             device = served[text].device
             if device is not None:
-                found.setdefault(device, set()).add(f"{holding.namespace}/{holding.name}")
-    return {device: tuple(sorted(names)) for device, names in found.items()}
+                uuids.setdefault(device, set()).add(f"{holding.namespace}/{holding.name}")
+    return {device: tuple(sorted(names)) for device, names in uuids.items()}
 
 
 def unused_claims(
@@ -113,12 +113,12 @@ def unused_claims(
     running: Set[PodUid],
 ) -> set[PodUid]:
     """Return the claims that no container uses, where the kubelet has no driver to call."""
-    held = {(each.namespace, each.claim) for each in pod_resources.claims}
+    held = {(claim.namespace, claim.claim) for claim in pod_resources.claims}
     live = {pod.uid for pod in pods if not pod.terminal} | running
     return {
-        each.pod
-        for each in allocations
-        if each.lease.claim is not None
-        and (each.namespace, each.name) not in held
-        and live.isdisjoint(leases.get(each.pod, each.lease).users)
+        allocation.pod
+        for allocation in allocations
+        if allocation.lease.claim is not None
+        and (allocation.namespace, allocation.name) not in held
+        and live.isdisjoint(leases.get(allocation.pod, allocation.lease).users)
     }

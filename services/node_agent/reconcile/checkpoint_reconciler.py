@@ -23,8 +23,6 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointReconciler:
-    """Reconciles one node's checkpoint."""
-
     def __init__(
         self, node: Node, pods: NodePods, mig: LayoutReconciler, *, serves_claims: bool = True
     ) -> None:
@@ -34,11 +32,12 @@ class CheckpointReconciler:
         self.pods = pods
         self.mig = mig
         self.serves_claims = serves_claims
-        """The kubelet calls when a claim ends; without, claims end as PodResources show them."""
+        """Whether the kubelet calls when a claim ends; otherwise claims end as PodResources show
+        them."""
         self.over: Set[PodUid] = frozenset()
-        """Pods that have ended and that the kubelet still lists as live: its list is old."""
+        """Ended pods that the kubelet still lists as live: its list is old."""
         self._unseen: Mapping[PodUid, str] = {}
-        """Why it cannot be seen whether a pod has ended, for pods of which it cannot."""
+        """Why it cannot be seen whether a pod has ended, by pod."""
 
     async def rebuild(self) -> None:
         """Record what the checkpoint lacks from PodResources and leases, which have been synced.
@@ -87,7 +86,7 @@ class CheckpointReconciler:
     async def forget_ended(self) -> tuple[KubeletPod, ...]:
         """Forget pods that have ended; return the kubelet's pods.
 
-        PodResources and the runtime are asked only if a pod may have ended by the list and the
+        PodResources and the runtime are queried only if a pod may have ended by the list and the
         leases, or may have devices without an entry. Raises UnavailableError if the pods cannot be
         listed.
         """
@@ -129,7 +128,7 @@ class CheckpointReconciler:
     def _may_have_ended(
         self, entries: Sequence[CheckpointEntry], pods: Sequence[KubeletPod]
     ) -> Set[PodUid]:
-        """Return the pods that have ended unless PodResources or a process say otherwise."""
+        """Return the pods that have ended unless PodResources or a process show otherwise."""
         nothing = NodeSight(pods=pods, pod_resources=PodResources(), running=RunningPods())
         ends = ends_of_pods(entries, nothing, self.leases)
         return {pod for pod, end in ends.items() if end is PodEnd.ENDED}
@@ -147,7 +146,7 @@ class CheckpointReconciler:
         )
 
     async def terminated(self, pods: Set[PodUid]) -> Set[PodUid]:
-        """Return those of the pods whose last container has ended, as the kubelet shows it.
+        """Return the pods whose last container has ended, as the kubelet shows it.
 
         Their leases end with the reply: a busy kubelet may have yet to admit a pod that was deleted
         meanwhile, and calls Allocate for it.
@@ -163,7 +162,7 @@ class CheckpointReconciler:
     ) -> Mapping[DeviceUuid, Sequence[MigInstance]]:
         """List MIG instances if a pod with devices may have one: the driver may not respond."""
         holders = {(holding.namespace, holding.name) for holding in pod_resources.holdings}
-        holders |= {(each.namespace, each.claim) for each in pod_resources.claims}
+        holders |= {(claim.namespace, claim.claim) for claim in pod_resources.claims}
         leases = self.leases.leases.values()
         if any(
             share.mig
@@ -179,13 +178,13 @@ class CheckpointReconciler:
         node = self.node.snapshot
         if node is None:
             return
-        found = unrecorded_holders(node, self.checkpoint.entries, pods, pod_resources)
-        if found != self.checkpoint.unrecorded:
-            for device, names in found.items():
+        unrecorded = unrecorded_holders(node, self.checkpoint.entries, pods, pod_resources)
+        if unrecorded != self.checkpoint.unrecorded:
+            for device, names in unrecorded.items():
                 logger.error(
                     "pods %s hold parts of device %s, of which neither the checkpoint nor a lease "
                     "is left: nothing more is given out of it until they are deleted",
                     ", ".join(names),
                     device,
                 )
-        self.checkpoint.unrecorded = found
+        self.checkpoint.unrecorded = unrecorded

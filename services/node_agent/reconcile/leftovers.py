@@ -1,8 +1,8 @@
-"""What pods that have ended still hold: the agent's records that go beyond the ledger's leases.
+"""What pods that have ended still hold: the agent's records beyond the ledger's leases.
 
 A process may outlive its container, for example in uninterruptible sleep on a sick GPU. The agent
-gives nothing that it has out a second time, and the ledger has freed it. So the agent reports it,
-and the ledger places nothing there until both agree.
+gives nothing out a second time, and the ledger has freed it. So the agent reports it, and the
+ledger places nothing there until both agree.
 """
 
 import contextlib
@@ -20,19 +20,16 @@ from shared.model.names import PodUid
 logger = logging.getLogger(__name__)
 
 SETTLE_S = 1.0
-"""A record without a lease counts after this time: the agent learns of the end of a pod and of that
-of its lease one after the other."""
+"""A record without a lease counts after this time: the ends of a pod and of its lease arrive one
+after the other."""
 COMPARE_S = 0.25
-"""How often records are compared again while some have no lease."""
+"""Interval between comparisons while some records have no lease."""
 VANISHED_S = 5.0
-"""The same for pods that were deleted, and whose leases have not ended: the kubelet kills their
-containers after a grace period. It is also how long the last request of a binder about one counts.
-"""
+"""The same for deleted pods with a lease: the kubelet kills their containers after a grace period.
+Also how long a binder's last request about one counts."""
 
 
 class Leftovers:
-    """What ended pods still hold on one node."""
-
     def __init__(self, node: Node, reconciler: CheckpointReconciler) -> None:
         self.node = node
         self.reconciler = reconciler
@@ -52,7 +49,7 @@ class Leftovers:
             await self.compare()
 
     async def compare(self) -> None:
-        """Compare once; a report is due if what pods that have ended hold has changed."""
+        """Compare once; a report is due if what ended pods hold has changed."""
         beyond = self._beyond()
         if beyond:
             with contextlib.suppress(LeaseholdError):
@@ -68,7 +65,7 @@ class Leftovers:
             if pod in recorded and ticks - times[2] < VANISHED_S
         }
         settled = {
-            pod: each for pod, each in beyond.items() if ticks - self._since[pod][0] >= SETTLE_S
+            pod: excess for pod, excess in beyond.items() if ticks - self._since[pod][0] >= SETTLE_S
         }
         late = {pod for pod, times in self._vanished.items() if ticks - times[0] >= VANISHED_S}
         pids = await self._find_processes(settled.keys() | late)
@@ -79,7 +76,6 @@ class Leftovers:
             self.node.report_due.set()
 
     def count(self) -> int:
-        """Return how many pods are reported."""
         return len(self._shown.keys() | self._pids.keys())
 
     def note_vanished(self, running: Iterable[PodUid]) -> None:
@@ -93,7 +89,7 @@ class Leftovers:
             self.node.compare_due.set()
 
     def described(self, devices: Iterable[Device]) -> tuple[Device, ...]:
-        """Return devices as they are to be reported, with what ended pods still hold of them."""
+        """Return devices as they are reported, with what ended pods still hold of them."""
         since = {pod: self._since[pod][1] for pod in self._shown if pod in self._since}
         leased = {pod: times[1] for pod, times in self._vanished.items() if pod in self._pids}
         return with_leftovers(
@@ -115,11 +111,11 @@ class Leftovers:
         """Return a few processes of each pod."""
         if not pods:
             return {}
-        found: dict[PodUid, list[int]] = {pod: [] for pod in pods}
+        processes: dict[PodUid, list[int]] = {pod: [] for pod in pods}
         for pid, pod in sorted((await self.reconciler.pods.list_processes()).items()):
-            if pod in found:
-                found[pod].append(pid)
-        return {pod: tuple(pids[:MOST_PIDS]) for pod, pids in found.items()}
+            if pod in processes:
+                processes[pod].append(pid)
+        return {pod: tuple(pids[:MOST_PIDS]) for pod, pids in processes.items()}
 
     def _log(self, new: Iterable[PodUid]) -> None:
         names = {entry.allocation.pod: entry.holder for entry in self.node.checkpoint.entries}

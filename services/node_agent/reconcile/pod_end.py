@@ -1,10 +1,9 @@
 """Whether a pod of the node has ended, by everything that the agent sees of it; pure.
 
-No witness is enough on its own. The kubelet's list of pods shows what the kubelet reads back from
-the API server, so that after an outage a pod which ended long ago may still be listed as running,
-and stays so while the kubelet admits another one. PodResources list nothing at first after a
-restart of the kubelet. The ledger may have lost a lease. Processes are always true, but a container
-that waits for its restart has none.
+No witness suffices alone. The kubelet's list of pods repeats what the kubelet reads from the API
+server: after an outage, and while the kubelet admits another pod, one that ended long ago may be
+listed as running. PodResources list nothing at first after a restart of the kubelet. The ledger may
+have lost a lease. Processes are always true, but a container that waits for its restart has none.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,15 +18,13 @@ from shared.model.names import PodUid
 
 
 class PodEnd(StrEnum):
-    """What is known of a pod's end."""
-
     RUNS = "runs"
     ENDED = "ended"
     UNKNOWN = "unknown"
 
 
 class Listed(StrEnum):
-    """How the kubelet lists a pod; one that cannot be asked lists none."""
+    """How the kubelet lists a pod; one that does not respond lists none."""
 
     LIVE = "live"
     TERMINAL = "terminal"
@@ -36,17 +33,17 @@ class Listed(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Witnesses:
-    """What is seen of one pod."""
+    """What is seen of a pod."""
 
     processes: bool
-    """It is seen to have processes, apart from the sandbox of a pod that is listed as terminal."""
+    """Apart from the sandbox of a pod that is listed as terminal."""
     starts: bool | None
-    """It may start its first process now; None if processes cannot be seen."""
+    """Whether it may start its first process now, or None if processes cannot be seen."""
     listed: Listed
     holds: bool | None
-    """PodResources show its devices; None if they cannot be read."""
+    """Whether PodResources show its devices, or None if they cannot be read."""
     leased: bool
-    """It has a lease as far as the agent knows."""
+    """As far as the agent knows."""
 
 
 def end_of(seen: Witnesses) -> PodEnd:
@@ -79,7 +76,7 @@ def end_of(seen: Witnesses) -> PodEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSight:
-    """What the agent sees of the pods of its node at one moment."""
+    """What the agent sees of its node's pods at one moment."""
 
     pods: Sequence[KubeletPod] = ()
     pod_resources: PodResources | None = None
@@ -91,7 +88,7 @@ def ends_of_pods(
 ) -> Mapping[PodUid, PodEnd]:
     """Return what is known of the end of each recorded pod.
 
-    ResourceClaims end by the kubelet's call, and are none of them.
+    ResourceClaims, which end by the kubelet's call, are left out.
     """
     by_pod: dict[PodUid, list[CheckpointEntry]] = {}
     for entry in entries:
@@ -138,7 +135,7 @@ def _holds(
 ) -> bool | None:
     """Return whether PodResources show the pod's devices; they name no pod by its UID.
 
-    `others` are the names of other pods: what those hold is theirs. Devices of init containers are
+    `others` are the names of other pods, whose devices do not count. Devices of init containers are
     not shown, so that a pod with no others counts as long as it is listed as active.
     """
     if pod_resources is None:

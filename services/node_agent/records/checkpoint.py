@@ -34,18 +34,20 @@ REPLY_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFile:
-    """The file."""
-
     v: int = FORMAT
     node: str = ""
     entries: tuple[CheckpointEntry, ...] = ()
     fences: Mapping[str, Fence] = field(default_factory=dict)
     devices: tuple[Device, ...] = ()
-    """The node's devices as they were last offered, without their health."""
+    """As last offered, without their health."""
 
 
 class Checkpoint:
-    """Entries by pod, container and resource, and the newest fence honoured for each slot."""
+    """Entries by pod, container and resource, and the newest fence honoured for each slot.
+
+    For example, `await checkpoint.save(entry, devices=snapshot.devices)` before the kubelet gets
+    its reply.
+    """
 
     def __init__(self, path: Path, node: str) -> None:
         self.path = path
@@ -53,11 +55,11 @@ class Checkpoint:
         self.by_key: dict[tuple[PodUid, str, str], CheckpointEntry] = {}
         self.fences: dict[str, Fence] = {}
         self.devices: tuple[Device, ...] = ()
-        """The devices that the node had when they were last recorded."""
+        """As last recorded."""
         self.lost = False
         """The file is missing or unreadable: it must be rebuilt from PodResources."""
         self.unrecorded: Mapping[DeviceUuid, Collection[str]] = {}
-        """Pods that hold parts of a device, and of which there is no entry."""
+        """Pods that hold parts of a device, and that have no entry."""
         self.changing = asyncio.Lock()
         """Held while an entry and the region of its container change together."""
         self._called_at: dict[tuple[PodUid, str, str], tuple[float, bool]] = {}
@@ -71,7 +73,7 @@ class Checkpoint:
     async def load(self) -> None:
         """Read the file; a damaged or foreign one is moved aside, never overwritten.
 
-        Raises UnavailableError if it cannot be read, or not be moved.
+        Raises UnavailableError if it can be neither read nor moved.
         """
         try:
             content = await asyncio.to_thread(self._read)
@@ -104,8 +106,8 @@ class Checkpoint:
     async def restore(self, entries: Iterable[CheckpointEntry]) -> None:
         """Record allocations of pods that have no entry, all in one write.
 
-        Were the entries of a pod written one by one, an agent that is killed between them would
-        take the pod for recorded. Raises UnavailableError if they cannot be written.
+        One by one, an agent that is killed between them would take the pod for recorded. Raises
+        UnavailableError if they cannot be written.
         """
         async with self._writing:
             await self._add(entries)
@@ -128,7 +130,7 @@ class Checkpoint:
                 await self._write(self.by_key, self.fences, self.devices)
 
     async def forget(self, pods: Iterable[PodUid]) -> None:
-        """Drop the entries of pods that have ended; the fences of slots stay.
+        """Remove the entries of pods that have ended; the fences of slots stay.
 
         Raises UnavailableError if that cannot be written.
         """
@@ -142,23 +144,21 @@ class Checkpoint:
             await self._write(entries, fences, self.devices)
 
     def find(self, pod: PodUid, container: str, resource: str) -> CheckpointEntry | None:
-        """Return the allocation of a container, or None if it has none."""
         return self.by_key.get((pod, container, resource))
 
     def of_resource(self, resource: str) -> list[CheckpointEntry]:
-        """Return all allocations of one resource, oldest first."""
+        """Return all allocations of a resource, oldest first."""
         return [entry for key, entry in self.by_key.items() if key[2] == resource]
 
     @property
     def allocations(self) -> tuple[Allocation, ...]:
-        """All allocations whose pods have not ended."""
         return tuple(entry.allocation for entry in self.by_key.values())
 
     @property
     def reported(self) -> tuple[Allocation, ...]:
-        """One allocation for each lease, in its newest version: it has all containers' shares."""
-        by_version = sorted(self.allocations, key=lambda each: each.lease.version)
-        return tuple({each.pod: each for each in by_version}.values())
+        """The newest allocation of each lease: it has all containers' shares."""
+        by_version = sorted(self.allocations, key=lambda allocation: allocation.lease.version)
+        return tuple({allocation.pod: allocation for allocation in by_version}.values())
 
     @property
     def device_fences(self) -> dict[DeviceUuid, int]:
@@ -171,27 +171,28 @@ class Checkpoint:
 
     @property
     def entries(self) -> tuple[CheckpointEntry, ...]:
-        """All entries whose pods have not ended."""
         return tuple(self.by_key.values())
 
     @property
     def pods(self) -> frozenset[PodUid]:
-        """Pods with an entry."""
         return frozenset(key[0] for key in self.by_key)
 
     @property
     def allocated(self) -> frozenset[tuple[PodUid, str]]:
-        """Pods and containers that were allocated devices."""
         return frozenset((pod, container) for pod, container, _ in self.by_key)
 
     @property
     def claims(self) -> frozenset[PodUid]:
         """Prepared ResourceClaims."""
-        return frozenset(each.pod for each in self.allocations if each.lease.claim is not None)
+        return frozenset(
+            allocation.pod for allocation in self.allocations if allocation.lease.claim is not None
+        )
 
     def allocated_since(self, since: float) -> frozenset[PodUid]:
         """Return the pods with an allocation at `since` (Unix time, s) or later."""
-        return frozenset(each.pod for each in self.allocations if each.activated_at >= since)
+        return frozenset(
+            allocation.pod for allocation in self.allocations if allocation.activated_at >= since
+        )
 
     def note_call(self, entry: CheckpointEntry, now: float, *, starts: bool) -> None:
         """Note that the kubelet has called for this container: to allocate, or to start it."""
@@ -207,7 +208,7 @@ class Checkpoint:
         """Return whether the kubelet is soon to call PreStartContainer, or to get its reply.
 
         It calls once the pod's sandbox exists, some time after Allocate. If the plugin is gone by
-        then, the container fails, and the kubelet tries again after 10 s only.
+        then, the container fails, and the kubelet tries again only after 10 s.
         """
         return any(
             now < at + (REPLY_S if starts else START_S) for at, starts in self._called_at.values()

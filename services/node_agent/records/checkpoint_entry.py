@@ -23,13 +23,13 @@ class Fence:
 
 
 def slot_key(share: Share, pod: PodUid) -> str:
-    """Return the key under which fences only rise: a slot's; without a slot, the pod's own."""
+    """Return the key under which fences only rise: of a slot or, without one, of the pod."""
     slot = pod if share.slot is None else str(share.slot)
     return f"{share.device}/{slot}"
 
 
 def device_of_key(key: str) -> DeviceUuid:
-    """Return the device of a key that `slot_key` returned."""
+    """Return the device of a key of `slot_key`."""
     return DeviceUuid(key.rpartition("/")[0])
 
 
@@ -40,13 +40,13 @@ class LoweredLease:
     resize_id: str
     """The resize in which the lease may become so."""
     lease: Lease
-    """The proposed lease; its version is the one that the resize is based on."""
+    """Its version is the one that the resize is based on."""
     setup: ContainerSetup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointEntry:
-    """One allocation with its setup: a repeated call gets the same reply."""
+    """An allocation with its setup: a repeated call gets the same reply."""
 
     allocation: Allocation
     setup: ContainerSetup
@@ -63,7 +63,6 @@ class CheckpointEntry:
 
     @property
     def place(self) -> ContainerPlace:
-        """Namespace, pod and container."""
         allocation = self.allocation
         return allocation.namespace, allocation.name, allocation.container
 
@@ -76,12 +75,11 @@ class CheckpointEntry:
 
     @property
     def limits(self) -> ContainerSetup:
-        """The container's current limits."""
         return self.lowered.setup if self.lowered else self.setup
 
     @property
     def lease(self) -> Lease:
-        """The lease of its current limits."""
+        """The lease of the current limits."""
         return self.lowered.lease if self.lowered else self.allocation.lease
 
 
@@ -96,7 +94,6 @@ def new_entry(
     now: float,
     init: bool = False,
 ) -> CheckpointEntry:
-    """Return the record of a container that is given its shares now."""
     allocation = Allocation(
         pod=lease.pod,
         namespace=lease.namespace,

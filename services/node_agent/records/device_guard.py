@@ -17,7 +17,7 @@ from shared.model.names import DeviceUuid, PodUid
 from shared.model.requests.request import SharingPolicy
 
 ALL_CORES = 100
-"""Percent of a device's cores."""
+"""In percent."""
 EXCEEDED = "LeasesExceedMemory"
 """Code of the fault of a device with less memory than its leases have."""
 
@@ -36,21 +36,23 @@ def check_room(
     """Raise OvercommitError if a device is missing, or has no room beside its other pods.
 
     Room is needed for some containers of a lease, whose entries are replaced. `unrecorded` are pods
-    that hold parts of a device of which no record exists: nothing more is given out of such a
-    device.
+    without a record that hold parts of a device, of which nothing more is given out. For example,
+    with 10,000 of 15,360 MiB recorded, a container with 6,000 MiB is refused.
     """
     pod = lease.pod
     wanted = {share.device for name in containers for share in lease.shares_of(name)}
     beside = [entry for entry in entries if entry.allocation.pod == pod or _is_on(entry, wanted)]
     shares = _shares_by_pod(beside, lease, containers)
-    names = {each.allocation.pod: _name(each.allocation) for each in beside} | {pod: _name(lease)}
+    names = {entry.allocation.pod: _name(entry.allocation) for entry in beside} | {
+        pod: _name(lease)
+    }
     for uuid in wanted:
         device = devices.get(uuid)
         if device is None:
             raise OvercommitError(f"device {uuid} is missing: nothing more of it is given out")
         holders = {
-            each: held
-            for each, of_pod in shares.items()
+            holder: held
+            for holder, of_pod in shares.items()
             if (held := [share for share in of_pod if share.device == uuid])
         }
         own = holders.pop(pod)
@@ -62,8 +64,8 @@ def check_room(
         )
         if reason:
             others = [
-                f", pod {names[each]} has {_amounts(held, device)}"
-                for each, held in holders.items()
+                f", pod {names[holder]} has {_amounts(held, device)}"
+                for holder, held in holders.items()
             ]
             raise OvercommitError(
                 f"device {uuid} would be over-committed: {reason}; pod {names[pod]} would have "
@@ -87,8 +89,8 @@ def _shares_by_pod(
     `containers` of the lease's pod have what the lease gives them.
     """
     leases: dict[PodUid, dict[str, Lease]] = {}
-    for each in entries:
-        leases.setdefault(each.allocation.pod, {})[each.allocation.container] = each.lease
+    for entry in entries:
+        leases.setdefault(entry.allocation.pod, {})[entry.allocation.container] = entry.lease
     if lease is not None:
         leases.setdefault(lease.pod, {}).update(dict.fromkeys(containers, lease))
     return {pod: allocated_shares(of_pod) for pod, of_pod in leases.items()}
@@ -96,8 +98,6 @@ def _shares_by_pod(
 
 @dataclass(frozen=True, slots=True)
 class DeviceExcess:
-    """What a pod has of a device beyond its lease."""
-
     memory_mib: int
     cores_percent: int
     shares: int
@@ -114,9 +114,9 @@ def beyond_leases(
 ) -> dict[PodUid, Excess]:
     """Return what pods have been given beyond the ledger's leases, by pod and device.
 
-    Of a pod without a lease that is all that it has.
+    A pod without a lease has all of it beyond.
     """
-    found: dict[PodUid, Excess] = {}
+    excesses: dict[PodUid, Excess] = {}
     for pod, given in _shares_by_pod(entries).items():
         leased = leases[pod].shares if pod in leases else ()
         excess = {
@@ -125,8 +125,8 @@ def beyond_leases(
             if (beyond := _beyond(_on(uuid, given), _on(uuid, leased))) is not None
         }
         if excess:
-            found[pod] = excess
-    return found
+            excesses[pod] = excess
+    return excesses
 
 
 def _on(device: DeviceUuid, shares: Iterable[Share]) -> tuple[Share, ...]:
@@ -135,13 +135,13 @@ def _on(device: DeviceUuid, shares: Iterable[Share]) -> tuple[Share, ...]:
 
 def _beyond(given: Sequence[Share], leased: Sequence[Share]) -> DeviceExcess | None:
     (has,) = bookings(given)
-    known = bookings(leased)[0] if leased else None
-    if known is not None and known.layout != has.layout:
-        known = None
-    memory_mib = has.memory_mib - (known.memory_mib if known else 0)
-    cores_percent = has.cores_percent - (known.cores_percent if known else 0)
-    shares = has.shares - (known.shares if known else 0)
-    slots = _slots(given) - (_slots(leased) if known else set())
+    leased_booking = bookings(leased)[0] if leased else None
+    if leased_booking is not None and leased_booking.layout != has.layout:
+        leased_booking = None
+    memory_mib = has.memory_mib - (leased_booking.memory_mib if leased_booking else 0)
+    cores_percent = has.cores_percent - (leased_booking.cores_percent if leased_booking else 0)
+    shares = has.shares - (leased_booking.shares if leased_booking else 0)
+    slots = _slots(given) - (_slots(leased) if leased_booking else set())
     if max(memory_mib, cores_percent, shares) <= 0 and not slots:
         return None
     return DeviceExcess(
@@ -150,7 +150,7 @@ def _beyond(given: Sequence[Share], leased: Sequence[Share]) -> DeviceExcess | N
         max(0, shares),
         frozenset(slots),
         has.layout,
-        has.sharing is SharingPolicy.EXCLUSIVE and known is None,
+        has.sharing is SharingPolicy.EXCLUSIVE and leased_booking is None,
     )
 
 
@@ -167,7 +167,7 @@ def with_leftovers(
     vanished: Mapping[PodUid, float],
     pids: Mapping[PodUid, tuple[int, ...]],
 ) -> tuple[Device, ...]:
-    """Return devices as they are to be reported, with what pods hold `beyond` their leases.
+    """Return devices as they are reported, with what pods hold `beyond` their leases.
 
     `vanished` are deleted pods that have their leases, and `pids` the processes of all of them;
     times are in Unix seconds.
@@ -191,7 +191,7 @@ def with_leftovers(
         )
 
     def described(device: Device) -> Device:
-        excesses = [each[device.uuid] for each in beyond.values() if device.uuid in each]
+        excesses = [of_pod[device.uuid] for of_pod in beyond.values() if device.uuid in of_pod]
         pods = [
             pod
             for pod in sorted({*since, *vanished} & shares.keys())
@@ -209,33 +209,33 @@ def _held(device: Device, excesses: Sequence[DeviceExcess]) -> Held | None:
     """Return the sum; a pod that has a device exclusively holds all of it."""
     if not excesses:
         return None
-    is_whole = any(each.exclusive for each in excesses)
-    slots = frozenset[int]().union(*(each.slots for each in excesses))
-    memory_mib = sum(each.memory_mib for each in excesses)
+    is_whole = any(excess.exclusive for excess in excesses)
+    slots = frozenset[int]().union(*(excess.slots for excess in excesses))
+    memory_mib = sum(excess.memory_mib for excess in excesses)
     return Held(
         memory_mib=device.memory_mib if is_whole else min(memory_mib, device.memory_mib),
         cores_percent=ALL_CORES
         if is_whole
-        else min(sum(each.cores_percent for each in excesses), ALL_CORES),
-        shares=sum(each.shares for each in excesses),
+        else min(sum(excess.cores_percent for excess in excesses), ALL_CORES),
+        shares=sum(excess.shares for excess in excesses),
         slots="".join("1" if slot in slots else "0" for slot in range(max(slots, default=-1) + 1)),
-        layout=next((each.layout for each in excesses if each.layout), ""),
+        layout=next((excess.layout for excess in excesses if excess.layout), ""),
     )
 
 
 def _overcommitment(
     device: Device, own: Sequence[Share], others: Collection[Sequence[Share]]
 ) -> str:
-    """Return which amount of the device is exceeded, or nothing if all pods fit."""
+    """Return which amount of the device is exceeded, or an empty text if all pods fit."""
     booked = [bookings(shares)[0] for shares in (own, *others)]
     if device.mode is DeviceMode.MIG:
         return _instance_conflict(booked, own, others)
-    if others and any(each.sharing is SharingPolicy.EXCLUSIVE for each in booked):
+    if others and any(booking.sharing is SharingPolicy.EXCLUSIVE for booking in booked):
         return "one of its pods has it exclusively"
-    slots = sum(each.slots for each in booked) if booked[0].slots else 0
+    slots = sum(booking.slots for booking in booked) if booked[0].slots else 0
     given = (
-        ("MiB", sum(each.memory_mib for each in booked), device.memory_mib),
-        ("% of its cores", sum(each.cores_percent for each in booked), ALL_CORES),
+        ("MiB", sum(booking.memory_mib for booking in booked), device.memory_mib),
+        ("% of its cores", sum(booking.cores_percent for booking in booked), ALL_CORES),
         ("shares", slots, min((share.slots for share in own if share.slots), default=device.slots)),
     )
     exceeded = [
@@ -278,7 +278,7 @@ def check_open(
 ) -> None:
     """Raise RequestError if a device of the shares is closed or not healthy.
 
-    `closed` has the faults. The kubelet gives out no ID of a device that is not healthy.
+    `closed` has the faults. The kubelet gives out no ID of an unhealthy device.
     """
     for share in shares:
         device = devices.get(share.device)
@@ -290,9 +290,9 @@ def check_open(
 def close_unrecorded(
     devices: Iterable[Device], unrecorded: Mapping[DeviceUuid, Collection[str]]
 ) -> tuple[Device, ...]:
-    """Return devices as they are to be reported: those with `unrecorded` pods as unhealthy.
+    """Return devices as they are reported: devices with `unrecorded` pods as unhealthy.
 
-    The agent refuses every further pod on such a device, so none should be placed on it.
+    The agent refuses every further pod there, so none should be placed there.
     """
     return close_devices(
         devices,
@@ -308,7 +308,7 @@ def close_unrecorded(
 def close_exceeded(
     devices: Collection[Device], leases: Iterable[Lease]
 ) -> tuple[tuple[Device, ...], frozenset[DeviceUuid]]:
-    """Return devices as they are to be reported, and those whose leases exceed their memory.
+    """Return devices as they are reported, and those whose leases exceed their memory.
 
     A device has less memory than before, for example after its ECC mode or the driver changed. Its
     containers go on; it gets no new share, not even one without memory, until its leases fit.
@@ -318,10 +318,10 @@ def close_exceeded(
         for booking in bookings(lease.shares):
             leased[booking.device] += 0 if booking.layout else booking.memory_mib
     faults = {
-        each.uuid: f"{EXCEEDED}: its leases have {leased[each.uuid]} MiB, and it has only "
-        f"{each.memory_mib} MiB now: it gets no new share until some of them end"
-        for each in devices
-        if each.mode is DeviceMode.HAMI_CORE and leased[each.uuid] > each.memory_mib
+        device.uuid: f"{EXCEEDED}: its leases have {leased[device.uuid]} MiB, and it has only "
+        f"{device.memory_mib} MiB now: it gets no new share until some of them end"
+        for device in devices
+        if device.mode is DeviceMode.HAMI_CORE and leased[device.uuid] > device.memory_mib
     }
     return close_devices(devices, faults), frozenset(faults)
 
@@ -329,19 +329,18 @@ def close_exceeded(
 def close_devices(
     devices: Iterable[Device], faults: Mapping[DeviceUuid, str]
 ) -> tuple[Device, ...]:
-    """Return devices as they are to be reported: those with `faults` as unhealthy."""
     return tuple(
-        replace(each, healthy=False, fault=faults[each.uuid])
-        if each.healthy and each.uuid in faults
-        else each
-        for each in devices
+        replace(device, healthy=False, fault=faults[device.uuid])
+        if device.healthy and device.uuid in faults
+        else device
+        for device in devices
     )
 
 
 def held_slots(
     entries: Iterable[CheckpointEntry], leases: Iterable[Lease]
 ) -> Mapping[DeviceUuid, int]:
-    """Return the devices that are held, each with how many slots it needs for its holders."""
+    """Return the held devices, each with how many slots its holders need."""
     held: dict[DeviceUuid, int] = {}
     for lease in (*(entry.lease for entry in entries), *leases):
         for share in lease.shares:

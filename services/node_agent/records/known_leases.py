@@ -17,7 +17,7 @@ class KnownLeases:
     """The newest known lease of each pod.
 
     A pod's leases follow one another in `created_at`, and the states of one lease in `version`; the
-    clocks of two placers may differ, so that a higher version is newer whatever its `created_at`.
+    clocks of two placers may differ, so a higher version is newer whatever its `created_at`.
     """
 
     def __init__(self, node: NodeName, *, synced: bool = False) -> None:
@@ -30,7 +30,7 @@ class KnownLeases:
         self.synced = synced
         """The complete list has been received at least once."""
         self._revisions: dict[PodUid, int] = {}
-        """Revision of the last update of each pod's lease, live or ended."""
+        """Of the last update of each pod's lease, live or ended."""
 
     def observe(self, leases: Iterable[Lease]) -> list[Lease]:
         """Apply updates; return the leases that they changed."""
@@ -38,11 +38,11 @@ class KnownLeases:
 
     def _observe(self, lease: Lease) -> bool:
         stamp = (lease.created_at, lease.version)
-        known = self.leases.get(lease.pod)
+        current = self.leases.get(lease.pod)
         seen = [self.ended.get(lease.pod, (-1.0, -1))]
-        seen += [(known.created_at, known.version)] if known else []
-        is_old = any(stamp <= each and lease.version <= each[1] for each in seen)
-        if lease.node != self.node or (is_old and not (known and was_resized(lease, known))):
+        seen += [(current.created_at, current.version)] if current else []
+        is_old = any(stamp <= earlier and lease.version <= earlier[1] for earlier in seen)
+        if lease.node != self.node or (is_old and not (current and was_resized(lease, current))):
             return False
         self.revision += 1
         if lease.state in LIVE:
@@ -71,12 +71,12 @@ class KnownLeases:
         A claim that is not prepared may get a later lease, or the same one by `observe_claim`.
         """
         for pod in pods:
-            known = self.leases.get(pod)
+            lease = self.leases.get(pod)
             stamp = (math.inf, math.inf)
-            if known is None:
+            if lease is None:
                 continue
-            if known.claim is not None:
-                stamp = known.created_at, known.version
+            if lease.claim is not None:
+                stamp = lease.created_at, lease.version
             self.revision += 1
             self._end(pod, stamp)
 
@@ -88,8 +88,8 @@ class KnownLeases:
             self._forget(next(iter(self.ended)))
 
     def _forget(self, pod: PodUid) -> None:
-        for known in (self.leases, self.ended, self._revisions):
-            known.pop(pod, None)
+        for records in (self.leases, self.ended, self._revisions):
+            records.pop(pod, None)
 
     def has_ended(self, lease: Lease) -> bool:
         """Return whether the lease has ended, and not only an earlier one of its pod."""
@@ -97,11 +97,10 @@ class KnownLeases:
         return lease.created_at <= created_at and lease.version <= version
 
     def may_hold(self, pod: PodUid) -> bool:
-        """Return whether the pod may have a lease; before the first sync any pod may."""
+        """Whether the pod may have a lease; before the first sync any pod may."""
         return pod in self.leases or not (self.synced or pod in self.ended)
 
     def find(self, pod: PodUid) -> Lease | None:
-        """Return the pod's live lease, or None if it is not known."""
         return self.leases.get(pod)
 
     def sync(self, listed: Iterable[Lease], *, since: int) -> None:
@@ -118,9 +117,9 @@ class KnownLeases:
                 self._forget(pod)
 
 
-def was_resized(lease: Lease, known: Lease) -> bool:
-    """Return whether it is the known lease, resized later.
+def was_resized(lease: Lease, earlier: Lease) -> bool:
+    """Return whether it is the earlier lease, resized.
 
-    Its version may be lower: the ledger may have lost writes, and nothing noticed.
+    Its version may be lower: the ledger may have lost writes unnoticed.
     """
-    return lease.created_at == known.created_at and lease.resized_at > known.resized_at
+    return lease.created_at == earlier.created_at and lease.resized_at > earlier.resized_at

@@ -11,7 +11,7 @@ REPLY_S = 2.0
 
 
 class LeaseSync:
-    """The leases of one node, requested from any binder.
+    """The leases of a node, requested from any binder.
 
     All methods raise UnavailableError if there is no reply within `timeout_s`.
     """
@@ -28,7 +28,7 @@ class LeaseSync:
         self.leases.sync(reply.leases, since=since)
 
     async def fetch(self, *pods: PodUid, timeout_s: float = REPLY_S) -> tuple[Lease, ...]:
-        """Request the leases of some pods, or of all; return them. None of them ends by it."""
+        """Request and return the leases of some pods, or of all. None ends by it."""
         reply = await self._request(LeasesRequest(node=self.node, pods=pods), timeout_s)
         self.leases.observe(reply.leases)
         return reply.leases

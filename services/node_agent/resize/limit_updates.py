@@ -48,8 +48,6 @@ LATER_S = 0.001
 
 
 class LimitUpdater:
-    """The limits of one node's running containers."""
-
     def __init__(self, node: Node, monitor: UsageMonitor, on_change: Callable[[], None]) -> None:
         self.node = node
         self.leases = node.leases
@@ -81,7 +79,6 @@ class LimitUpdater:
         self._wake.set()
 
     async def run(self) -> None:
-        """Apply limits of leases until cancelled."""
         for entry in self.checkpoint.entries:
             if entry.lowered is not None:
                 await self._write(entry)
@@ -117,10 +114,9 @@ class LimitUpdater:
     async def _follow(self, requested: Lease | None = None) -> dict[tuple[PodUid, str, str], str]:
         """Update entries and regions to the known leases; to a larger one where it is requested.
 
-        The known lease may be newer than the requested one: the ledger may have lost it, and have
-        given the same size again.
-
-        Return by entry why its device cannot hold more beside what other pods have.
+        Returns by entry why its device cannot hold more beside what other pods have. The known
+        lease may be newer than the requested one: the ledger may have lost it, and have given the
+        same size again.
         """
         node = self.node.snapshot
         refused = {}
@@ -150,7 +146,7 @@ class LimitUpdater:
         return [entry for entry in self.checkpoint.entries if entry.allocation.pod == pod]
 
     async def _save(self, entry: CheckpointEntry, before: CheckpointEntry) -> str:
-        """Record other limits, then write them to the region; return why not, or nothing.
+        """Record other limits, then write them to the region; return why not, or an empty text.
 
         Larger ones are left out, and logged, if a device cannot hold them beside what other pods
         have.
@@ -224,14 +220,14 @@ class LimitUpdater:
                 f"the memory in use by container {key[1]} is not known: its region {path}: {reason}"
             )
         living = await self.monitor.living_pids(key)
-        measured = {one.container.key: one for one in self.monitor.snapshot.containers}
+        measured = {use.container.key: use for use in self.monitor.snapshot.containers}
         seed = seed_of(entry.limits.environment)
         check_use(entry, region, seed, measured.get(key), living)
 
     async def _raise_again(self, pod: PodUid, resize_id: str) -> bool:
         """Restore limits that were lowered for a resize that did not happen.
 
-        Return whether it was possible: other pods may have been given what was free.
+        Returns whether it was possible: other pods may have been given what was free.
         """
         refused = ""
         async with self.checkpoint.changing:

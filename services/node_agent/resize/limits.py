@@ -59,9 +59,9 @@ def lower_limits(
 ) -> CheckpointEntry | None:
     """Return the entry with the smaller limits of its lease and another, or None without a change.
 
-    Nothing becomes larger: the ledger has not decided yet. The limits are held as they are if the
-    ledger's lease is larger than they could become. Raises RequestError if the lease cannot be
-    enforced on the container.
+    Nothing becomes larger: the ledger has not decided yet. The limits stay if the ledger's lease is
+    larger than they could become. Raises RequestError if the lease cannot be enforced on the
+    container.
     """
     container = entry.allocation.container
     before = entry.allocation.lease
@@ -83,7 +83,7 @@ def lower_limits(
 
 
 def is_larger(entry: CheckpointEntry, before: CheckpointEntry) -> bool:
-    """Return whether the container gets more of a device than before."""
+    """Whether the container gets more of a device than before."""
     shares = zip(entry.lease.shares, before.lease.shares, strict=True)
     return any(
         now.memory_mib > old.memory_mib or now.cores_percent > old.cores_percent
@@ -92,7 +92,7 @@ def is_larger(entry: CheckpointEntry, before: CheckpointEntry) -> bool:
 
 
 def is_grown(entry: CheckpointEntry, before: CheckpointEntry) -> bool:
-    """Return whether the container gets more of a device by a resize of its lease."""
+    """Whether the container gets more of a device by a resize of its lease."""
     is_resized = entry.lease.resized_at > before.allocation.lease.resized_at
     return is_resized and is_larger(entry, before)
 
@@ -145,11 +145,15 @@ def check_use(
     container = entry.allocation.container
     shares = shares_by_index(entry.allocation.lease, container)
     counted = region_sums(region, shares, living)
-    seen = {one.share.device: one for one in use.shares} if use else {}
+    seen = {measured.share.device: measured for measured in use.shares} if use else {}
     for share, added, limit in zip(shares, counted, seed.memory_limits, strict=False):
         by_region = max(added.enforced, added.total) if region.processes(living) else 0
-        one = seen.get(share.device)
-        by_driver = (one.driver_bytes or 0) - UNCOUNTED_BYTES * max(1, one.processes) if one else 0
+        measured = seen.get(share.device)
+        by_driver = (
+            (measured.driver_bytes or 0) - UNCOUNTED_BYTES * max(1, measured.processes)
+            if measured
+            else 0
+        )
         used = max(by_region, by_driver)
         if used > limit:
             used_mib = -(-used // MIB)

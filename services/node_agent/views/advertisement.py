@@ -67,16 +67,15 @@ def advertisement_of(
         annotations={AGENT_ANNOTATION: "true"} | _merged(part.annotations for part in parts),
         labels=_merged(part.labels for part in parts),
         annotation_entries=_merged(part.annotation_entries for part in parts),
-        objects=tuple(each for part in parts for each in part.objects),
+        objects=tuple(obj for part in parts for obj in part.objects),
     )
 
 
 def _merged(maps: Iterable[Mapping[str, T]]) -> dict[str, T]:
-    return {name: value for each in maps for name, value in each.items()}
+    return {name: value for part in maps for name, value in part.items()}
 
 
 def check_list(resource: str, ids: Sequence[PluginDeviceId]) -> None:
-    """Raise RequestError if the list, or an ID in it, is too long for the kubelet."""
     size = list_size_bytes(ids)
     if size > MAX_LIST_BYTES:
         raise RequestError(

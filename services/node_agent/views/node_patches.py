@@ -1,8 +1,7 @@
 """Patches of the Kubernetes objects that show a node's devices; pure.
 
-Node annotations that other programs write too are lists with commas. The entries that we added are
-recorded in an annotation of our own beside it, so that entries of operators and other programs are
-never removed.
+Node annotations that other programs write too are lists with commas. Entries that we added are
+recorded in an annotation of our own, so that entries of others are never removed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +15,7 @@ from shared.model.quantity import timestamp
 TRANSITION_TIME = "lastTransitionTime"
 
 DeviceEntry = Mapping[str, Any]
-"""One device in `spec.devices`."""
+"""An entry of `spec.devices`."""
 
 
 def merge_own_entries(
@@ -86,16 +85,22 @@ def date_conditions(
 ) -> list[DeviceEntry]:
     """Set the transition time of each condition: as before if its status is the same, else now."""
     since = {
-        (entry.get("id"), one.get("type"), one.get("status")): one.get(TRANSITION_TIME)
+        (entry.get("id"), condition.get("type"), condition.get("status")): condition.get(
+            TRANSITION_TIME
+        )
         for entry in before
-        for one in entry.get("conditions") or ()
+        for condition in entry.get("conditions") or ()
     }
     now = timestamp(now_s)
 
     def dated(entry: DeviceEntry) -> DeviceEntry:
         conditions = [
-            {**one, TRANSITION_TIME: since.get((entry["id"], one["type"], one["status"])) or now}
-            for one in entry.get("conditions", ())
+            {
+                **condition,
+                TRANSITION_TIME: since.get((entry["id"], condition["type"], condition["status"]))
+                or now,
+            }
+            for condition in entry.get("conditions", ())
         ]
         return {**entry, "conditions": conditions} if conditions else entry
 

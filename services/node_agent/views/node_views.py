@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 NODES = "/api/v1/nodes"
 COMPARE_S = 30.0
-"""How often the Node object is read and compared, although it is watched."""
+"""Interval of reads of the Node object, although it is watched."""
 OBJECT_RETRY_S = 60.0
 """Before a custom object is retried whose kind is not defined, or which we may not write."""
 REPLY_S = 3.0
@@ -45,8 +45,6 @@ MAX_BACKOFF_S = 5.0
 
 
 class ViewWriter:
-    """Writes the views of one node."""
-
     def __init__(self, node: Node, *, handshake: bool = False) -> None:
         self.client = node.kubernetes
         self.clock = node.clock
@@ -80,17 +78,14 @@ class ViewWriter:
         return f"the Node object cannot be compared with the node's devices: {reason}"
 
     def set_advertisement(self, advertisement: NodeAdvertisement) -> None:
-        """Set what the Node object should show."""
         self.advertisement = advertisement
         self._node_changed.set()
 
     def show_allocated(self, lease: Lease, containers: frozenset[str]) -> None:
-        """Annotate the pod: these containers have their devices."""
         if dialect := DIALECTS.get(lease.dialect):
             self._annotate(lease, dialect.allocated_annotations(lease, containers))
 
     def show_failed(self, lease: Lease) -> None:
-        """Annotate the pod: its allocation failed."""
         if dialect := DIALECTS.get(lease.dialect):
             self._annotate(lease, dialect.failed_annotations(lease))
 
@@ -101,9 +96,9 @@ class ViewWriter:
             self._pods_changed.set()
 
     async def read_allocatable(self, resource: str) -> int | None:
-        """Return the node's allocatable amount of a resource; None if it has no such resource.
+        """Return the node's allocatable amount of a resource, or None if it has no such resource.
 
-        Only if there is none by the last known status, the API server is asked; calls for several
+        The API server is queried only if there is none by the last known status; calls for several
         resources share one request.
         """
         async with self._reading:
@@ -120,7 +115,6 @@ class ViewWriter:
         return None if amount is None else parse_count(amount)
 
     async def run(self) -> None:
-        """Write views until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._sync_node())
             group.create_task(self._watch_node())
@@ -143,11 +137,11 @@ class ViewWriter:
                 backoff_s = await _back_off("the node view", backoff_s, error)
 
     async def _watch_node(self) -> None:
-        """Compare at once when somebody changes what is written here, such as a new kubelet."""
+        """Compare at once when another client, such as a new kubelet, changes what is shown."""
         selector = f"metadata.name={self.node}"
         retry_s = UNWATCHABLE_RETRY_S
-        found = follow(self.client, NODES, ApiNode, retry_s=retry_s, field_selector=selector)
-        async with aclosing(found) as batches:
+        changes = follow(self.client, NODES, ApiNode, retry_s=retry_s, field_selector=selector)
+        async with aclosing(changes) as batches:
             async for batch in batches:
                 if batch.listed:
                     self._note_away()
@@ -193,8 +187,8 @@ class ViewWriter:
         if status := _status_changes(node.status, wanted):
             path = f"{self.path}/status"
             self._take_written(await self.client.patch_strategic(path, {"status": status}, ApiNode))
-        for each in wanted.objects:
-            await self._write_object(each, node.metadata.uid)
+        for obj in wanted.objects:
+            await self._write_object(obj, node.metadata.uid)
         if observed is not None:
             await self.clock.sleep(WRITE_AGAIN_S)
 

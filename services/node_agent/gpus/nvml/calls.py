@@ -1,7 +1,7 @@
 """Calls of NVML: initialised for each call, with defaults for what a driver does not report.
 
-NVML blocks, and a faulty driver blocks forever. So every function of this folder that blocks runs
-in a worker thread with a time limit.
+NVML blocks, and a faulty driver blocks forever, so these functions run in worker threads with a
+time limit.
 """
 
 import contextlib
@@ -26,19 +26,21 @@ NOT_AVAILABLE = frozenset(
         pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
     }
 )
-"""Errors of a working driver that does not report a value: of this model, to us, or at all.
+"""Errors of a working driver that does not report a value: of this model, to this user, or at all.
 
-Any other error is a fault of the GPU, unless the value can be done without."""
+Any other error is a fault of the GPU, unless the value can be done without.
+"""
 ODD = (ValueError, LookupError)
 """What the library raises for a value that it cannot represent, such as text that is not UTF-8."""
 UNNAMED = "NVIDIA GPU"
-"""Model of a GPU whose name the driver does not report."""
+"""Model of a GPU whose driver does not report it."""
 
 
 def with_nvml(function: Callable[[], T]) -> T:
     """Call a function between `nvmlInit` and `nvmlShutdown`.
 
     Raises UnavailableError with NVML's message, or for a value that the library cannot represent.
+    For example, `with_nvml(pynvml.nvmlDeviceGetCount)`.
     """
     try:
         pynvml.nvmlInit()
@@ -52,7 +54,7 @@ def with_nvml(function: Callable[[], T]) -> T:
 
 
 def count_gpus() -> int:
-    """Return how many GPUs there are. Raises UnavailableError, with a remedy, without a driver."""
+    """Return the number of GPUs. Raises UnavailableError, with a remedy, without a driver."""
     try:
         return int(with_nvml(pynvml.nvmlDeviceGetCount))
     except UnavailableError as error:
@@ -62,7 +64,7 @@ def count_gpus() -> int:
 
 
 def value_or(function: Callable[[], T], default: D) -> T | D:
-    """Return the function's value, or `default` if this model or driver does not support it."""
+    """Return the function's value, or `default` if the model or driver does not support it."""
     try:
         return function()
     except (pynvml.NVMLError, AttributeError, *ODD):
@@ -91,18 +93,17 @@ def memory_of(handle: Any) -> Any:
 
 
 def model_of(handle: Any) -> str:
-    """Return the name of a GPU's model."""
     name = value_or(lambda: text_of(pynvml.nvmlDeviceGetName(handle)), "")
     return name[:LONGEST_MODEL] or UNNAMED
 
 
 def index_of(handle: Any, number: int) -> int:
-    """Return a GPU's minor number; `number`, NVML's own, if the driver reports none."""
+    """Return a GPU's minor number, or NVML's own number if the driver reports none."""
     minor = value_or(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle)), number)
     return minor if 0 <= minor <= HIGHEST_INDEX else number
 
 
 def text_of(name: str | bytes) -> str:
-    """Return text that NVML gives as bytes or as text, without what cannot be printed."""
+    """Return NVML's text, without what cannot be printed."""
     text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
     return "".join(filter(str.isprintable, text))

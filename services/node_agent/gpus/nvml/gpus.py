@@ -1,7 +1,7 @@
 """The GPUs of this machine, as NVML reports them.
 
-Reading one GPU queries no other GPU. Links between GPUs are queried separately, every few minutes,
-and only for GPUs that have just responded.
+Reading one GPU queries no other GPU. Links are queried every few minutes, and only of GPUs that
+have just responded.
 """
 
 import asyncio
@@ -48,14 +48,12 @@ MEMINFO = Path("/proc/meminfo")
 T = TypeVar("T")
 
 Links = Mapping[DeviceUuid, Mapping[DeviceUuid, int]]
-"""Link scores of pairs of GPUs."""
+"""Scores of pairs of GPUs."""
 
 
 class NvmlGpus:
-    """The GPUs of this machine."""
-
     def __init__(self, *, timeout_s: float = TIMEOUT_S, proc: Path | None = None) -> None:
-        """Read the kernel driver's list in `proc`; without it, NVML's list is all."""
+        """Read the kernel driver's list in `proc`, such as `/proc`, if it is given."""
         self.timeout_s = timeout_s
         self.unread: tuple[UnreadDevice, ...] = ()
         self._kernel = None if proc is None else KernelGpus(proc, limit_s=self._limit_s)
@@ -64,7 +62,7 @@ class NvmlGpus:
         self._link_calls: SingleFlight[Links] = SingleFlight()
         self._links: Links = {}
         self._links_valid: tuple[frozenset[DeviceUuid], float] | None = None
-        """The GPUs whose links are known, and until when they count as current."""
+        """The GPUs whose links are known, and until when these count as current."""
         self._mig_calls: SingleFlight[Any] = SingleFlight()
 
     def _limit_s(self) -> float:
@@ -88,7 +86,7 @@ class NvmlGpus:
         return self._prober.unreadable
 
     async def _refresh_links(self, sound: frozenset[DeviceUuid]) -> None:
-        """Query the links of GPUs if other GPUs respond than before, or the links are old.
+        """Query the links if other GPUs respond than before, or the links are old.
 
         If the query fails, the known links stay.
         """
@@ -107,34 +105,28 @@ class NvmlGpus:
         self._links_valid = (sound, now + LINKS_REFRESH_S)
 
     def xids(self) -> tuple[Xid, ...]:
-        """Return the XID events since the last call."""
         return self._events.drain()
 
     async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
-        """Return the instances of a device in MIG mode."""
         return await self._call(device, lambda: mig.instances(device))
 
     async def create_instance(self, device: DeviceUuid, profile: int, start: int) -> int:
-        """Create a GPU instance at a memory slice; return its ID."""
         return await self._call(device, lambda: mig.create_instance(device, profile, start))
 
     async def create_compute(self, device: DeviceUuid, gi: int) -> None:
-        """Create the compute instance that fills a GPU instance."""
         await self._call(device, lambda: mig.create_compute(device, gi))
 
     async def destroy_compute(self, device: DeviceUuid, gi: int, compute: int) -> None:
-        """Destroy a compute instance."""
         await self._call(device, lambda: mig.destroy_compute(device, gi, compute))
 
     async def destroy_instance(self, device: DeviceUuid, gi: int) -> None:
-        """Destroy a GPU instance that has no compute instances."""
         await self._call(device, lambda: mig.destroy_instance(device, gi))
 
     async def _call(self, device: DeviceUuid, function: Callable[[], T]) -> T:
-        found: T = await self._mig_calls.call_next(
+        result: T = await self._mig_calls.call_next(
             device, lambda: with_nvml(function), self._limit_s
         )
-        return found
+        return result
 
 
 def _read_gpu(number: int) -> Gpu:
@@ -176,7 +168,7 @@ def _reserved_mib(memory: Any) -> int:
 
 
 def _host_memory_mib() -> int:
-    """Return the memory of the host, which a GPU with unified memory shares."""
+    """Return the memory that a GPU with unified memory shares with the host."""
     for line in MEMINFO.read_text().splitlines():
         name, _, amount = line.partition(":")
         if name == "MemTotal":
@@ -185,7 +177,7 @@ def _host_memory_mib() -> int:
 
 
 def _fault_of(handle: Any) -> Fault | None:
-    """Return the fault of a lost GPU, which does not respond, or of one with broken memory."""
+    """Return the fault of a GPU that does not respond, or has broken memory, or None."""
     rows = value_or(lambda: pynvml.nvmlDeviceGetRemappedRows(handle), None)
     if rows is not None and rows[3]:
         return ROW_REMAP_FAILED

@@ -27,7 +27,7 @@ EIGHTHS = 8
 
 
 def state_of(handle: Any) -> MigState | None:
-    """Return a device's MIG mode and, if it is on, its profiles; None if it does not support MIG.
+    """Return a device's MIG mode and, while it is on, its profiles, or None without MIG.
 
     Without permission to list instances, the profiles are empty; without permission to read the
     mode, it counts as not supported.
@@ -65,13 +65,12 @@ def instances_of(handle: Any, profiles: tuple[InstanceProfile, ...]) -> tuple[Mi
 
 
 def instances(device: DeviceUuid) -> tuple[MigInstance, ...]:
-    """Return the instances of a device."""
     handle = _handle(device)
     return instances_of(handle, tuple(_profiles(handle)))
 
 
 def create_instance(device: DeviceUuid, profile: int, start: int) -> int:
-    """Create a GPU instance at a memory slice; return its ID."""
+    """Create a GPU instance at a memory slice, and return its ID."""
     handle = _handle(device)
     place = _first(place for place in _placements(handle, profile) if place.start == start)
     made = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(handle, profile, ctypes.byref(place))
@@ -93,7 +92,6 @@ def create_compute(device: DeviceUuid, gi: int) -> None:
 
 
 def destroy_compute(device: DeviceUuid, gi: int, compute: int) -> None:
-    """Destroy a compute instance."""
     gpu_instance = pynvml.nvmlDeviceGetGpuInstanceById(_handle(device), gi)
     pynvml.nvmlComputeInstanceDestroy(
         pynvml.nvmlGpuInstanceGetComputeInstanceById(gpu_instance, compute)
@@ -161,11 +159,10 @@ def _gpu_instances(handle: Any, profile: InstanceProfile) -> list[Any]:
 
 
 def _array(kind: Any, most: int, fill: Callable[[Any, Any], object]) -> list[Any]:
-    """Return what NVML writes into an array and its count."""
     count = ctypes.c_uint(most)
-    found = (kind * most)()
-    fill(found, ctypes.byref(count))
-    return list(found[: count.value])
+    items = (kind * most)()
+    fill(items, ctypes.byref(count))
+    return list(items[: count.value])
 
 
 def _instance(
@@ -177,10 +174,14 @@ def _instance(
     info = pynvml.nvmlGpuInstanceGetInfo(gpu_instance)
     gi = int(info.id)
     computes: dict[int, int] = {}
-    for known in _compute_profiles(gpu_instance):
-        get = functools.partial(pynvml.nvmlGpuInstanceGetComputeInstances, gpu_instance, known.id)
-        for compute in _array(pynvml.c_nvmlComputeInstance_t, known.instanceCount, get):
-            computes[int(pynvml.nvmlComputeInstanceGetInfo(compute).id)] = int(known.sliceCount)
+    for compute_profile in _compute_profiles(gpu_instance):
+        get = functools.partial(
+            pynvml.nvmlGpuInstanceGetComputeInstances, gpu_instance, compute_profile.id
+        )
+        for compute in _array(pynvml.c_nvmlComputeInstance_t, compute_profile.instanceCount, get):
+            computes[int(pynvml.nvmlComputeInstanceGetInfo(compute).id)] = int(
+                compute_profile.sliceCount
+            )
     whole = [number for number, slices in computes.items() if slices == profile.compute_slices]
     return MigInstance(
         gi=gi,
@@ -207,7 +208,7 @@ def _compute_profiles(gpu_instance: Any) -> Iterator[Any]:
 
 
 def _uuids(handle: Any) -> Iterator[tuple[tuple[int, int], str]]:
-    """Yield instance IDs with the UUID of their MIG device; NVML's order of these is arbitrary."""
+    """Yield instance IDs with the UUID of their MIG device; NVML's order is arbitrary."""
     for number in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         with contextlib.suppress(pynvml.NVMLError_NotFound):
             device = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
@@ -217,12 +218,14 @@ def _uuids(handle: Any) -> Iterator[tuple[tuple[int, int], str]]:
 
 
 def _busy(handle: Any) -> frozenset[int]:
-    found = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    return frozenset(int(one.gpuInstanceId) for one in found if one.gpuInstanceId is not None)
+    processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    return frozenset(
+        int(process.gpuInstanceId) for process in processes if process.gpuInstanceId is not None
+    )
 
 
 def _first(options: Iterator[Any]) -> Any:
-    """Return the first, or raise NVML's error for an unknown object."""
+    """Return the first option, or raise NVML's error for an unknown object."""
     for option in options:
         return option
     raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)

@@ -24,11 +24,11 @@ from shared.model.errors import LeaseholdError
 from shared.model.names import DeviceUuid
 
 UTILIZATION_WINDOW_S = 5.0
-"""A process's utilization is the average of the driver's samples within this time."""
+"""The time over which the driver's samples of a process are averaged."""
 NO_INSTANCE = 0xFFFFFFFF
 MOST_READING = 1e6
 ROOM = 1024
-"""For samples of processes; HAMi-core gives as much."""
+"""Samples of processes that are read at once, as in HAMi-core."""
 THROTTLE = {
     0x2: "application clocks",
     0x4: "power limit",
@@ -39,7 +39,7 @@ THROTTLE = {
     0x80: "power brake",
     0x100: "display clock",
 }
-"""nvmlClocksThrottleReasons, without that of a GPU that is idle."""
+"""`nvmlClocksThrottleReasons`, without the reason of an idle GPU."""
 
 
 class NvmlProcesses:
@@ -49,12 +49,12 @@ class NvmlProcesses:
         self._reader = GpuReader(count_gpus, _sample, limit_s=lambda: timeout_s)
 
     async def sample(self) -> tuple[DeviceSample, ...]:
-        """Return all devices that respond. Raises UnavailableError if none of them does."""
+        """Return all devices that respond. Raises UnavailableError if none does."""
         results = (await self._reader.read_all()).values()
-        errors = [one for one in results if isinstance(one, LeaseholdError)]
+        errors = [result for result in results if isinstance(result, LeaseholdError)]
         if errors and len(errors) == len(results):
             raise errors[0]
-        return tuple(one for one in results if isinstance(one, DeviceSample))
+        return tuple(result for result in results if isinstance(result, DeviceSample))
 
 
 def _sample(number: int) -> DeviceSample | None:
@@ -122,17 +122,17 @@ def _listed(handle: Any) -> list[Any]:
 
 
 def _memory_bytes(listed: list[Any]) -> dict[int, int | None]:
-    """Return each process's memory: wherever it is listed, with its total."""
+    """Return each process's memory, from the entry that has it."""
     memory: dict[int, int | None] = {}
-    for one in listed:
-        known = memory.get(one.pid)
-        used = None if one.usedGpuMemory is None else int(one.usedGpuMemory)
-        memory[int(one.pid)] = used if known is None else max(known, used or 0)
+    for process in listed:
+        counted = memory.get(process.pid)
+        used = None if process.usedGpuMemory is None else int(process.usedGpuMemory)
+        memory[int(process.pid)] = used if counted is None else max(counted, used or 0)
     return memory
 
 
 def _instances(listed: list[Any]) -> dict[int, int]:
-    ids = ((int(one.pid), getattr(one, "gpuInstanceId", None)) for one in listed)
+    ids = ((int(process.pid), getattr(process, "gpuInstanceId", None)) for process in listed)
     return {pid: int(number) for pid, number in ids if number not in (None, NO_INSTANCE)}
 
 
@@ -148,8 +148,8 @@ def utilization_samples(handle: Any, since_us: int) -> list[Any]:
         handle, samples, ctypes.byref(count), since
     )
     if code == pynvml.NVML_ERROR_INSUFFICIENT_SIZE:
-        found: list[Any] = pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)
-        return found
+        many: list[Any] = pynvml.nvmlDeviceGetProcessUtilization(handle, since_us)
+        return many
     if code != pynvml.NVML_SUCCESS:
         raise pynvml.NVMLError(code)
     return list(samples[: count.value])
@@ -168,4 +168,4 @@ def _busy_percents(handle: Any) -> dict[int, int] | None:
     for sample in samples:
         if sample.timeStamp >= since_us and sample.smUtil <= 100:
             percents.setdefault(int(sample.pid), []).append(int(sample.smUtil))
-    return {pid: round(sum(found) / len(found)) for pid, found in percents.items()}
+    return {pid: round(sum(values) / len(values)) for pid, values in percents.items()}

@@ -1,7 +1,7 @@
 """A GPU's location on the PCI bus, and its links to other GPUs; blocking.
 
 Call these functions through `with_nvml`. What a model or driver does not report is left out. HAMi's
-score of a pair is that of the nearest component above both, plus 100 for each NVLink between them.
+score of a pair depends on the nearest component above both, plus 100 for each NVLink between them.
 """
 
 import re
@@ -34,31 +34,30 @@ _ANCESTOR_SCORES: Mapping[Any, int] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PciLocation:
-    """PCI location of one GPU."""
-
     address: str = ""
-    """PCI address, such as `0000:3b:00.0`, if it is known."""
+    """Such as `0000:3b:00.0`, or empty."""
     root_complex: str = ""
-    """Such as `pci0000:3a`, if it is known."""
+    """Such as `pci0000:3a`, or empty."""
     numa: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvLinks:
-    """The active NVLinks of one GPU."""
-
     direct: tuple[str, ...] = ()
     """PCI addresses of the GPUs at the other ends."""
     switched: int = 0
     """Number of links to NVSwitches, which connect all GPUs with each other."""
 
     def count_to(self, address: str, other: "NvLinks") -> int:
-        """Return how many NVLinks connect this GPU with the one at `address`."""
-        return sum(one == address for one in self.direct) + min(self.switched, other.switched)
+        return sum(end == address for end in self.direct) + min(self.switched, other.switched)
 
 
 def parse_pci_address(text: str) -> str:
-    """Return a PCI address as the kernel writes it, `0000:3b:00.0`; empty if it is invalid."""
+    """Return a PCI address as the kernel writes it, or an empty text if it is invalid.
+
+    >>> parse_pci_address("00000000:3B:00.0")
+    '0000:3b:00.0'
+    """
     match = _ADDRESS.fullmatch(text.strip("\0 "))
     if match is None:
         return ""
@@ -67,14 +66,16 @@ def parse_pci_address(text: str) -> str:
 
 
 def root_complex_in(path: str) -> str:
-    """Return the root complex in a device's sysfs path, `pci0000:3a`; empty if there is none."""
+    """Return the root complex in a device's sysfs path, or an empty text.
+
+    >>> root_complex_in("/sys/devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0")
+    'pci0000:3a'
+    """
     return next((part for part in path.split("/") if _ROOT_COMPLEX.fullmatch(part)), "")
 
 
 @dataclass(frozen=True, slots=True)
 class _LinkedGpu:
-    """One GPU of a pair."""
-
     uuid: DeviceUuid
     handle: Any
     address: str

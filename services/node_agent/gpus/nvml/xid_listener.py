@@ -1,8 +1,8 @@
 """XID events of the driver, awaited in one thread per GPU.
 
-So a GPU that hangs delays no other, and each event belongs to the GPU of its thread, even if that
-GPU no longer reports its UUID. The driver's event set is opened anew every minute and after each
-error: only then are events of a GPU that came back received, and a replaced driver is released.
+A GPU that hangs delays no other, and each event belongs to the GPU of its thread, even if that GPU
+no longer reports its UUID. The event set is opened anew every minute and after each error: only
+then are events of a GPU that came back received, and a replaced driver is released.
 """
 
 import contextlib
@@ -26,15 +26,12 @@ XID = pynvml.nvmlEventTypeXidCriticalError
 
 
 class XidListener:
-    """XID events since they were last drained."""
-
     def __init__(self) -> None:
         self._pending: dict[Xid, None] = {}
         """Each event once: in a storm of application errors, a critical one must not get lost."""
         self._threads: dict[DeviceUuid, threading.Thread] = {}
 
     def listen(self, devices: Iterable[DeviceUuid]) -> None:
-        """Listen to these devices from now on."""
         for device in devices:
             thread = self._threads.get(device)
             if thread is None or not thread.is_alive():
@@ -51,7 +48,6 @@ class XidListener:
         return tuple(reversed(events))
 
     def add(self, xid: Xid) -> None:
-        """Add an event."""
         self._pending[xid] = None
 
     def _listen(self, device: DeviceUuid) -> None:
@@ -94,7 +90,7 @@ def event_set(device: DeviceUuid) -> Iterator[Any]:
 
 
 def wait_for_xid(events: Any) -> int | None:
-    """Wait up to 5 s for an XID; None if there was none, or an event of another type."""
+    """Wait up to 5 s for an XID, and return it, or None if there was none."""
     try:
         event = pynvml.nvmlEventSetWait_v2(events, WAIT_MS)
     except pynvml.NVMLError as error:
