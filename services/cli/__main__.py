@@ -17,11 +17,10 @@ from shared.runtime.variables import check_variables
 DEBUG_VARIABLE = "LEASEHOLD_DEBUG"
 BUG_EXIT_CODE = 70
 COMPLETE = "__complete"
-"""Instead of a command, for completion scripts: prints how the words after it may continue."""
+"""Prints how the words after it may continue, for completion scripts."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run one command and exit with its code."""
     program = program_name()
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == [COMPLETE]:

@@ -1,7 +1,6 @@
 """The API of Leasehold, as the commands use it, and the pods of the API server beside it.
 
-The API server passes requests on to the API, which does and shows what the user of the kubeconfig
-may do and see.
+The API server passes requests on to the API, where the user of the kubeconfig has its own rights.
 """
 
 import http.client
@@ -50,11 +49,11 @@ JSON = {"Accept": "application/json", "Content-Type": "application/json"}
 
 
 class NothingFoundError(LeaseholdError):
-    """What a command is about does not exist."""
+    """The object of a command does not exist."""
 
 
 class RefusedError(RequestError):
-    """The API refuses a request; `status` is that of the response."""
+    """The API refuses a request; `status` is the response's."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -69,7 +68,7 @@ class KubernetesApi:
 
     @cached_property
     def _complete(self) -> ClusterCredentials:
-        """The credentials with what the plugin of the kubeconfig returns."""
+        """Return the credentials with what the plugin of the kubeconfig returns."""
         credentials = self.credentials
         if credentials.token_file is not None:
             try:
@@ -156,7 +155,7 @@ class KubernetesApi:
 class ApiClient:
     """Requests to the API of the Leasehold in a cluster, and to its API server.
 
-    That is the cluster that the flags name, else that of the state directory or kubeconfig.
+    The cluster is the one that the flags name, else that of the state directory or kubeconfig.
     """
 
     def __init__(self, flags: ClusterArguments) -> None:
@@ -172,7 +171,6 @@ class ApiClient:
         self._kubeconfig = flags.kubeconfig
         self._context = flags.context or None
         self._hint = ""
-        """Advice if the API does not respond."""
         if saved is not None:
             self._kubeconfig = flags.kubeconfig or optional_path(saved.kubeconfig)
             if supervisor_pid(directory) is None:
@@ -188,7 +186,10 @@ class ApiClient:
             return "default"
 
     def get(self, path: str, kind: type[T], **query: str) -> T:
-        """Return a response to a GET. Raises RequestError or UnavailableError with what to do."""
+        """Return a response to a GET. Raises RequestError or UnavailableError with what to do.
+
+        For example, `api.get("/api/v1/gpus", GpusView, node="gpu-1")`.
+        """
         chosen = {name: text for name, text in query.items() if text}
         return self._decoded("GET", f"{path}?{urlencode(chosen)}" if chosen else path, None, kind)
 
@@ -270,7 +271,6 @@ class _TlsConnection(http.client.HTTPSConnection):
         super().__init__(host, timeout=TIMEOUT_S, context=self._tls)
 
     def connect(self) -> None:
-        """Connect, and verify the certificate."""
         http.client.HTTPConnection.connect(self)
         self.sock = self._tls.wrap_socket(self.sock, server_hostname=self._server_name or self.host)
 
@@ -280,7 +280,6 @@ class _Refusal(msgspec.Struct, frozen=True):
 
 
 def _reason_in(content: bytes) -> str:
-    """Return the reason in an error response of Leasehold's API, or an empty text."""
     try:
         return msgspec.json.decode(content, type=_Refusal).error
     except UNDECODABLE:

@@ -27,12 +27,11 @@ class CommandEntry:
     name: str
     declared: type[Any]
     function: str
-    """`module:name` below services.cli, which is imported when the command runs."""
+    """`module:name` below services.cli, imported when the command runs."""
     examples: tuple[str, ...]
 
     @property
     def arguments(self) -> type[Any]:
-        """The dataclass of its arguments."""
         return completed(self.declared)
 
     @property
@@ -41,7 +40,6 @@ class CommandEntry:
         return inspect.getdoc(self.declared) or ""
 
     def run(self, arguments: Any) -> int:
-        """Run the command and return its exit code."""
         module, _, name = self.function.partition(":")
         return int(getattr(importlib.import_module(f"services.cli.{module}"), name)(arguments))
 
@@ -81,18 +79,22 @@ WORKLOADS = (
     *("deploy", "deployment", "deployments", "rs", "replicaset", "sts", "statefulset"),
     *("ds", "daemonset", "job", "jobs", "cronjob", "cj"),
 )
-"""What may stand before a slash in kubectl's arguments, and is no namespace."""
+"""Kinds that kubectl's arguments may have before a slash: these are no namespaces."""
 
 
 def not_empty(text: str) -> str:
-    """Return the text. Raises ValueError for an empty one, as of a variable that is not set."""
+    """Return the text. Raises ValueError if it is empty, as of a variable that is not set."""
     if not text:
         raise ValueError("must not be empty")
     return text
 
 
 def pod_name(text: str) -> str:
-    """Parse a pod's name, also as `kubectl get -o name` writes it (`pod/NAME`)."""
+    """Parse a pod's name, also as `kubectl get -o name` writes it.
+
+    >>> pod_name("pod/train-0")
+    'train-0'
+    """
     before, _, name = text.rpartition("/")
     if before.partition(".")[0] in WORKLOADS:
         raise argparse.ArgumentTypeError(f"{text} is not a pod: `kubectl get pods` lists its pods")
@@ -107,7 +109,6 @@ SCOPES = ("node", "cluster")
 
 
 def scope(text: str) -> str:
-    """Parse what the doctor checks. Raises ValueError for other text."""
     if text not in {"", *SCOPES}:
         raise ValueError(f"must be {' or '.join(SCOPES)}")
     return text
@@ -131,13 +132,13 @@ def connection(default: Any, text: str, **form: Any) -> Any:
 
 
 def output(*more: str) -> Any:
-    """Declare the form of the output: a document with stable keys, or one of `more`."""
+    """Declare the format of the output: a document with stable keys, or one of `more`."""
     short = {f"--{form}": form for form in ("json", *more) if form in {"json", "csv"}}
     return argument("", "format (default: text)", "-o", one_of=(*FORMS, *more), constants=short)
 
 
 def namespace(default: str | None = None, *, all_: bool = False) -> Any:
-    """Declare the flag for a namespace; `all_`: with kubectl's flag for all of them.
+    """Declare the flag for a namespace, and with `all_` kubectl's flag for all of them.
 
     Without a default, commands get the namespace of the context.
     """
@@ -147,12 +148,10 @@ def namespace(default: str | None = None, *, all_: bool = False) -> Any:
 
 
 def selector(of: str) -> Any:
-    """Declare kubectl's flag to select by labels."""
     return argument("", f"only {of} with these labels, such as a=b,c!=d", "-l", metavar="LABELS")
 
 
 def pod(nargs: str | None = None) -> Any:
-    """Declare the argument for a pod."""
     default, read = ("", pod_name) if nargs else (..., lambda text: pod_name(not_empty(text)))
     return argument(
         default, "the pod's name", positional=True, metavar="POD", nargs=nargs, read=read
@@ -160,12 +159,10 @@ def pod(nargs: str | None = None) -> Any:
 
 
 def watch() -> Any:
-    """Declare kubectl's flag to follow changes."""
     return argument(False, "keep running, and show changes", "-w")
 
 
 def volcano_conf() -> Any:
-    """Declare the flag for the watcher's rules."""
     return argument(None, "the volcano-scheduler.conf that the watcher reads")
 
 
@@ -176,13 +173,11 @@ def min_runtime() -> Any:
 
 
 def schedulers() -> Any:
-    """Declare the flag for our schedulerName values."""
     text = "schedulerName values of Leasehold's pods, also of those that kube-scheduler places"
     return argument((), text, env="those of the manifests")
 
 
 def own_schedulers(names: tuple[str, ...]) -> frozenset[str]:
-    """Return these schedulerName values, or by default those of the manifests."""
     from shared.dialects import KUBE_SCHEDULER, SCHEDULERS
 
     return frozenset(names or (*SCHEDULERS, KUBE_SCHEDULER))
@@ -190,8 +185,6 @@ def own_schedulers(names: tuple[str, ...]) -> frozenset[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class StateArguments:
-    """The state directory of `leasehold up`."""
-
     state: Path = connection(
         Path(".leasehold"),
         "state directory of `leasehold up`",
@@ -202,8 +195,6 @@ class StateArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterArguments(StateArguments):
-    """The API server, and the form of the output."""
-
     kubeconfig: Path | None = connection(
         None,
         "kubeconfig of the API server",
@@ -226,7 +217,7 @@ class UsageArguments(ClusterArguments):
 
     @property
     def idle_after_s(self) -> str:
-        """The parameter of this name of the API, which is empty by default."""
+        """The parameter of this name of the API, empty by default."""
         return "" if self.idle_after is None else f"{self.idle_after * MINUTE_S:g}"
 
 

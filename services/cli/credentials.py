@@ -37,7 +37,7 @@ from shared.model.names import NodeName
 
 EXAMPLE_NODE = "NODE"
 REDIS_PROBE_LOGIN = f"AUTH {PROBE} -\r\n".encode()
-"""Command that logs in to Redis as the user with no other permission than PING."""
+"""Logs in to Redis as the user with no other permission than PING."""
 SECRET_BYTES = 32
 NAMES = {
     "--nodes": re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?"),
@@ -48,27 +48,21 @@ would be paths of other files, or wildcards in the subjects of NATS."""
 
 
 class CredentialFiles:
-    """The paths of the files in one directory."""
-
     def __init__(self, root: Path) -> None:
         self.root = root
         self.nats_configuration = root / "nats.conf"
         self.acl = root / "users.acl"
-        """The ACL file of valkey-server."""
         self.authority = root / CERTIFICATE
-        """The certificate authority by which clients verify the servers."""
+        """The CA by which clients verify the servers."""
         self.certificate, self.key = root / f"{SERVER}.crt", root / f"{SERVER}.key"
-        """The servers' certificate."""
         self.scheduler_certificate = root / f"{KUBE_SCHEDULER}.crt"
         """The certificate of the extender's client."""
         self.scheduler_key = root / f"{KUBE_SCHEDULER}.key"
 
     def nats(self, user: str) -> Path:
-        """Return the file with a user's secret at NATS."""
         return self.root / "nats" / user
 
     def redis(self, user: str) -> Path:
-        """Return the file with a user's secret at Redis."""
         return self.root / "redis" / user
 
 
@@ -83,7 +77,7 @@ def write(
 ) -> CredentialFiles:
     """Write everything for these nodes; with `names`, certificates for servers of these, too.
 
-    `shared`: the files' group may read them. Raises RequestError if they cannot be written.
+    With `shared`, the files' group may read them. Raises RequestError if they cannot be written.
     """
     files = CredentialFiles(root.absolute())
     mode = 0o640 if shared else 0o600
@@ -113,7 +107,7 @@ def write(
 
 
 def _issue_certificates(files: CredentialFiles, names: Sequence[str], mode: int) -> None:
-    """Make the authority once, and issue the certificates that are due."""
+    """Make the CA once, and issue the certificates that are due."""
     now = datetime.now(UTC)
     pairs = (
         (files.authority, files.root / KEY),
@@ -133,7 +127,7 @@ def _issue_certificates(files: CredentialFiles, names: Sequence[str], mode: int)
 
 
 def show(flags: CredentialArguments) -> int:
-    """Run the command: print the users and their rights, or write them with their secrets."""
+    """Print the users and their rights, or write them with their secrets."""
     for flag, names in (("--nodes", flags.nodes), ("--names", flags.names)):
         if wrong := [name for name in names if not NAMES[flag].fullmatch(name)]:
             raise RequestError(f"{flag} {wrong[0]}: no node or server can have this name")

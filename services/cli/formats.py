@@ -19,8 +19,8 @@ WRAPPED_WIDTH = 30
 class FittedTable:
     """A table without as many of its least valuable columns as the width requires.
 
-    No cell is shortened; those of `wrapped` are continued on the next line. A `wide` one has all
-    its columns, others lack those `of_wide`.
+    No cell is shortened; texts in the columns `wrapped` continue on the next line. A `wide` table
+    has all columns, others not those `of_wide`.
     """
 
     def __init__(
@@ -37,7 +37,6 @@ class FittedTable:
         self.rows: list[tuple[tuple[str | Text, ...], str]] = []
 
     def add_row(self, *cells: str | Text, style: str = "") -> None:
-        """Add a row with a cell for each title."""
         self.rows.append((cells, style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -70,7 +69,11 @@ def _sum(widths: Mapping[str, int]) -> int:
 
 
 def age(seconds: float) -> str:
-    """Format a duration as kubectl does: 12s, 5m, 3h, 2d."""
+    """Format a duration as kubectl does.
+
+    >>> age(45), age(400), age(90_000)
+    ('45s', '6m', '25h')
+    """
     whole = max(int(seconds), 0)
     for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
         if whole >= 2 * size:
@@ -87,20 +90,18 @@ def size_text(size: ShareSize) -> str:
 
 
 def used_texts(measured: MeasuredView | None) -> tuple[str, str]:
-    """Format the memory in MiB and the percent of the cores in use; `-` if it is not known."""
+    """Format the memory in MiB and the percent of the cores in use, or `-` if not known."""
     memory, cores = (measured.memory_mib, measured.cores_percent) if measured else (None, None)
     return "-" if memory is None else str(memory), "-" if cores is None else f"{cores}%"
 
 
 def measured_text(measured: MeasuredView, now: float) -> str:
-    """Describe the usage of a share."""
     memory, cores = used_texts(measured)
     idle = "" if measured.idle_since is None else f", idle for {age(now - measured.idle_since)}"
     return f"{memory} MiB and {cores} of its cores, processes: {measured.processes}{idle}"
 
 
 def notes(view: GpusView | LeasesView | IdleView) -> list[Text]:
-    """Return what is missing, if anything."""
     silent = ", ".join(view.unmeasured_nodes)
     no_reply = f"no reply from the agents of: {silent}; their usage is not shown"
     lines = (*view.problems, no_reply) if silent else view.problems

@@ -77,7 +77,7 @@ NAMED = {
     "node": "node",
     "gpu": "gpu",
 }
-"""What the values of arguments name."""
+"""The kinds of names that values of arguments have."""
 COMPLETE_WITHIN_S = 3
 """After it the process ends: a shell does not wait for a cluster that does not respond."""
 NO_FILES = ":4"
@@ -106,7 +106,7 @@ def parse(argv: Sequence[str], program: str) -> tuple[CommandEntry, Any]:
 def build_parser(program: str = "leasehold", only: str | None = None) -> "CommandParser":
     """Return the parser of the whole command line; `program` is its name in help and errors.
 
-    With `only`, the other commands are left out; if there is no such command, their arguments.
+    With `only`, the other commands are left out, or, if there is no such command, their arguments.
     """
     parser = CommandParser(
         prog=program,
@@ -179,8 +179,6 @@ def _fitted(line: str, width: int) -> str:
 
 
 class _PrintVersion(argparse.Action):
-    """Prints the version and exits."""
-
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from importlib.metadata import version
 
@@ -189,8 +187,6 @@ class _PrintVersion(argparse.Action):
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parses the arguments of one command, or the name of the command."""
-
     _connection: argparse._ArgumentGroup | None = None
 
     def group(self, name: str) -> argparse._ActionsContainer:
@@ -204,12 +200,10 @@ class CommandParser(argparse.ArgumentParser):
         return self._connection
 
     def format_usage(self) -> str:
-        """Return the positional arguments; the help lists the flags."""
         self._shorten_usage()
         return super().format_usage()
 
     def format_help(self) -> str:
-        """Return the usage without the flags, and then everything."""
         self._shorten_usage()
         return super().format_help()
 
@@ -218,7 +212,7 @@ class CommandParser(argparse.ArgumentParser):
         self.usage = " ".join(("%(prog)s", *names, "[flags]"))
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Exit because of arguments that are unknown here."""
+        """Exit because of unknown arguments, and suggest similar ones."""
         near = (_nearest(word.partition("=")[0], self._option_string_actions) for word in unknown)
         suggestion = next(filter(None, near), "")
         self.error(f"unknown arguments: {' '.join(unknown)}{suggestion}")
@@ -250,7 +244,7 @@ def _nearest(word: str, words: Iterable[str]) -> str:
 
 
 def candidates(whole: CommandParser, words: Sequence[str]) -> list[str]:
-    """Return how the last word may continue; empty also where its values are not known."""
+    """Return how the last word may continue, or nothing where its values are not known."""
     *before, word = words or ("",)
     parser, rest = _command_of(whole, before)
     actions = parser._option_string_actions  # noqa: SLF001 - argparse has no other list of flags
@@ -270,7 +264,6 @@ def candidates(whole: CommandParser, words: Sequence[str]) -> list[str]:
 
 
 def _names(whole: CommandParser, dest: str, words: Sequence[str]) -> Sequence[str]:
-    """Return the pods, namespaces or nodes that an argument may name, by the flags before it."""
     if dest not in NAMED:
         return ()
     from services.cli.inspect.views import names_in_cluster

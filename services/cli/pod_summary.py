@@ -11,8 +11,6 @@ from shared.pods.observed_pod import rejection_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodSummary:
-    """A pod as the API server has it."""
-
     pod: PodUid
     namespace: Namespace
     name: str
@@ -20,20 +18,19 @@ class PodSummary:
     phase: str = ""
     scheduler: str = ""
     gates: tuple[str, ...] = ()
-    """Its scheduling gates."""
     claims: tuple[str, ...] = ()
-    """What its spec calls its ResourceClaims."""
+    """Names of its ResourceClaims in its spec."""
     unknown: tuple[str, ...] = ()
-    """Resources that it requests and no dialect has, for GPUs by their names."""
+    """Resources that it requests and no dialect has, and whose names are those of GPUs."""
     deployment: str = ""
-    """The Deployment of which it is a pod; empty: of none."""
+    """The Deployment of the pod, or empty if it has none."""
     revision: str = ""
-    """The label by which that Deployment tells its ReplicaSets apart."""
+    """The label by which that Deployment distinguishes its ReplicaSets."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     unschedulable_message: str = ""
     """The message of the condition PodScheduled while it is false."""
     rejection: str = ""
-    """Why its kubelet rejected it, as `reason: message`; empty if it did not."""
+    """Why its kubelet rejected it, as `reason: message`, or empty if it did not."""
 
     @property
     def is_active(self) -> bool:
@@ -52,7 +49,6 @@ def _deployment_of(meta: ObjectMeta) -> str:
 
 
 def summary_of(pod: ApiPod) -> PodSummary:
-    """Return the summary of a decoded pod."""
     return PodSummary(
         deployment=_deployment_of(pod.metadata),
         revision=pod.metadata.labels.get(POD_TEMPLATE_HASH, ""),

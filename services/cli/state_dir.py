@@ -43,9 +43,7 @@ class StateDir:
         self.state = root / "state.json"
         """The file that other commands read."""
         self.kubeconfig = root / "kubeconfig"
-        """The kubeconfig of the simulated cluster."""
         self.first_pod = root / "first-pod.yaml"
-        """A manifest to try."""
         self.installation = root / "installation.json"
         """What the simulated cluster installs before it serves."""
         self.accounts = root / "accounts"
@@ -55,7 +53,6 @@ class StateDir:
         self.traces = root / "traces"
         """Finished spans, one file per replica."""
         self.agents = root / "agents"
-        """The directories of the nodes' agents."""
         self.credentials = root / "credentials"
         """The users of NATS and Redis, and their secrets."""
 
@@ -66,7 +63,7 @@ class StateDir:
 
     @classmethod
     def found(cls, path: Path, kubeconfig: Path | None = None) -> Self:
-        """Return the directory at `path`; in place of a default that is absent, that of KUBECONFIG.
+        """Return the directory at `path`, or KUBECONFIG's in place of a default that is absent.
 
         With `kubeconfig`, the variable does not count.
         """
@@ -85,7 +82,6 @@ class StateDir:
         return self.root / "run" / f"{component}.json"
 
     def agent(self, node: str) -> Path:
-        """Return the directory of a node's agent."""
         return self.agents / node
 
     def node(self, node: str) -> Path:
@@ -113,7 +109,7 @@ class StateDir:
 
 
 class ComponentState(msgspec.Struct, frozen=True, kw_only=True):
-    """One process, as `state.json` shows it."""
+    """A process, as `state.json` shows it."""
 
     name: str
     pid: int | None = None
@@ -124,8 +120,6 @@ class ComponentState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of `state.json`."""
-
     pid: int
     started_at: float
     ready: bool
@@ -135,13 +129,13 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     nodes: Mapping[str, str]
     """GPU layout of each simulated node, by name."""
     nats_credentials: str = ""
-    """File with the operator's user and secret for NATS; empty: NATS requires none."""
+    """File with the operator's user and secret for NATS, or empty if NATS requires none."""
     nats_ca: str = ""
-    """Certificate authority of the NATS that `up` started; empty: it has none."""
+    """CA of the NATS that `up` started, or empty if it has none."""
     redis_credentials: str = ""
-    """File with the operator's user and secret for Redis; empty: Redis requires none."""
+    """File with the operator's user and secret for Redis, or empty if Redis requires none."""
     library_source: str = ""
-    """HAMi-core's library, as `up` got it; empty: none."""
+    """HAMi-core's library, as `up` got it, or empty if there is none."""
     ports: Mapping[str, int] = {}
     components: tuple[ComponentState, ...] = ()
     format: int = FORMAT
@@ -153,7 +147,6 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def optional_path(text: str) -> Path | None:
-    """Return the path, or None for empty text."""
     return Path(text) if text else None
 
 
@@ -207,7 +200,7 @@ def write_supervisor_pid(directory: StateDir) -> None:
 
 
 def supervisor_pid(directory: StateDir) -> int | None:
-    """Return the process that holds the lock (0: unknown), or None if none does."""
+    """Return the process that holds the lock (0 if unknown), or None if none does."""
     try:
         with directory.lock.open("a+", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -24,7 +24,6 @@ PLUGIN = "kubectl-leasehold"
 
 
 def program_name() -> str:
-    """Return the name of the command, as in its help."""
     return "kubectl leasehold" if Path(sys.argv[0]).name == PLUGIN else NAME
 
 
@@ -76,7 +75,6 @@ def present(
 
 
 def _lasting(document: Any) -> Any:
-    """Return a document without what changes all the time."""
     if isinstance(document, dict):
         return {key: _lasting(value) for key, value in document.items() if key not in CHANGING}
     if isinstance(document, list | tuple):
@@ -90,7 +88,6 @@ def show(
     text: Callable[[T], "RenderableType"],
     names: Callable[[T], Iterable[str]] = lambda _: (),
 ) -> None:
-    """Show a document in a form."""
     if output in {"json", "yaml"}:
         print_document(view, output)
     elif output == "name":
@@ -135,5 +132,4 @@ def print_text(content: "RenderableType") -> None:
 
 
 def terminal_width() -> int:
-    """Return the columns to draw in."""
     return shutil.get_terminal_size((DEFAULT_WIDTH, 24)).columns

@@ -95,7 +95,6 @@ GRANT = "grant"
 
 
 def budget(flags: BudgetArguments) -> int:
-    """Show budgets, or grant GPU time."""
     if flags.words[:1] == (GRANT,) and len(flags.words) > 1:
         return _grant(flags)
     if len(flags.words) > 1:

@@ -9,7 +9,7 @@ from shared.model.views.preemptions import DryRunView, PreemptionsView, Preempti
 
 
 def preemptions(flags: PreemptionsArguments) -> int:
-    """Show the plan for a pod, or the preemptions in progress and the evictions of the last day."""
+    """Show a dry run for a pod, or preemptions in progress and the evictions of the last day."""
     api = ApiClient(flags)
     if flags.dry_run:
         return _dry_run(api, flags)
@@ -33,7 +33,6 @@ def _dry_run(api: ApiClient, flags: PreemptionsArguments) -> int:
 
 
 def dry_run_text(view: DryRunView) -> str:
-    """Format a dry run for people."""
     lines = [f"pod         {view.pod}"]
     if view.in_progress is not None:
         lines.append(f"in progress {_preemption_line(view.in_progress)}")
@@ -56,7 +55,6 @@ def dry_run_text(view: DryRunView) -> str:
 
 
 def text(view: PreemptionsView) -> str:
-    """Format the preemptions in progress and the evictions of the last day for people."""
     lines = [f"in progress {_preemption_line(preemption)}" for preemption in view.in_progress]
     for eviction in view.evictions:
         budget = f", budget {eviction.budget}" if eviction.budget else ""

@@ -27,7 +27,6 @@ from shared.model.views.view import View
 
 
 def report(flags: Report) -> int:
-    """Sum up GPU time by group."""
     if flags.idle:
         return report_idle(flags)
     if flags.cost:
@@ -106,7 +105,7 @@ def report_costs(flags: Report) -> int:
 
 
 def cost_table(costs: CostView) -> RenderableType:
-    """List GPU-hours by use, and the cost, of each namespace and model, and their sums."""
+    """List GPU-hours by use, and the cost, of each namespace and model, with sums."""
     if not costs.lines:
         return Text("nothing is recorded of this time; the timekeeper records once a minute")
     rows: dict[tuple[float, str, str], dict[str, Decimal]] = {}
@@ -136,7 +135,7 @@ def cost_table(costs: CostView) -> RenderableType:
 
 
 def focus_csv(lines: Iterable[CostLine], currency: str) -> str:
-    """Return lines that have a price as CSV with the columns of FOCUS, and their use."""
+    """Return lines that have a price as CSV with the columns of FOCUS."""
     text = io.StringIO()
     writer = csv.DictWriter(text, FOCUS_COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -177,8 +176,6 @@ def _focus_row(line: CostLine, currency: str) -> dict[str, object]:
 
 
 class IdleReport(View, frozen=True, kw_only=True):
-    """What idle shares hold, by namespace and owner."""
-
     report: str = "idle"
     read_at: float
     idle_after_s: float
@@ -189,7 +186,6 @@ class IdleReport(View, frozen=True, kw_only=True):
 
 
 def by_owner(view: IdleView, owners: Mapping[PodUid, str]) -> IdleReport:
-    """Add up what the pods of each owner hold."""
     grouped: dict[tuple[Namespace, str], list[IdleHolder]] = {}
     for pod in view.pods:
         grouped.setdefault((pod.namespace, owners.get(pod.pod) or pod.owner), []).append(pod)
@@ -208,7 +204,6 @@ def by_owner(view: IdleView, owners: Mapping[PodUid, str]) -> IdleReport:
 
 
 def idle_table(report: IdleReport, view: IdleView, *, wide: bool = False) -> RenderableType:
-    """List the owners of idle shares, and their sum."""
     if not report.holders:
         text = f"no share has been idle for {age(report.idle_after_s)}"
         return Group(Text(text), *notes(view))
@@ -232,7 +227,6 @@ def idle_table(report: IdleReport, view: IdleView, *, wide: bool = False) -> Ren
 
 
 def report_idle(flags: Report) -> int:
-    """Add up what idle shares hold, by namespace and owner."""
     api = ApiClient(flags)
     view = api.get("/api/v1/reports/idle", IdleView, idle_after_s=flags.idle_after_s)
     namespaces = sorted({pod.namespace for pod in view.pods})

@@ -17,7 +17,6 @@ EXIT_CODES = {"resized": 0, "unchanged": 0, "refused": 1, "unavailable": 3}
 
 
 def resize(flags: Resize) -> int:
-    """Resize, and print the outcome."""
     memory_mib = _memory_mib(flags.memory)
     order = ResizeOrder(container=flags.container, memory_mib=memory_mib, cores_percent=flags.cores)
     api = ApiClient(flags)
@@ -53,7 +52,6 @@ def _memory_mib(text: str) -> int | None:
 
 
 def lines(view: ResizeView) -> list[str]:
-    """Describe the new size."""
     after = view.after or ShareSize(memory_mib=0, cores_percent=0)
     before = view.before or after
     container = f"container {view.container} of {view.namespace}/{view.name}"
@@ -66,6 +64,5 @@ def lines(view: ResizeView) -> list[str]:
 
 
 def refusal(view: ResizeView) -> str:
-    """Describe why it was not resized, and what to try."""
     hint = f"; {view.hint}" if view.hint else ""
     return f"{view.namespace}/{view.name} was not resized: {view.reason}{hint}"

@@ -9,9 +9,9 @@ from services.cli.terminal import program
 from shared.model.errors import RequestError, UnavailableError
 
 NOTICED_S = 5
-"""How often a node agent reads the faults of its GPUs."""
+"""Interval at which a node agent reads the faults of its GPUs, seconds."""
 STUCK = "stuck"
-"""The fault of which the node's kubelet takes care."""
+"""A fault of the node's kubelet."""
 
 
 def sim(flags: Sim) -> int:

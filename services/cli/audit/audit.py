@@ -52,7 +52,6 @@ async def _audit(flags: Audit) -> tuple[Snapshot, tuple[Difference, ...]]:
 
 
 def shape(snapshot: Snapshot, lasting: Sequence[Difference]) -> dict[str, Any]:
-    """Return the JSON form."""
     return {
         "clean": not lasting,
         "checked": _checked(snapshot),
@@ -70,7 +69,6 @@ def shape(snapshot: Snapshot, lasting: Sequence[Difference]) -> dict[str, Any]:
 
 
 def render(snapshot: Snapshot, lasting: Sequence[Difference]) -> RenderableType:
-    """List what was checked and every difference."""
     checked = "{leases} on {devices} of {nodes}, {pods}, the checkpoints of {agents}".format_map(
         {nouns: _count(number, nouns) for nouns, number in _checked(snapshot).items()}
     )

@@ -72,7 +72,7 @@ CHECKS = (over_commitment, allocated_totals, fences)
 
 
 def _excesses(device: Device, booked: Sequence[Booking], slots: int | None) -> Iterator[str]:
-    """Yield what is taken of a device more than it has, and what it has."""
+    """Yield what is taken of a device beyond what it has."""
     fault = f" ({device.fault})" if device.fault else ""
     for unit, taken, limit in (
         ("MiB", sum(booking.memory_mib for booking in booked), device.memory_mib),

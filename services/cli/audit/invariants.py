@@ -141,7 +141,6 @@ CHECKS: tuple[Callable[[Snapshot], Iterator[Difference]], ...] = (
 
 
 def differences(snapshot: Snapshot) -> tuple[Difference, ...]:
-    """Return every difference, sorted by invariant."""
     differences = [difference for check in CHECKS for difference in check(snapshot)]
     return tuple(sorted(set(differences), key=lambda d: (d.invariant, d.subject, d.text)))
 

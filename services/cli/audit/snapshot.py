@@ -32,27 +32,24 @@ def lasting_differences(
 def device_difference(invariant: str, device: Device, text: str) -> Difference:
     """Return a difference of a device, which lasts at most until its node reports the device.
 
-    After a rebuild leases have a device whose size the ledger does not know before that.
+    After a rebuild, the ledger does not know the size of a device with leases before that.
     """
     is_reported = device.index >= 0
     return Difference(invariant, f"device {device.uuid}", text, 0.0 if is_reported else REPORT_S)
 
 
 def pod_name(pod: PodSummary | Lease) -> str:
-    """Return the subject of a difference of a pod or of its lease."""
     return f"pod {pod.namespace}/{pod.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowTotals:
-    """The usage of one budget window, as stored and as summed up from its entries."""
+    """The usage of a budget window, as stored and as summed up from its entries."""
 
     namespace: Namespace
     window: str
     used_units: int
-    """As the window has it."""
     entered_units: int
-    """The sum of its entries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,26 +60,24 @@ class Snapshot(LedgerReading):
     waiting: tuple[WaitingPod, ...] = ()
     pods: tuple[PodSummary, ...] = ()
     claims: tuple[AllocatedClaim, ...] | None = None
-    """The ResourceClaims with devices of our driver; None: they were not read."""
+    """ResourceClaims with devices of our driver, or None if they were not read."""
     allocations: Mapping[NodeName, tuple[Allocation, ...]] = field(default_factory=dict)
     """Only of nodes whose agent's checkpoint is readable on this machine."""
     api_nodes: frozenset[NodeName] | None = None
-    """The nodes that the API server has; None: they were not read."""
+    """Nodes that the API server has, or None if they were not read."""
     gangs: Mapping[str, frozenset[PodUid]] = field(default_factory=dict)
-    """The pods that the ledger counts as lease holders of each gang."""
+    """Pods that the ledger counts as lease holders of each gang."""
     waiting_gangs: Mapping[str, frozenset[PodUid]] = field(default_factory=dict)
-    """The pods that the ledger counts as waiting with each gang."""
+    """Pods that the ledger counts as waiting with each gang."""
     budget_windows: tuple[WindowTotals, ...] = ()
-    """Every namespace's open budget window."""
     cost_hours: tuple[CostHour, ...] = ()
     damaged: tuple[UnreadableRecord, ...] = ()
     """Records that could not be read in the last 24 hours; they were rebuilt."""
     not_checked: tuple[str, ...] = ()
-    """The parts that this machine could not read, as text."""
+    """What this machine could not read, as text."""
 
     @property
     def devices(self) -> dict[DeviceUuid, tuple[NodeName, Device, DeviceUse]]:
-        """Every device with its node and its stored totals."""
         return {
             device.uuid: (totals.node.facts.name, device, use)
             for totals in self.nodes

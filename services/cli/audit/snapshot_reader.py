@@ -94,13 +94,11 @@ class SnapshotReader:
 
 
 async def pods_of(kubernetes: KubernetesClient) -> tuple[PodSummary, ...]:
-    """Return every pod of the cluster."""
     pages = kubernetes.pages(ALL_PODS)
     return tuple([summary_of(pod) async for page in pages for pod in page.read(ApiPod)])
 
 
 async def node_names(kubernetes: KubernetesClient) -> frozenset[NodeName]:
-    """Return the names of the nodes that the API server has."""
     pages = kubernetes.pages("/api/v1/nodes")
     names = [obj.metadata.name async for page in pages for obj in page.read(ApiObject)]
     return frozenset(map(NodeName, names))
@@ -118,7 +116,7 @@ async def claims_of(kubernetes: KubernetesClient) -> tuple[AllocatedClaim, ...] 
 
 @asynccontextmanager
 async def open_reader(flags: Audit) -> AsyncIterator[SnapshotReader]:
-    """Open the ledger that the flags name, else that of the state directory, and the API server.
+    """Open the ledger that the flags name, or the state directory's, and the API server.
 
     Raises UnavailableError with what to do if there is no ledger, or if either does not respond.
     """
@@ -158,7 +156,7 @@ async def open_reader(flags: Audit) -> AsyncIterator[SnapshotReader]:
 
 
 def read_checkpoints(agents: Path | None) -> Mapping[NodeName, tuple[Allocation, ...]]:
-    """Read the checkpoints of agents on this machine: the devices handed to their kubelets.
+    """Read the checkpoints of agents on this machine.
 
     Raises RequestError naming a file that cannot be read.
     """

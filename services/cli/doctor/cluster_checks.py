@@ -33,16 +33,14 @@ UNANSWERED_API = (
     "Terminating, see docs/troubleshooting.md"
 )
 BY_IMAGE = frozenset({"LEASEHOLD_HTTP"})
-"""What the image sets, so that pods have it without their template."""
+"""Variables that the image sets, so that pods have them without their template."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSettings:
-    """The variables of a workload's pods."""
-
     values: Mapping[str, str]
     computed: frozenset[str]
-    """Those whose value the kubelet computes for each pod."""
+    """Variables whose value the kubelet computes for each pod."""
 
 
 async def read_settings(kubernetes: KubernetesClient) -> dict[str, WorkloadSettings]:
@@ -120,10 +118,10 @@ From the security releases of 21 July 2026 (Valkey) and 24 July 2026 (Redis).
 
 
 def patched_version(program: str, version: str) -> str:
-    """Return the version to upgrade to; empty if `version` has no known vulnerability.
+    """Return the version to upgrade to, or empty if `version` has no known vulnerability.
 
-    That is the patched version of the same minor version, or of the next one that is maintained.
-    Also empty if the version has another form than numbers with dots.
+    It is the patched version of the same minor version, or of the next one that is maintained. Also
+    empty if the version has another form than numbers with dots.
     """
     numbers = tuple(int(part) if part.isdecimal() else -1 for part in version.split("."))
     if -1 in numbers:
@@ -195,7 +193,7 @@ def _too_old(facts: RedisFacts) -> Finding | None:
 
 
 def _unsafe(facts: RedisFacts) -> Finding | None:
-    """Return the first way in which the server can lose a write; None if there is none."""
+    """Return the first way in which the server can lose a write, or None if there is none."""
     if facts.role != "master":
         return fail(
             f"it is a {facts.role}: nothing can be written", "set --redis-url to the primary's URL"
@@ -236,7 +234,7 @@ CALLERS = {
     "may delay reviews (docs/install.md, client certificates of the API server)",
     None: "",
 }
-"""What it means that the webhook knows its callers, or does not; None: that is not known."""
+"""What it means that the webhook knows its callers, or does not, or None if that is unknown."""
 
 
 def webhook(
@@ -270,8 +268,6 @@ def webhook(
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """How many replicas of a workload there should be, and how many are ready."""
-
     namespace: str
     kind: str
     wanted: int
@@ -279,7 +275,7 @@ class Replicas:
 
 
 def endpoints(unanswered: Mapping[str, str], count: int) -> Finding:
-    """Judge what is registered and has no ready endpoint, with the name of its Service."""
+    """Judge registrations without a ready endpoint, with the name of their Service."""
     if not unanswered:
         return ok(f"{count} registrations with the API server have a ready endpoint")
     if (agent := unanswered.get(f"deviceclasses/{DRIVER}")) is not None:
@@ -326,7 +322,6 @@ def workloads(sizes: Mapping[str, Replicas]) -> Finding:
 
 
 def versions(by_replica: Mapping[str, str]) -> Finding:
-    """Judge the versions of replicas, by name."""
     if len(set(by_replica.values())) > 1:
         replicas = sorted(by_replica.items())
         return warn(
@@ -345,8 +340,8 @@ def components(
 ) -> Finding:
     """Judge which components do not run, and why running ones are not ready.
 
-    `nodes` have devices, which their agents reported; their values say why they are cordoned, or
-    are empty. Heartbeats were observed for `observed_s`.
+    `nodes` have devices that their agents reported, each with why it is cordoned, or empty.
+    Heartbeats were observed for `observed_s`.
     """
     running = tuple(heartbeats)
     problems = [
@@ -389,7 +384,6 @@ def _missing(running: Sequence[Heartbeat], nodes: Iterable[NodeName]) -> list[st
 
 
 def rights(denied: Iterable[str], allowed: int) -> Finding:
-    """Judge the rights of the agent's account."""
     missing = sorted(denied)
     if missing:
         return fail(
@@ -401,7 +395,6 @@ def rights(denied: Iterable[str], allowed: int) -> Finding:
 
 
 def runtime_class(exists: bool) -> Finding:
-    """Judge whether pods can select NVIDIA's runtime."""
     if exists:
         return ok("RuntimeClass nvidia exists")
     return ok(
@@ -437,7 +430,7 @@ def resource_quotas(hard: Mapping[str, Iterable[str]]) -> Finding:
 def device_classes(
     resources: Mapping[str, str], allocatable: Mapping[NodeName, Iterable[str]]
 ) -> Finding:
-    """Judge extended resources, by DeviceClass, against those that nodes' device plugins serve.
+    """Judge extended resources, by DeviceClass, against the resources of nodes' device plugins.
 
     A node serves an extended resource by a device plugin or by ResourceClaims, not by both.
     https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/#extended-resource
@@ -461,7 +454,7 @@ def device_classes(
 
 
 def extender(ready_replicas: Mapping[str, int | None]) -> Finding:
-    """Judge the Deployments of the component `kube-scheduler`; None: there is no such Deployment.
+    """Judge the Deployments of the component `kube-scheduler`, with None for a missing one.
 
     kube-scheduler is ready without its extender, and the extender without kube-scheduler.
     """

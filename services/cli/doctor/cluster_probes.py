@@ -76,13 +76,11 @@ RIGHTS = (
 )
 """Verb and resource of the rights that an agent needs."""
 POD_LISTS = ("nodes/pods", "nodes/proxy")
-"""What has the kubelet's pods: an agent needs the right to get either."""
+"""Resources with the kubelet's pods: an agent needs the right to get either."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterServers:
-    """The servers to check, and the credentials for them."""
-
     redis_url: str = ""
     nats_url: str = ""
     nats_credentials: ClientCredentials = NO_CREDENTIALS
@@ -98,9 +96,9 @@ class ClusterProbes:
     api_server: KubernetesClient | LeaseholdError
     """The API server, or why there is none."""
     nodes: Mapping[NodeName, str] = field(default_factory=dict)
-    """Nodes with devices, and why each is cordoned, which is empty if it is not."""
+    """Nodes with devices, each with why it is cordoned, or empty."""
     devices: Mapping[NodeName, Sequence[Device]] | None = None
-    """Each node's devices, as the ledger has them; None: it is not readable."""
+    """Each node's devices in the ledger, or None if it is not readable."""
     _observing: asyncio.Task[tuple[Heartbeat, ...]] | None = None
 
     @property
@@ -122,7 +120,6 @@ class ClusterProbes:
         return ok("NATS accepts the connection and the user")
 
     async def redis(self) -> Finding:
-        """Read its role and its persistence."""
         facts = await redis_facts(self._redis(), self.servers.redis_credentials)
         unreadable: list[UnreadableRecord] = []
         with contextlib.suppress(UnavailableError, RequestError, TimeoutError):
@@ -168,7 +165,7 @@ class ClusterProbes:
     async def _knows_callers(self, url: str, trusted: bytes) -> bool | None:
         """Return whether the webhook requires client certificates, or None if that is not known.
 
-        At a URL it is tried; in a cluster it is a setting of the Deployment.
+        A webhook with a URL is called; in a cluster the Deployment has the setting.
         """
         if url and trusted:
             # With TLS 1.3 a client learns of the refusal only when it reads.
@@ -181,7 +178,7 @@ class ClusterProbes:
         return b"LEASEHOLD_CLIENT_CA_FILE" in deployment or b"--client-ca-file" in deployment
 
     async def _unreviewed_claims(self, webhooks: Iterable[RegisteredWebhook]) -> list[str]:
-        """Return the webhook that the component `dra` has beside its DeviceClass, if it lacks."""
+        """Return the webhook of the component `dra` if it is missing and the DeviceClass exists."""
         if CLAIMS_WEBHOOK in {webhook.name for webhook in webhooks}:
             return []
         try:
@@ -225,7 +222,7 @@ class ClusterProbes:
         return ok("the API server passes requests on to the API")
 
     async def endpoints(self) -> Finding:
-        """Find what is registered with the API server and has nothing that answers."""
+        """Find registrations with the API server that have no endpoint."""
         unanswered: dict[str, str] = {}
         count = 0
         for path in REGISTRATIONS:
@@ -284,17 +281,14 @@ class ClusterProbes:
         return judge.workloads(sizes)
 
     async def versions(self) -> Finding:
-        """Observe the replicas' heartbeats for their versions."""
         heartbeats = await self._heartbeats()
         return judge.versions({heartbeat.instance: heartbeat.version for heartbeat in heartbeats})
 
     async def components(self) -> Finding:
-        """Observe heartbeats for components that are missing or not ready."""
         heartbeats = await self._heartbeats()
         return judge.components(heartbeats, self.nodes, observed_s=OBSERVE_S)
 
     async def leftovers(self) -> Finding:
-        """Judge the devices that agents have reported."""
         if self.devices is None:
             raise SkipError("the ledger is not readable")
         return judge.leftovers(self.devices)
@@ -305,7 +299,6 @@ class ClusterProbes:
         return judge.settings(wanted, await self._heartbeats())
 
     async def rights(self) -> Finding:
-        """Review the rights of our account at the API server."""
         denied: list[str] = []
         try:
             for verb, resource in RIGHTS:
@@ -318,7 +311,6 @@ class ClusterProbes:
         return judge.rights(denied, len(RIGHTS) + 1)
 
     async def runtime_class(self) -> Finding:
-        """Read NVIDIA's runtime class."""
         if self.servers.simulated:
             raise SkipError("the containers of `leasehold up` need no container runtime")
         try:
@@ -362,14 +354,13 @@ class ClusterProbes:
         )
 
     async def extender(self) -> Finding:
-        """Read the Deployments of the component `kube-scheduler`."""
         ready = {name: await self._ready_replicas(name) for name in ("extender", "kube-scheduler")}
         if all(replicas is None for replicas in ready.values()):
             raise SkipError("the component kube-scheduler is not installed")
         return judge.extender(ready)
 
     async def _ready_replicas(self, name: str) -> int | None:
-        """Return how many replicas of a Deployment are ready; None: it does not exist."""
+        """Return how many replicas of a Deployment are ready, or None if it does not exist."""
         path = objects_path(SYSTEM_NAMESPACE, "deployments", name, group="/apis/apps/v1")
         try:
             return (await self.kubernetes.read(path, Workload)).status.ready_replicas
@@ -440,7 +431,7 @@ class ClusterProbes:
 
 
 def _add_heartbeat(replicas: dict[str, Heartbeat], event: Heartbeat) -> None:
-    """Add the heartbeat of a replica to those of its sender, whose name only it has chosen."""
+    """Add a replica's heartbeat to those of its sender, which chooses the replica's name itself."""
     replicas.pop(event.instance, None)
     replicas[event.instance] = event
     if len(replicas) > most_replicas(event.route):
@@ -448,7 +439,7 @@ def _add_heartbeat(replicas: dict[str, Heartbeat], event: Heartbeat) -> None:
 
 
 def _days_left(trusted: bytes) -> float | None:
-    """Return how long the newest authority is valid; None: there is none."""
+    """Return how long the newest CA is valid, in days, or None if there is none."""
     if not trusted:
         return None
     expiries = [

@@ -144,7 +144,7 @@ REMEDIES |= {name: check.remedy for name, check in CLUSTER_CHECKS.items()}
 NODE_ACCOUNT_CHECKS = frozenset({"api-clock", "rights"})
 """Cluster checks that also run with the account of a node's agent."""
 AGENT_ONLY_CHECKS = frozenset({"rights"})
-"""Cluster checks that apply to that account only."""
+"""Cluster checks for that account only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,11 +154,10 @@ class DoctorTarget(ClusterServers):
     nodes: tuple[tuple[AgentSettings, NodeGpus], ...]
     kubeconfig: Path | None = None
     only: str = ""
-    """`node` or `cluster`, or an empty text for both."""
+    """`node` or `cluster`, or empty for both."""
 
     @property
     def cluster_checks(self) -> Sequence[str]:
-        """The names of the cluster checks to run."""
         if self.only == "node":
             return [name for name in CLUSTER_CHECKS if name in NODE_ACCOUNT_CHECKS]
         skipped = AGENT_ONLY_CHECKS if self.only == "cluster" else ()
@@ -175,7 +174,7 @@ def doctor(flags: Doctor) -> int:
 
 
 def target_of(flags: Doctor) -> DoctorTarget:
-    """Return the target: the nodes that `leasehold up` runs, or this node as the flags describe it.
+    """Return the nodes that `leasehold up` runs, or this node as the flags describe it.
 
     Raises RequestError for a node that `up` does not run.
     """
@@ -298,7 +297,6 @@ def complete(result: Finding | BaseException, *, check: str, subject: str) -> Fi
 
 
 async def run_check(check: Awaitable[Finding]) -> Finding:
-    """Run one check; an error or a timeout is its finding."""
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
             return await check
@@ -326,7 +324,7 @@ async def _open_api_server(
 
 
 async def _read_ledger(target: DoctorTarget) -> dict[NodeName, NodeTotals] | None:
-    """Read the ledger's nodes; None: it is not readable, which the check `redis` reports."""
+    """Read the ledger's nodes, or return None if that fails, which the check `redis` reports."""
     if not target.redis_url:
         return None
     with contextlib.suppress(UnavailableError, RequestError, TimeoutError):
@@ -338,7 +336,6 @@ async def _read_ledger(target: DoctorTarget) -> dict[NodeName, NodeTotals] | Non
 
 
 def render(findings: Sequence[Finding]) -> RenderableType:
-    """Return the findings as text, by node, with their fixes."""
     lines: list[Text] = []
     for subject in dict.fromkeys(finding.subject for finding in findings):
         lines.append(Text(f"node {subject}" if subject else "cluster", style="bold"))

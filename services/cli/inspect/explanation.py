@@ -46,14 +46,12 @@ class Explanation(View, frozen=True, kw_only=True, omit_defaults=True):
     details: tuple[str, ...] = ()
     """The rest about the lease of a pod."""
     next: str = ""
-    """What to do next."""
     lease: LeaseView | None = None
     annotations: dict[str, str] | None = None
-    """The annotations of the pod that show its lease, for those that hold one."""
+    """Annotations of the pod that show its lease, or None if it holds none."""
     waiting: WaitingDetails | None = None
     gang: GangView | None = None
     gates: tuple[str, ...] = ()
-    """Scheduling gates."""
 
 
 def explanation_of(
@@ -125,7 +123,7 @@ def _running(pod: PodSummary, view: PodView, lease: LeaseView, program: str) -> 
 
 
 def _summary_lines(pod: PodSummary, view: PodView, lease: LeaseView) -> Iterator[str]:
-    """Yield which GPU it has, how much of it, since when, what it uses, and until when."""
+    """Yield its GPU, how much of it, since when, what it uses, and until when."""
     yield from _gang_lines(view.gang)
     if lease.claim is not None:
         pods = len(lease.claim.consumers)
@@ -156,7 +154,7 @@ def _summary_lines(pod: PodSummary, view: PodView, lease: LeaseView) -> Iterator
 def _share_kind(
     lease: LeaseView, share: ShareView, device: DeviceView | None
 ) -> tuple[str, str, MigPlacement | None]:
-    """Return of which GPU a share is, but for its index, how much, and which of its instances."""
+    """Return the kind of a share's GPU, the share's size, and its MIG instance."""
     several = len({share.container for share in lease.shares}) > 1
     of = f" for {'request' if lease.claim else 'container'} {share.container}" if several else ""
     init = " (init)" if share.init else ""
@@ -175,7 +173,7 @@ def _share_kind(
 
 
 def _alike_lines(kind: str, size: str, shares: Sequence[ShareView], now: float) -> Iterator[str]:
-    """Yield the lines of shares of the same kind and size; of several, also what the least uses."""
+    """Yield the lines of shares of the same kind and size, with the least usage of several."""
     several = len(shares) > 1
     title = f"{len(shares)} GPUs" if several else "GPU"
     yield f"{title:12}{', '.join(str(share.index) for share in shares)} {kind}"
@@ -254,7 +252,7 @@ def _rollout_hint(pod: PodSummary, waiting: WaitingDetails) -> str:
 
 
 def _queue_lines(namespace: str, queue: QueuePlace) -> tuple[str, str]:
-    """Return the pod's position among those that wait, and what its namespace holds."""
+    """Return the pod's position in the queue, and what its namespace holds."""
     before = ""
     if queue.position > 1:
         before = "; after a pod of another namespace"

@@ -25,9 +25,10 @@ COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 def gpus(
     view: GpusView, width: int, *, wide: bool = False, narrowed: bool = False
 ) -> RenderableType:
-    """Draw a bar per device in `width` columns, one letter per lease, and the leases below.
+    """Draw a bar per device in `width` columns, a letter per lease, and the leases below.
 
-    `wide`: with the UUIDs of the devices, and what their sensors read. `narrowed`: others exist.
+    `wide` adds the UUIDs of the devices, and what their sensors read. `narrowed` means that there
+    are others.
     """
     blocks: list[RenderableType] = []
     for node in view.nodes:
@@ -61,7 +62,7 @@ def _sensors(hardware: Hardware) -> Iterator[str]:
 def ps(
     view: LeasesView, *, namespace: str = "", wide: bool = False, narrowed: bool = False
 ) -> RenderableType:
-    """List leases, then waiting pods with the reason; `wide`: with starts, ends, UIDs, UUIDs.
+    """List leases, then waiting pods with the reason; `wide` adds starts, ends, UIDs.
 
     Pods of a gang that wait for the same reason are one row, unless it is `wide`.
     """
@@ -97,7 +98,6 @@ def _no_lease(namespace: str, narrowed: bool) -> Text:
 
 
 def _fault_lines(view: LeasesView) -> Iterator[str]:
-    """Yield the fault of each device that is not healthy and has a lease of the list."""
     for lease in view.leases:
         for share in lease.shares:
             if fault := lease.unhealthy_devices.get(share.device):
@@ -105,7 +105,7 @@ def _fault_lines(view: LeasesView) -> Iterator[str]:
 
 
 def explanation(explained: "Explanation", *, wide: bool = False) -> RenderableType:
-    """Format the output of `explain`; `wide`: with all details."""
+    """Format the output of `explain`; `wide` adds all details."""
     shown = (*explained.lines, *(explained.details if wide else ()))
     lines = (Text(f"  {line}") for line in shown)
     return Group(
@@ -237,8 +237,6 @@ def cores_text(share: ShareView) -> str:
 
 
 class TopRow(ShareView, frozen=True, kw_only=True):
-    """One leased share and its usage."""
-
     pod: PodUid
     namespace: Namespace
     name: str
@@ -246,7 +244,7 @@ class TopRow(ShareView, frozen=True, kw_only=True):
 
     @property
     def usage(self) -> MeasuredView:
-        """What was measured; less than nothing where the usage is not known."""
+        """What was measured, with negative numbers where the usage is not known."""
         return self.measured or MeasuredView(memory_mib=-1, cores_percent=-1)
 
     @property
@@ -256,8 +254,6 @@ class TopRow(ShareView, frozen=True, kw_only=True):
 
 
 class TopView(View, frozen=True, kw_only=True):
-    """The shares, in the order of the command."""
-
     shares: tuple[TopRow, ...]
     unmeasured_nodes: tuple[NodeName, ...] = ()
 
@@ -277,7 +273,7 @@ SORT_KEYS: Mapping[str, Callable[[TopRow], Any]] = {
 
 
 def top_rows(view: LeasesView, *, sort: str, node: str = "") -> list[TopRow]:
-    """Return the shares on one node or all; init containers left out."""
+    """Return the shares on one node or all, without those of init containers."""
     rows = [
         TopRow(
             **structs.asdict(share),
@@ -294,7 +290,6 @@ def top_rows(view: LeasesView, *, sort: str, node: str = "") -> list[TopRow]:
 
 
 def top_view(rows: Sequence[TopRow], view: LeasesView) -> TopView:
-    """Return what `-o json` prints."""
     return TopView(shares=tuple(rows), unmeasured_nodes=view.unmeasured_nodes)
 
 

@@ -35,7 +35,6 @@ NO_TRACE_URL = (
 
 
 def gpus(flags: Gpus) -> int:
-    """Show every device and its leases."""
     api = ApiClient(flags)
 
     def read() -> GpusView:
@@ -63,7 +62,6 @@ def _gpu_names(view: GpusView) -> list[str]:
 
 
 def ps(flags: Ps) -> int:
-    """Show leases and waiting pods."""
     api = ApiClient(flags)
 
     def show(view: LeasesView) -> "RenderableType":
@@ -140,7 +138,7 @@ def top(flags: Top) -> int:
 
 
 def names_in_cluster(kind: str, flags: Ps) -> list[str]:
-    """Return the names of a kind for completion; empty if the API does not respond."""
+    """Return the names of a kind for completion, or none if the API does not respond."""
     try:
         api = ApiClient(flags)
         if kind in {"node", "gpu"}:
@@ -157,7 +155,6 @@ def names_in_cluster(kind: str, flags: Ps) -> list[str]:
 
 
 def explain(flags: Explain) -> int:
-    """Explain why a pod runs on its node, or why it waits."""
     from services.cli.inspect.explanation import Explanation, explanation_of
 
     if flags.request:
@@ -189,7 +186,6 @@ def _pod_view(api: ApiClient, uid: str, idle_s: str = "") -> PodView | None:
 
 
 def trace(flags: Trace) -> int:
-    """Show the spans of a pod."""
     name = f"{flags.namespace}/{flags.pod}"
 
     def read() -> TraceView:
@@ -239,14 +235,11 @@ def _trace_of_api(flags: Trace) -> TraceView | None:
 
 
 class Versions(View, frozen=True, kw_only=True):
-    """The versions of the command and of the cluster's Leasehold."""
-
     client: str
     server: VersionView | None
 
 
 def version(flags: Version) -> int:
-    """Show the versions of the client and of the server."""
     from importlib import metadata
 
     def read() -> Versions:
@@ -270,7 +263,6 @@ def version(flags: Version) -> int:
 
 
 def topology(flags: Topology) -> int:
-    """Show which service publishes which event to which other."""
     from services.topology import edges, mermaid, table
 
     listed = [
@@ -288,7 +280,7 @@ def topology(flags: Topology) -> int:
 
 
 def waterfall(spans: Sequence[SpanView], width: int) -> list[str]:
-    """Draw one line per span: indented below its parent, with a bar, start and duration."""
+    """Draw a line per span: indented below its parent, with a bar, start and duration."""
     if not spans:
         return ["no step of it is known: it ended its last one before the API started"]
     whole = max(*(span.start_s + span.duration_s for span in spans), 1e-9)

@@ -34,7 +34,7 @@ from shared.pods.pod_snapshot import PodSnapshot
 async def read_requests(
     kubernetes: KubernetesClient, pods: Collection[PodUid], rules: Rules
 ) -> dict[PodUid, PodRequest]:
-    """Return the requests of these pods; those that are gone or cannot be parsed are left out."""
+    """Return the requests of these pods, without pods that are gone or cannot be parsed."""
     requests: dict[PodUid, PodRequest] = {}
     async for page in kubernetes.pages("/api/v1/pods"):
         for pod in page.read(ApiPod):
@@ -101,7 +101,7 @@ def _kept(
 
 
 def _stays(lease: Lease, cluster: ClusterSnapshot, exclusions: Exclusions) -> str:
-    """Return why a pod is not moved, or nothing if it may be. The rules are those of preemption."""
+    """Return why a pod is not moved, by the rules of preemption, or an empty text."""
     if lease.claim is not None:
         return "a ResourceClaim holds its devices"
     pod = cluster.pods.get(lease.pod)
@@ -116,7 +116,7 @@ def _stays(lease: Lease, cluster: ClusterSnapshot, exclusions: Exclusions) -> st
 
 
 async def _evict(plan: MovePlan, pods: Mapping[PodUid, PodSnapshot], evictions: PodClient) -> int:
-    """Evict the pods of a plan: none of them if a dry run refuses one."""
+    """Evict the pods of a plan, or none of them if a dry run refuses one."""
     moved = [pods[move.uid] for move in plan.moves]
     for dry_run in (True, False):
         for pod in moved:

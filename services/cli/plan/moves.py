@@ -25,7 +25,6 @@ class Move(View, frozen=True, kw_only=True, rename={"from_": "from"}):
     """A pod that is evicted, and where its replacement fits."""
 
     pod: str
-    """Its namespace and name."""
     uid: PodUid
     from_: NodeName
     to: NodeName
@@ -41,20 +40,16 @@ class MovePlan(View, frozen=True, kw_only=True):
     moves: tuple[Move, ...] = ()
     """Empty if it fits as it is."""
     gpu_s_used: float = 0.0
-    """GPU-seconds that the moved pods have used."""
 
 
 class DefragView(View, frozen=True, kw_only=True):
-    """The moves for a waiting pod."""
-
     pod: str
     plan: MovePlan | None
     stays: tuple[ProtectedPod, ...]
-    """Pods that are not moved."""
 
 
 def nodes_for(pod: PodUid, placing: PlacingView) -> list[NodeTotals]:
-    """Return the nodes with what is claimed for planned starts, but not for that of the pod."""
+    """Return the nodes with what planned starts claim, except the planned start of the pod."""
     starts = placing.preemptions.starts
     own = [start for start in starts if pod in start.pods]
     return with_claims(placing.nodes, [start for start in starts if start not in own], own)

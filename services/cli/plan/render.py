@@ -17,7 +17,6 @@ SHOWN = 10
 
 
 def forecast_text(forecast: Forecast) -> RenderableType:
-    """Format a forecast for people."""
     lines: list[Text] = []
     for origin, members in groupby(forecast.pods, key=lambda pod: pod.origin):
         lines += _origin_lines(origin, list(members))
@@ -60,12 +59,10 @@ def _addition_line(added: AddedNodes, waiting: int) -> Text:
 
 
 def shares_text(shares: Iterable[PlannedShare]) -> str:
-    """Format what a pod would get."""
     return ", ".join(f"{share.memory_mib} MiB of GPU {share.index}" for share in shares)
 
 
 def moves_text(view: DefragView) -> RenderableType:
-    """Format a plan of moves for people."""
     lines = [f"pod         {view.pod}"]
     plan = view.plan
     if plan is None:

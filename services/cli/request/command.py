@@ -50,18 +50,15 @@ EXAMPLE_SLOTS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleNode:
-    """The idle node on which requests are tried."""
-
     model: str
     """Key of `services.node_agent.mig.gpu_models.GPU_MODELS`."""
     paths: Paths
     now_s: float
     mig: bool = False
-    """Its devices are in MIG mode."""
+    """Whether its devices are in MIG mode."""
 
     @property
     def description(self) -> str:
-        """The node as text."""
         profile = GPU_MODELS[self.model]
         mode = ", in MIG mode" if self.mig else ""
         return f"{EXAMPLE_GPUS} idle {profile.product} of {profile.memory_mib} MiB{mode}"
@@ -116,8 +113,6 @@ def ledger_node(request: PodRequest, example: ExampleNode) -> LedgerNode:
 
 
 class GrantedShare(View, frozen=True, kw_only=True):
-    """A container's share of a device of the example node."""
-
     device: DeviceUuid
     index: int
     memory_mib: int
@@ -136,12 +131,12 @@ class ContainerReport(View, frozen=True, kw_only=True):
 
 
 class PodReport(View, frozen=True, kw_only=True):
-    """One pod of a manifest: its request and its result on the example node."""
+    """A pod of a manifest: its request and its result on the example node."""
 
     origin: str
     scheduler: str
     ours: bool
-    """Its schedulerName is one of Leasehold's."""
+    """Whether its schedulerName is one of Leasehold's."""
     fault: str = ""
     """Why the request is invalid, with container, field, value and rule."""
     refusal: str = ""
@@ -150,17 +145,14 @@ class PodReport(View, frozen=True, kw_only=True):
     example_node: str = ""
     containers: tuple[ContainerReport, ...] = ()
     binding: dict[str, str] = field(default_factory=dict)
-    """The annotations of the Binding."""
 
 
 class ManifestReport(View, frozen=True, kw_only=True):
-    """The pods of a manifest."""
-
     pods: tuple[PodReport, ...]
 
 
 def load(path: str, standard_input: TextIO) -> tuple[str, str]:
-    """Return a manifest's name and text; `-` is standard input. Raises RequestError without one."""
+    """Return a manifest's name and text, or standard input for `-`. Raises RequestError."""
     if path == "-":
         return "standard input", standard_input.read()
     try:
@@ -171,14 +163,13 @@ def load(path: str, standard_input: TextIO) -> tuple[str, str]:
 
 
 def load_watcher_rules(volcano_conf: Path | None) -> Rules:
-    """Return the rules of a watcher with this configuration."""
     return load_rules(RequestSettings(volcano_conf=volcano_conf))
 
 
 def report_of(
     written: ManifestPod, rules: Rules, schedulers: frozenset[str], example: ExampleNode
 ) -> PodReport:
-    """Parse one pod's request, and place it on the example node."""
+    """Parse a pod's request, and place it on the example node."""
     scheduler = written.pod.spec.scheduler_name or DEFAULT_SCHEDULER
     parsed = parse_manifest(written.pod, rules)
     report = PodReport(origin=written.origin, scheduler=scheduler, ours=scheduler in schedulers)
@@ -273,7 +264,6 @@ def _granted(
 
 
 def request_text(container: GpuRequest) -> str:
-    """Describe what one container requests."""
     count = f"{container.gpus} GPU{'s' if container.gpus > 1 else ''}"
     if container.whole:
         return f"{count}, whole and not shared"

@@ -13,12 +13,12 @@ from shared.model.names import GPU_LABEL
 from shared.nats.subjects import user_of
 
 SCHEDULER = "scheduler"
-"""The process of several services: it takes of a directory the login of each."""
+"""The process of several services: it takes each one's login from a directory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TcpCheck:
-    """A server on this machine replies with `expect` to `send` (empty: on connection)."""
+    """A server on this machine replies with `expect` to `send`, or on connection without it."""
 
     port: int
     send: bytes = b""
@@ -44,15 +44,13 @@ ReadinessCheck = TcpCheck | FileCheck | RunFileCheck
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """One process under the supervisor."""
-
     name: str
     argv: tuple[str, ...]
     after: tuple[str, ...] = ()
     """Components that must be ready before it starts, and that stop only after it."""
     checks: tuple[ReadinessCheck, ...] = ()
     address: str = ""
-    """Address to report when it is ready; empty: the address in its run file."""
+    """Address to report when it is ready, or empty for the one in its run file."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -199,7 +197,7 @@ class _Components:
         package: str = "services",
         address: str = "",
     ) -> Component:
-        """Return a service, by default of its own name and account; `ledger`: it uses Redis."""
+        """Return a service, by default with its own name and account; `ledger` means Redis."""
         plan, directory, name = self.plan, self.directory, name or service
         run_file = directory.run_file(name)
         kubeconfig = directory.accounts / (account or service) if uses_api else None

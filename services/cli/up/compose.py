@@ -13,7 +13,6 @@ from services.cli.up.installation import ACCOUNTS, OPERATOR, installation
 
 
 def main() -> None:
-    """Write the file that `python -m simcluster --install` reads."""
     made = argparse.ArgumentParser(prog="python -m services.cli.up.compose", description=__doc__)
     add = made.add_argument
     add("--out", type=Path, required=True, help="the file to write")

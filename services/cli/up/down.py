@@ -47,7 +47,7 @@ def _stop_supervisor(directory: StateDir, pid: int) -> None:
 
 
 def leftovers(directory: StateDir) -> list[int]:
-    """Return the processes that were started for this state directory, our own one excepted."""
+    """Return the processes that were started for this state directory, except our own."""
     marker = f"{SUPERVISED_VARIABLE}={directory.root}".encode()
     pids: list[int] = []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -58,7 +58,6 @@ def leftovers(directory: StateDir) -> list[int]:
 
 
 def kill_leftovers(directory: StateDir, *, timeout_s: float = KILL_S) -> int:
-    """Kill what is left over and return how many processes that were."""
     killed: set[int] = set()
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and (pids := leftovers(directory)):

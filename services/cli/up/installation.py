@@ -23,16 +23,17 @@ OPERATOR = "operator"
 ACCOUNTS = ("watcher", "planner", BINDER, "timekeeper", "webhook", API)
 """Accounts of the services that always run, other than node agents."""
 COMBINED = "combined-scheduler"
+"""The component with watcher, placer and planner in the binder's process."""
 CLAIMS = "dra"
+"""The component for ResourceClaims."""
 KUBE_SCHEDULER = "kube-scheduler"
-"""The components that `up` can have."""
+"""The component with a kube-scheduler and its extender."""
 _ACCOUNTS_OF = {KUBE_SCHEDULER: ("extender",)}
 WEBHOOK_CLIENT_CA = "webhook-client-ca.crt"
-"""The file with the authority of the certificate with which the API server calls webhooks."""
+"""The CA of the certificate with which the API server calls webhooks."""
 _RIGHTS = Path(__file__).with_name("rights.json")
 """The accounts, roles and DeviceClasses of `k8s/base` and of each component."""
 KINDS = Path(custom_kinds.__file__).with_name("kinds")
-"""The definitions of our kinds."""
 Manifest = dict[str, Any]
 _RBAC = "rbac.authorization.k8s.io"
 _REGISTERS = "leasehold-webhook-outside"

