@@ -217,7 +217,7 @@ class StartReports:
             self._queued.popleft()
 
 
-class Outlook(NamedTuple):
+class WaitEstimate(NamedTuple):
     """What is shown to the pods of a unit that has no start."""
 
     unit: WaitingUnit
@@ -244,7 +244,7 @@ class Outlooks:
     def __post_init__(self) -> None:
         self.endless = frozenset[PodUid]()
         """The pods whose leases have no known end."""
-        self.shown = dict[str, Outlook]()
+        self.shown = dict[str, WaitEstimate]()
 
     def holds(self, unit: WaitingUnit, now: float) -> bool:
         """Return whether something is shown to it that is still so."""
@@ -260,14 +260,14 @@ class Outlooks:
         if endless and shown_at < inf:
             text = no_end_text(endless, lambda namespace: namespace == unit.namespace)
             pods = frozenset(lease.pod for lease in endless)
-            self._report(Outlook(unit, pods), StartDecision.UNKNOWN, text)
+            self._report(WaitEstimate(unit, pods), StartDecision.UNKNOWN, text)
         elif not endless and abs(plan.at - shown_at) > (plan.at - now) / 4:
             # A quarter of the time left is what a user notices.
             ending = [ending_lease(lease, ends[lease.pod]) for lease in plan.waits_for]
-            outlook = Outlook(unit, frozenset(), plan.at)
+            outlook = WaitEstimate(unit, frozenset(), plan.at)
             self._report(outlook, StartDecision.PLANNED, start_text(ending, ""))
 
-    def _report(self, outlook: Outlook, decision: StartDecision, text: str) -> None:
+    def _report(self, outlook: WaitEstimate, decision: StartDecision, text: str) -> None:
         self.shown[outlook.unit.id] = outlook
         self.reports.add(outlook.shown_to, decision, text, once=True)
 
