@@ -233,7 +233,7 @@ class WaitEstimate(NamedTuple):
 
 
 @dataclass(eq=False)
-class Outlooks:
+class WaitEstimates:
     """Pods and gangs without a start: what is shown to them, until it is no longer so.
 
     It is shown again only if the expected time is quite another.
@@ -305,7 +305,7 @@ class StartPlanner:
         self._left = set[str]()
         self._pause_s = PLAN_S
         self._planned_for: object = None
-        self._outlooks = Outlooks(self.reports)
+        self._outlooks = WaitEstimates(self.reports)
         self._stored = dict[str, tuple[PodUid, ...]]()
         """The pods of the starts that were stored when plans were made last, by their IDs."""
 
