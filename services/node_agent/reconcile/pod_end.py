@@ -32,7 +32,7 @@ class Listed(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Witnesses:
+class PodObservation:
     """What is seen of a pod."""
 
     processes: bool
@@ -46,7 +46,7 @@ class Witnesses:
     """As far as the agent knows."""
 
 
-def end_of(seen: Witnesses) -> PodEnd:
+def end_of(seen: PodObservation) -> PodEnd:
     """Return whether a pod has ended.
 
     | processes | listed   | starts | holds | leased |         | because
@@ -98,7 +98,7 @@ def ends_of_pods(
     names = {(pod.namespace, pod.name) for pod in sight.pods}
     return {
         uid: end_of(
-            Witnesses(
+            PodObservation(
                 processes=_has_processes(uid, listed.get(uid), sight.running),
                 listed=_listed(listed.get(uid)),
                 starts=None if sight.running is None else uid in sight.running.starting,

@@ -10,7 +10,7 @@ from services.node_agent.reconcile.pod_end import (
     Listed,
     NodeSight,
     PodEnd,
-    Witnesses,
+    PodObservation,
     end_of,
     ends_of_pods,
 )
@@ -20,14 +20,14 @@ from tests.support.node_agent.agent import lease_of
 from tests.support.node_agent.node import entry_of, kubelet_pod
 from tests.support.simcluster.kubelet import NODE
 
-NOTHING_LEFT = Witnesses(
+NOTHING_LEFT = PodObservation(
     processes=False, starts=False, listed=Listed.ABSENT, holds=False, leased=False
 )
 
 
-def seen(**facts: Any) -> Witnesses:
-    defaults = {name: getattr(NOTHING_LEFT, name) for name in Witnesses.__slots__}
-    return Witnesses(**(defaults | facts))
+def seen(**facts: Any) -> PodObservation:
+    defaults = {name: getattr(NOTHING_LEFT, name) for name in PodObservation.__slots__}
+    return PodObservation(**(defaults | facts))
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def seen(**facts: Any) -> Witnesses:
         (seen(starts=None, holds=True), PodEnd.UNKNOWN),
     ],
 )
-def test_several_witnesses_decide_together(witnesses: Witnesses, end: PodEnd) -> None:
+def test_several_witnesses_decide_together(witnesses: PodObservation, end: PodEnd) -> None:
     assert end_of(witnesses) is end
 
 
