@@ -29,7 +29,7 @@ from services.node_agent.mig.instances import (
 from services.node_agent.mig.partitioner import Partitioner
 from services.node_agent.node import Node
 from services.node_agent.partition.partition_client import RemotePartitioner
-from services.node_agent.reconcile.pod_end import NodeSight, PodEnd, ends_of_pods
+from services.node_agent.reconcile.pod_end import NodeObservation, PodEnd, ends_of_pods
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.model.bounds import cut
 from shared.model.devices.device import MigLayout
@@ -377,7 +377,7 @@ class LayoutReconciler:
             await self.node.clock.sleep(RETRY_S)
         with contextlib.suppress(UnavailableError):  # then all that may run count
             running = await self.pods.find_running()
-        sight = NodeSight(pods=pods, pod_resources=pod_resources, running=running)
+        sight = NodeObservation(pods=pods, pod_resources=pod_resources, running=running)
         ends = ends_of_pods(self.node.checkpoint.entries, sight, self.node.leases)
         ended = {pod for pod, end in ends.items() if end is PodEnd.ENDED}
         ended |= {pod.uid for pod in pods if pod.terminal}

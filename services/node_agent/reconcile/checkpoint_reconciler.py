@@ -14,7 +14,7 @@ from services.node_agent.reconcile.checkpoint_rebuild import (
     unrecorded_holders,
     unused_claims,
 )
-from services.node_agent.reconcile.pod_end import NodeSight, PodEnd, ends_of_pods
+from services.node_agent.reconcile.pod_end import NodeObservation, PodEnd, ends_of_pods
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.names import DeviceUuid, PodUid
@@ -108,7 +108,7 @@ class CheckpointReconciler:
                 running = await self.pods.find_running()
         except UnavailableError as error:
             reason = str(error)
-        sight = NodeSight(pods=pods, pod_resources=pod_resources, running=running)
+        sight = NodeObservation(pods=pods, pod_resources=pod_resources, running=running)
         ends = ends_of_pods(entries, sight, self.leases)
         self._unseen = {
             pod: reason for pod, end in ends.items() if end is PodEnd.UNKNOWN and pod in may_end
@@ -129,7 +129,7 @@ class CheckpointReconciler:
         self, entries: Sequence[CheckpointEntry], pods: Sequence[KubeletPod]
     ) -> Set[PodUid]:
         """Return the pods that have ended unless PodResources or a process show otherwise."""
-        nothing = NodeSight(pods=pods, pod_resources=PodResources(), running=RunningPods())
+        nothing = NodeObservation(pods=pods, pod_resources=PodResources(), running=RunningPods())
         ends = ends_of_pods(entries, nothing, self.leases)
         return {pod for pod, end in ends.items() if end is PodEnd.ENDED}
 

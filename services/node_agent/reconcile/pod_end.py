@@ -75,7 +75,7 @@ def end_of(seen: PodObservation) -> PodEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSight:
+class NodeObservation:
     """What the agent sees of its node's pods at one moment."""
 
     pods: Sequence[KubeletPod] = ()
@@ -84,7 +84,7 @@ class NodeSight:
 
 
 def ends_of_pods(
-    entries: Iterable[CheckpointEntry], sight: NodeSight, leases: KnownLeases
+    entries: Iterable[CheckpointEntry], sight: NodeObservation, leases: KnownLeases
 ) -> Mapping[PodUid, PodEnd]:
     """Return what is known of the end of each recorded pod.
 

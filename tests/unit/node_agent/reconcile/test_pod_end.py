@@ -8,7 +8,7 @@ import pytest
 from services.node_agent.kubelet.pods import Holding, PodResources, RunningPods
 from services.node_agent.reconcile.pod_end import (
     Listed,
-    NodeSight,
+    NodeObservation,
     PodEnd,
     PodObservation,
     end_of,
@@ -79,7 +79,7 @@ def test_the_sandbox_of_a_terminal_pod_does_not_count_as_running(
     running = RunningPods(processes={lease.pod: containers})
 
     ends = ends_of_pods(
-        [entry_of(lease)], NodeSight(pods=[pod], running=running), KnownLeases(NodeName(NODE))
+        [entry_of(lease)], NodeObservation(pods=[pod], running=running), KnownLeases(NodeName(NODE))
     )
 
     assert ends == {lease.pod: end}
@@ -100,7 +100,7 @@ def test_devices_of_a_later_pod_of_the_same_name_are_not_held_by_the_earlier_one
 ) -> None:
     lease = lease_of("u1")
     holding = Holding("default", "pod", "main", "r", frozenset(ids))
-    sight = NodeSight(
+    sight = NodeObservation(
         pods=[kubelet_pod("pod", listed_uid)] if listed_uid else [],
         pod_resources=PodResources(holdings=(holding,)),
         running=RunningPods(),
@@ -114,7 +114,7 @@ def test_devices_of_a_later_pod_of_the_same_name_are_not_held_by_the_earlier_one
 
 def test_before_its_first_list_of_leases_the_agent_believes_in_no_end() -> None:
     lease = lease_of("u1")
-    sight = NodeSight(pod_resources=PodResources(), running=RunningPods())
+    sight = NodeObservation(pod_resources=PodResources(), running=RunningPods())
     leases = KnownLeases(NodeName(NODE))
 
     assert ends_of_pods([entry_of(lease)], sight, leases) == {lease.pod: PodEnd.UNKNOWN}
