@@ -23,7 +23,7 @@ class PodEnd(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Listed(StrEnum):
+class KubeletListing(StrEnum):
     """How the kubelet lists a pod; one that does not respond lists none."""
 
     LIVE = "live"
@@ -39,7 +39,7 @@ class PodObservation:
     """Apart from the sandbox of a pod that is listed as terminal."""
     starts: bool | None
     """Whether it may start its first process now, or None if processes cannot be seen."""
-    listed: Listed
+    listed: KubeletListing
     holds: bool | None
     """Whether PodResources show its devices, or None if they cannot be read."""
     leased: bool
@@ -63,14 +63,14 @@ def end_of(seen: PodObservation) -> PodEnd:
     """
     if seen.processes:
         return PodEnd.RUNS
-    if seen.listed is Listed.TERMINAL:
+    if seen.listed is KubeletListing.TERMINAL:
         return PodEnd.ENDED
     if seen.starts is None or (seen.holds is None and not seen.starts):
         return PodEnd.UNKNOWN
     if seen.starts or seen.holds:
         return PodEnd.RUNS
     if seen.leased:
-        return PodEnd.RUNS if seen.listed is Listed.LIVE else PodEnd.UNKNOWN
+        return PodEnd.RUNS if seen.listed is KubeletListing.LIVE else PodEnd.UNKNOWN
     return PodEnd.ENDED
 
 
@@ -110,10 +110,10 @@ def ends_of_pods(
     }
 
 
-def _listed(pod: KubeletPod | None) -> Listed:
+def _listed(pod: KubeletPod | None) -> KubeletListing:
     if pod is None:
-        return Listed.ABSENT
-    return Listed.TERMINAL if pod.terminal else Listed.LIVE
+        return KubeletListing.ABSENT
+    return KubeletListing.TERMINAL if pod.terminal else KubeletListing.LIVE
 
 
 def _has_processes(uid: PodUid, pod: KubeletPod | None, running: RunningPods | None) -> bool:

@@ -7,7 +7,7 @@ import pytest
 
 from services.node_agent.kubelet.pods import Holding, PodResources, RunningPods
 from services.node_agent.reconcile.pod_end import (
-    Listed,
+    KubeletListing,
     NodeObservation,
     PodEnd,
     PodObservation,
@@ -21,7 +21,7 @@ from tests.support.node_agent.node import entry_of, kubelet_pod
 from tests.support.simcluster.kubelet import NODE
 
 NOTHING_LEFT = PodObservation(
-    processes=False, starts=False, listed=Listed.ABSENT, holds=False, leased=False
+    processes=False, starts=False, listed=KubeletListing.ABSENT, holds=False, leased=False
 )
 
 
@@ -34,20 +34,20 @@ def seen(**facts: Any) -> PodObservation:
     ("witnesses", "end"),
     [
         (seen(), PodEnd.ENDED),
-        (seen(listed=Listed.LIVE), PodEnd.ENDED),
-        (seen(listed=Listed.TERMINAL, holds=True, leased=True), PodEnd.ENDED),
-        (seen(listed=Listed.TERMINAL, holds=None, starts=None), PodEnd.ENDED),
-        (seen(listed=Listed.TERMINAL, processes=True), PodEnd.RUNS),
-        (seen(listed=Listed.LIVE, processes=True), PodEnd.RUNS),
+        (seen(listed=KubeletListing.LIVE), PodEnd.ENDED),
+        (seen(listed=KubeletListing.TERMINAL, holds=True, leased=True), PodEnd.ENDED),
+        (seen(listed=KubeletListing.TERMINAL, holds=None, starts=None), PodEnd.ENDED),
+        (seen(listed=KubeletListing.TERMINAL, processes=True), PodEnd.RUNS),
+        (seen(listed=KubeletListing.LIVE, processes=True), PodEnd.RUNS),
         (seen(processes=True), PodEnd.RUNS),
         (seen(starts=True), PodEnd.RUNS),
         (seen(starts=True, holds=None), PodEnd.RUNS),
-        (seen(listed=Listed.LIVE, holds=True), PodEnd.RUNS),
+        (seen(listed=KubeletListing.LIVE, holds=True), PodEnd.RUNS),
         (seen(holds=True), PodEnd.RUNS),
-        (seen(listed=Listed.LIVE, leased=True), PodEnd.RUNS),
+        (seen(listed=KubeletListing.LIVE, leased=True), PodEnd.RUNS),
         (seen(leased=True), PodEnd.UNKNOWN),
-        (seen(listed=Listed.LIVE, holds=None), PodEnd.UNKNOWN),
-        (seen(listed=Listed.LIVE, starts=None), PodEnd.UNKNOWN),
+        (seen(listed=KubeletListing.LIVE, holds=None), PodEnd.UNKNOWN),
+        (seen(listed=KubeletListing.LIVE, starts=None), PodEnd.UNKNOWN),
         (seen(starts=None, holds=True), PodEnd.UNKNOWN),
     ],
 )
@@ -57,14 +57,18 @@ def test_several_witnesses_decide_together(witnesses: PodObservation, end: PodEn
 
 def test_nothing_is_over_that_may_still_use_its_devices() -> None:
     for processes, starts, listed, holds, leased in itertools.product(
-        (True, False), (True, False, None), Listed, (True, False, None), (True, False)
+        (True, False), (True, False, None), KubeletListing, (True, False, None), (True, False)
     ):
         witnesses = seen(
             processes=processes, starts=starts, listed=listed, holds=holds, leased=leased
         )
         if end_of(witnesses) is PodEnd.ENDED:
             assert not processes
-            assert listed is Listed.TERMINAL or (starts, holds, leased) == (False, False, False)
+            assert listed is KubeletListing.TERMINAL or (starts, holds, leased) == (
+                False,
+                False,
+                False,
+            )
 
 
 @pytest.mark.parametrize(
