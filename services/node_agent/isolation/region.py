@@ -36,7 +36,7 @@ _NOTHING = (0,) * DEVICES
 
 
 @dataclass(frozen=True, slots=True)
-class Tampered:
+class InvalidRegion:
     """The file is not a valid region; `reason` is for people."""
 
     reason: str

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 
-from services.node_agent.isolation.region import Region, Tampered, decode, slot_count
+from services.node_agent.isolation.region import InvalidRegion, Region, decode, slot_count
 from services.node_agent.isolation.region_layouts import BY_FILE_SIZE, RegionLayout, layout_of
 
 ROUNDS = 5
@@ -22,7 +22,7 @@ PAUSE_S = 0.001
 _HEAD = struct.Struct("<iII")
 
 
-def read_region(path: PurePath) -> Region | Tampered | None:
+def read_region(path: PurePath) -> Region | InvalidRegion | None:
     """Return the region, or why it is invalid, or None if there is no such file.
 
     Slots that are being written are read again together, `ROUNDS` times, in a few milliseconds.
@@ -33,12 +33,12 @@ def read_region(path: PurePath) -> Region | Tampered | None:
     try:
         return _read(descriptor)
     except OSError as error:
-        return Tampered(f"it cannot be read: {error.strerror}")
+        return InvalidRegion(f"it cannot be read: {error.strerror}")
     finally:
         os.close(descriptor)
 
 
-def open_region(path: PurePath, flags: int) -> int | Tampered | None:
+def open_region(path: PurePath, flags: int) -> int | InvalidRegion | None:
     """Open a file whose type, links and size fit a region; the caller closes it."""
     handles: list[int] = []
     try:
@@ -51,9 +51,9 @@ def open_region(path: PurePath, flags: int) -> int | Tampered | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        return Tampered(f"it cannot be opened: {error.strerror}")
+        return InvalidRegion(f"it cannot be opened: {error.strerror}")
     else:
-        return Tampered(problem)
+        return InvalidRegion(problem)
     finally:
         for handle in handles:
             os.close(handle)
@@ -72,18 +72,18 @@ def _problem_with(status: os.stat_result) -> str | None:
     return None
 
 
-def _read(descriptor: int) -> Region | Tampered:
+def _read(descriptor: int) -> Region | InvalidRegion:
     size = os.fstat(descriptor).st_size
     data = bytearray(size if size in BY_FILE_SIZE else 0)
     for start, end in _written_ranges(descriptor, len(data)):
         os.preadv(descriptor, [memoryview(data)[start:end]], start)
     now = os.fstat(descriptor).st_size
     if size == 0 or not len(data) == size == now:
-        return Tampered(f"it changed its size while it was read: {now} of {size} bytes")
+        return InvalidRegion(f"it changed its size while it was read: {now} of {size} bytes")
     magic, major, minor = _HEAD.unpack_from(data)
     layout = layout_of(size, magic, (major, minor))
     if isinstance(layout, str):
-        return Tampered(layout)
+        return InvalidRegion(layout)
     return decode(layout, data, _read_torn_slots_again(descriptor, layout, data))
 
 

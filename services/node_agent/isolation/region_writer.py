@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 
-from services.node_agent.isolation.region import Region, Slot, Tampered
+from services.node_agent.isolation.region import InvalidRegion, Region, Slot
 from services.node_agent.isolation.region_image import (
     RegionSeed,
     corrections_of,
@@ -128,7 +128,7 @@ def _opened(path: PurePath) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _unusable(path: PurePath, problem: Tampered | None) -> UnavailableError:
+def _unusable(path: PurePath, problem: InvalidRegion | None) -> UnavailableError:
     reason = "it does not exist" if problem is None else problem.reason
     return UnavailableError(f"the region {path}: {reason}")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from services.node_agent.gpus.inventory import DeviceSample
-from services.node_agent.isolation.region import Region, Tampered
+from services.node_agent.isolation.region import InvalidRegion, Region
 from services.node_agent.isolation.region_image import RegionSeed, region_path_of, seed_of
 from services.node_agent.kubelet.pods import ClaimHolding, KubeletPod, ProcessOrigin
 from services.node_agent.mig.instances import MigInstance
@@ -18,7 +18,7 @@ from shared.model.names import NodeName, PodUid
 ContainerKey = tuple[PodUid, str]
 """Pod and name of a container; ResourceClaim and name of a request."""
 
-Regions = Mapping[ContainerKey, Region | Tampered | None]
+Regions = Mapping[ContainerKey, Region | InvalidRegion | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from services.node_agent.gpus.inventory import GpuProcess
-from services.node_agent.isolation.region import DeviceSums, Region, Slot, Tampered, sums
+from services.node_agent.isolation.region import DeviceSums, InvalidRegion, Region, Slot, sums
 from services.node_agent.isolation.region_image import altered_limits
 from services.node_agent.mig.instances import MigInstance
 from services.node_agent.usage.attribution import AttributedProcess
@@ -80,7 +80,7 @@ class MeasuredContainer:
     """Usage of one container."""
 
     container: LeasedContainer
-    region: Region | Tampered | None
+    region: Region | InvalidRegion | None
     shares: tuple[MeasuredShare, ...]
     uncounted_pids: tuple[int, ...] = ()
     """PIDs (of the node) of its processes on leased devices that HAMi-core does not count."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 from prometheus_client import Metric
 
 from services.node_agent.gpus.inventory import DeviceSample
-from services.node_agent.isolation.region import Region, Tampered
+from services.node_agent.isolation.region import InvalidRegion, Region
 from services.node_agent.usage.measurements import MeasuredContainer, MeasuredShare
 from services.node_agent.usage.snapshot import UsageSnapshot
 from shared.dialects.metrics import (
@@ -91,7 +91,9 @@ _CONTAINER_METRICS: _Table[MeasuredContainer] = {
     ),
     "leasehold_container_region_tampered": (
         "1 while the container's file with its limits is invalid.",
-        lambda use: None if use.container.region_path is None else isinstance(use.region, Tampered),
+        lambda use: (
+            None if use.container.region_path is None else isinstance(use.region, InvalidRegion)
+        ),
     ),
     "leasehold_container_region_faults": (
         "Values of HAMi-core that fell below zero, and are left out.",

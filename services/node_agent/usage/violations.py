@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from services.node_agent.isolation.region import Tampered
+from services.node_agent.isolation.region import InvalidRegion
 from services.node_agent.usage.attribution import AttributedProcess
 from services.node_agent.usage.leased_containers import LeasedContainer
 from services.node_agent.usage.measurements import MeasuredContainer
@@ -57,7 +57,7 @@ def _region_rules(use: MeasuredContainer) -> Iterator[_BrokenRule]:
     if use.region is None:
         yield ViolationReason.ISOLATION_LOST, "has lost the file with its GPU limits", None
         return
-    if isinstance(use.region, Tampered):
+    if isinstance(use.region, InvalidRegion):
         message = f"has changed the file with its GPU limits: {use.region.reason}"
         yield ViolationReason.TAMPERED, message, None
         return

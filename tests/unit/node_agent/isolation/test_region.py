@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from services.node_agent.isolation.region import Region, Tampered, decode, sums
+from services.node_agent.isolation.region import InvalidRegion, Region, decode, sums
 from services.node_agent.isolation.region_layouts import (
     LAYOUTS,
     MAGIC,
@@ -28,7 +28,7 @@ from tests.support.node_agent.regions import SEED, at, fresh, process, write
 GIB = 1 << 30
 
 
-def read(tmp_path: Path, image: bytes | bytearray) -> Region | Tampered | None:
+def read(tmp_path: Path, image: bytes | bytearray) -> Region | InvalidRegion | None:
     place = at(tmp_path)
     write(place, image)
     return read_region(place)
@@ -38,8 +38,8 @@ def region_of(image: bytes | bytearray) -> Region:
     return decode(V1_2, bytes(image))
 
 
-def refused(found: Region | Tampered | None) -> str:
-    assert isinstance(found, Tampered)
+def refused(found: Region | InvalidRegion | None) -> str:
+    assert isinstance(found, InvalidRegion)
     return found.reason
 
 
@@ -190,7 +190,7 @@ def test_any_bytes_after_the_magic_are_read_as_a_region(
 )
 def test_random_files_are_tampered(tmp_path: Path, noise: bytes, layout: RegionLayout) -> None:
     for image in (noise, noise.ljust(layout.file_size, b"\xff")[: layout.file_size]):
-        assert isinstance(read(tmp_path, image), Tampered)
+        assert isinstance(read(tmp_path, image), InvalidRegion)
 
 
 def slowness() -> float:
@@ -352,5 +352,5 @@ def test_hami_core_3_a_file_truncated_during_a_read_is_tampered(tmp_path: Path) 
         done.set()
         tenant.join()
 
-    assert kinds <= {Region, Tampered}
-    assert Tampered in kinds
+    assert kinds <= {Region, InvalidRegion}
+    assert InvalidRegion in kinds

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.node_agent.gpus.inventory import DeviceSample, GpuProcess
-from services.node_agent.isolation.region import Region, Tampered, decode
+from services.node_agent.isolation.region import InvalidRegion, Region, decode
 from services.node_agent.isolation.region_image import RegionSeed, image_of
 from services.node_agent.isolation.region_layouts import V1_2
 from services.node_agent.kubelet.pods import KubeletContainer, KubeletPod, ProcessOrigin
@@ -91,7 +91,7 @@ def kubelet_pod(uid: str, *containers: str, **ids: str) -> KubeletPod:
 
 def snapshot_of(
     tenants: list[LeasedContainer],
-    found: Region | Tampered | None,
+    found: Region | InvalidRegion | None,
     samples: list[DeviceSample],
     origins: dict[int, ProcessOrigin],
     *pods: KubeletPod,
@@ -121,9 +121,11 @@ OVERRUN = ViolationReason.OVERRUN
 TAMPERED = ViolationReason.TAMPERED
 LOST = ViolationReason.ISOLATION_LOST
 UNLEASED = ViolationReason.UNLEASED
-LINK = Tampered("it is a symbolic link")
+LINK = InvalidRegion("it is a symbolic link")
 ALTERED = f"{99_000 * MIB} bytes instead of {1000 * MIB}"
-ONE_RULE: list[tuple[LeasedContainer, Region | Tampered | None, list[DeviceSample], Any, str]] = [
+ONE_RULE: list[
+    tuple[LeasedContainer, Region | InvalidRegion | None, list[DeviceSample], Any, str]
+] = [
     (tenant(), region(pids=USED), [sample(using(70, 1000 + 512))], None, ""),
     (tenant(), region(pids=USED), [sample(using(70, 1000 + 513))], OVERRUN, "its share has"),
     (tenant(), None, [], LOST, "has lost the file with its GPU limits"),
@@ -139,7 +141,7 @@ ONE_RULE: list[tuple[LeasedContainer, Region | Tampered | None, list[DeviceSampl
 @pytest.mark.parametrize(("held", "found", "samples", "rule", "text"), ONE_RULE)
 def test_a_container_breaks_one_rule_or_none(
     held: LeasedContainer,
-    found: Region | Tampered | None,
+    found: Region | InvalidRegion | None,
     samples: list[DeviceSample],
     rule: ViolationReason | None,
     text: str,
@@ -148,7 +150,7 @@ def test_a_container_breaks_one_rule_or_none(
 
     assert rules(snapshot) == ([] if rule is None else [(rule, "u1", "main")])
     assert all(text in one.message for one in snapshot.violations)
-    lost = held.region_path is not None and (rule is LOST or isinstance(found, Tampered))
+    lost = held.region_path is not None and (rule is LOST or isinstance(found, InvalidRegion))
     assert snapshot.containers[0].isolation_lost is lost
     unleased = int(rule is UNLEASED)
     assert (sum(snapshot.unleased.values()), snapshot.unattributed) == (unleased, 0)
