@@ -34,7 +34,7 @@ def device_of_key(key: str) -> DeviceUuid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoweredLease:
+class ShrunkLease:
     """A smaller lease whose limits a container has already; the ledger may not have it yet."""
 
     resize_id: str
@@ -53,7 +53,7 @@ class CheckpointEntry:
     init: bool = False
     instances: tuple[str, ...] = ()
     """UUIDs of the container's MIG instances."""
-    lowered: LoweredLease | None = None
+    lowered: ShrunkLease | None = None
 
     @property
     def key(self) -> tuple[PodUid, str, str]:

@@ -21,7 +21,7 @@ from services.node_agent.isolation.region_image import region_path_of, seed_of
 from services.node_agent.isolation.region_reader import read_region
 from services.node_agent.isolation.region_writer import write_limits, write_overrides
 from services.node_agent.node import Node
-from services.node_agent.records.checkpoint_entry import CheckpointEntry, LoweredLease
+from services.node_agent.records.checkpoint_entry import CheckpointEntry, ShrunkLease
 from services.node_agent.records.device_guard import OvercommitError
 from services.node_agent.resize.limits import (
     ShortageError,
@@ -267,7 +267,7 @@ class LimitUpdater:
             await self._keep_lowered(pod, entry.lowered, resized_at=entry.lowered.lease.resized_at)
         await self._follow()
 
-    async def _keep_lowered(self, pod: PodUid, lowered: LoweredLease, *, resized_at: float) -> None:
+    async def _keep_lowered(self, pod: PodUid, lowered: ShrunkLease, *, resized_at: float) -> None:
         """Record lowered limits as those of the allocation: the ledger has lost their lease.
 
         It restores the lease as it is recorded here, also in place of one that was resized earlier;

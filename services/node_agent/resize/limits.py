@@ -8,7 +8,7 @@ from msgspec import structs
 from services.node_agent.allocate.allocation import NodeSnapshot, container_setup
 from services.node_agent.isolation.region import Region
 from services.node_agent.isolation.region_image import RegionSeed
-from services.node_agent.records.checkpoint_entry import CheckpointEntry, LoweredLease
+from services.node_agent.records.checkpoint_entry import CheckpointEntry, ShrunkLease
 from services.node_agent.records.known_leases import was_resized
 from services.node_agent.usage.measurements import MeasuredContainer, region_sums
 from services.node_agent.usage.violations import UNCOUNTED_BYTES
@@ -76,9 +76,7 @@ def lower_limits(
     smaller = structs.replace(lease, shares=shares)
     return replace(
         entry,
-        lowered=LoweredLease(
-            resize_id=resize_id, lease=smaller, setup=_setup(entry, smaller, node)
-        ),
+        lowered=ShrunkLease(resize_id=resize_id, lease=smaller, setup=_setup(entry, smaller, node)),
     )
 
 
