@@ -43,7 +43,7 @@ from services.api.reports.history import (
     NODE,
     POD,
     HistoryRange,
-    Recorded,
+    RecordedValues,
     Subject,
     budget_history,
     history_columns,
@@ -113,7 +113,7 @@ class HistorySource(Protocol):
     name: str
     longest: HistoryRange
 
-    async def read(self, subject: Subject, within: HistoryRange, now: float) -> Recorded:
+    async def read(self, subject: Subject, within: HistoryRange, now: float) -> RecordedValues:
         """Return the values of a subject. Raises UnavailableError if they cannot be read."""
 
 

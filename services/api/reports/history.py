@@ -83,7 +83,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class RecordedValues:
     """The values of a subject at some instants, oldest first."""
 
     at: Sequence[float]
@@ -146,7 +146,7 @@ def _add(total: _Amounts, more: Values) -> None:
 
 
 def history_columns(
-    recorded: Recorded, within: HistoryRange
+    recorded: RecordedValues, within: HistoryRange
 ) -> tuple[tuple[float, ...], dict[str, Column], dict[str, Column]]:
     """Return the instants, the columns and the waiting pods, from the first known value on.
 

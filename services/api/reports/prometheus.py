@@ -11,7 +11,14 @@ from collections.abc import Iterable, Iterator
 import aiohttp
 import msgspec
 
-from services.api.reports.history import CLUSTER, DEVICE, RANGES, HistoryRange, Recorded, Subject
+from services.api.reports.history import (
+    CLUSTER,
+    DEVICE,
+    RANGES,
+    HistoryRange,
+    RecordedValues,
+    Subject,
+)
 from shared.model.errors import UNDECODABLE, UnavailableError
 from shared.model.leases.lease import MIB
 
@@ -68,7 +75,7 @@ class Prometheus:
         self.url = url.rstrip("/")
         self.idle_after_s = idle_after_s
 
-    async def read(self, subject: Subject, within: HistoryRange, now: float) -> Recorded:
+    async def read(self, subject: Subject, within: HistoryRange, now: float) -> RecordedValues:
         """Return the values of a subject. Raises UnavailableError with what Prometheus replies."""
         end = now // within.step_s * within.step_s
         parameters = {
@@ -89,7 +96,7 @@ class Prometheus:
         at = sorted(
             {instant for values in (*columns.values(), *waiting.values()) for instant in values}
         )
-        return Recorded(at=at, columns=_aligned(columns, at), waiting=_aligned(waiting, at))
+        return RecordedValues(at=at, columns=_aligned(columns, at), waiting=_aligned(waiting, at))
 
     async def _query(self, parameters: dict[str, str]) -> list[_Series]:
         try:

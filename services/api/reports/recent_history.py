@@ -21,7 +21,7 @@ from services.api.reports.history import (
     RANGES,
     WAITING,
     HistoryRange,
-    Recorded,
+    RecordedValues,
     Sample,
     Subject,
     Values,
@@ -130,7 +130,7 @@ class RecentHistory:
             if name in pods:
                 self._means.setdefault(PodUid(name), _Means()).add(values)
 
-    async def read(self, subject: Subject, within: HistoryRange, now: float) -> Recorded:
+    async def read(self, subject: Subject, within: HistoryRange, now: float) -> RecordedValues:
         """Return the values of a subject."""
         begin = sum(at <= now - within.span_s for at in self._at)
         rows = slice(begin, None)
@@ -141,7 +141,7 @@ class RecentHistory:
         if subject.kind == CLUSTER:
             reasons = self._kinds[WAITING]
             waiting = {name: reasons.read(name, rows)["pods"] for name in reasons.series}
-        return Recorded(at=list(self._at)[rows], columns=columns, waiting=waiting)
+        return RecordedValues(at=list(self._at)[rows], columns=columns, waiting=waiting)
 
     def add_finished(self, pods: Sequence[FinishedPod], now: float) -> None:
         """Add pods that have finished, with the means of their usage."""

@@ -13,7 +13,7 @@ from services.api.reports.history import (
     POD,
     RANGES,
     WAITING,
-    Recorded,
+    RecordedValues,
     Sample,
     Subject,
     history_columns,
@@ -168,7 +168,9 @@ def test_a_sample_has_leased_and_measured_amounts_of_everything() -> None:
 
 def test_a_history_begins_with_the_first_known_value() -> None:
     values = (None, None, 5.0)
-    recorded = Recorded(at=(0.0, 30.0, 60.0), columns={"memory": values}, waiting={"a": values})
+    recorded = RecordedValues(
+        at=(0.0, 30.0, 60.0), columns={"memory": values}, waiting={"a": values}
+    )
 
     at, columns, waiting = history_columns(recorded, HOUR)
 
@@ -178,7 +180,7 @@ def test_a_history_begins_with_the_first_known_value() -> None:
 
 
 def test_a_reason_that_no_pod_waits_for_counts_none() -> None:
-    recorded = Recorded(
+    recorded = RecordedValues(
         at=(0.0, 30.0, 300.0),
         columns={"memory": (5.0, 5.0, 5.0)},
         waiting={"a": (None, 3.0, None)},
