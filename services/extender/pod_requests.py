@@ -29,7 +29,7 @@ GetPod = Callable[[str, str], Awaitable[ApiPod | None]]
 
 
 @dataclass(slots=True)
-class RememberedPod:
+class CachedPod:
     """One pod."""
 
     queued: PodQueued
@@ -77,10 +77,10 @@ class PodRequests:
     get_pod: GetPod
 
     def __post_init__(self) -> None:
-        self._pods: OrderedDict[PodUid, RememberedPod] = OrderedDict()
+        self._pods: OrderedDict[PodUid, CachedPod] = OrderedDict()
         """Those used least recently are forgotten."""
 
-    def observe(self, seen: ApiPod) -> RememberedPod:
+    def observe(self, seen: ApiPod) -> CachedPod:
         """Return the pod. Raises RequestError if it can never be placed this way."""
         meta = seen.metadata
         known = self._pods.get(PodUid(meta.uid))
@@ -109,12 +109,12 @@ class PodRequests:
         pod.offered_on = offered_node(meta.annotations.get(OFFER, "")) or None
         return pod
 
-    def _remember(self, queued: PodQueued) -> RememberedPod:
+    def _remember(self, queued: PodQueued) -> CachedPod:
         pod = self._pods.get(queued.pod)
         if pod is None:
             if len(self._pods) >= REMEMBERED_PODS:
                 self._pods.popitem(last=False)
-            pod = self._pods[queued.pod] = RememberedPod(queued)
+            pod = self._pods[queued.pod] = CachedPod(queued)
         elif pod.queued.request != queued.request:
             pod.excesses = ()
         pod.queued = queued
@@ -125,7 +125,7 @@ class PodRequests:
         """Forget a pod that is bound."""
         self._pods.pop(pod, None)
 
-    async def known(self, args: ExtenderBindingArgs) -> RememberedPod | None:
+    async def known(self, args: ExtenderBindingArgs) -> CachedPod | None:
         """Return the pod to bind, None if it is gone; another replica may have filtered it."""
         pod = self._pods.get(args.uid)
         if pod is not None:

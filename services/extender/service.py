@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from opentelemetry.trace import SpanKind
 
-from services.extender.pod_requests import ELSEWHERE_S, PodRequests, RememberedPod
+from services.extender.pod_requests import ELSEWHERE_S, CachedPod, PodRequests
 from services.extender.scheduler_api import (
     ExtenderArgs,
     ExtenderBindingArgs,
@@ -324,7 +324,7 @@ class Extender:
         return ExtenderBindingResult(error=self._outcome(pod, reply))
 
     def _verdict(
-        self, pod: RememberedPod, offered: Sequence[NodeName]
+        self, pod: CachedPod, offered: Sequence[NodeName]
     ) -> tuple[ExtenderFilterResult, Refusal | None]:
         """Return the verdict, and the refusal if no offered node fits."""
         request = self._allowed(pod)
@@ -352,17 +352,17 @@ class Extender:
             refusal = over_quota(namespace, pod.excesses, refusal)
         return verdict, refusal
 
-    def _allowed(self, pod: RememberedPod) -> PodRequest | None:
+    def _allowed(self, pod: CachedPod) -> PodRequest | None:
         """Return the request within the quota that refused it last; None if nothing is."""
         if pod.excesses and self.mirror.capacity > pod.excess_capacity:
             pod.excesses = ()
         return narrowed(pod.queued.request, pod.excesses)
 
-    def _learns(self, pod: RememberedPod) -> bool:
+    def _learns(self, pod: CachedPod) -> bool:
         first = pod.published is None
         return first and pod.queued.request.node_order.compares
 
-    def _publish_refusal(self, pod: RememberedPod, refusal: Refusal) -> None:
+    def _publish_refusal(self, pod: CachedPod, refusal: Refusal) -> None:
         capacity = pod.excess_capacity if pod.excesses else self.mirror.capacity
         if pod.published == (refusal.reason, capacity):
             return
@@ -378,7 +378,7 @@ class Extender:
             return Placement(node=node, shares=())
         return placement_of(mirrored, choose_devices(request, mirrored) or [])
 
-    def _hold(self, pod: RememberedPod, node: NodeName) -> None:
+    def _hold(self, pod: CachedPod, node: NodeName) -> None:
         """Count the share on the node as used until the pod is bound, for a moment at most."""
         placement = self._place(self._allowed(pod) or pod.queued.request, node)
         if not placement.shares:
@@ -401,7 +401,7 @@ class Extender:
             self._drop_hold(pod)
         self.mirror.drop_counted()
 
-    async def _request(self, pod: RememberedPod, node: NodeName) -> PodBindingReply:
+    async def _request(self, pod: CachedPod, node: NodeName) -> PodBindingReply:
         """Request the lease and the Binding; meanwhile the share counts as used.
 
         What is held is requested as it is. Until a lease is confirmed, the mirror may count it
@@ -435,7 +435,7 @@ class Extender:
             pod.excess_capacity = min(capacity, pod.excess_capacity) if known else capacity
         return reply
 
-    def _outcome(self, pod: RememberedPod, reply: PodBindingReply) -> str:
+    def _outcome(self, pod: CachedPod, reply: PodBindingReply) -> str:
         """Return the error for kube-scheduler, or nothing if the pod is bound."""
         if reply.bound:
             self.pods.forget(pod.queued.pod)
