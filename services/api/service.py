@@ -15,7 +15,7 @@ from uuid import uuid4
 from msgspec import structs
 
 from services.api.projection.lease_views import finished_pod
-from services.api.projection.problems import Affected, ComponentMonitor, DataAge, Problem
+from services.api.projection.problems import AffectedObject, ComponentMonitor, DataAge, Problem
 from services.api.projection.projection import DATA, PROBLEMS, ChangeKey, Projection
 from services.api.projection.recent_events import PodEvent, pod_of
 from services.api.projection.visible_cluster import NamespaceFilter, VisibleCluster, all_namespaces
@@ -138,7 +138,7 @@ class ApiService:
         self.history = RecentHistory()
         self.components = ComponentMonitor(clock.now())
         self.feed = ChangeFeed()
-        self.missing: list[Affected] = []
+        self.missing: list[AffectedObject] = []
         self.data = DataAge()
         self.synced = False
         self._stale_nodes: set[NodeName] = set()

@@ -71,7 +71,7 @@ CORDONED = "pods on it stay; new ones are placed elsewhere"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Affected:
+class AffectedObject:
     """A component that is missing or not ready, or what else a cause affects."""
 
     service: str = ""
@@ -117,7 +117,7 @@ class ComponentMonitor:
         if not replicas:
             del self._replicas[event.route]
 
-    def missing(self, nodes: Iterable[NodeName], now: float) -> list[Affected]:
+    def missing(self, nodes: Iterable[NodeName], now: float) -> list[AffectedObject]:
         """Return missing replicas, required services, and agents of nodes with devices.
 
         A replica that is not ready is listed once for each of its reasons.
@@ -160,13 +160,13 @@ class ComponentMonitor:
             if not replicas:
                 del self._replicas[sender]
 
-    def _missing_services(self, now: float) -> Iterator[Affected]:
+    def _missing_services(self, now: float) -> Iterator[AffectedObject]:
         known = {replica.heartbeat.service for replica in self._known()}
         for name in REQUIRED_SERVICES if now - self.started_at >= GRACE_PERIOD_S else ():
             if name not in known:
                 yield _late(name, name, self.started_at)
 
-    def _missing_replicas(self, now: float) -> Iterator[Affected]:
+    def _missing_replicas(self, now: float) -> Iterator[AffectedObject]:
         for replica in sorted(self._known(), key=_name_of):
             event = replica.heartbeat
             name = f"{event.service} of {event.node}" if event.node else event.instance
@@ -177,11 +177,11 @@ class ComponentMonitor:
                 _, _, text = reason.partition(": ")
                 cause, _, hint = (text or reason).partition("; ")
                 since = replica.unready_since
-                yield Affected(
+                yield AffectedObject(
                     service=event.service, name=name, since=since, cause=cause, hint=hint
                 )
 
-    def _missing_agents(self, nodes: Iterable[NodeName], now: float) -> Iterator[Affected]:
+    def _missing_agents(self, nodes: Iterable[NodeName], now: float) -> Iterator[AffectedObject]:
         events = (replica.heartbeat for replica in self._known())
         known = {event.node for event in events if event.service == AGENT}
         for name in sorted(nodes) if now - self.started_at >= GRACE_PERIOD_S else ():
@@ -194,9 +194,9 @@ def _name_of(replica: _Replica) -> tuple[str, str, str]:
     return event.service, event.instance, event.node
 
 
-def _late(service: str, name: str, since: float) -> Affected:
+def _late(service: str, name: str, since: float) -> AffectedObject:
     hint = PODS.format(AGENTS_NAMESPACE if service == AGENT else SYSTEM_NAMESPACE)
-    return Affected(service=service, name=name, since=since, cause=LATE, hint=hint)
+    return AffectedObject(service=service, name=name, since=since, cause=LATE, hint=hint)
 
 
 def _is_late(replica: _Replica, now: float) -> bool:
@@ -205,17 +205,17 @@ def _is_late(replica: _Replica, now: float) -> bool:
 
 def problems_of(
     projection: Projection,
-    components: Iterable[Affected],
+    components: Iterable[AffectedObject],
     data: DataAge,
     *,
     visible: Callable[[Namespace], bool],
     now: float,
 ) -> tuple[Problem, ...]:
     """Return the problems, errors first."""
-    causes: dict[str, list[Affected]] = {}
+    causes: dict[str, list[AffectedObject]] = {}
     if data.ledger_at and now - data.ledger_at > OLD_S:
         name = "everything shown is old"
-        causes[OLD] = [Affected(name=name, since=data.ledger_at, cause=OLD, hint=REDIS)]
+        causes[OLD] = [AffectedObject(name=name, since=data.ledger_at, cause=OLD, hint=REDIS)]
     for each in (*components, *_sick_or_closed(projection, visible), *_cordoned(projection)):
         causes.setdefault(each.cause, []).append(each)
     problems = [_problem(cause, found) for cause, found in causes.items()]
@@ -224,32 +224,32 @@ def problems_of(
 
 def _sick_or_closed(
     projection: Projection, visible: Callable[[Namespace], bool]
-) -> Iterator[Affected]:
+) -> Iterator[AffectedObject]:
     for view in projection.devices.values():
         where = f"GPU {view.index} of {view.node}"
         if not view.healthy:
             fault = STATE_AND_CODE.sub("", visible_fault(view.fault, visible))
             cause = f"Unhealthy: {fault or 'the agent reports no reason'}"
-            yield Affected(name=where, cause=cause, hint=SICK, severity="warning")
+            yield AffectedObject(name=where, cause=cause, hint=SICK, severity="warning")
         elif view.leftovers:
             cause = "Processes of earlier pods still hold memory"
-            yield Affected(name=where, cause=cause, hint=END_LEFTOVERS, severity="warning")
+            yield AffectedObject(name=where, cause=cause, hint=END_LEFTOVERS, severity="warning")
         elif view.excluded:
             cause = f"Closed to new pods: {view.excluded}"
-            yield Affected(name=where, cause=cause, hint=CLOSED, severity="info")
+            yield AffectedObject(name=where, cause=cause, hint=CLOSED, severity="info")
 
 
-def _cordoned(projection: Projection) -> Iterator[Affected]:
+def _cordoned(projection: Projection) -> Iterator[AffectedObject]:
     for name in projection.unmeasured_nodes():
         cause = "Agents report no usage"
-        yield Affected(name=name, cause=cause, hint=AGENTS, severity="warning")
+        yield AffectedObject(name=name, cause=cause, hint=AGENTS, severity="warning")
     for node in projection.nodes.values():
         if node.closed_by:
             cause = node.closed_by
-            yield Affected(name=node.node, cause=cause, hint=CORDONED, severity="info")
+            yield AffectedObject(name=node.node, cause=cause, hint=CORDONED, severity="info")
 
 
-def _problem(cause: str, found: list[Affected]) -> Problem:
+def _problem(cause: str, found: list[AffectedObject]) -> Problem:
     since = [each.since for each in found if each.since is not None]
     names = [each.name for each in found]
     return Problem(

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType, structs
 
 from services.api.projection.lease_views import hidden_share, idle_holder
 from services.api.projection.page_views import EventView, NamespaceView, NodeView, QueueView
-from services.api.projection.problems import Affected, DataAge, Problem, problems_of
+from services.api.projection.problems import AffectedObject, DataAge, Problem, problems_of
 from services.api.projection.projection import ChangeKey, Projection
 from shared.model.budgets.fair_share import FairShare, precedence_reason
 from shared.model.devices.device import Leftover, visible_fault
@@ -86,7 +86,7 @@ class VisibleCluster:
     """What a viewer may see, with shares marked as idle as the viewer asks."""
 
     projection: Projection
-    components: Sequence[Affected]
+    components: Sequence[AffectedObject]
     """Those that are missing."""
     data: DataAge
     visible: NamespaceFilter

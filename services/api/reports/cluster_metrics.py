@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import Gauge, Histogram
 
-from services.api.projection.problems import Affected
+from services.api.projection.problems import AffectedObject
 from services.api.projection.projection import Projection
 from shared.model.devices.device import DeviceMode
 from shared.model.events.pod_events import PodBound
@@ -62,7 +62,7 @@ WHOLE = 100
 ALL = (WAITING, OLDEST, DEVICES, CLOSED, MEMORY, LEASED_MEMORY, LEASED_GPUS, LARGEST, IDLE, MISSING)
 
 
-def export_cluster(projection: Projection, missing: Iterable[Affected], now: float) -> None:
+def export_cluster(projection: Projection, missing: Iterable[AffectedObject], now: float) -> None:
     """Set all gauges; series of what is gone end."""
     for gauge in ALL:
         gauge.clear()

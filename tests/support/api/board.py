@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from services.api.projection.problems import Affected, DataAge
+from services.api.projection.problems import AffectedObject, DataAge
 from services.api.projection.projection import Projection
 from services.api.projection.visible_cluster import VisibleCluster, all_namespaces
 from shared.model.devices.device import Device, Hardware
@@ -56,7 +56,7 @@ def seen(
     visible: Callable[[Namespace], bool] = all_namespaces,
     *,
     now: float = 2_000.0,
-    missing: Iterable[Affected] = (),
+    missing: Iterable[AffectedObject] = (),
     idle_after_s: float = 600.0,
 ) -> VisibleCluster:
     """Return what a viewer may see of a projection."""

@@ -12,7 +12,7 @@ from msgspec import structs
 from rich.console import Group
 from rich.text import Text
 
-from services.api.projection.problems import Affected
+from services.api.projection.problems import AffectedObject
 from services.cli.formats import FittedTable, age
 from services.cli.inspect import render
 from services.cli.terminal import print_document, print_text
@@ -279,7 +279,7 @@ def test_missing_usage_is_a_dash_and_nodes_without_a_reply_are_named() -> None:
 def test_gpus_names_cordoned_nodes_and_missing_components() -> None:
     reason = "the agent of node node-0 does not respond"
     node = replace(NODE, node=replace(NODE.node, served=(CORDON_PREFIX + reason,)))
-    late = Affected(
+    late = AffectedObject(
         service="node-agent", name="node-agent of node-0", since=0.0, cause="No heartbeats"
     )
     view = replace(cluster_of(node), components=(late,)).gpus()

@@ -12,7 +12,7 @@ from services.api.aggregated.objects import KINDS
 from services.api.projection.problems import (
     GRACE_PERIOD_S,
     RETENTION_S,
-    Affected,
+    AffectedObject,
     ComponentMonitor,
     DataAge,
     problems_of,
@@ -225,7 +225,7 @@ def test_idle_leases_and_missing_components_are_counted() -> None:
     shown = projected(node_totals(held))
     measured = build.measurement(held, idle_since=100.0)
     shown.update_measured(NodeName("n1"), usage(measured), now=NOW, idle_after_s=600)
-    late = Affected(service="binder", name="b-1", since=0.0, cause="late")
+    late = AffectedObject(service="binder", name="b-1", since=0.0, cause="late")
 
     export_cluster(shown, [late], NOW)
 
