@@ -26,7 +26,7 @@ from shared.model.requests.request import PodRequest
 from shared.placing.anti_affinity import Domain, all_domains, repelled_request
 from shared.placing.index.node_index import placement_key
 from shared.placing.preemption_rules import PendingPod, cause_for, lease_class
-from shared.placing.room import ClusterTrials, Endable, RoomSearch, used_gpu_s
+from shared.placing.room import ClusterTrials, EndableLease, RoomSearch, used_gpu_s
 from shared.pods.pod_snapshot import DisruptionBudget, PodSnapshot
 
 
@@ -123,7 +123,7 @@ def _plans(request: PodRequest, given: PlanInput) -> Iterator[PreemptionPlan]:
     by_pod = {each.lease.pod: each for each in given.candidates}
     # Placement is compiled for the image: an interpreted class cannot inherit from a class of it.
     endables = [
-        Endable(lease=each.lease, used_gpu_s=each.used_gpu_s, tier=each.tier)
+        EndableLease(lease=each.lease, used_gpu_s=each.used_gpu_s, tier=each.tier)
         for each in given.candidates
     ]
     for room in search.rooms(endables):

@@ -31,7 +31,7 @@ Cost = tuple[tuple[int, ...], int, float, float, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Endable:
+class EndableLease:
     """A lease that may end."""
 
     lease: Lease
@@ -41,8 +41,8 @@ class Endable:
     """How undesirable its end is; less is better."""
 
 
-Endables = tuple[Endable, ...]
-Allows = Callable[[Sequence[Endable]], bool]
+Endables = tuple[EndableLease, ...]
+Allows = Callable[[Sequence[EndableLease]], bool]
 """Whether these leases may all end together."""
 
 
@@ -64,7 +64,7 @@ class Room:
         return sum(each.used_gpu_s for each in self.ends)
 
 
-def cost_of(ends: Collection[Endable]) -> Cost:
+def cost_of(ends: Collection[EndableLease]) -> Cost:
     """Return the cost of a set of leases; less is cheaper."""
     return (
         max(each.tier for each in ends),
@@ -140,7 +140,7 @@ class ClusterTrials:
         return None
 
     def placement(
-        self, request: PodRequest, name: NodeName, ends: Iterable[Endable]
+        self, request: PodRequest, name: NodeName, ends: Iterable[EndableLease]
     ) -> Placement | None:
         """Return what a pod would get once these leases have ended; they do in the cluster."""
         if name != self._changed:
@@ -179,7 +179,7 @@ class RoomSearch:
         one_device = sum(container.gpus for container in request.containers) == 1
         self._on_one_device = request.same_device or one_device
 
-    def rooms(self, candidates: Iterable[Endable]) -> Iterator[Room]:
+    def rooms(self, candidates: Iterable[EndableLease]) -> Iterator[Room]:
         """Yield room for the pod, the cheapest first, by the end of some of the candidates.
 
         In the cluster of the trials, the leases of the room that was yielded last have ended.
@@ -194,15 +194,15 @@ class RoomSearch:
                 tier, {name: among for name, among in up_to.items() if among[-1].tier == tier}
             )
 
-    def _able_nodes(self, candidates: Iterable[Endable]) -> dict[NodeName, list[Endable]]:
+    def _able_nodes(self, candidates: Iterable[EndableLease]) -> dict[NodeName, list[EndableLease]]:
         """Return the candidates by node, where the pod fits once all of them have ended."""
-        by_node: dict[NodeName, list[Endable]] = {}
+        by_node: dict[NodeName, list[EndableLease]] = {}
         for each in sorted(candidates, key=_spare_order):
             if self._allows([each]):
                 by_node.setdefault(each.lease.node, []).append(each)
         return {name: by_node[name] for name in sorted(by_node) if self._fits(name, by_node[name])}
 
-    def _lowest_tier(self, name: NodeName, among: Sequence[Endable]) -> tuple[int, ...]:
+    def _lowest_tier(self, name: NodeName, among: Sequence[EndableLease]) -> tuple[int, ...]:
         """Return the lowest tier with which the pod fits once all leases up to it have ended."""
         tiers = sorted({each.tier for each in among})
         return tiers[
@@ -210,7 +210,7 @@ class RoomSearch:
         ]
 
     def _in_tier(
-        self, tier: tuple[int, ...], able: Mapping[NodeName, Sequence[Endable]]
+        self, tier: tuple[int, ...], able: Mapping[NodeName, Sequence[EndableLease]]
     ) -> Iterator[Room]:
         """Yield rooms whose worst lease is of the tier, which no lease in `able` exceeds."""
         tried = dict.fromkeys(able, 0)
@@ -228,7 +228,7 @@ class RoomSearch:
                 yield room
 
     def _sets_of_size(
-        self, size: int, able: Mapping[NodeName, Sequence[Endable]], tried: dict[NodeName, int]
+        self, size: int, able: Mapping[NodeName, Sequence[EndableLease]], tried: dict[NodeName, int]
     ) -> tuple[list[Endables], list[NodeName]]:
         """Return the sets to try, and the nodes that have too many or none; they leave `tried`."""
         sets = list[Endables]()
@@ -251,14 +251,14 @@ class RoomSearch:
             if placement is not None:
                 yield Room(placement=placement, ends=ends)
 
-    def _placement(self, name: NodeName, ends: Iterable[Endable]) -> Placement | None:
+    def _placement(self, name: NodeName, ends: Iterable[EndableLease]) -> Placement | None:
         self._left -= 1
         return self._trials.placement(self._request, name, ends)
 
-    def _fits(self, name: NodeName, ends: Iterable[Endable]) -> bool:
+    def _fits(self, name: NodeName, ends: Iterable[EndableLease]) -> bool:
         return self._left > 0 and self._placement(name, ends) is not None
 
-    def _sets(self, among: Sequence[Endable], size: int) -> Iterator[Endables]:
+    def _sets(self, among: Sequence[EndableLease], size: int) -> Iterator[Endables]:
         """Yield sets of a size; of one device only, where the pod needs no more than one."""
         if not self._on_one_device:
             yield from combinations(among, size)
@@ -272,7 +272,7 @@ class RoomSearch:
                     seen.add(pods)
                     yield ends
 
-    def _spared(self, name: NodeName, among: Sequence[Endable]) -> Endables:
+    def _spared(self, name: NodeName, among: Sequence[EndableLease]) -> Endables:
         """Spare leases one by one, the most expensive first, as long as the pod fits."""
         ends = list(among)
         for each in reversed(among):
@@ -282,11 +282,11 @@ class RoomSearch:
         return tuple(ends)
 
 
-def _up_to(tier: tuple[int, ...], among: Sequence[Endable]) -> list[Endable]:
+def _up_to(tier: tuple[int, ...], among: Sequence[EndableLease]) -> list[EndableLease]:
     return [each for each in among if each.tier <= tier]
 
 
-def _spare_order(each: Endable) -> tuple[tuple[int, ...], float, PodUid]:
+def _spare_order(each: EndableLease) -> tuple[tuple[int, ...], float, PodUid]:
     return (each.tier, each.used_gpu_s, each.lease.pod)
 
 
@@ -299,7 +299,7 @@ def rooms_by_few(
 ) -> Iterator[Room]:
     """Yield room by the end of at most `FEW_LEASES` leases, all equally undesirable."""
     candidates = [
-        Endable(lease=lease, used_gpu_s=used_gpu_s(lease, totals.node, now))
+        EndableLease(lease=lease, used_gpu_s=used_gpu_s(lease, totals.node, now))
         for totals in trials.nodes.values()
         for lease in totals.leases
         if may_end(lease)

@@ -22,7 +22,7 @@ from shared.placing.room import (
     MAX_TRIALS,
     ClusterTrials,
     Cost,
-    Endable,
+    EndableLease,
     RoomSearch,
     cost_of,
     without,
@@ -257,8 +257,8 @@ def cost(victims: Sequence[VictimCandidate]) -> Cost:
     return cost_of([endable(each) for each in victims])
 
 
-def endable(each: VictimCandidate) -> Endable:
-    return Endable(lease=each.lease, used_gpu_s=each.used_gpu_s, tier=each.tier)
+def endable(each: VictimCandidate) -> EndableLease:
+    return EndableLease(lease=each.lease, used_gpu_s=each.used_gpu_s, tier=each.tier)
 
 
 @st.composite
