@@ -13,9 +13,9 @@ from services.watcher.pod_spans import PodSpans
 from services.watcher.quota_sources import QuotaReflectors
 from services.watcher.sources import (
     ClaimReflector,
+    ManagedPodLister,
     NamespaceReflector,
     NodeReflector,
-    OurPodLister,
     PodGroupConditions,
     PodGroupReflectors,
     PodReflector,
@@ -134,7 +134,7 @@ class Watcher:
     namespace_source: NamespaceReflector
     quota_source: QuotaReflectors
     claim_source: ClaimReflector
-    lister: OurPodLister
+    lister: ManagedPodLister
     clock: Clock
     resync_s: float = 300.0
     spans: PodSpans | None = None

@@ -456,7 +456,7 @@ class PodGroupConditions:
 
 
 @dataclass(slots=True)
-class OurPodLister:
+class ManagedPodLister:
     """Lists our pods again, since a watch may have missed some."""
 
     client: KubernetesClient

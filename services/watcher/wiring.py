@@ -10,9 +10,9 @@ from services.watcher.settings import WatcherSettings
 from services.watcher.sources import (
     RETRY_S,
     ClaimReflector,
+    ManagedPodLister,
     NamespaceReflector,
     NodeReflector,
-    OurPodLister,
     PodGroupConditions,
     PodGroupReflectors,
     PodReflector,
@@ -46,7 +46,7 @@ def build_watcher(
         namespace_source=NamespaceReflector(client),
         quota_source=QuotaReflectors(client, quotas),
         claim_source=claims,
-        lister=OurPodLister(client, parser.schedulers, claims),
+        lister=ManagedPodLister(client, parser.schedulers, claims),
         clock=SystemClock(),
     )
 

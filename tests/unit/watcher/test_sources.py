@@ -16,7 +16,7 @@ from services.watcher.sources import (
     CHUNK_BYTES,
     LEASE_BYTES,
     ClaimReflector,
-    OurPodLister,
+    ManagedPodLister,
     PodGroupConditions,
 )
 from shared.dialects.tencent.gpu_quota import parse_config_map
@@ -335,7 +335,7 @@ def _pod(number: int, text: str) -> dict[str, Any]:
 
 async def chunks_of(texts: list[str], request_ids: tuple[str, ...] = ("r",)) -> list[PodsListed]:
     kube = cast("KubernetesClient", OnePage(texts))
-    lister = OurPodLister(kube, frozenset({"volcano"}), ClaimReflector(kube))
+    lister = ManagedPodLister(kube, frozenset({"volcano"}), ClaimReflector(kube))
     return [chunk async for chunk in lister.chunks(request_ids)]
 
 
@@ -378,7 +378,7 @@ class Clock:
         await asyncio.sleep(0)
 
 
-class FlakyLister(OurPodLister):
+class FlakyLister(ManagedPodLister):
     """A lister that fails a few times."""
 
     def __init__(self, failures: int) -> None:
@@ -436,7 +436,7 @@ async def test_pods_are_listed_although_claims_may_not_be_and_the_reason_is_repo
     server = NoClaims(["lease"])
     kube = cast("KubernetesClient", server)
     claims = ClaimReflector(kube)
-    lister = OurPodLister(kube, frozenset({"volcano"}), claims)
+    lister = ManagedPodLister(kube, frozenset({"volcano"}), claims)
 
     (chunk,) = [chunk async for chunk in lister.chunks(("r",))]
 
@@ -455,7 +455,7 @@ async def test_a_list_needs_no_field_of_a_pod_but_its_names_and_its_node() -> No
     api.items = (msgspec.Raw(msgspec.json.encode(pod)),)
 
     kube = cast("KubernetesClient", api)
-    lister = OurPodLister(kube, frozenset({"volcano"}), ClaimReflector(kube))
+    lister = ManagedPodLister(kube, frozenset({"volcano"}), ClaimReflector(kube))
 
     [chunk] = [each async for each in lister.chunks()]
 

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from services.binder.ledger_sync.evidence import MOST_REPORTS, CollectedEvidence
 from services.binder.ledger_sync.rebuild import LedgerRebuild, RebuildTiming
-from services.watcher.sources import ClaimReflector, OurPodLister
+from services.watcher.sources import ClaimReflector, ManagedPodLister
 from shared.kubernetes.client import KubernetesClient, Page
 from shared.model.clock import SystemClock
 from shared.model.events.event import Event
@@ -221,7 +221,7 @@ class NoPods:
 
 async def listed(*request_ids: str) -> list[PodsListed]:
     kube = cast("KubernetesClient", NoPods())
-    lister = OurPodLister(kube, frozenset(), ClaimReflector(kube))
+    lister = ManagedPodLister(kube, frozenset(), ClaimReflector(kube))
     return [chunk async for chunk in lister.chunks(request_ids)]
 
 
