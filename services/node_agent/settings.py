@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from services.node_agent.allocate.cdi_files import DRIVER_ROOTS, DriverPlaces
+from services.node_agent.allocate.cdi_files import DRIVER_ROOTS, DriverPaths
 from services.node_agent.allocate.device_list_strategies import (
     AUTO,
     DeviceListStrategies,
@@ -207,9 +207,9 @@ class AgentSettings(ServiceSettings):
         return self.cdi_dir or Path("/var/run/cdi")
 
     @property
-    def driver_places(self) -> DriverPlaces | None:
+    def driver_places(self) -> DriverPaths | None:
         """Where the driver's files are, or None if there are none."""
-        return DriverPlaces(
+        return DriverPaths(
             roots=(self.nvidia_driver_root,) if self.nvidia_driver_root else DRIVER_ROOTS,
             host=self.host_root,
             hook=self.nvidia_cdi_hook_path,

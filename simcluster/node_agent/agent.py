@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.node_agent.allocate.cdi_files import DriverPlaces
+from services.node_agent.allocate.cdi_files import DriverPaths
 from services.node_agent.gpu_access import NodeGpus, open_gpus, with_partitioner
 from services.node_agent.gpus.device_health import HealthPolicy
 from services.node_agent.gpus.nvml.calls import count_gpus
@@ -81,7 +81,7 @@ class SimulatedAgentSettings(AgentSettings):
         return self.cdi_dir or self.state_dir.absolute() / "cdi"
 
     @property
-    def driver_places(self) -> DriverPlaces | None:
+    def driver_places(self) -> DriverPaths | None:
         """Return None: containers need no files of the driver."""
         return None
 

@@ -71,7 +71,7 @@ USED_BEFORE = "containerd://2.0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DriverPlaces:
+class DriverPaths:
     """Where to look for the driver's files."""
 
     roots: Sequence[Path] = DRIVER_ROOTS
@@ -95,7 +95,7 @@ class CdiFiles:
         directory: Path,
         configured: DeviceListStrategies,
         *,
-        places: DriverPlaces | None,
+        places: DriverPaths | None,
         read_runtime: Callable[[], Awaitable[str]],
         list_instances: Callable[[DeviceUuid], Awaitable[tuple[MigInstance, ...]]],
         checkpoint: Checkpoint,
@@ -241,7 +241,7 @@ def write_specification(path: Path, specification: Mapping[str, Any]) -> None:
     logger.info("CDI devices are in %s", path)
 
 
-def why_no_cdi(runtime: str, places: DriverPlaces | None, driver: str, directory: Path) -> str:
+def why_no_cdi(runtime: str, places: DriverPaths | None, driver: str, directory: Path) -> str:
     """Return why devices are not passed by CDI if the agent chooses; empty if they are."""
     if places is None:
         return "simulated GPUs have no device files"
@@ -260,7 +260,7 @@ def why_no_cdi(runtime: str, places: DriverPlaces | None, driver: str, directory
     return ""
 
 
-def find_driver(places: DriverPlaces, version: str) -> tuple[dict[str, Any], str]:
+def find_driver(places: DriverPaths, version: str) -> tuple[dict[str, Any], str]:
     """Return what containers get of a driver's version, and which directory has its /dev.
 
     Both are by its files on the host. Raises UnavailableError naming the missing file: no container
@@ -292,7 +292,7 @@ def find_driver(places: DriverPlaces, version: str) -> tuple[dict[str, Any], str
     return edits, devices_at
 
 
-def _hook(places: DriverPlaces) -> str:
+def _hook(places: DriverPaths) -> str:
     """Return the program's path on the host."""
     if places.hook:
         return places.hook

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.node_agent.allocate.cdi import FILE
-from services.node_agent.allocate.cdi_files import CdiFiles, DriverPlaces
+from services.node_agent.allocate.cdi_files import CdiFiles, DriverPaths
 from services.node_agent.allocate.device_list_strategies import (
     DeviceListStrategies,
     DeviceListStrategy,
@@ -91,8 +91,8 @@ class FakeNode:
         return self.runtime
 
     @property
-    def places(self) -> DriverPlaces:
-        return DriverPlaces(host=self.root, proc=self.root / "proc")
+    def places(self) -> DriverPaths:
+        return DriverPaths(host=self.root, proc=self.root / "proc")
 
     def files(self, *strategies: DeviceListStrategy, simulated: bool = False) -> CdiFiles:
         return CdiFiles(
