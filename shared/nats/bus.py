@@ -35,7 +35,7 @@ QUIET_S = 5.0
 MOST_QUIET = 65_536
 
 
-class Copies:
+class CopySender:
     """The copies that one connection sends."""
 
     def __init__(self, client: Any, *, ticks: Callable[[], float] = time.monotonic) -> None:
@@ -116,7 +116,7 @@ class Bus:
         self._confirmation_timing = confirmation_timing
         self._work: UnconfirmedWork
         self._confirmations: Confirmations
-        self._copies: Copies
+        self._copies: CopySender
         self._replies: Replies
         self._reached = asyncio.Event()
         self._wait = ConnectWait()
@@ -204,7 +204,7 @@ class Bus:
             has_lost_work=self.has_lost_work,
             encode=self._messages,
         )
-        self._copies = Copies(client)
+        self._copies = CopySender(client)
         self._replies = Replies(client, self._note_refused)
         await self._work.start()
         await self._copies.start()

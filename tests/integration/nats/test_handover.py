@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import PodBound, PodQueued
 from shared.nats import subjects
-from shared.nats.bus import QUIET_S, Bus, Copies
+from shared.nats.bus import QUIET_S, Bus, CopySender
 from shared.nats.inbox import LocalHandlers
 from shared.nats.wire import EVENTS_PER_MESSAGE
 from tests.integration.nats.world import (
@@ -118,7 +118,7 @@ async def test_nothing_is_copied_while_nobody_observes(server: NatsServer) -> No
     now = [100.0]
     subject = subjects.copy_subject(PodBound)
     async with connected(server, "binder") as binder, connected(server, "api") as api:
-        copies = Copies(binder.client, ticks=lambda: now[0])
+        copies = CopySender(binder.client, ticks=lambda: now[0])
         await copies.start()
         assert copies.wants(subject)
         await copies.send(subject, b"lost")
