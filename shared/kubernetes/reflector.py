@@ -32,7 +32,7 @@ from shared.kubernetes.watch_events import (
     Bookmark,
     EventReader,
     KubernetesObject,
-    Lines,
+    LineSplitter,
     Undecodable,
     UnreadableLineError,
     WatchEvent,
@@ -224,7 +224,7 @@ class Reflector(Generic[R]):
     async def _watch(self) -> AsyncGenerator[Batch[R], None]:
         """Yield the changes of one watch; an incomplete line at its end is dropped."""
         self._watching_since_s = asyncio.get_running_loop().time()
-        lines = Lines()
+        lines = LineSplitter()
         async with self._kube.watch(
             self._path, query=self._watch_query(), silence_s=self._silence_s
         ) as chunks:

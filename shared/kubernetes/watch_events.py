@@ -56,7 +56,7 @@ class UnreadableLineError(UnavailableError):
     """A line could not be decoded, so a new list is necessary."""
 
 
-class Lines:
+class LineSplitter:
     r"""Splits a stream into lines; an incomplete last line is buffered.
 
     >>> lines = Lines()

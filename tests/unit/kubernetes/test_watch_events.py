@@ -13,7 +13,7 @@ from shared.kubernetes.reflector import pause_s
 from shared.kubernetes.types import ApiNode, ApiPod, ObjectMeta
 from shared.kubernetes.watch_events import (
     EventReader,
-    Lines,
+    LineSplitter,
     ObjectIdentity,
     Undecodable,
     UnreadableLineError,
@@ -26,7 +26,7 @@ def test_lines_do_not_depend_on_where_the_stream_is_split(
 ) -> None:
     body = b"".join(line + b"\n" for line in wanted)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(body)))))
-    lines = Lines()
+    lines = LineSplitter()
 
     found = [
         line
@@ -38,7 +38,7 @@ def test_lines_do_not_depend_on_where_the_stream_is_split(
 
 
 def test_a_line_longer_than_the_limit_is_an_error() -> None:
-    lines = Lines(limit_bytes=10)
+    lines = LineSplitter(limit_bytes=10)
     lines.feed(b"12345678")
 
     with pytest.raises(UnreadableLineError, match="longer than 10 bytes"):
