@@ -21,7 +21,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from shared.credentials import certificates
-from shared.credentials.certificates import Issued
+from shared.credentials.certificates import IssuedCertificate
 from shared.model.errors import RequestError
 
 CERTIFICATE = "ca.crt"
@@ -103,7 +103,7 @@ def issue(
             _is_by(certificate, authority) for authority in _parsed(data[TRUSTED])
         ):
             return
-    authority = Issued(certificate=data[CERTIFICATE], key=data[KEY])
+    authority = IssuedCertificate(certificate=data[CERTIFICATE], key=data[KEY])
     issued = certificates.issue(authority, names, now, days=ISSUED_DAYS, client=client)
     data |= {f"{name}.crt": issued.certificate, f"{name}.key": issued.key}
 

@@ -17,14 +17,14 @@ EARLY = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Issued:
+class IssuedCertificate:
     """A certificate and its private key, PEM."""
 
     certificate: bytes
     key: bytes = field(repr=False)
 
 
-def authority(name: str, now: datetime, *, days: int) -> Issued:
+def authority(name: str, now: datetime, *, days: int) -> IssuedCertificate:
     """Create a CA for certificates of servers and clients, but not of other CAs."""
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = _name(name)
@@ -38,8 +38,8 @@ def authority(name: str, now: datetime, *, days: int) -> Issued:
 
 
 def issue(
-    by: Issued, names: Sequence[str], now: datetime, *, days: int, client: bool = False
-) -> Issued:
+    by: IssuedCertificate, names: Sequence[str], now: datetime, *, days: int, client: bool = False
+) -> IssuedCertificate:
     """Create a server certificate for DNS names and addresses, with `client` also for clients."""
     signer, signing_key = _loaded(by)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -83,7 +83,7 @@ def load(certificate: bytes) -> x509.Certificate:
         raise RequestError(f"the stored certificate is invalid: {error}") from error
 
 
-def _loaded(by: Issued) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+def _loaded(by: IssuedCertificate) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     try:
         key = serialization.load_pem_private_key(by.key, password=None)
     except (ValueError, TypeError) as error:
@@ -93,8 +93,8 @@ def _loaded(by: Issued) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     return load(by.certificate), key
 
 
-def _pem(made: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> Issued:
-    return Issued(
+def _pem(made: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> IssuedCertificate:
+    return IssuedCertificate(
         certificate=made.public_bytes(serialization.Encoding.PEM),
         key=key.private_bytes(
             serialization.Encoding.PEM,

@@ -135,7 +135,7 @@ async def test_an_allocation_of_the_api_server_is_answered(tmp_path: Path) -> No
 
 
 def issued(
-    directory: Path, authority: certificates.Issued, *, valid_s: float = 3600.0
+    directory: Path, authority: certificates.IssuedCertificate, *, valid_s: float = 3600.0
 ) -> tuple[Path, Path]:
     """A client's certificate of an authority, and its key."""
     began = datetime.now(UTC) + timedelta(seconds=valid_s) - timedelta(days=1)
@@ -146,7 +146,7 @@ def issued(
     return files
 
 
-def authority_in(file: Path) -> certificates.Issued:
+def authority_in(file: Path) -> certificates.IssuedCertificate:
     """A new authority of clients, in a PEM file."""
     made = certificates.authority("clients", datetime.now(UTC), days=2)
     file.write_bytes(made.certificate)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from shared.credentials import certificates
-from shared.credentials.certificates import Issued
+from shared.credentials.certificates import IssuedCertificate
 
 HERE = ("127.0.0.1", "localhost")
 
@@ -29,7 +29,7 @@ class Made:
         issued = certificates.issue(self.authority, names or HERE, at, days=30, client=True)
         return self.write(name, issued)
 
-    def write(self, name: str, issued: Issued) -> tuple[Path, Path]:
+    def write(self, name: str, issued: IssuedCertificate) -> tuple[Path, Path]:
         """Write a certificate and its key under a name."""
         certificate, key = self.folder / f"{name}.crt", self.folder / f"{name}.key"
         certificate.write_bytes(issued.certificate)
