@@ -50,7 +50,7 @@ class Rotation(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
+class RotationProgress:
     """What this replica has made sure of."""
 
     loaded: bytes = b""
@@ -59,7 +59,7 @@ class Observed:
     """The `ca.crt` with which alone each server's certificate was verified."""
 
 
-NOTHING_OBSERVED = Observed()
+NOTHING_OBSERVED = RotationProgress()
 
 
 def create_missing(data: dict[str, bytes], now: datetime) -> None:
@@ -85,7 +85,7 @@ def issue(
     name: str,
     names: Sequence[str],
     now: datetime,
-    observed: Observed,
+    observed: RotationProgress,
     *,
     client: bool = True,
 ) -> None:
@@ -108,7 +108,7 @@ def issue(
     data |= {f"{name}.crt": issued.certificate, f"{name}.key": issued.key}
 
 
-def drop_replaced(data: dict[str, bytes], observed: Observed) -> None:
+def drop_replaced(data: dict[str, bytes], observed: RotationProgress) -> None:
     """Trust the CA alone, once no server needs another one."""
     if rotation(data) is Rotation.REPLACING and observed.verified == data[CERTIFICATE]:
         data[TRUSTED] = data[CERTIFICATE]

@@ -18,8 +18,8 @@ from services.auth.ca_rotation import (
     NOTHING_OBSERVED,
     SERVER,
     TRUSTED,
-    Observed,
     Rotation,
+    RotationProgress,
 )
 from services.auth.nats_users import NatsUser, auth_callout_configuration
 from services.auth.nkeys import SEED_BYTES, TokenIssuer
@@ -60,7 +60,7 @@ def complete(
     random_bytes: Callable[[int], bytes],
     *,
     namespace: str,
-    observed: Observed = NOTHING_OBSERVED,
+    observed: RotationProgress = NOTHING_OBSERVED,
 ) -> dict[str, bytes]:
     """Return the stored data, with missing entries created and due certificates renewed.
 

@@ -12,7 +12,7 @@ from prometheus_client import Counter, Gauge
 
 from services.auth import auth_callout, ca_rotation, root_secret
 from services.auth.auth_callout import AuthorizationRefusedError, TokenReviewer
-from services.auth.ca_rotation import NOTHING_OBSERVED, TRUSTED, Observed, Rotation
+from services.auth.ca_rotation import NOTHING_OBSERVED, TRUSTED, Rotation, RotationProgress
 from services.auth.locked_out_agents import LockedOutAgents
 from services.auth.managed_servers import ManagedServers
 from services.auth.nats_users import AUTHORIZATION_S, NatsUser, service_users
@@ -171,7 +171,7 @@ class AuthService:
             self._reloaded_files = files_of_servers(data)
             logger.info("NATS and Redis have loaded the new certificates")
         if rotation is Rotation.TRUSTING:
-            self._observed = Observed(loaded=data[TRUSTED])
+            self._observed = RotationProgress(loaded=data[TRUSTED])
             return True
         return rotation is Rotation.REPLACING and await self._is_verified(data)
 
@@ -185,7 +185,7 @@ class AuthService:
                 self._reloaded_files = (b"", b"")
                 self._unchanged_since = self.clock.ticks()
             return False
-        self._observed = Observed(verified=data["ca.crt"])
+        self._observed = RotationProgress(verified=data["ca.crt"])
         return True
 
     async def authorize(self, request: bytes) -> bytes:

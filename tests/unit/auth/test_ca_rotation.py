@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.auth import ca_rotation, root_secret
-from services.auth.ca_rotation import HOLDERS, Observed, Rotation
+from services.auth.ca_rotation import HOLDERS, Rotation, RotationProgress
 from shared.model.errors import RequestError
 
 START = datetime(2031, 5, 1, tzinfo=UTC)
@@ -37,7 +37,7 @@ class Installation:
 
     root: dict[str, bytes] = field(default_factory=dict)
     now: datetime = START
-    observed: Observed = field(default_factory=Observed)
+    observed: RotationProgress = field(default_factory=RotationProgress)
 
     def __post_init__(self) -> None:
         self.reconcile()
@@ -66,7 +66,7 @@ class Installation:
         self.completed()
 
     def restart(self) -> None:
-        self.observed = Observed()
+        self.observed = RotationProgress()
 
     def propagate(self) -> None:
         self.files = dict(self.root)
@@ -78,10 +78,10 @@ class Installation:
         self.loaded = self.files
         match ca_rotation.rotation(self.root):
             case Rotation.TRUSTING:
-                self.observed = Observed(loaded=self.root["ca.trusted"])
+                self.observed = RotationProgress(loaded=self.root["ca.trusted"])
             case Rotation.REPLACING:
                 if is_trusted(self.loaded["server.crt"], self.root["ca.crt"]):
-                    self.observed = Observed(verified=self.root["ca.crt"])
+                    self.observed = RotationProgress(verified=self.root["ca.crt"])
 
     def check(self) -> None:
         """Whoever has read the newest files, or those before, accepts every certificate in use."""
