@@ -140,7 +140,7 @@ PREFIXES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Misplaced:
+class MisplacedKey:
     """A key of a pod that has no effect there."""
 
     text: str
@@ -148,7 +148,7 @@ class Misplaced:
     """It is an amount: without it the container gets more than its author meant."""
 
 
-def find_misplaced(pod: PodManifest) -> Iterator[Misplaced]:
+def find_misplaced(pod: PodManifest) -> Iterator[MisplacedKey]:
     """Yield the keys of a pod that have no effect where they are, with what to write instead."""
     written = (*STRIPPED_ANNOTATIONS, *COMPLETED_ANNOTATIONS)
     annotations = (key for key in pod.annotations if not key.startswith(written))
@@ -159,7 +159,7 @@ def find_misplaced(pod: PodManifest) -> Iterator[Misplaced]:
         resources = (name for name in container.amounts if not name.startswith(EXTENDED_RESOURCES))
         yield from _misplaced(of, resources, Place.RESOURCE)
         for name in sorted((container.requests.keys() - container.limits.keys()) & GPU_RESOURCES):
-            yield Misplaced(f"{of}{name} is in the requests only: write it into the limits")
+            yield MisplacedKey(f"{of}{name} is in the requests only: write it into the limits")
 
 
 def find_unread(pod: PodManifest, dialect: str) -> Iterator[str]:
@@ -177,7 +177,7 @@ _OF_DIALECTS = frozenset().union(
 ) - (pod_groups.READ_ANNOTATIONS | pod_groups.READ_LABELS)
 
 
-def _misplaced(of: str, names: Iterable[str], place: Place) -> Iterator[Misplaced]:
+def _misplaced(of: str, names: Iterable[str], place: Place) -> Iterator[MisplacedKey]:
     for name in sorted(names):
         small = name.lower()
         word = WORDS.get(name)
@@ -188,19 +188,19 @@ def _misplaced(of: str, names: Iterable[str], place: Place) -> Iterator[Misplace
         elif word.place is not place:
             yield _belongs(f"{of}{place} {name} has no effect", word)
         elif word.effect is WordEffect.NO_EFFECT:
-            yield Misplaced(f"{of}{place} {name} has no effect: {word.note}")
+            yield MisplacedKey(f"{of}{place} {name} has no effect: {word.note}")
 
 
-def _unknown(fault: str, small: str, place: Place) -> Misplaced:
+def _unknown(fault: str, small: str, place: Place) -> MisplacedKey:
     """Describe an unknown key by the known one that was probably meant."""
     word = _BY_SMALL_LETTERS.get(small) or _nearest(small, _BY_SMALL_LETTERS)
     if word is None:
-        return Misplaced(f"{fault}: it is unknown")
+        return MisplacedKey(f"{fault}: it is unknown")
     if word.effect is WordEffect.NO_EFFECT:
-        return Misplaced(f"{fault}: {word.note}")
+        return MisplacedKey(f"{fault}: {word.note}")
     if word.place is not place:
         return _belongs(fault, word)
-    return Misplaced(f"{fault}: write {word.name}", is_resource=place is Place.RESOURCE)
+    return MisplacedKey(f"{fault}: write {word.name}", is_resource=place is Place.RESOURCE)
 
 
 def _nearest(small: str, words: Mapping[str, Word]) -> Word | None:
@@ -248,9 +248,9 @@ def did_you_mean(name: str) -> str:
     return f"did you mean {word.name}?"
 
 
-def _belongs(fault: str, word: Word) -> Misplaced:
+def _belongs(fault: str, word: Word) -> MisplacedKey:
     if word.place is Place.RESOURCE:
         advice = f"{word.name} is a resource: write it into the container's limits"
     else:
         advice = f"{word.name} is {'an' if word.place is Place.ANNOTATION else 'a'} {word.place}"
-    return Misplaced(f"{fault}; {advice}", is_resource=word.place is Place.RESOURCE)
+    return MisplacedKey(f"{fault}; {advice}", is_resource=word.place is Place.RESOURCE)
