@@ -22,7 +22,7 @@ from services.node_agent.allocate.expected_requests import (
     resources_of,
     signatures_of,
 )
-from services.node_agent.kubelet.pods import Unserved, explain_unserved
+from services.node_agent.kubelet.pods import UnservedResource, explain_unserved
 from services.node_agent.mig.instances import find_layout
 from services.node_agent.node import Node
 from services.node_agent.records.device_guard import check_open, check_room
@@ -54,7 +54,7 @@ NOT_RECEIVED = (
     "the node reaches the API server; after an outage, a kubelet reads its pods within a minute"
 )
 
-NOTHING: Mapping[str, Unserved] = {}
+NOTHING: Mapping[str, UnservedResource] = {}
 
 
 class AdmissionWindow:
@@ -95,7 +95,7 @@ class AdmissionWindow:
         unready_reason: str | None,
         *,
         unreadable_reason: str,
-        unserved: Mapping[str, Unserved] = NOTHING,
+        unserved: Mapping[str, UnservedResource] = NOTHING,
         is_serving: bool = False,
     ) -> BindReply:
         """Return which pods must wait.

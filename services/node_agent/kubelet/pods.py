@@ -14,7 +14,7 @@ STILL_PLUGIN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Unserved:
+class UnservedResource:
     """A resource that the kubelet cannot allocate now, and for how long."""
 
     for_s: float
@@ -22,7 +22,7 @@ class Unserved:
     """What the kubelet still allocates of it by device plugin, if that is the reason."""
 
 
-def explain_unserved(resources: Mapping[str, Unserved]) -> str:
+def explain_unserved(resources: Mapping[str, UnservedResource]) -> str:
     missing = sorted(name for name, resource in resources.items() if not resource.plugin_amount)
     amounts = sorted({resource.plugin_amount for resource in resources.values()} - {""})
     reasons = [f"not registered with the kubelet: {', '.join(missing)}"] if missing else []

@@ -28,7 +28,7 @@ from services.node_agent.kubelet.device_plugin import (
     check_socket,
     encode_list,
 )
-from services.node_agent.kubelet.pods import STILL_PLUGIN, Unserved, explain_unserved
+from services.node_agent.kubelet.pods import STILL_PLUGIN, UnservedResource, explain_unserved
 from services.node_agent.node import Node
 from shared.dialects.advertised import NumaNodes, PluginDeviceId
 from shared.kubelet_api.deviceplugin import api_pb2, api_pb2_grpc
@@ -162,7 +162,7 @@ class DevicePlugins:
             self._examined = amounts
             await asyncio.sleep(until_tick(AMOUNTS_S))
 
-    def unserved(self) -> dict[str, Unserved]:
+    def unserved(self) -> dict[str, UnservedResource]:
         """Return the resources that the kubelet cannot allocate now.
 
         A resource is one also while an amount that pods request with it is still allocated by
@@ -170,14 +170,14 @@ class DevicePlugins:
         """
         now = time.monotonic()
         since = self.plugin_resources.since
-        unserved: dict[str, Unserved] = {}
+        unserved: dict[str, UnservedResource] = {}
         for name, endpoint in self.endpoints.items():
             amounts = self.amounts.get(name, frozenset()) - self.endpoints.keys()
             claimed = sorted(amounts & since.keys())
             if claimed:
-                unserved[name] = Unserved(now - since[claimed[0]], claimed[0])
+                unserved[name] = UnservedResource(now - since[claimed[0]], claimed[0])
             elif not (endpoint.is_served and amounts <= self._examined):
-                unserved[name] = Unserved(now - endpoint.lost_at)
+                unserved[name] = UnservedResource(now - endpoint.lost_at)
         return unserved
 
     def newly_served(self) -> frozenset[str]:

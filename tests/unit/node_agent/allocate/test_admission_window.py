@@ -19,7 +19,7 @@ from services.node_agent.allocate.admission_window import (
 from services.node_agent.allocate.allocation import NodeSnapshot
 from services.node_agent.allocate.expected_requests import is_expected
 from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of
-from services.node_agent.kubelet.pods import STILL_PLUGIN, Unserved
+from services.node_agent.kubelet.pods import STILL_PLUGIN, UnservedResource
 from services.node_agent.records.checkpoint_entry import Fence, slot_key
 from shared.model.devices.device import Device, DeviceMode, MigLayout, MigProfile
 from shared.model.events.request_reply import BindReply
@@ -455,18 +455,18 @@ def test_the_kubelet_may_request_what_is_left_of_a_lease_in_use(
     [
         (
             "nvidia",
-            {"nvidia.com/gpu": Unserved(7.0)},
+            {"nvidia.com/gpu": UnservedResource(7.0)},
             "not registered with the kubelet: nvidia.com/gpu",
         ),
         (
             "volcano-gpushare",
-            {"leasehold.dev/share": Unserved(7.0, "volcano.sh/gpu-memory")},
+            {"leasehold.dev/share": UnservedResource(7.0, "volcano.sh/gpu-memory")},
             STILL_PLUGIN.format("volcano.sh/gpu-memory"),
         ),
     ],
 )
 def test_pods_wait_for_the_resource_that_they_request_and_for_no_other(
-    dialect: str, lost: dict[str, Unserved], reason: str
+    dialect: str, lost: dict[str, UnservedResource], reason: str
 ) -> None:
     vgpu = reserved("one")
     other = reserved("two", dialect=dialect)
@@ -478,7 +478,9 @@ def test_pods_wait_for_the_resource_that_they_request_and_for_no_other(
 
 
 def test_the_node_is_closed_while_no_resource_is_registered() -> None:
-    reply = World().admit(reserved("one"), unserved=dict.fromkeys(snapshot().served, Unserved(1.0)))
+    reply = World().admit(
+        reserved("one"), unserved=dict.fromkeys(snapshot().served, UnservedResource(1.0))
+    )
 
     assert reply.node_closed
     assert reply.reason.startswith("not registered with the kubelet: ")
