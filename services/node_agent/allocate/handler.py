@@ -27,7 +27,7 @@ from services.node_agent.allocate.grants import Grants
 from services.node_agent.allocate.patience import Patience
 from services.node_agent.allocate.pod_resolution import (
     AllocationHistory,
-    Ambiguous,
+    AmbiguousContainer,
     ContainerCandidate,
     resolve_container,
 )
@@ -80,7 +80,7 @@ class AllocationHandler:
         snapshot = self.node.require_snapshot()
         async with self.patience.serving(), self._locks[resource]:
             candidate = await self._resolve(resource, size)
-            if isinstance(candidate, Ambiguous):
+            if isinstance(candidate, AmbiguousContainer):
                 return []
             lease = await self._lease_of(candidate)
         preferred = preferred_device_ids(
@@ -155,7 +155,7 @@ class AllocationHandler:
         ids = compact(device_ids)
         node = self.node
         candidate = await self._resolve(resource, len(device_ids), ids)
-        if isinstance(candidate, Ambiguous):
+        if isinstance(candidate, AmbiguousContainer):
             node.outbox.add(ShareRefused(node=node.name, reason=f"{resource}: {candidate}"))
             unreadable = self.pods.unreadable_reason
             because = f", and {unreadable}" if unreadable else ""
@@ -323,7 +323,7 @@ class AllocationHandler:
         resource: str,
         count: int,
         device_ids: tuple[str, ...] | None = None,
-    ) -> ContainerCandidate | Ambiguous:
+    ) -> ContainerCandidate | AmbiguousContainer:
         """Return the container that `count` devices are for.
 
         `device_ids` are those chosen already. With them, the kubelet's lists are read again for
@@ -339,7 +339,7 @@ class AllocationHandler:
             until = max(until, self.patience.until)
         while True:
             found, blind = await self._look(resource, count, device_ids)
-            if not isinstance(found, Ambiguous):
+            if not isinstance(found, AmbiguousContainer):
                 return found
             is_late = ticks() > until
             if blind:
@@ -364,11 +364,11 @@ class AllocationHandler:
             and (candidate.pod.uid, candidate.container.name) not in served
         )
         if left:
-            raise UnavailableError(str(Ambiguous(left)))
+            raise UnavailableError(str(AmbiguousContainer(left)))
 
     async def _look(
         self, resource: str, count: int, device_ids: tuple[str, ...] | None
-    ) -> tuple[ContainerCandidate | Ambiguous, str]:
+    ) -> tuple[ContainerCandidate | AmbiguousContainer, str]:
         """Return what is resolved now; if it is ambiguous, also what cannot be seen, if anything.
 
         A pod that no list contains may have a lease that the agent does not know yet, or be missing
@@ -382,9 +382,9 @@ class AllocationHandler:
                 self.pods.list_pods(), node.pod_resources.list_holdings()
             )
         except UnavailableError as error:
-            return Ambiguous(()), str(error)
+            return AmbiguousContainer(()), str(error)
 
-        def resolve(pods: Iterable[KubeletPod]) -> ContainerCandidate | Ambiguous:
+        def resolve(pods: Iterable[KubeletPod]) -> ContainerCandidate | AmbiguousContainer:
             return resolve_container(
                 resource,
                 count,
@@ -396,7 +396,7 @@ class AllocationHandler:
 
         found = resolve(pods)
         served = self._history(resource).allocated
-        candidates = found.candidates if isinstance(found, Ambiguous) else (found,)
+        candidates = found.candidates if isinstance(found, AmbiguousContainer) else (found,)
         blind = self.pods.unreadable_reason if candidates and self.pods.is_passing else ""
         if any((each.pod.uid, each.container.name) not in served for each in candidates):
             return found, blind

@@ -37,7 +37,7 @@ class AllocationHistory:
 
 
 @dataclass(frozen=True, slots=True)
-class Ambiguous:
+class AmbiguousContainer:
     """The container cannot be resolved; each of `candidates` is possible."""
 
     candidates: tuple[ContainerCandidate, ...]
@@ -58,7 +58,7 @@ def resolve_container(
     pod_resources: PodResources,
     history: AllocationHistory,
     device_ids: Sequence[str] | None = None,
-) -> ContainerCandidate | Ambiguous:
+) -> ContainerCandidate | AmbiguousContainer:
     """Return the one container that the kubelet can be allocating `count` devices for.
 
     The kubelet repeats a call for a refused or served pod only after it has lost its own
@@ -83,7 +83,7 @@ def resolve_container(
     for candidates in (fresh, repeated, [*waiting, *again]):
         if candidates:
             return _only(candidates, pod_resources)
-    return Ambiguous(())
+    return AmbiguousContainer(())
 
 
 def _next_of(
@@ -146,8 +146,8 @@ def _up_to_first_main(containers: Iterable[KubeletContainer]) -> list[KubeletCon
 
 def _only(
     candidates: list[ContainerCandidate], pod_resources: PodResources
-) -> ContainerCandidate | Ambiguous:
+) -> ContainerCandidate | AmbiguousContainer:
     """Return the only candidate left without pods that the kubelet does not list as active."""
     active = [c for c in candidates if (c.pod.namespace, c.pod.name) in pod_resources.pods]
     left = active if len(candidates) > 1 and active else candidates
-    return left[0] if len(left) == 1 else Ambiguous(tuple(left))
+    return left[0] if len(left) == 1 else AmbiguousContainer(tuple(left))

@@ -6,7 +6,7 @@ import pytest
 
 from services.node_agent.allocate.pod_resolution import (
     AllocationHistory,
-    Ambiguous,
+    AmbiguousContainer,
     ContainerCandidate,
     resolve_container,
 )
@@ -57,7 +57,7 @@ def allocated(**ids: str) -> dict[tuple[PodUid, str], tuple[str, ...]]:
 
 def resolved(
     *pods: KubeletPod, count: int = 1, refused: tuple[str, ...] = (), **facts: Any
-) -> ContainerCandidate | Ambiguous:
+) -> ContainerCandidate | AmbiguousContainer:
     history = AllocationHistory(
         allocated=facts.pop("given", {}), refused={PodUid(f"uid-{name}") for name in refused}
     )
@@ -126,7 +126,7 @@ def test_a_container_is_resolved(
     match resolved(*pods, **facts):
         case ContainerCandidate() as one:
             assert f"{one.pod.name}/{one.container.name}" == found
-        case Ambiguous(candidates):
+        case AmbiguousContainer(candidates):
             assert str(len(candidates)) == found
 
 
@@ -134,4 +134,4 @@ def test_an_ambiguous_result_names_its_candidates() -> None:
     assert str(resolved(A, B)) == (
         "2 containers are possible (default/a, container main; default/b, container main)"
     )
-    assert str(Ambiguous(())) == "no pod in the kubelet's list waits for these devices"
+    assert str(AmbiguousContainer(())) == "no pod in the kubelet's list waits for these devices"
