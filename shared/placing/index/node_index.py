@@ -69,7 +69,7 @@ CACHED_PODS = 1024
 _Key = tuple[Namespace, tuple[tuple[str, str], ...]]
 
 
-class RepelledPods:
+class AntiAffinityIndex:
     """Counts nodes by domain, and looks up those that repel a pod. Pods are never scanned."""
 
     def __init__(self, mirror: ClusterMirror) -> None:
@@ -127,7 +127,7 @@ class NodeIndex:
         self.mirror = mirror
         self.eligibility = NodeEligibility(mirror)
         self.sets = NodeSets(mirror, self.eligibility)
-        self.repelled_pods = RepelledPods(mirror)
+        self.repelled_pods = AntiAffinityIndex(mirror)
         self.fragmentation = Fragmentation(mirror)
         self.explanations: dict[Hashable, Explanation] = {}
         """The latest explanations of refusals, by `placement_key`."""
