@@ -33,7 +33,7 @@ from shared.kubernetes.watch_events import (
     EventReader,
     KubernetesObject,
     LineSplitter,
-    Undecodable,
+    UndecodableObject,
     UnreadableLineError,
     WatchEvent,
 )
@@ -270,7 +270,7 @@ class Reflector(Generic[R]):
             if event.kind == "DELETED":
                 return self._known.remove(event.item.metadata)
             return self._known.upsert(event.item)
-        if isinstance(event, Undecodable):
+        if isinstance(event, UndecodableObject):
             self._refuse_older(event.item.resource_version)
             self._report(event)
             if event.kind == "DELETED":
@@ -280,13 +280,13 @@ class Reflector(Generic[R]):
 
     def _take_item(self, encoded: msgspec.Raw) -> tuple[Change[R], ...]:
         item = self._reader.read_item(encoded)
-        if isinstance(item, Undecodable):
+        if isinstance(item, UndecodableObject):
             self._report(item)
             self._known.list_undecodable(item.item)
             return ()
         return self._known.list_item(item)
 
-    def _report(self, undecodable: Undecodable) -> None:
+    def _report(self, undecodable: UndecodableObject) -> None:
         logger.error(
             "%s: ignored %s/%s at version %s, which cannot be decoded: %s",
             self._path,

@@ -44,7 +44,7 @@ class ObjectIdentity(msgspec.Struct, frozen=True, rename="camel"):
     resource_version: str = ""
 
 
-class Undecodable(msgspec.Struct, frozen=True):
+class UndecodableObject(msgspec.Struct, frozen=True):
     """An object that cannot be decoded, and why; `kind` as in WatchEvent."""
 
     kind: str
@@ -103,7 +103,7 @@ class EventReader(Generic[R]):
         self._events = msgspec.json.Decoder(WatchEvent[kind])  # type: ignore[valid-type]
         self._items = msgspec.json.Decoder(kind)
 
-    def read_event(self, line: bytes) -> WatchEvent[R] | Bookmark | Undecodable | Status:
+    def read_event(self, line: bytes) -> WatchEvent[R] | Bookmark | UndecodableObject | Status:
         """Decode a line of a watch; a Status ends the watch with an error."""
         try:
             event: WatchEvent[R] = self._events.decode(line)
@@ -115,7 +115,7 @@ class EventReader(Generic[R]):
             return Bookmark(event.item.metadata.resource_version)
         return _read_status(line) if event.kind == "ERROR" else event
 
-    def read_item(self, item: msgspec.Raw) -> R | Undecodable:
+    def read_item(self, item: msgspec.Raw) -> R | UndecodableObject:
         try:
             return self._items.decode(item)
         except UNDECODABLE as error:
@@ -123,15 +123,15 @@ class EventReader(Generic[R]):
                 named = _decode(item, _IdentifiedObject).metadata
             except UnreadableLineError:
                 named = ObjectIdentity()
-            return Undecodable("LISTED", named, str(error))
+            return UndecodableObject("LISTED", named, str(error))
 
-    def _read_loosely(self, line: bytes, why: str) -> Bookmark | Undecodable | Status:
+    def _read_loosely(self, line: bytes, why: str) -> Bookmark | UndecodableObject | Status:
         event = _decode(line, _IdentifiedEvent)
         if event.kind == "BOOKMARK":
             return Bookmark(event.item.metadata.resource_version)
         if event.kind == "ERROR":
             return _read_status(line)
-        return Undecodable(event.kind, event.item.metadata, why)
+        return UndecodableObject(event.kind, event.item.metadata, why)
 
 
 def _read_status(line: bytes) -> Status:

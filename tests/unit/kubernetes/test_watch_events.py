@@ -15,7 +15,7 @@ from shared.kubernetes.watch_events import (
     EventReader,
     LineSplitter,
     ObjectIdentity,
-    Undecodable,
+    UndecodableObject,
     UnreadableLineError,
 )
 
@@ -62,7 +62,7 @@ DEEP = b'{"type": "ADDED", "object": {"spec": {"other": ' + b"[" * 20_000 + b"]"
 def test_an_object_that_is_too_deep_is_one_that_cannot_be_read() -> None:
     reader = EventReader(ApiPod)
 
-    assert isinstance(reader.read_item(msgspec.Raw(DEEP)), Undecodable)
+    assert isinstance(reader.read_item(msgspec.Raw(DEEP)), UndecodableObject)
     with pytest.raises(UnreadableLineError):
         reader.read_event(DEEP)
 
