@@ -56,7 +56,7 @@ from shared.model.leases.ledger import (
     NoCapacity,
     Reservation,
     ReservationOutcome,
-    Reserved,
+    ReservedLease,
     TooLarge,
 )
 from shared.model.names import NodeName, PodUid
@@ -79,7 +79,7 @@ def decode_outcome(
     """Decode the next outcome of `reserve.lua`: numbers, and the value that they refer to."""
     number = next(numbers)
     if number > 0:
-        return Reserved(lease=new_lease(wanted, number, numbers, now, expires_at))
+        return ReservedLease(lease=new_lease(wanted, number, numbers, now, expires_at))
     if number == _ALREADY_LEASED:
         return AlreadyLeased(lease=decode_lease(next(values)))
     if number == _GANG_INCOMPLETE:
@@ -314,7 +314,7 @@ class RedisLeases(LedgerInventory):
         numbers = iter(unpack(packed))
         following = iter(values)
         outcomes = [decode_outcome(each, numbers, following, now, expires_at) for each in batch]
-        self._observe(outcome.lease for outcome in outcomes if isinstance(outcome, Reserved))
+        self._observe(outcome.lease for outcome in outcomes if isinstance(outcome, ReservedLease))
         return outcomes
 
     async def _reserve_encodable(

@@ -17,7 +17,7 @@ import time
 
 from shared.ledger.leases import RedisLeases
 from shared.model.events.node_events import DeviceReported
-from shared.model.leases.ledger import Reservation, Reserved
+from shared.model.leases.ledger import Reservation, ReservedLease
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.requests.placement import Placement
 from tests.benchmarks.processes import process_counters
@@ -73,7 +73,7 @@ async def call(leases, wanted, group):
     granted = 0
     for start in range(0, len(wanted), group):
         outcomes = await leases.reserve(wanted[start : start + group], now=1e9, ttl_s=30)
-        granted += sum(isinstance(outcome, Reserved) for outcome in outcomes)
+        granted += sum(isinstance(outcome, ReservedLease) for outcome in outcomes)
     return granted
 
 

@@ -19,7 +19,7 @@ from shared.model.leases.ledger import (
     NoCapacity,
     Reservation,
     ReservationOutcome,
-    Reserved,
+    ReservedLease,
     TooLarge,
     reservation_for,
 )
@@ -142,7 +142,7 @@ class SchedulerBindings:
             if preempted is not None and preempted.candidates[0].node == node:
                 outcome = await self._outcome(replace(preempted, repels=request.repels))
         match outcome:
-            case Reserved(lease=lease) | AlreadyLeased(lease=lease):
+            case ReservedLease(lease=lease) | AlreadyLeased(lease=lease):
                 return lease
             case NoCapacity():
                 return PodBindingReply(

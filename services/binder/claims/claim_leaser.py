@@ -37,7 +37,7 @@ from shared.model.leases.ledger import (
     NoCapacity,
     NodeTotals,
     Reservation,
-    Reserved,
+    ReservedLease,
     TooLarge,
 )
 from shared.model.names import NodeName, PodUid
@@ -381,7 +381,9 @@ class ClaimLeaser:
             totals = await self._totals(claims)  # with what others of the batch were given
         for (claim, request), outcome in zip(wanted, outcomes, strict=True):
             match outcome:
-                case Reserved(lease=lease) | AlreadyLeased(lease=lease) if covers(lease, claim):
+                case ReservedLease(lease=lease) | AlreadyLeased(lease=lease) if covers(
+                    lease, claim
+                ):
                     decisions.leased.append((claim, lease))
                 case NoCapacity():
                     await self._refuse(claim, request, outcome, totals, decisions)

@@ -7,7 +7,7 @@ from shared.ledger.leases import RedisLeases
 from shared.model.devices.node import NodeFacts
 from shared.model.events.pod_events import PlacementChosen, PodQueued
 from shared.model.leases.lease import Lease
-from shared.model.leases.ledger import AlreadyLeased, Reservation, Reserved, WaitingPod
+from shared.model.leases.ledger import AlreadyLeased, Reservation, ReservedLease, WaitingPod
 from shared.model.names import PodUid
 from shared.model.requests.request import Gang
 from shared.placing.anti_affinity import Domain, all_domains, repelled_request
@@ -51,7 +51,7 @@ async def reserve_claimed(
     else:
         outcomes = []
     leases = [
-        outcome.lease for outcome in outcomes if isinstance(outcome, Reserved | AlreadyLeased)
+        outcome.lease for outcome in outcomes if isinstance(outcome, ReservedLease | AlreadyLeased)
     ]
     return repelled | {lease.pod: placement_of(lease) for lease in leases}
 

@@ -44,7 +44,7 @@ from shared.model.leases.ledger import (
     NoCapacity,
     Reservation,
     ReservationOutcome,
-    Reserved,
+    ReservedLease,
     TooLarge,
     WaitingPod,
     WaitResult,
@@ -90,7 +90,7 @@ def reservation_spans(
     finally:
         for number, span in enumerate(spans):
             if span is not None:
-                reserved = outcomes and isinstance(outcomes[number], Reserved)
+                reserved = outcomes and isinstance(outcomes[number], ReservedLease)
                 span.set_attribute("leasehold.outcome", "reserved" if reserved else "not reserved")
                 telemetry.end([span])
 
@@ -155,10 +155,10 @@ class Rounds:
         outcomes = await self._request(decisions, gang, together=together)
         undecided: list[PodQueued] = []
         for (pod, candidates), outcome in zip(decisions.chosen, outcomes, strict=True):
-            if not isinstance(outcome, Reserved):
+            if not isinstance(outcome, ReservedLease):
                 self.mirror.drop(pod.pod)
             match outcome:
-                case Reserved(lease=lease):
+                case ReservedLease(lease=lease):
                     self._apply_lease(decisions, pod, lease, candidates)
                 case AlreadyLeased(lease=lease):
                     decisions.ledger_disagreed = True

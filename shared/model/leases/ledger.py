@@ -85,7 +85,7 @@ class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
     used: Mapping[str, int] = msgspec.field(default_factory=dict)
 
 
-class Reserved(msgspec.Struct, frozen=True, kw_only=True):
+class ReservedLease(msgspec.Struct, frozen=True, kw_only=True):
     """The pod has a new lease."""
 
     lease: Lease
@@ -136,7 +136,9 @@ class TooLarge:
     """What there would be too much of, how much, and the limit."""
 
 
-ReservationOutcome = Reserved | AlreadyLeased | NoCapacity | GangIncomplete | GonePod | TooLarge
+ReservationOutcome = (
+    ReservedLease | AlreadyLeased | NoCapacity | GangIncomplete | GonePod | TooLarge
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

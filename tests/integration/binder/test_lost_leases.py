@@ -31,7 +31,7 @@ from shared.model.events.pod_events import (
 )
 from shared.model.leases.lease import ClaimAllocation, Lease, LeaseState
 from shared.model.leases.lease_copy import ANNOTATION, dump_lease
-from shared.model.leases.ledger import NoCapacity, Reserved
+from shared.model.leases.ledger import NoCapacity, ReservedLease
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.requests.request import Gang
 from shared.pods.pod_snapshot import PodSnapshot
@@ -90,7 +90,7 @@ class Binder(World):
     async def reserve_gang(self, *pods: str) -> Sequence[Lease]:
         wanted = [replace(reservation(pod, share("a", 0, 4_000)), gang=GANG.name) for pod in pods]
         outcomes = await self.ledger.reserve_gang(GANG, wanted, now=NOW, ttl_s=30)
-        return [outcome.lease for outcome in outcomes if isinstance(outcome, Reserved)]
+        return [outcome.lease for outcome in outcomes if isinstance(outcome, ReservedLease)]
 
     async def waiting(self) -> set[str]:
         return {each.queued.pod for each in await self.ledger.waiting_pods.load()}

@@ -17,7 +17,7 @@ from shared.model.budgets.quota import Quota, QuotaLimits
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.leases.lease import Lease, LeaseState
 from shared.model.leases.lease_copy import dump_lease, load_lease
-from shared.model.leases.ledger import Reserved
+from shared.model.leases.ledger import ReservedLease
 from shared.model.names import Namespace
 from tests.support.placer.ledger import (
     NOW,
@@ -93,7 +93,7 @@ async def host_with_clock_off(
 
 async def reserved(leases: RedisLeases, clock: LedgerClock, *, ttl_s: float) -> Lease:
     [outcome] = await leases.reserve([reservation("p", share("a"))], now=clock.now(), ttl_s=ttl_s)
-    assert isinstance(outcome, Reserved)
+    assert isinstance(outcome, ReservedLease)
     return outcome.lease
 
 

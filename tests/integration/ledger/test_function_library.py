@@ -15,7 +15,7 @@ from shared.ledger.function_library import Library, bundled, library, modules
 from shared.ledger.leases import RedisLeases
 from shared.model.errors import UnavailableError
 from shared.model.leases.lease import Lease
-from shared.model.leases.ledger import Reserved
+from shared.model.leases.ledger import ReservedLease
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,
@@ -193,5 +193,5 @@ async def test_a_reservation_is_the_same_in_every_later_call(url: str, prefix: s
             [outcome] = await leases.reserve(
                 [reservation(f"p{number}", share("a", 0))], now=NOW, ttl_s=5.0
             )
-            assert isinstance(outcome, Reserved)
+            assert isinstance(outcome, ReservedLease)
             assert outcome.lease.shares[0].slot == number

@@ -14,7 +14,7 @@ from shared.model.leases.ledger import (
     GangIncomplete,
     GonePod,
     NoCapacity,
-    Reserved,
+    ReservedLease,
     WaitingPod,
     WaitResult,
 )
@@ -68,7 +68,7 @@ async def test_nothing_is_reserved_for_a_pod_that_is_gone(leases: RedisLeases) -
     outcomes = await leases.reserve(wanted, now=NOW, ttl_s=30)
 
     assert [lease.pod for lease in await assert_sound(leases)] == [P]
-    assert [type(outcome) for outcome in outcomes] == [GonePod, Reserved]
+    assert [type(outcome) for outcome in outcomes] == [GonePod, ReservedLease]
 
 
 async def test_a_pod_that_is_gone_is_not_counted_with_its_gang(leases: RedisLeases) -> None:
@@ -202,11 +202,11 @@ async def test_a_gang_that_would_be_too_small_is_not_reserved_even_if_its_pods_f
     leases: RedisLeases,
 ) -> None:
     assert await reserve_gang(leases, member("p"), member("q")) == [GangIncomplete] * 2
-    assert await reserve_gang(leases, *map(member, ("p", "q", "r"))) == [Reserved] * 3
+    assert await reserve_gang(leases, *map(member, ("p", "q", "r"))) == [ReservedLease] * 3
     await leases.bind([lease for lease in await leases.load([PodUid("p")]) if lease])
     await leases.release([PodUid("q")], reason="died")
 
-    assert await reserve_gang(leases, member("replacement")) == [Reserved]
+    assert await reserve_gang(leases, member("replacement")) == [ReservedLease]
 
     await leases.release([PodUid("p"), PodUid("r")], reason="died")
     assert await reserve_gang(leases, member("late")) == [GangIncomplete]
@@ -227,7 +227,7 @@ async def test_a_gang_of_a_thousand_pods_is_reserved_in_one_step(url: str) -> No
         whole = await leases.reserve_gang(gang, wanted, now=NOW, ttl_s=30)
 
         assert {type(outcome) for outcome in short} == {GangIncomplete}
-        assert {type(outcome) for outcome in whole} == {Reserved}
+        assert {type(outcome) for outcome in whole} == {ReservedLease}
         assert len(await leases.expire(NOW + 31)) == 1_000
         assert await assert_sound(leases) == []
 
@@ -271,7 +271,7 @@ async def test_further_pods_are_reserved_one_by_one_while_their_gang_runs(
 
     outcomes = await leases.reserve_further(GANG, wanted, now=NOW, ttl_s=30)
 
-    assert [type(outcome) for outcome in outcomes] == [Reserved, NoCapacity]
+    assert [type(outcome) for outcome in outcomes] == [ReservedLease, NoCapacity]
     assert await leases.totals.gangs() == {GANG.name: {"p", "q", "r", "s"}}
 
 

@@ -9,7 +9,7 @@ from msgspec import structs
 from shared.ledger.leases import RedisLeases
 from shared.model.devices.device import Held
 from shared.model.leases.lease import Lease, LeaseState
-from shared.model.leases.ledger import Reserved
+from shared.model.leases.ledger import ReservedLease
 from tests.support.hostile_agent import EXTREMES_OF_HELD, MOST_LEFT
 from tests.support.placer.ledger import (
     NOW,
@@ -114,7 +114,7 @@ async def test_an_agent_closes_its_own_devices_only_whatever_it_says_to_hold(
 
     assert [lease.node for lease in (*there, *again)] == ["a", "a", "b"]
     holds_nothing = held in (Held(), Held(layout=held.layout), Held(slots=held.slots))
-    assert isinstance(outcome, Reserved) == holds_nothing, outcome
+    assert isinstance(outcome, ReservedLease) == holds_nothing, outcome
     assert (await leases.snapshot()).capacity >= before.capacity
     await assert_sound(leases)
 

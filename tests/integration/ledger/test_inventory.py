@@ -10,7 +10,7 @@ from shared.ledger.leases import RedisLeases
 from shared.model.devices.node import NOT_LISTED_CODE, REPLACED_CODE, NodeRevision, cordon_reason
 from shared.model.events.node_events import DevicesRegistered
 from shared.model.leases.lease import LeaseState
-from shared.model.leases.ledger import NoCapacity, Reserved
+from shared.model.leases.ledger import NoCapacity, ReservedLease
 from shared.model.names import NodeName, PodUid
 from tests.support.placer.ledger import (
     NOW,
@@ -88,13 +88,13 @@ async def test_a_cordoned_device_gets_no_shares_until_it_is_uncordoned(leases: R
     )
     assert isinstance(refused, NoCapacity)
     assert refused.reason == f"a: device-excluded of {uuid('a', 1)}"
-    assert isinstance(other, Reserved)
+    assert isinstance(other, ReservedLease)
 
     more = [device("a", gpu, slots=5) for gpu in range(3)]
     await leases.save_devices([report("a", more, at=NOW)])
     await refusal(leases, reservation("p", share("a", 1)))  # a new report does not open it
     [third] = await leases.reserve([reservation("p", share("a", 2))], now=NOW, ttl_s=30)
-    assert isinstance(third, Reserved), "devices that are not closed are open"
+    assert isinstance(third, ReservedLease), "devices that are not closed are open"
 
     await leases.save_nodes([facts("a")])
     assert await leases.capacity() > capacity
@@ -129,7 +129,7 @@ async def test_a_cordoned_node_serves_nothing_to_mirrors_and_is_offered_when_it_
     assert [use for _, use in seen.devices] == [use for _, use in start.nodes[0].devices]
     assert opened.nodes[0].serving == {"volcano.sh/vgpu-number"}
     assert await leases.capacity() > before, "waiting pods are offered it"
-    assert isinstance(held, Reserved)
+    assert isinstance(held, ReservedLease)
     await assert_sound(leases)
 
 

@@ -27,7 +27,7 @@ from shared.model.leases.lease import (
     expected_end,
     reachable,
 )
-from shared.model.leases.ledger import NoCapacity, Reservation, Reserved
+from shared.model.leases.ledger import NoCapacity, Reservation, ReservedLease
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.requests.request import Term
 from tests.support.placer.ledger import (
@@ -286,7 +286,7 @@ async def test_a_server_without_memory_is_unavailable_and_nothing_is_written(url
             await small.command("CONFIG", "SET", "maxmemory", "0")
             assert await assert_sound(leases) == []
             outcomes = await leases.reserve([reservation("p", share("a"))], now=NOW, ttl_s=30)
-            assert isinstance(outcomes[0], Reserved)
+            assert isinstance(outcomes[0], ReservedLease)
 
 
 async def test_an_expired_reservation_is_not_taken_for_a_later_one_of_the_same_fence(
@@ -464,7 +464,7 @@ async def test_twenty_writers_that_resize_reserve_and_release_never_over_commit(
         for step in range(8):
             wanted = reservation(f"{writer}-{step}", share("a", chance.randint(0, 1), 2_000))
             [outcome] = await leases.reserve([wanted], now=NOW, ttl_s=30)
-            if not isinstance(outcome, Reserved):
+            if not isinstance(outcome, ReservedLease):
                 continue
             await leases.bind([outcome.lease])
             [lease] = await leases.activate([(outcome.lease.pod, outcome.lease.node)])

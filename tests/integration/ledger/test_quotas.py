@@ -17,7 +17,7 @@ from shared.model.leases.ledger import (
     NoCapacity,
     Reservation,
     ReservationOutcome,
-    Reserved,
+    ReservedLease,
     WaitingPod,
 )
 from shared.model.names import Namespace, NodeName, PodUid
@@ -138,7 +138,7 @@ async def test_what_a_quota_does_not_allow_is_refused_with_the_numbers(
 
     answer = await outcome(leases, wanted)
 
-    assert isinstance(answer, Reserved if excess is None else NoCapacity)
+    assert isinstance(answer, ReservedLease if excess is None else NoCapacity)
     if isinstance(answer, NoCapacity):
         assert (answer.reason, answer.quotas) == ("a: quota", (excess,))
         assert (await held(leases)).memory_mib == 4_000 * len(before)
@@ -243,7 +243,7 @@ async def test_whoever_does_what_the_hint_says_is_within_the_quota(
     async def fits(size: Size) -> bool:
         got = await outcome(leases, size.reserved("wanted"))
         await leases.release([PodUid("wanted")], reason="test")
-        return isinstance(got, Reserved)
+        return isinstance(got, ReservedLease)
 
     units = r"(MiB of GPU memory|GPUs' cores|GPUs|GPU cards)"
     found = re.findall(rf"at most ([\d.]+) {units} in the whole pod", hint)
@@ -452,7 +452,10 @@ async def test_concurrent_callers_never_exceed_a_quota(server: ValkeyServer) -> 
                     share(node, chance.randrange(8), chance.randrange(500, 6_000)),
                     node=node,
                 )
-                if isinstance(await outcome(leases, wanted), Reserved) and chance.random() < 0.5:
+                if (
+                    isinstance(await outcome(leases, wanted), ReservedLease)
+                    and chance.random() < 0.5
+                ):
                     await leases.release([wanted.pod], reason="test")
                 accounts = await leases.quotas.totals()
                 assert accounts.used.get(TEAM, {}).get("", QuotaUsage()).milli_gpu <= 1500

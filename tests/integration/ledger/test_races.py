@@ -18,7 +18,7 @@ from shared.model.leases.ledger import (
     LedgerChange,
     LedgerNode,
     LedgerSnapshot,
-    Reserved,
+    ReservedLease,
 )
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from tests.support.placer.ledger import (
@@ -235,7 +235,7 @@ async def test_of_two_reservations_for_one_pod_one_is_made(leases: RedisLeases) 
         )
     )
 
-    assert sum(isinstance(outcome, Reserved) for [outcome] in outcomes) == 1
+    assert sum(isinstance(outcome, ReservedLease) for [outcome] in outcomes) == 1
     assert len({outcome.lease.version for [outcome] in outcomes}) == 1  # type: ignore[union-attr]
 
 

@@ -28,7 +28,7 @@ from shared.model.leases.ledger import (
     LedgerSnapshot,
     NoCapacity,
     Reservation,
-    Reserved,
+    ReservedLease,
     TooLarge,
     UnreadableRecord,
 )
@@ -153,7 +153,7 @@ async def test_a_record_that_cannot_be_read_is_set_aside_and_others_are_read(
             ttl_s=30,
         )
 
-        assert isinstance(outcome, Reserved)
+        assert isinstance(outcome, ReservedLease)
         assert isinstance(repeated, NoCapacity if kind == "leases" else object)
         assert "b" in [node.facts.name for node in (await leases.snapshot()).nodes]
         assert {lease.pod for page in [p async for p in leases.load_all()] for lease in page} >= {
@@ -354,9 +354,9 @@ async def _reserve_and_release(url: str, wanted: Reservation) -> None:
             [wanted, reservation("plain", share("a", 1))], now=NOW, ttl_s=30
         )
 
-        assert isinstance(plain, Reserved)
-        assert isinstance(odd, Reserved | NoCapacity | TooLarge)
-        if isinstance(odd, Reserved):
+        assert isinstance(plain, ReservedLease)
+        assert isinstance(odd, ReservedLease | NoCapacity | TooLarge)
+        if isinstance(odd, ReservedLease):
             assert await leases.load([wanted.pod]) == [odd.lease]
             assert odd.lease.anti_affinity_groups == wanted.anti_affinity_groups
             assert odd.lease.resources == wanted.resources
@@ -410,12 +410,12 @@ async def _use_and_free(url: str, node: NodeName, gpu: DeviceUuid, resource: str
 
         [of_odd, of_plain] = await leases.reserve([odd, plain], now=NOW, ttl_s=30)
 
-        assert isinstance(of_plain, Reserved)
-        assert isinstance(of_odd, Reserved if gpu else NoCapacity)
+        assert isinstance(of_plain, ReservedLease)
+        assert isinstance(of_odd, ReservedLease if gpu else NoCapacity)
         await assert_sound(leases)
         mirror = await _followed(leases, start)
         assert mirror.nodes[node].used_resources.get(resource, 0) == (
-            5 if isinstance(of_odd, Reserved) else 0
+            5 if isinstance(of_odd, ReservedLease) else 0
         )
         await leases.release([odd.pod, plain.pod], reason="gone")
         assert await assert_sound(leases) == []
@@ -433,7 +433,7 @@ async def test_a_group_that_is_too_long_is_refused_with_its_size_and_the_limit(
         "the anti-affinity groups would have 30000 bytes, and the ledger stores at most "
         f"{MOST_GROUPS_BYTES}"
     )
-    assert isinstance(other, Reserved)
+    assert isinstance(other, ReservedLease)
     assert len(await assert_sound(leases)) == 1
 
 

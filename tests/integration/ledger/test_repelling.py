@@ -10,7 +10,7 @@ import pytest
 from shared.ledger.leases import RedisLeases
 from shared.model.devices.node import HOSTNAME, AntiAffinityTerm, LabelRequirement, NodeRevision
 from shared.model.leases.lease import Lease
-from shared.model.leases.ledger import NoCapacity, Reservation, Reserved
+from shared.model.leases.ledger import NoCapacity, Reservation, ReservedLease
 from shared.model.names import Namespace, NodeName, PodUid
 from tests.support.placer.ledger import (
     NOW,
@@ -55,7 +55,7 @@ async def choose(leases: RedisLeases, read: int, *nodes: str, pod: str = "plain"
     candidates = [(node, [share(node)]) for node in nodes]
     wanted: Reservation = replace(reservation_among(pod, candidates), read_version=read)
     [outcome] = await leases.reserve([wanted], now=NOW, ttl_s=30)
-    if isinstance(outcome, Reserved):
+    if isinstance(outcome, ReservedLease):
         return outcome.lease.node
     assert isinstance(outcome, NoCapacity)
     return outcome.reason
@@ -168,7 +168,7 @@ async def test_the_anti_affinity_of_pods_that_start_on_one_node_is_bounded(
         for number in range(4)
     ]
 
-    assert [isinstance(each, Reserved) for [each] in outcomes] == [True, True, False, False]
+    assert [isinstance(each, ReservedLease) for [each] in outcomes] == [True, True, False, False]
     [refused] = outcomes[-1]
     assert isinstance(refused, NoCapacity)
     assert refused.reason.startswith(

@@ -16,7 +16,7 @@ from shared.model.clock import SystemClock
 from shared.model.events.pod_events import PlacementChosen, PlacementRefused
 from shared.model.leases.lease import ClaimAllocation, Lease, LeaseState
 from shared.model.leases.lease_copy import dump_lease, load_lease
-from shared.model.leases.ledger import Reservation, Reserved, counted_use
+from shared.model.leases.ledger import Reservation, ReservedLease, counted_use
 from shared.model.leases.preemption import Preemption
 from shared.model.names import Namespace, NodeName, PodUid
 from tests.support.build import dice, gpu, pod_queued, request
@@ -109,7 +109,7 @@ async def test_totals_are_always_the_sum_of_leases_and_claims(
         elif what == 1:
             wanted = reservation(pod, *(share("a", n, mib=6_000) for n in gpus), cpu=20_000)
             [outcome] = await leases.reserve([wanted], now=float(now), ttl_s=20)
-            if isinstance(outcome, Reserved):
+            if isinstance(outcome, ReservedLease):
                 assert not mine & set(gpus)
                 claims.pop(pod, None)
         elif what == 2:

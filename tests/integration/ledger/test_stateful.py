@@ -18,7 +18,7 @@ from shared.model.leases.ledger import (
     NoCapacity,
     Reservation,
     ReservationOutcome,
-    Reserved,
+    ReservedLease,
 )
 from shared.model.names import NodeName, PodUid
 from shared.model.requests.request import Gang
@@ -92,7 +92,7 @@ class LedgerMachine(RuleBasedStateMachine):
             )
         )
 
-        if any(isinstance(outcome, Reserved) for outcome in outcomes):
+        if any(isinstance(outcome, ReservedLease) for outcome in outcomes):
             for reservation, outcome in zip(group, outcomes, strict=True):
                 self.compare(reservation, outcome)
             assert sum(lease.gang == gang for lease in self.model.leases.values()) >= least
@@ -132,7 +132,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if not fitting:
             assert isinstance(outcome, NoCapacity), (reservation, outcome)
             return
-        assert isinstance(outcome, Reserved), (fitting, outcome)
+        assert isinstance(outcome, ReservedLease), (fitting, outcome)
         assert outcome.lease.node == fitting[0].node
         bare = tuple(structs.replace(s, slot=None, fence=0) for s in outcome.lease.shares)
         assert bare == fitting[0].shares

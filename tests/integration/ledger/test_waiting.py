@@ -24,7 +24,7 @@ from shared.model.leases.lease import Lease
 from shared.model.leases.ledger import (
     RESERVED_FOR_OTHER,
     Reservation,
-    Reserved,
+    ReservedLease,
     WaitingPod,
     WaitResult,
 )
@@ -408,7 +408,7 @@ async def test_within_a_batch_a_namespace_stops_once_it_holds_more_than_one_that
         [held(f"a-{n}", A, 0, 4_000) for n in range(3)], now=NOW, ttl_s=30
     )
 
-    assert [isinstance(each, Reserved) for each in outcomes] == [True, False, False]
+    assert [isinstance(each, ReservedLease) for each in outcomes] == [True, False, False]
 
 
 async def test_the_use_of_namespaces_follows_every_lease(leases: RedisLeases) -> None:
@@ -421,7 +421,7 @@ async def test_the_use_of_namespaces_follows_every_lease(leases: RedisLeases) ->
     await leases.expire(NOW + 1000)
     turns = await leases.totals.fair_share()
 
-    assert not any(isinstance(each, Reserved) for each in withheld)
+    assert not any(isinstance(each, ReservedLease) for each in withheld)
     assert both == {
         A: GpuAmount(cores_percent=30, memory_mib=4_000),
         B: GpuAmount(cores_percent=100, memory_mib=16_000),

@@ -24,7 +24,7 @@ from shared.model.devices.device import (
     required_memory_mib,
 )
 from shared.model.leases.lease import Lease
-from shared.model.leases.ledger import LedgerNode, NoCapacity, Reserved
+from shared.model.leases.ledger import LedgerNode, NoCapacity, ReservedLease
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.requests.request import GpuRequest, PodRequest, SharingPolicy
 from shared.placing.choice.container_choice import share_of
@@ -99,12 +99,12 @@ async def compare(url: str, card: Device, wanted: Sequence[PodRequest]) -> None:
 
             assert fits_in_index(pod, card, use) == (text is None), text
             if text is None:
-                assert isinstance(outcome, Reserved)
+                assert isinstance(outcome, ReservedLease)
                 assert not guarded
             elif text.code not in BEFORE_RESERVING:
                 assert isinstance(outcome, NoCapacity), text
             assert guarded or not is_exceeded(container, card, use)
-            if isinstance(outcome, Reserved):
+            if isinstance(outcome, ReservedLease):
                 held.append(outcome.lease)
 
 

@@ -18,7 +18,7 @@ from services.planner.start_planner import (
 from shared.model.budgets.quota import Quota, QuotaLimits
 from shared.model.events.pod_events import PlacementChosen
 from shared.model.leases.lease import Lease, ends_by
-from shared.model.leases.ledger import Reserved
+from shared.model.leases.ledger import ReservedLease
 from shared.model.leases.preemption import StoredStart
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quantity import timestamp
@@ -334,7 +334,7 @@ async def test_a_pod_that_is_gone_or_placed_elsewhere_gives_its_devices_back(at:
 
     await at.terminate(other)
     place = Placement(node=NodeName("a"), shares=(share("a", 1, mib=16_000),))
-    assert isinstance(await at.reserve(pod, "new", place, namespace="b"), Reserved)
+    assert isinstance(await at.reserve(pod, "new", place, namespace="b"), ReservedLease)
     assert [each.lease.pod for each in await step(at, binder)] == [pod]
     assert await starts(at) == ()
     assert await at.thief(0) == ""

@@ -19,7 +19,7 @@ from shared.model.leases.lease import Lease, Share, bookings
 from shared.model.leases.ledger import (
     NoCapacity,
     Reservation,
-    Reserved,
+    ReservedLease,
     WaitingPod,
     counted_use,
 )
@@ -143,8 +143,8 @@ async def rebuild(
 async def reserve(leases: RedisLeases, *wanted: Reservation, now: float = NOW) -> list[Lease]:
     """Reserve what must fit."""
     outcomes = await leases.reserve(wanted, now=now, ttl_s=30)
-    assert all(isinstance(outcome, Reserved) for outcome in outcomes), outcomes
-    return [outcome.lease for outcome in outcomes if isinstance(outcome, Reserved)]
+    assert all(isinstance(outcome, ReservedLease) for outcome in outcomes), outcomes
+    return [outcome.lease for outcome in outcomes if isinstance(outcome, ReservedLease)]
 
 
 async def refusal(leases: RedisLeases, wanted: Reservation, *, now: float = NOW) -> NoCapacity:

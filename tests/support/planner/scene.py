@@ -28,7 +28,7 @@ from shared.model.events.plan_events import StartReported, ViolationConfirmed
 from shared.model.events.pod_events import BudgetChanged, PlacementChosen, PodQueued
 from shared.model.events.request_reply import DryRunReply, DryRunRequest
 from shared.model.leases.lease import Lease
-from shared.model.leases.ledger import NoCapacity, Reservation, Reserved, WaitingPod
+from shared.model.leases.ledger import NoCapacity, Reservation, ReservedLease, WaitingPod
 from shared.model.leases.preemption import (
     PREEMPT_AT,
     EvictionRecord,
@@ -222,7 +222,7 @@ class Scene:
         lease = await self.reserve(
             uid, name, place, namespace=namespace, age_s=age_s, cpu=cpu, term=term
         )
-        assert isinstance(lease, Reserved), lease
+        assert isinstance(lease, ReservedLease), lease
         await self.ledger.bind([lease.lease])
         [active] = await self.ledger.activate([(uid, place.node)])
         assert active is not None

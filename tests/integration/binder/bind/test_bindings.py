@@ -31,7 +31,7 @@ from shared.model.events.pod_events import (
 from shared.model.events.request_reply import BindReply, PodBindingReply, PodBindingRequest
 from shared.model.leases.lease import LeaseState
 from shared.model.leases.lease_copy import ANNOTATION, load_lease
-from shared.model.leases.ledger import Reserved, reservation_for
+from shared.model.leases.ledger import ReservedLease, reservation_for
 from shared.model.names import OFFER, Namespace, NodeName, PodUid
 from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import GpuRequest, PodRequest, Term
@@ -512,7 +512,7 @@ async def test_a_share_goes_to_a_pod_of_a_placer_or_of_kube_scheduler(
         at.leases.reserve([reservation], now=NOW, ttl_s=10.0), at.bind(pods[1])
     )
 
-    assert isinstance(outcome, Reserved) is not reply.bound
+    assert isinstance(outcome, ReservedLease) is not reply.bound
     assert len(await at.nodes_leased()) == 1
 
 
