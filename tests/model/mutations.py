@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from services.binder.ledger_sync.agent_reports import LostOutcome
+from services.binder.ledger_sync.agent_reports import LostAllocations
 from services.node_agent.allocate.patience import Patience
 from services.node_agent.gpus.device_faults import NOT_LISTED
 from shared.ledger.function_library import modules
@@ -17,8 +17,8 @@ async def _nothing(*_: object) -> frozenset[Any]:
     return frozenset()
 
 
-async def _nothing_lost(*_: object) -> LostOutcome:
-    return LostOutcome()
+async def _nothing_lost(*_: object) -> LostAllocations:
+    return LostAllocations()
 
 
 def _ignore(*_: object) -> None:

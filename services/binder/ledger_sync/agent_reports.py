@@ -36,7 +36,7 @@ E = TypeVar("E", ShareRefused, ViolationFound)
 
 
 @dataclass(slots=True)
-class LostOutcome:
+class LostAllocations:
     """What came of allocations without a lease."""
 
     again: set[PodUid] = field(default_factory=set)
@@ -74,14 +74,14 @@ class LostLeases:
             for lease, pod in zip(leases, await self.holders.read(leases), strict=True)
         ]
 
-    async def restore(self, used: Iterable[Lease]) -> LostOutcome:
+    async def restore(self, used: Iterable[Lease]) -> LostAllocations:
         """Restore the leases of those pods that run on the nodes whose agents report them.
 
         Their reservations, and leases of claims that are not prepared, make room. A lease that does
         not fit beside others then stays out until one of these has ended: the node agent gives out
         nothing more of the device meanwhile.
         """
-        outcome = LostOutcome()
+        outcome = LostAllocations()
         leases = list(used)
         found = await self.holders.read(leases)
         lost: list[Evidence] = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from services.binder.clients import NodeAgentClient
-from services.binder.ledger_sync.agent_reports import LostLeases, LostOutcome, release_as_read
+from services.binder.ledger_sync.agent_reports import LostAllocations, LostLeases, release_as_read
 from services.binder.ledger_sync.recovery import copy_for, is_resized, places_of, sizes_of, slots_of
 from services.binder.ledger_sync.unread_devices import with_unread
 from services.binder.metrics import count_anomaly
@@ -311,14 +311,14 @@ class LedgerUpdater:
             known = self._activated.get(report.node, frozenset())
             new += [each for each in report.allocations if _held(each) not in known]
         try:
-            outcome = await self._activate(new) if new else LostOutcome()
+            outcome = await self._activate(new) if new else LostAllocations()
         except UnavailableError:
             return {}
         for node, held in current.items():
             self._activated[node] = frozenset(each for each in held if each[0] not in outcome.again)
         return outcome.refused
 
-    async def _activate(self, allocations: Sequence[Allocation]) -> LostOutcome:
+    async def _activate(self, allocations: Sequence[Allocation]) -> LostAllocations:
         """Activate leases on the nodes of their agents; restore those that are missing.
 
         An agent reports the allocations of pods that have ended for up to 10 s: that is no anomaly.
@@ -333,7 +333,7 @@ class LedgerUpdater:
             outcome.add(await self._restore(missing))
         return outcome
 
-    async def _restore(self, missing: Sequence[Lease]) -> LostOutcome:
+    async def _restore(self, missing: Sequence[Lease]) -> LostAllocations:
         gone = await self.ledger.waiting_pods.list_gone(sorted({lease.pod for lease in missing}))
         lost = [lease for lease in missing if lease.pod not in gone]
         if lost:
@@ -344,7 +344,7 @@ class LedgerUpdater:
 
     async def _compare(
         self, pairs: Sequence[tuple[Lease, Lease]]
-    ) -> tuple[LostOutcome, set[PodUid]]:
+    ) -> tuple[LostAllocations, set[PodUid]]:
         """Compare stored leases with those that agents use; return pods whose lease has ended.
 
         An agent that has a size from before a resize follows the lease. Where they differ
@@ -354,7 +354,7 @@ class LedgerUpdater:
         size. A report may be late: of a claim that was allocated anew since, it says nothing about
         the lease.
         """
-        outcome = LostOutcome()
+        outcome = LostAllocations()
         replaced = list[Lease]()
         outdated = list[Lease]()
         differing = [pair for pair in pairs if _differ(*pair)]
