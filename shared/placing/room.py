@@ -1,7 +1,7 @@
 """Room for a pod: the cheapest sets of leases whose end lets it run on one node; pure.
 
 The result is exact for small numbers: no set that is yielded later is cheaper. The cost of a set is
-decided by its most undesirable lease first (`Endable.tier`), then by their number, then by the
+decided by its most undesirable lease first (`EndableLease.tier`), then by their number, then by the
 GPU-seconds they have used. Where a node has too many sets to try, leases are spared one by one, the
 most expensive first. The order is fixed, and the number of trials is bounded.
 """

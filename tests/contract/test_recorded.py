@@ -18,7 +18,7 @@ from services.node_agent.records.checkpoint import Checkpoint, CheckpointFile
 from shared.model.leases.lease_copy import dump_lease, load_lease
 from shared.model.names import Namespace
 from shared.nats import wire
-from tests.support.recorded import RecordedValues, kinds, recorded, versions
+from tests.support.recorded import Recorded, kinds, recorded, versions
 from tests.support.samples import SAMPLES
 
 VERSIONS = versions()
@@ -50,7 +50,7 @@ def plain(value: Any) -> Any:
 
 
 @cache
-def of(version: str) -> RecordedValues:
+def of(version: str) -> Recorded:
     return recorded(version)
 
 

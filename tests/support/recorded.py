@@ -38,7 +38,7 @@ OF_EACH = 4
 
 
 @dataclass(slots=True)
-class RecordedValues:
+class Recorded:
     """One version's words. `accepts` is what its readers take, as JSON schemas by name."""
 
     messages: dict[str, list[bytes]] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class RecordedValues:
             (folder / f"{part}.json").write_text(text + "\n")
 
 
-PARTS = tuple(part.name for part in fields(RecordedValues))
+PARTS = tuple(part.name for part in fields(Recorded))
 
 
 def versions() -> list[str]:
@@ -67,7 +67,7 @@ def versions() -> list[str]:
     return sorted(folder.name for folder in FOLDER.glob("version-*"))
 
 
-def recorded(version: str) -> RecordedValues:
+def recorded(version: str) -> Recorded:
     """Read what a version wrote."""
     parts = {part: json.loads((FOLDER / version / f"{part}.json").read_text()) for part in PARTS}
     parts["messages"] = {
@@ -77,7 +77,7 @@ def recorded(version: str) -> RecordedValues:
         key: [kind, [b64decode(text) for text in texts]]
         for key, (kind, texts) in parts["ledger"].items()
     }
-    return RecordedValues(**parts)
+    return Recorded(**parts)
 
 
 async def put_back(ledger: Mapping[str, list[Any]], client: Any) -> None:
@@ -223,7 +223,7 @@ async def record(folder: Path) -> None:
         await received.close()
     for sample in SAMPLES:
         recorder.received.setdefault(sample.subject, [wire.encode([sample])])
-    RecordedValues(recorder.received, ledger, copies, checkpoints, _accepts()).save(folder)
+    Recorded(recorder.received, ledger, copies, checkpoints, _accepts()).save(folder)
 
 
 if __name__ == "__main__":
