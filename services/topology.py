@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 
 from shared.model.events.event import Event
 from shared.model.events.pod_events import Heartbeat
@@ -19,17 +20,31 @@ class ServiceEntry:
     class_name: str
     per_node: bool = False
     """Each replica serves one node, and uses only the subjects of that node."""
+    beside: tuple[str, str] | None = None
+    """Module and class of a service that runs in its process, under its name."""
 
     @property
-    def folder(self) -> str:
-        return self.module.rpartition(".")[0]
+    def classes(self) -> tuple[type, ...]:
+        """The classes that its process serves."""
+        named = [(self.module, self.class_name), *([self.beside] if self.beside else ())]
+        return tuple(getattr(importlib.import_module(module), name) for module, name in named)
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The packages that hold them."""
+        return tuple(kind.__module__.rpartition(".")[0] for kind in self.classes)
 
 
 SERVICES: tuple[ServiceEntry, ...] = (
     ServiceEntry(name="watcher", module="services.watcher.service", class_name="Watcher"),
     ServiceEntry(name="placer", module="services.placer.service", class_name="Placer"),
     ServiceEntry(name="planner", module="services.planner.service", class_name="Planner"),
-    ServiceEntry(name="binder", module="services.binder.service", class_name="Binder"),
+    ServiceEntry(
+        name="binder",
+        module="services.binder.service",
+        class_name="Binder",
+        beside=("services.claims.service", "Claims"),
+    ),
     ServiceEntry(
         name="node-agent",
         module="services.node_agent.service",
@@ -72,7 +87,7 @@ class Edge:
 def roles() -> Mapping[str, tuple[Role, ...]]:
     """Return the roles of every service, by its name."""
     return {
-        service.name: roles_of(getattr(importlib.import_module(service.module), service.class_name))
+        service.name: tuple(chain.from_iterable(map(roles_of, service.classes)))
         for service in SERVICES
     }
 

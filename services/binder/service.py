@@ -11,11 +11,9 @@ from services.binder.bind.agent_presence import AgentPresence, NodeCordons
 from services.binder.bind.binding_sender import BindingSender
 from services.binder.bind.pod_binder import PodBinder
 from services.binder.bind.scheduler_bindings import SchedulerBindings
-from services.binder.claims.claim_answers import ClaimEnder
-from services.binder.claims.claim_leaser import ClaimLeaser
 from services.binder.ledger_sync.agent_reports import NodeRefusals
 from services.binder.ledger_sync.evidence import CollectedEvidence
-from services.binder.ledger_sync.ledger_updates import LedgerUpdater, VanishedPods, lease_changes
+from services.binder.ledger_sync.ledger_updates import LedgerUpdater, VanishedPods
 from services.binder.ledger_sync.library_removal import LibraryRemoval
 from services.binder.ledger_sync.rebuild import LedgerRebuild
 from services.binder.ledger_sync.reconciliation import Reconciler
@@ -54,13 +52,13 @@ from shared.model.events.pod_events import (
     PodQueued,
     PodRejected,
     PodTerminated,
+    lease_changes,
 )
 from shared.model.events.request_reply import (
     BindRequest,
     LeasesReply,
     LeasesRequest,
     LimitsRequest,
-    SlicesRequest,
     TerminationRequest,
 )
 from shared.runtime.service import Publish, answers, handles, loops, publishes
@@ -71,7 +69,7 @@ GATHER_REPORTS_S = 0.1
 """Agents report one by one, and often: reports that share a call of the ledger cost much less."""
 
 
-@publishes(BindRequest, LeaseResized, LimitsRequest, SlicesRequest, TerminationRequest)
+@publishes(BindRequest, LeaseResized, LimitsRequest, TerminationRequest)
 @dataclass(eq=False, kw_only=True)
 class Binder:
     """Stateless except for Bindings in flight; the ledger and the API server store the state."""
@@ -83,8 +81,6 @@ class Binder:
     cordons: NodeCordons
     offers: SchedulerOffers
     chosen: SchedulerBindings
-    claim_leaser: ClaimLeaser
-    claim_ender: ClaimEnder
     updater: LedgerUpdater
     vanished: VanishedPods
     sweeper: Sweeper
@@ -174,10 +170,7 @@ class Binder:
 
     @answers(concurrency=8)
     async def list_leases(self, event: LeasesRequest) -> LeasesReply:
-        """Return a node's leases to its agent; that of a claim is restored if it was lost."""
-        if event.claim is not None:
-            ended = await self.claim_leaser.restore(event.claim, event.node)
-            await self.publish(ended)
+        """Return the leases of a node to its agent."""
         return LeasesReply(leases=await self.updater.list_leases(event.node, event.pods))
 
     @loops(wait=lambda binder: binder.sweeper.wait())

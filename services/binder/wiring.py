@@ -1,5 +1,6 @@
 """Builds the binder from ports, and the ports from real clients."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -7,9 +8,7 @@ from services.binder.bind.agent_presence import AgentPresence, NodeCordons
 from services.binder.bind.binding_sender import BATCH_WAIT_S, CONCURRENCY, BindingSender
 from services.binder.bind.pod_binder import GangCheck, PodBinder
 from services.binder.bind.scheduler_bindings import SchedulerBindings
-from services.binder.claims.claim_answers import AnswerWriter, ClaimEnder
-from services.binder.claims.claim_leaser import ClaimLeaser
-from services.binder.clients import ClaimClient, NodeAgentClient, PodClient
+from services.binder.clients import NodeAgentClient, PodClient
 from services.binder.ledger_sync.agent_reports import LostLeases, NodeRefusals
 from services.binder.ledger_sync.evidence import CollectedEvidence
 from services.binder.ledger_sync.lease_holders import LeaseHolders
@@ -26,6 +25,7 @@ from services.binder.report.event_writer import EVENTS_PER_S, ConditionWriter, E
 from services.binder.resize.resizer import Resizer
 from services.binder.service import Binder
 from services.binder.settings import BinderSettings
+from shared.kubernetes.claim_reads import AllocationReader
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.kubernetes.reachability import ApiServerReachability
@@ -36,6 +36,7 @@ from shared.ledger.preemptions import Preemptions
 from shared.ledger.waiting_pods import GatedPods
 from shared.model.clock import Clock, SystemClock
 from shared.model.events.pod_events import ResyncRequested
+from shared.nats.bus import Bus
 from shared.nats.connection_shares import connection_shares
 from shared.runtime.leadership import Leadership
 from shared.runtime.run import open_bus, serve
@@ -49,7 +50,7 @@ class BinderPorts:
 
     ledger: RedisLeases
     pods: PodClient
-    claims: ClaimClient
+    claims: AllocationReader
     agents: NodeAgentClient
     publish: Publish
     clock: Clock
@@ -80,7 +81,6 @@ def build_binder(
     offers = SchedulerOffers(ledger.waiting_pods, pods, clock)
     preemptions = _preemptions(ports, events, conditions, offers)
     leads = preemptions.leadership.holds
-    ender = ClaimEnder(ledger, agents)
     binder = PodBinder(
         ledger=ledger,
         publish=ports.publish,
@@ -100,8 +100,6 @@ def build_binder(
         cordons=NodeCordons(ledger, presence),
         offers=offers,
         chosen=SchedulerBindings(replace(binder, events=NoEvents()), pods, preemptions.claimed_for),
-        claim_leaser=_claim_leaser(ports, ender),
-        claim_ender=ender,
         updater=updater,
         vanished=VanishedPods(ledger, agents, clock),
         sweeper=Sweeper(ledger, clock),
@@ -159,19 +157,14 @@ def _preemptions(
     )
 
 
-def _claim_leaser(ports: BinderPorts, ender: ClaimEnder) -> ClaimLeaser:
-    return ClaimLeaser(
-        ledger=ports.ledger,
-        publish=ports.publish,
-        writer=AnswerWriter(ports.claims, ports.agents, ender),
-        ender=ender,
-        clock=ports.clock,
-        host_clock=ports.host_clock,
-    )
+Beside = Callable[[KubernetesClient, RedisLeases, Bus, Clock], object]
+"""Builds a service that runs in the process of the binder, on its connections."""
 
 
-async def serve_binder(settings: BinderSettings, process: SharedProcess | None = None) -> None:
-    """Build the binder with real clients and serve it until it is stopped."""
+async def serve_binder(
+    settings: BinderSettings, process: SharedProcess | None = None, *, beside: Beside
+) -> None:
+    """Build the binder with real clients, and serve it and a service beside it until it stops."""
     credentials = load_credentials(settings.kubeconfig)
     redis_url = settings.redis_url
     login = settings.redis_client_credentials
@@ -189,7 +182,7 @@ async def serve_binder(settings: BinderSettings, process: SharedProcess | None =
             BinderPorts(
                 ledger=ledger,
                 pods=PodClient(client),
-                claims=ClaimClient(client, SystemClock()),
+                claims=AllocationReader(client),
                 agents=NodeAgentClient(bus),
                 publish=bus.publish,
                 clock=clock,
@@ -208,4 +201,5 @@ async def serve_binder(settings: BinderSettings, process: SharedProcess | None =
             probes={"api": api_server.unready_reason, "redis": ledger.unready_reason},
             begin=partial(bus.publish, [ResyncRequested(reason="a binder has started")]),
             process=process,
+            beside=beside(client, ledger, bus, clock),
         )

@@ -38,6 +38,7 @@ from shared.model.events.pod_events import LeaseChanged, ResyncRequested
 from shared.model.events.request_reply import (
     BindReply,
     BindRequest,
+    ClaimRestoreRequest,
     LeasesRequest,
     LimitsReply,
     LimitsRequest,
@@ -76,7 +77,7 @@ REGISTRATION_LOOK_S = 1.0
 RECORDS_LOST = "its node agent rebuilds its records of what runs there"
 
 
-@publishes(LeasesRequest)
+@publishes(ClaimRestoreRequest, LeasesRequest)
 class NodeAgent:
     """One node's agent; it publishes and consumes for its own node only."""
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from services.binder.settings import BinderSettings
 from services.binder.wiring import serve_binder
+from services.claims.wiring import claims_beside
 from services.placer.settings import PlacerSettings
 from services.placer.wiring import serve_placer
 from services.planner.settings import PlannerSettings
@@ -37,7 +38,7 @@ async def serve_scheduler(
             case "planner":
                 return serve_planner(settings_of(service, planner), process)
             case _:
-                return serve_binder(settings_of(service, binder), process)
+                return serve_binder(settings_of(service, binder), process, beside=claims_beside)
 
     async with open_process(services, common) as process, asyncio.TaskGroup() as tasks:
         for service in services:

@@ -110,8 +110,11 @@ async def serve(
     begin: Callable[[], Awaitable[None]] | None = None,
     drain: Callable[[], Awaitable[None]] | None = None,
     process: SharedProcess | None = None,
+    beside: object | None = None,
 ) -> None:
     """Run a service until SIGTERM or SIGINT: health endpoints, handlers, sources and loops.
+
+    A service `beside` it has the same name, connection and end.
 
     `begin` is called once all subscriptions exist; `drain` before anything is stopped.
     `settings.run_file` is written once all subscriptions exist and every probe succeeds. A shared
@@ -119,7 +122,9 @@ async def serve(
     """
     tracing = tracing or telemetry.open_tracing(name, settings)
     ahead = nats is not Nats.FIRST
-    runner = Runner(name, service, bus, tracing, loops_before_nats=ahead, begin=begin)
+    runner = Runner(
+        name, service, bus, tracing, beside=beside, loops_before_nats=ahead, begin=begin
+    )
     checks = dict(probes or {})
     if nats is not Nats.OPTIONAL:
         checks = {"nats": lambda: bus.unready_reason() or runner.unready_reason or None, **checks}

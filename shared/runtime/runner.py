@@ -84,6 +84,8 @@ M = TypeVar("M", Counter, Histogram)
 
 
 class Runner:
+    """One service on one bus; another one beside it has the same name and connection."""
+
     def __init__(
         self,
         name: str,
@@ -91,11 +93,12 @@ class Runner:
         bus: Bus,
         tracing: telemetry.Tracing,
         *,
+        beside: object | None = None,
         loops_before_nats: bool = False,
         begin: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.name = name
-        self.service = service
+        self.roles = [*roles_of(service), *(roles_of(beside) if beside else ())]
         self.bus = bus
         self.tracing = tracing
         self.loops_before_nats = loops_before_nats
@@ -120,7 +123,7 @@ class Runner:
                 if self.loops_before_nats:
                     self._start_all(tasks, "loops", self._loop)
                 await self.bus.wait_connected()
-                for role in roles_of(self.service):
+                for role in self.roles:
                     self.bus.announce(role.publishes)
                     if role.kind in {"handles", "observes"}:
                         inboxes.append(
@@ -147,7 +150,7 @@ class Runner:
     def _start_all(
         self, tasks: asyncio.TaskGroup, kind: str, once: Callable[[Role], Awaitable[None]]
     ) -> None:
-        for role in roles_of(self.service):
+        for role in self.roles:
             if role.kind == kind:
                 self.tasks.append(tasks.create_task(self._forever(role, once)))
 
@@ -159,7 +162,7 @@ class Runner:
         )
 
     async def _reply(self, role: Role) -> None:
-        method = role.bound(self.service)
+        method = role.bound()
 
         async def reply(question: Event) -> Event:
             (inside,), spans = self.tracing.start(_title(role), [question], kind=SpanKind.SERVER)
@@ -219,7 +222,7 @@ class Runner:
         began = time.perf_counter()
         error: Exception | None = None
         try:
-            await self._publish(list(await role.bound(self.service)(inside) or ()))
+            await self._publish(list(await role.bound()(inside) or ()))
         except Exception as raised:  # noqa: BLE001 - the runtime's one loop
             error = raised
         telemetry.end(spans, error)
@@ -245,7 +248,7 @@ class Runner:
         return series
 
     async def _emit(self, role: Role) -> None:
-        async for events in role.bound(self.service)():
+        async for events in role.bound()():
             inside, spans = self.tracing.start("", list(events), kind=SpanKind.PRODUCER)
             try:
                 await self._retry(role.method, partial(self._publish, inside))
@@ -271,7 +274,7 @@ class Runner:
                 self._reasons.report(role.method, str(error))
                 self._dropped.set()
 
-        await run_loop(self.service, role, publish)
+        await run_loop(role, publish)
 
     async def _forever(self, role: Role, once: Callable[[Role], Awaitable[None]]) -> None:
         while True:
@@ -285,26 +288,26 @@ class Runner:
             await asyncio.sleep(PAUSE_S)
 
 
-async def run_loop(service: object, role: Role, publish: Publish) -> None:
+async def run_loop(role: Role, publish: Publish) -> None:
     """Run a loop until it raises; of a periodic one, publish what each step returns."""
-    method = role.bound(service)
+    method = role.bound()
     if not role.is_periodic:
         await method()
         return
     if role.waits_first:
-        await _pause(service, role)
+        await _pause(role)
     while True:
         events = await method()
         if events:
             await publish(events)
-        await _pause(service, role)
+        await _pause(role)
 
 
-async def _pause(service: object, role: Role) -> None:
+async def _pause(role: Role) -> None:
     if role.wait is not None:
-        await role.wait(role.owner(service))
+        await role.wait(role.owner())
         return
-    every_s = role.every_s(role.owner(service)) if callable(role.every_s) else role.every_s
+    every_s = role.every_s(role.owner()) if callable(role.every_s) else role.every_s
     await asyncio.sleep(until_tick(every_s or PAUSE_S))
 
 

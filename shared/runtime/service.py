@@ -15,7 +15,7 @@ For example::
 import collections.abc
 import typing
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import UnionType
 from typing import Any, TypeVar, overload
 
@@ -55,12 +55,16 @@ class Role:
     waits_first: bool = False
     """Whether the loop pauses before its first step."""
 
-    def owner(self, service: object) -> Any:
-        """Return the object that has the method: the service, or a part of it."""
-        return getattr(service, self.part) if self.part else service
+    service: object = field(default=None, compare=False, repr=False)
+    """The service that has the role, or its class."""
 
-    def bound(self, service: object) -> Callable[..., Any]:
-        method: Callable[..., Any] = getattr(self.owner(service), self.method)
+    def owner(self) -> Any:
+        """Return the object that has the method: the service, or a part of it."""
+        return getattr(self.service, self.part) if self.part else self.service
+
+    def bound(self) -> Callable[..., Any]:
+        """Return the method of the service."""
+        method: Callable[..., Any] = getattr(self.owner(), self.method)
         return method
 
     @property
@@ -154,10 +158,11 @@ def roles_of(service: type | object) -> tuple[Role, ...]:
     """
     kind = service if isinstance(service, type) else type(service)
     declared = getattr(kind, _PUBLISHES, ())
-    whole = Role(kind="publishes", method=kind.__name__, publishes=declared)
+    whole = Role(kind="publishes", method=kind.__name__, publishes=declared, service=service)
     roles = [*_roles(kind)]
     for name, part in _parts(kind):
         roles += (replace(role, part=name) for role in _roles(part))
+    roles = [replace(role, service=service) for role in roles]
     roles.sort(key=lambda role: role.method)
     return (*roles, *((whole,) if declared else ()))
 

@@ -14,7 +14,7 @@ LEDGER = Path("shared/ledger")
 FOLDERS = {
     "placer": ("services/placer", "shared/runtime/ledger_mirror.py"),
     "planner": ("services/planner", "shared/runtime/leadership.py"),
-    "binder": ("services/binder", "shared/runtime/leadership.py"),
+    "binder": ("services/binder", "services/claims", "shared/runtime/leadership.py"),
     "timekeeper": ("services/timekeeper",),
     "extender": ("services/extender", "shared/runtime/ledger_mirror.py"),
     "api": ("services/api",),

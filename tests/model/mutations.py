@@ -80,11 +80,11 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         "if false then",
     ),
     "leases of prepared claims end": (
-        "services.binder.claims.claim_answers.ClaimEnder.is_unprepared",
+        "services.claims.claim_answers.ClaimEnder.is_unprepared",
         _true,
     ),
     "leases of other allocations count": (
-        "services.binder.claims.claim_leaser.covers",
+        "services.claims.claim_leaser.covers",
         lambda *_: True,
     ),
     "agents destroy instances in use": (

@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from services.binder.clients import ClaimClient, NodeAgentClient, PodClient
+from services.binder.clients import NodeAgentClient, PodClient
 from services.binder.report.explanations import KubernetesEvent
 from services.binder.service import Binder
 from services.binder.wiring import BinderPorts, build_binder
+from services.claims.clients import ClaimAgentClient, ClaimClient
+from services.claims.wiring import ClaimPorts, build_claims
 from services.placer.service import Placer
 from services.planner.cluster_view import PodReader
 from services.planner.rules import PreemptionRules
@@ -126,13 +128,23 @@ class BinderReplica(Service):
             concurrency=4,
         )
         self.binder.starts.events = self
+        self.claims_service = build_claims(
+            ClaimPorts(
+                ledger=self.binder.updater.ledger,
+                claims=self.claims,
+                agents=cast(ClaimAgentClient, self.world),
+                publish=self._publish,
+                clock=self.clock,
+                host_clock=self.clock,
+            )
+        )
         self.running = {}
         self.rounds = {
             "expire": lambda: self._publish_of(self.binder.sweeper.expire_reservations()),
             "offer": lambda: self._publish_of(self.binder.sweeper.offer()),
             "end vanished": lambda: self._publish_of(self.binder.vanished.end_vanished()),
             "end unwritten": lambda: self._publish_of(
-                self.binder.claim_leaser.end_unwritten_claims()
+                self.claims_service.leaser.end_unwritten_claims()
             ),
             "cordon": self.binder.cordons.cordon_nodes,
             "rebuild": self._rebuild,
@@ -156,8 +168,8 @@ class BinderReplica(Service):
             PodTerminated: binder.end_leases,
             PodsListed: binder.reconciler.reconcile_listing,
             QuotasUpdated: binder.updater.save_quotas,
-            ClaimAllocated: binder.claim_leaser.lease_claims,
-            ClaimDeallocated: binder.claim_ender.end_claims,
+            ClaimAllocated: self.claims_service.leaser.lease_claims,
+            ClaimDeallocated: self.claims_service.ender.end_claims,
         }
 
     def observe(self, event: Event) -> None:

@@ -23,6 +23,7 @@ from shared.model.events.request_reply import (
     BindReply,
     ClaimLeaseReply,
     ClaimLeaseRequest,
+    ClaimRestoreRequest,
     LeasesReply,
     LeasesRequest,
     LimitsReply,
@@ -345,7 +346,7 @@ class World:
     async def lease_claim(self, request: ClaimLeaseRequest, replica: int) -> ClaimLeaseReply:
         """Return the answer to an allocation; the webhook allows it without one in time."""
         binder = self.binders[replica]
-        work = binder.spawn(binder.attempt(binder.binder.claim_leaser.lease_claim(request)))
+        work = binder.spawn(binder.attempt(binder.claims_service.leaser.lease_claim(request)))
         await asyncio.wait([work], timeout=WEBHOOK_S)
         reply = work.result() if work.done() and not work.cancelled() else None
         return reply if isinstance(reply, ClaimLeaseReply) else ClaimLeaseReply()
@@ -403,7 +404,11 @@ class _Requester:
         self.node = node
 
     async def request(
-        self, question: LeasesRequest, answer: type[LeasesReply], *, timeout_s: float
+        self,
+        question: LeasesRequest | ClaimRestoreRequest,
+        answer: type[LeasesReply],
+        *,
+        timeout_s: float,
     ) -> LeasesReply:
         if self.world.nodes[self.node].silent:
             raise UnavailableError("no reply")
@@ -411,6 +416,8 @@ class _Requester:
         for binder in usable or self.world.binders:
             try:
                 async with asyncio.timeout(timeout_s):
+                    if isinstance(question, ClaimRestoreRequest):
+                        return await binder.claims_service.leaser.restore_lease(question)
                     return await binder.binder.list_leases(question)
             except TimeoutError as error:
                 raise UnavailableError("no reply in time") from error

@@ -84,9 +84,10 @@ def test_only_agents_publish_what_is_marked_as_theirs() -> None:
 @pytest.mark.parametrize("service", topology.SERVICES, ids=lambda service: service.name)
 def test_a_service_publishes_what_its_signatures_declare(service: topology.ServiceEntry) -> None:
     known = event_types()
-    folder = ROOT / service.folder.replace(".", "/")
+    folders = [ROOT / folder.replace(".", "/") for folder in service.folders]
     constructed = {
         node.func.id
+        for folder in folders
         for path in folder.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in known
@@ -99,9 +100,10 @@ def test_a_service_publishes_what_its_signatures_declare(service: topology.Servi
 
 @pytest.mark.parametrize("service", topology.SERVICES, ids=lambda service: service.name)
 def test_a_service_declares_no_event_that_it_never_names(service: topology.ServiceEntry) -> None:
-    folder = ROOT / service.folder.replace(".", "/")
+    folders = [ROOT / folder.replace(".", "/") for folder in service.folders]
     named = {
         node.id
+        for folder in folders
         for path in folder.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Name)

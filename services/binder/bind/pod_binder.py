@@ -10,12 +10,7 @@ from services.binder.bind.agent_presence import AgentPresence, Deferral
 from services.binder.bind.binding_sender import BindingOutcome, BindingResult, BindingSender
 from services.binder.ledger_sync.agent_reports import release_as_read
 from services.binder.ledger_sync.lease_holders import LeaseHolders, pod_gone
-from services.binder.ledger_sync.ledger_updates import (
-    GANG_ENDED,
-    LedgerUpdater,
-    binding_failed,
-    lease_changes,
-)
+from services.binder.ledger_sync.ledger_updates import GANG_ENDED, LedgerUpdater, binding_failed
 from services.binder.report.event_writer import ConditionWriter, EventRecorder
 from services.binder.report.explanations import bound_event, event_of, explain_deferred
 from shared.ledger.leases import RedisLeases
@@ -27,6 +22,7 @@ from shared.model.events.pod_events import (
     PlacementChosen,
     PodBound,
     PodTerminated,
+    lease_changes,
 )
 from shared.model.leases.lease import Lease, LeaseState
 from shared.model.names import PodUid

@@ -7,14 +7,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from services.binder.clients import ClaimClient, PodClient
+from services.binder.clients import PodClient
 from services.binder.report.explanations import summarize
+from shared.kubernetes.claim_reads import AllocationReader
 from shared.model.errors import LeaseholdError
-from shared.model.events.claim_events import AllocatedClaim, ClaimDeallocated
+from shared.model.events.claim_events import ClaimDeallocated
 from shared.model.events.pod_events import BoundPod, ListedPods, PodGated, PodQueued, PodTerminated
 from shared.model.leases.lease import Lease
 from shared.model.leases.lease_copy import ANNOTATION
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.pods.carried_leases import bound_claim
 from shared.pods.pod_snapshot import PodSnapshot, generation_of
 
 logger = logging.getLogger(__name__)
@@ -33,7 +35,7 @@ class LeaseHolders:
     """An allocated claim is on its node as a bound pod is; any other claim is gone."""
 
     pods: PodClient
-    claims: ClaimClient
+    claims: AllocationReader
 
     def __post_init__(self) -> None:
         self._reads = asyncio.Semaphore(MAX_READS)
@@ -102,18 +104,6 @@ class LeaseHolders:
 def holders_in(listing: ListedPods) -> tuple[BoundPod, ...]:
     """Return the bound pods, and the claims that need a lease, of a complete listing."""
     return (*listing.bound, *(bound_claim(claim) for claim in listing.claims if claim.devices))
-
-
-def bound_claim(claim: AllocatedClaim) -> BoundPod:
-    """Return an allocated claim as what holds a lease on its node."""
-    return BoundPod(
-        pod=claim.claim,
-        namespace=claim.namespace,
-        name=claim.name,
-        node=claim.node,
-        lease=claim.lease,
-        generation=claim.generation,
-    )
 
 
 def gone_event(lease: Lease, *, phase: str = "") -> HolderGone:

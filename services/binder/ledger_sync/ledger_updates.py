@@ -24,9 +24,11 @@ from shared.model.events.pod_events import (
     NodeChanged,
     PodTerminated,
     QuotasUpdated,
+    lease_changes,
 )
 from shared.model.leases.lease import Lease, LeaseState
 from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.requests.claim import CLAIM_ENDED
 from shared.pods.observed_pod import TERMINAL
 from shared.pods.pod_snapshot import generation_of
 from shared.runtime.service import handles, loops
@@ -43,7 +45,6 @@ SHARED_AGAIN_S = 3600.0
 MOST_SHARED = 4096
 _Held = tuple[PodUid, int, float]
 """What an agent has given out: a pod, and the version and the last resize of its lease."""
-CLAIM_ENDED = "the claim is neither allocated nor prepared any more"
 GANG_ENDED = "a reservation of its gang ended before any of its pods was bound"
 
 
@@ -415,11 +416,6 @@ def _supersedes(copy: Lease, stored: Lease, used: Lease) -> bool:
     if places_of(copy) != places_of(used):
         return False
     return slots_of(stored) != slots_of(used) or is_resized(stored, copy)
-
-
-def lease_changes(leases: Iterable[Lease]) -> list[LeaseChanged]:
-    """Return the events about ended leases for node agents."""
-    return [LeaseChanged(lease=lease) for lease in leases]
 
 
 def binding_failed(lease: Lease, reason: str, trace: str) -> BindingFailed:

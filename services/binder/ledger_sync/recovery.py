@@ -15,8 +15,8 @@ from shared.model.errors import LeaseholdError, RequestError
 from shared.model.events.node_events import Allocation
 from shared.model.events.pod_events import BoundPod
 from shared.model.leases.lease import Lease, LeaseState, Share
-from shared.model.leases.lease_copy import load_lease
 from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.pods.carried_leases import carried_lease, copy_in
 from shared.pods.pod_snapshot import PodSnapshot, generation_of
 
 NODES_PER_PAGE = 64
@@ -83,15 +83,6 @@ def evidence_now(
     return evidence_of(reported, holder.lease)
 
 
-def carried_lease(holder: BoundPod) -> Lease:
-    """Return the lease whose copy a holder carries. Raises RequestError if it is no such copy."""
-    lease = load_lease(holder.lease, namespace=holder.namespace, name=holder.name)
-    of = (lease.pod, lease.node, generation_of(lease))
-    if of != (holder.pod, holder.node, holder.generation):
-        raise RequestError(f"the copy is of a lease of pod {lease.pod} on node {lease.node}")
-    return lease
-
-
 def copy_for(lease: Lease, text: str) -> Lease | None:
     """Return the copy of the lease of this holder on this node, or None if the text is none."""
     return copy_in(
@@ -104,14 +95,6 @@ def copy_for(lease: Lease, text: str) -> Lease | None:
             generation=generation_of(lease),
         )
     )
-
-
-def copy_in(holder: BoundPod) -> Lease | None:
-    """Return the lease whose copy a holder carries, or None if it carries none."""
-    try:
-        return carried_lease(holder) if holder.lease else None
-    except RequestError:
-        return None
 
 
 def slots_of(lease: Lease) -> frozenset[tuple[DeviceUuid, int | None]]:

@@ -2,7 +2,7 @@
 
 from services.node_agent.records.known_leases import KnownLeases
 from shared.model.events.node_events import LeaseHolder
-from shared.model.events.request_reply import LeasesReply, LeasesRequest
+from shared.model.events.request_reply import ClaimRestoreRequest, LeasesReply, LeasesRequest
 from shared.model.leases.lease import Lease
 from shared.model.names import PodUid
 from shared.nats.bus import Bus
@@ -36,10 +36,11 @@ class LeaseSync:
     async def fetch_claim(self, claim: LeaseHolder) -> tuple[Lease, ...]:
         """Request the lease of a claim that is to be prepared; one that was lost is restored."""
         since = self.leases.revision
-        request = LeasesRequest(node=self.node, pods=(claim.pod,), claim=claim)
-        reply = await self._request(request, REPLY_S)
+        reply = await self._request(ClaimRestoreRequest(node=self.node, claim=claim), REPLY_S)
         self.leases.observe_claim(reply.leases, since=since)
         return reply.leases
 
-    async def _request(self, request: LeasesRequest, timeout_s: float) -> LeasesReply:
+    async def _request(
+        self, request: LeasesRequest | ClaimRestoreRequest, timeout_s: float
+    ) -> LeasesReply:
         return await self._bus.request(request, LeasesReply, timeout_s=timeout_s)

@@ -1,7 +1,7 @@
 """Events about pods, their leases and budgets; pure."""
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -222,6 +222,11 @@ class LeaseChanged(Event, subject="lease.changed.v1"):
     @property
     def route(self) -> str:
         return self.lease.node
+
+
+def lease_changes(leases: Iterable[Lease]) -> list[LeaseChanged]:
+    """Return an event for each lease."""
+    return [LeaseChanged(lease=lease) for lease in leases]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,16 +43,23 @@ class LeasesRequest(NodeEvent, subject="leases.request.v1", is_of_agent=True):
 
     pods: PodsOfNode = ()
     """Only the leases of these pods; empty: all leases of the node."""
-    claim: LeaseHolder | None = None
-    """The ResourceClaim among them that the kubelet prepares: the binder writes its lease again if
-    the ledger has lost it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasesReply(Event, subject="leases.reply.v1"):
-    """The reply to `LeasesRequest`."""
+    """The reply to `LeasesRequest` and `ClaimRestoreRequest`."""
 
     leases: tuple[Lease, ...] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimRestoreRequest(NodeEvent, subject="claim_restore.request.v1", is_of_agent=True):
+    """A node agent requests the lease of a ResourceClaim that the kubelet prepares.
+
+    The lease is written again if the ledger has lost it. The reply is a `LeasesReply`.
+    """
+
+    claim: LeaseHolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

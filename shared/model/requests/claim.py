@@ -18,6 +18,8 @@ LEASED = "leasehold.dev/Leased"
 """Binding condition of the devices: True once the ledger has the claim's lease."""
 REFUSED = "leasehold.dev/Refused"
 """Binding failure condition of the devices: True if the ledger refuses the lease."""
+CLAIM_ENDED = "the claim is neither allocated nor prepared any more"
+"""Why the lease of a claim ends."""
 
 RETRIED_AT = "leasehold.dev/claims-retried-at"
 """Annotation of a pod that waited on its node although its claims had leases. Its change makes the

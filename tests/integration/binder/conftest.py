@@ -1,4 +1,4 @@
-"""What tests of several files start: a node with pods and binders, or what leases claims."""
+"""What tests of several files start: a node with pods and binders."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -8,11 +8,8 @@ import pytest
 
 from shared.model.leases.lease import Lease
 from tests.support.binder import world as worlds
-from tests.support.binder.claim_binder import ClaimBinder
 from tests.support.binder.world import NewWorld, World
-from tests.support.placer.ledger import ledger
 from tests.support.planner.scene import at
-from tests.support.servers.valkey import ValkeyServer
 
 __all__ = ["at"]
 
@@ -32,11 +29,3 @@ async def new_world(url: str) -> AsyncIterator[NewWorld]:
 async def world(new_world: NewWorld) -> World:
     """A binder on an empty ledger."""
     return await new_world()
-
-
-@pytest.fixture
-async def binder(server: ValkeyServer) -> AsyncIterator[ClaimBinder]:
-    """A binder's part for claims, on an empty ledger."""
-    await server.ready()
-    async with ledger(server.url) as leases:
-        yield ClaimBinder(leases)

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from services.binder.clients import ClaimClient, PodClient
+from services.binder.clients import PodClient
 from services.binder.ledger_sync.lease_holders import MANY, LeaseHolders, pod_gone
 from services.binder.ledger_sync.reconciliation import Correction
+from services.claims.clients import ClaimClient
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.device_guard import OvercommitError

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from services.binder.claims.claim_shares import reservation_of
+from services.claims.claim_shares import reservation_of
 from services.extender.server import application
 from services.node_agent.dra.resource_claims import generation_of_claim, results_on
 from shared.credentials.serving_files import ServingFiles

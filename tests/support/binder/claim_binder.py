@@ -1,9 +1,11 @@
-"""A binder's part for claims, on a real ledger."""
+"""Leases of claims on a real ledger, beside a binder."""
 
 import json
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
+from services.claims.clients import ClaimAgentClient
+from services.claims.wiring import ClaimPorts, build_claims
 from shared.ledger.leases import RedisLeases
 from shared.model.events.claim_events import AllocatedClaim, ClaimAllocated, ClaimDeallocated
 from shared.model.events.pod_events import LeaseChanged
@@ -31,8 +33,18 @@ class ClaimBinder(World):
 
     def __init__(self, leases: RedisLeases, **shared: Any) -> None:
         super().__init__(leases, **shared)
-        self.ender = self.binder.claim_ender
-        self.leaser = self.binder.claim_leaser
+        self.service = build_claims(
+            ClaimPorts(
+                ledger=self.ledger,
+                claims=self.claims,
+                agents=cast(ClaimAgentClient, self.agents),
+                publish=self.bus.publish,
+                clock=self.clock,
+                host_clock=self.clock,
+            )
+        )
+        self.ender = self.service.ender
+        self.leaser = self.service.leaser
 
     async def lease(self, *claims: AllocatedClaim) -> list[LeaseChanged]:
         return await self.leaser.lease_claims([ClaimAllocated(claim=claim) for claim in claims])

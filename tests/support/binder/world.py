@@ -11,19 +11,13 @@ from typing import Any, cast
 import prometheus_client
 from msgspec import structs
 
-from services.binder.clients import (
-    ClaimAnswer,
-    ClaimClient,
-    NodeAgentClient,
-    NoReply,
-    PodClient,
-    RequestUse,
-)
+from services.binder.clients import NodeAgentClient, NoReply, PodClient
 from services.binder.ledger_sync.lease_holders import LeaseHolders
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
 from services.binder.metrics import ANOMALIES, EVICTIONS, RESIZES
 from services.binder.service import Binder
 from services.binder.wiring import BinderPorts, build_binder
+from services.claims.clients import ClaimAnswer, ClaimClient, RequestUse
 from shared.ledger.leases import RedisLeases
 from shared.model.devices.node import AntiAffinityTerm
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
@@ -515,4 +509,4 @@ async def _run(loop: Callable[[], Any]) -> None:
     roles = {role.method: role for role in roles_of(owner) if not role.part}
     role = roles.get(getattr(loop, "__name__", ""))
     publish = getattr(owner, "publish", None)
-    await (loop() if role is None else run_loop(owner, role, publish))  # type: ignore[arg-type]
+    await (loop() if role is None else run_loop(role, publish))  # type: ignore[arg-type]

@@ -22,7 +22,12 @@ from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.events.event import Event
 from shared.model.events.node_events import DeviceReported, ShareActivated, ShareRefused
 from shared.model.events.pod_events import LeaseChanged
-from shared.model.events.request_reply import LeasesReply, LeasesRequest, TerminationRequest
+from shared.model.events.request_reply import (
+    ClaimRestoreRequest,
+    LeasesReply,
+    LeasesRequest,
+    TerminationRequest,
+)
 from shared.model.leases.lease import Lease, LeaseState, Share
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.runtime.service import roles_of
@@ -58,15 +63,26 @@ class FakeLeaseReplies:
     """Leases of claims that are restored once their claims are named."""
     unavailable: bool = False
     requests: list[LeasesRequest] = field(default_factory=list)
+    restored: list[ClaimRestoreRequest] = field(default_factory=list)
+    """What was requested of claims."""
 
     async def request(
-        self, request: LeasesRequest, reply_type: type[LeasesReply], *, timeout_s: float
+        self,
+        request: LeasesRequest | ClaimRestoreRequest,
+        reply_type: type[LeasesReply],
+        *,
+        timeout_s: float,
     ) -> LeasesReply:
-        self.requests.append(request)
+        if isinstance(request, ClaimRestoreRequest):
+            self.restored.append(request)
+        else:
+            self.requests.append(request)
         if self.unavailable:
-            raise UnavailableError("no reply to leases.request.v1")
-        if request.claim and request.claim.pod in self.lost:
-            self.grant(self.lost.pop(request.claim.pod))
+            raise UnavailableError(f"no reply to {request.subject}")
+        if isinstance(request, ClaimRestoreRequest):
+            lost = self.lost.pop(request.claim.pod, None)
+            lease = self.grant(lost) if lost else self.leases.get(request.claim.pod)
+            return LeasesReply(leases=(lease,) if lease else ())
         wanted = request.pods or tuple(self.leases)
         return LeasesReply(leases=tuple(self.leases[pod] for pod in wanted if pod in self.leases))
 

@@ -112,9 +112,9 @@ def test_methods_of_a_service_s_parts_are_its_own() -> None:
     roles = {role.method: role for role in roles_of(service)}
 
     assert roles.keys() == {"also", *(role.method for role in roles_of(ExampleService))}
-    assert roles["also"].bound(service) == service.also
-    assert roles["consume"].bound(service) == service.part.consume
-    assert roles["step"].owner(service) is service.part
+    assert roles["also"].bound() == service.also
+    assert roles["consume"].bound() == service.part.consume
+    assert roles["step"].owner() is service.part
 
 
 def test_the_signature_of_a_handler_declares_what_it_consumes_and_publishes() -> None:
@@ -166,14 +166,14 @@ class Stepping:
 
 
 async def test_what_the_steps_of_a_loop_return_is_published() -> None:
-    [role] = roles_of(Stepping)
+    [role] = roles_of(Stepping([GONE], None, [], [QUEUED]))
     published = list[Event]()
 
     async def publish(events: Sequence[Event]) -> None:
         published.extend(events)
 
     with pytest.raises(RequestError):
-        await run_loop(Stepping([GONE], None, [], [QUEUED]), role, publish)
+        await run_loop(role, publish)
 
     assert published == [GONE, QUEUED]
 

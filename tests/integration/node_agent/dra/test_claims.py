@@ -94,7 +94,7 @@ async def test_a_lease_that_the_ledger_has_lost_is_restored_for_its_claim() -> N
 
         await cluster.node.phase("one", "Running")
 
-        [named] = {request.claim for request in cluster.ledger.requests if request.claim}
+        [named] = {request.claim for request in cluster.ledger.restored}
         assert (named.namespace, named.name) == ("default", "shares")
 
 
@@ -299,7 +299,7 @@ async def test_a_claim_that_is_allocated_again_does_not_wait_for_its_earlier_lea
     async with serving_claims(rate=1) as (cluster, agent):
         claim = create_claim(cluster, "shares", result())
         preparing = asyncio.create_task(prepare(agent, claim_lease(claim)))
-        await until(lambda: any(request.claim for request in cluster.ledger.requests))
+        await until(lambda: bool(cluster.ledger.restored))
 
         again = {"devices": {"results": [result(1)]}, "allocationTimestamp": ALLOCATED_AT}
         for allocation in (None, again):

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from services.binder.claims import claim_leaser
-from services.binder.claims.claim_leaser import MOST_COMBINED, RESERVATION_S, WRITTEN_S
-from services.binder.clients import RequestUse
 from services.binder.ledger_sync.lease_holders import holders_in
 from services.binder.ledger_sync.recovery import Recovery
+from services.claims import claim_leaser
+from services.claims.claim_leaser import MOST_COMBINED, RESERVATION_S, WRITTEN_S
+from services.claims.clients import RequestUse
 from shared.model.errors import UnavailableError
 from shared.model.events.claim_events import AllocatedClaim, AllocatedDevice, ClaimDeallocated
 from shared.model.events.node_events import LeaseHolder
 from shared.model.events.pod_events import LeaseChanged, ListedPods, PodsListed
-from shared.model.events.request_reply import ClaimLeaseReply, LeasesRequest
+from shared.model.events.request_reply import ClaimLeaseReply, ClaimRestoreRequest
 from shared.model.leases.lease import ClaimAllocation, Lease, LeaseState
 from shared.model.leases.lease_copy import copy_of, dump_lease, load_lease
 from shared.model.names import Namespace, NodeName, PodUid
@@ -329,11 +329,12 @@ async def test_a_lost_lease_is_back_as_soon_as_the_claims_node_prepares_it(
     await binder.ledger.release([claim.claim], reason="its write was lost")
     prepared = holder(claim)
 
-    request = LeasesRequest(node=NodeName(node), pods=(claim.claim,), claim=prepared)
-    await binder.binder.list_leases(request)
+    request = ClaimRestoreRequest(node=NodeName(node), claim=prepared)
+    reply = await binder.leaser.restore_lease(request)
 
     after = await binder.lease_of(claim)
     assert (after.shares if after else None) == (before.shares if is_restored else None)
+    assert reply.leases == ((after,) if after else ())
     assert binder.answered(claim) == [LEASED]
     await assert_sound(binder.ledger)
 

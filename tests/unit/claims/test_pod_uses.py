@@ -2,7 +2,7 @@
 
 import msgspec
 
-from services.binder.clients import uses_of
+from services.claims.clients import uses_of
 from shared.kubernetes.types import ApiPod
 
 

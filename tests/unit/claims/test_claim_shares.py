@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.binder.claims.claim_shares import MOST_DATA, refusal_text, reservation_of
+from services.claims.claim_shares import MOST_DATA, refusal_text, reservation_of
 from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim
 from shared.ledger.rows.lease_rows import new_lease
 from shared.model.bounds import MOST_VERSION

@@ -4,17 +4,15 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from services.binder.clients import ClaimAnswer, ClaimClient, NodeAgentClient
-from services.binder.ledger_sync.lease_holders import bound_claim
-from services.binder.ledger_sync.ledger_updates import CLAIM_ENDED, lease_changes
-from services.binder.ledger_sync.recovery import copy_in
+from services.claims.clients import ClaimAgentClient, ClaimAnswer, ClaimClient
 from shared.ledger.leases import RedisLeases
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
 from shared.model.events.claim_events import AllocatedClaim, ClaimDeallocated
-from shared.model.events.pod_events import LeaseChanged
+from shared.model.events.pod_events import LeaseChanged, lease_changes
 from shared.model.leases.lease import Lease, LeaseState
 from shared.model.leases.lease_copy import copy_of
-from shared.model.requests.claim import LEASED, REFUSED
+from shared.model.requests.claim import CLAIM_ENDED, LEASED, REFUSED
+from shared.pods.carried_leases import bound_claim, copy_in
 from shared.pods.pod_snapshot import generation_of
 from shared.runtime.service import handles
 
@@ -39,7 +37,7 @@ class ClaimEnder:
     """
 
     ledger: RedisLeases
-    agents: NodeAgentClient
+    agents: ClaimAgentClient
 
     @handles
     async def end_claims(self, events: Sequence[ClaimDeallocated]) -> list[LeaseChanged]:
@@ -97,7 +95,7 @@ class AnswerWriter:
     """Writes answers; the API server decides between binders by the claim's version."""
 
     claims: ClaimClient
-    agents: NodeAgentClient
+    agents: ClaimAgentClient
     ender: ClaimEnder
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from services.binder.claims.claim_leaser import WAIT_S
+from services.claims.claim_leaser import WAIT_S
 from shared.model.devices.device import DeviceMode, MigLayout, MigProfile
 from shared.model.errors import UnavailableError
 from shared.model.events.claim_events import AllocatedDevice

@@ -12,24 +12,26 @@ from functools import cache
 
 import msgspec
 
-from services.binder.claims.claim_answers import (
+from services.claims.claim_answers import (
     PERMITTED,
     AnswerWriter,
     ClaimEnder,
     leased_answer,
 )
-from services.binder.claims.claim_shares import refusal_text, reservation_of
-from services.binder.clients import ClaimAnswer, ClaimClient, RequestUse, device_statuses
-from services.binder.ledger_sync.lease_holders import bound_claim
-from services.binder.ledger_sync.ledger_updates import lease_changes
-from services.binder.ledger_sync.recovery import copy_in
+from services.claims.claim_shares import refusal_text, reservation_of
+from services.claims.clients import ClaimAnswer, ClaimClient, RequestUse, device_statuses
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError, LeaseholdError, UnavailableError
 from shared.model.events.claim_events import AllocatedClaim, ClaimAllocated
 from shared.model.events.node_events import LeaseHolder
-from shared.model.events.pod_events import LeaseChanged
-from shared.model.events.request_reply import ClaimLeaseReply, ClaimLeaseRequest
+from shared.model.events.pod_events import LeaseChanged, lease_changes
+from shared.model.events.request_reply import (
+    ClaimLeaseReply,
+    ClaimLeaseRequest,
+    ClaimRestoreRequest,
+    LeasesReply,
+)
 from shared.model.leases.lease import Lease, LeaseState
 from shared.model.leases.ledger import (
     AlreadyLeased,
@@ -42,6 +44,7 @@ from shared.model.leases.ledger import (
 )
 from shared.model.names import NodeName, PodUid
 from shared.model.requests.claim import DRIVER, LEASED, REFUSED
+from shared.pods.carried_leases import bound_claim, copy_in
 from shared.runtime.service import Publish, answers, handles, loops
 
 logger = logging.getLogger(__name__)
@@ -294,6 +297,13 @@ class ClaimLeaser:
         if lease is None or not covers(lease, claim):
             return []
         return lease_changes(await self.ender.end(lease))
+
+    @answers(concurrency=8)
+    async def restore_lease(self, event: ClaimRestoreRequest) -> LeasesReply:
+        """Return the lease of a claim to the agent of its node; one that was lost is restored."""
+        await self.publish(await self.restore(event.claim, event.node))
+        [lease] = await self.ledger.load([event.claim.pod])
+        return LeasesReply(leases=(lease,) if lease and lease.node == event.node else ())
 
     async def restore(self, holder: LeaseHolder, node: NodeName) -> list[LeaseChanged]:
         """Lease a claim of a node, to be prepared there, if the ledger has no lease of it.

@@ -1,0 +1,1 @@
+"""Leases of ResourceClaims: allocations of schedulers are leased, and answered in their status."""

@@ -1,0 +1,158 @@
+"""Clients of the leases of claims: ResourceClaims at the API server, and node agents."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shared.dialects import GPU_RESOURCES
+from shared.kubernetes.claim_reads import AllocationReader
+from shared.kubernetes.errors import NotFoundError
+from shared.kubernetes.paths import pod_path
+from shared.kubernetes.resource_claims import claim_path
+from shared.kubernetes.types import ApiPod
+from shared.model.bounds import cut
+from shared.model.clock import Clock
+from shared.model.errors import UnavailableError
+from shared.model.events.claim_events import AllocatedClaim
+from shared.model.events.request_reply import SlicesReply, SlicesRequest
+from shared.model.names import NodeName, PodUid
+from shared.model.quantity import parse_count, timestamp
+from shared.model.requests.claim import DRIVER
+from shared.nats.bus import Bus
+from shared.nats.termination_requests import list_terminated
+
+SLICES_TIMEOUT_S = 2.0
+FIELD_MANAGER = "leasehold"
+
+
+class ClaimAgentClient:
+    """Requests to the agent of a claim's node."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+
+    async def list_terminated(self, node: NodeName, pods: Sequence[PodUid]) -> set[PodUid]:
+        """Return the claims that are not prepared; none while NATS is away.
+
+        Raises UnavailableError if the node agent does not reply.
+        """
+        return await list_terminated(self.bus, node, pods)
+
+    async def write_slices(self, node: NodeName) -> str:
+        """Let the node's slices follow the ledger; return why they do not, or an empty text."""
+        request = SlicesRequest(node=node)
+        try:
+            reply = await self.bus.request(request, SlicesReply, timeout_s=SLICES_TIMEOUT_S)
+        except UnavailableError as error:
+            return str(error)
+        return "" if reply.written else reply.reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimAnswer:
+    """The conditions of all devices of a claim: leased, or refused."""
+
+    condition: str
+    """`shared.model.requests.claim.LEASED` or `REFUSED`, which becomes True."""
+    reason: str
+    """In CamelCase."""
+    message: str
+    lease: Mapping[str, Any] | None = None
+    """The copy of the lease, from which a lost ledger is rebuilt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestUse:
+    """A container that uses requests of a ResourceClaim, or requests GPUs otherwise."""
+
+    container: str
+    claim: str
+    """Name of the claim, or empty if the container requests an extended resource of ours."""
+    request: str
+    """Name of the request, empty for all of them; or of the extended resource."""
+
+
+def uses_of(pod: ApiPod) -> Iterator[RequestUse]:
+    """Yield what containers use: requests of claims, and extended resources of ours."""
+    entries = (*pod.status.resource_claim_statuses, *pod.spec.resource_claims)
+    names = {each.name: each.resource_claim_name for each in entries if each.resource_claim_name}
+    for container in (*pod.spec.init_containers, *pod.spec.containers):
+        for used in container.resources.claims:
+            claim = names.get(used.name)
+            if claim:
+                yield RequestUse(container=container.name, claim=claim, request=used.request)
+        limits = container.resources.limits
+        for resource in sorted(limits.keys() & GPU_RESOURCES):
+            if parse_count(limits[resource]):
+                yield RequestUse(container=container.name, claim="", request=resource)
+    extended = pod.status.extended_resource_claim_status
+    for each in extended.request_mappings if extended else ():
+        yield RequestUse(
+            container=each.container_name,
+            claim=extended.resource_claim_name if extended else "",
+            request=each.request_name,
+        )
+
+
+@dataclass(eq=False)
+class ClaimClient(AllocationReader):
+    """Reads claims and the pods that use them, and writes answers."""
+
+    clock: Clock
+
+    async def list_uses(self, namespace: str, pod: str, uid: PodUid) -> Sequence[RequestUse]:
+        """Return what the containers of a pod use; nothing if it is gone."""
+        try:
+            found = await self.client.read(pod_path(namespace, pod), ApiPod)
+        except NotFoundError:
+            return ()
+        return tuple(uses_of(found)) if found.metadata.uid == uid else ()
+
+    async def answer(self, claim: AllocatedClaim, answer: ClaimAnswer) -> None:
+        """Write the conditions of all devices in one server-side apply.
+
+        Only the entries of our driver are ours: those of others stay. Raises ConflictError if the
+        claim has changed since it was read, RequestError if it is gone.
+        """
+        await self.client.apply(
+            f"{claim_path(claim.namespace, claim.name)}/status",
+            {
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "ResourceClaim",
+                "metadata": {
+                    "name": claim.name,
+                    "namespace": claim.namespace,
+                    "uid": claim.claim,
+                    "resourceVersion": claim.resource_version,
+                },
+                "status": {"devices": device_statuses(claim, answer, now=self.clock.now())},
+            },
+            manager=FIELD_MANAGER,
+        )
+
+
+def device_statuses(
+    claim: AllocatedClaim, answer: ClaimAnswer, *, now: float
+) -> list[dict[str, Any]]:
+    """Return the entries of `status.devices` that answer a claim: one for each of its devices.
+
+    The first has the copy of the lease.
+    """
+    condition = {
+        "type": answer.condition,
+        "status": "True",
+        "reason": answer.reason,
+        "message": cut(answer.message),
+        "lastTransitionTime": timestamp(now),
+    }
+    return [
+        {
+            "driver": DRIVER,
+            "pool": claim.node,
+            "device": device.device,
+            **({"shareID": device.share_id} if device.share_id else {}),
+            "conditions": [condition],
+            **({"data": answer.lease} if answer.lease and number == 0 else {}),
+        }
+        for number, device in enumerate((*claim.devices, *claim.admin_devices))
+    ]

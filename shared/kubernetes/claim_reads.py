@@ -1,0 +1,23 @@
+"""Reads ResourceClaims one by one."""
+
+from dataclasses import dataclass
+
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.errors import NotFoundError
+from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim, claim_path
+from shared.model.events.claim_events import AllocatedClaim
+
+
+@dataclass(eq=False)
+class AllocationReader:
+    """Reads what schedulers have allocated of our devices."""
+
+    client: KubernetesClient
+
+    async def get_allocation(self, namespace: str, name: str) -> AllocatedClaim | None:
+        """Return a claim's allocation of our devices as it is now, or None if it has none."""
+        try:
+            claim = await self.client.read(claim_path(namespace, name), ApiResourceClaim)
+        except NotFoundError:
+            return None
+        return allocated_claim(claim)

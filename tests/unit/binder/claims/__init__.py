@@ -1,1 +1,0 @@
-"""Tests: unit, binder, claims."""
