@@ -90,10 +90,13 @@ logger = logging.getLogger(__name__)
 
 NODES_PER_ROUND = 200
 PAST_EVICTIONS_S = 3600.0
+"""The page shows evictions of this time: longer lists take longer to read."""
 REREAD_S = 1.0
 """Delay before an event's nodes and pods are read again: the ledger may change after it."""
 RESYNC_S = 30.0
+"""Interval at which all is read again, in case an event was lost."""
 METRICS_S = 5.0
+"""Interval of updated metrics: Prometheus seldom reads more often."""
 COMPONENTS_S = 1.0
 """Between two checks of what is wrong."""
 DATA_S = 10.0

@@ -30,7 +30,7 @@ from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
-from shared.model.clock import SystemClock, in_background
+from shared.model.clock import MINUTE_S, SystemClock, in_background
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.names import SYSTEM_NAMESPACE
 from shared.nats.bus import Bus
@@ -41,8 +41,8 @@ from shared.runtime.run import open_bus, serve
 
 logger = logging.getLogger(__name__)
 
-MINUTE_S = 60.0
 RETRY_S = 5.0
+"""Pause before a listener of the aggregated API starts again after an error."""
 FRONT_PROXY_S = 30.0
 """Between two readings of how the API server presents itself."""
 

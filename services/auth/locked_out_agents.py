@@ -14,6 +14,7 @@ from shared.nats import subjects
 logger = logging.getLogger(__name__)
 
 FIRST_S = 30.0
+"""How long an agent is locked out the first time."""
 LONGEST_S = 600.0
 """For how long; each time it is twice as long as the last time."""
 FORGOTTEN_S = 3600.0

@@ -50,6 +50,7 @@ UNREAD_S = 1.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthTiming:
     reconcile_s: float = 60.0
+    """Interval of comparisons of all secrets and users, in case a change was missed."""
     propagation_s: float = 300.0
     """After this time, kubelets have written changed Secrets and ConfigMaps to pods' files."""
     redis_users_s: float = 5.0

@@ -22,6 +22,7 @@ from shared.nats.bus import Bus
 from shared.nats.termination_requests import list_terminated
 
 SLICES_TIMEOUT_S = 2.0
+"""An agent writes ResourceSlices to the API server before it replies."""
 FIELD_MANAGER = "leasehold"
 
 

@@ -45,6 +45,7 @@ GROUP = "/apis/visibility.leasehold.dev/v1beta1"
 VIEWS = f"{GROUP}/views"
 """What the API server passes on: there, the names of /api/v1 have colons instead of slashes."""
 TIMEOUT_S = 30.0
+"""A slow API server is waited for; a command without a reply ends."""
 JSON = {"Accept": "application/json", "Content-Type": "application/json"}
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, dataclass_transform
 
+from shared.model.clock import MINUTE_S
 from shared.runtime.settings import RedisLogin, argument
 
 FORMS = ("json", "yaml")
-MINUTE_S = 60.0
 MAX_NODES = 1000
 MAX_PLACERS = 64
 MAX_PORT = 65535

@@ -44,6 +44,7 @@ UNBROKEN_WIDTH = 4_000
 
 
 INTERVAL_S = 2.0
+"""Interval of the output of commands with --watch."""
 CHANGING = frozenset({"measured", "read_at", "dominant_share", "weighted_share", "text", "trace"})
 """Keys of documents that change all the time: usage, and texts with ages."""
 

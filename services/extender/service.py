@@ -55,6 +55,7 @@ COMPARED_NODES = 16
 HOLD_S = 2.0
 """Between prioritize and bind pass milliseconds, unless volumes have to be provisioned."""
 VOLUME_HOLD_S = 10.0
+"""The same for pods with volumes that have to be provisioned."""
 FLUSH_S = 0.2
 """Refusals are published together at this interval."""
 AGAIN_S = 0.1

@@ -37,7 +37,9 @@ from shared.model.errors import LeaseholdError, RequestError
 logger = logging.getLogger(__name__)
 
 REFRESH_S = 60.0
+"""How long a ConfigMap's content is used: a change takes effect this late, at most."""
 REQUEST_TIMEOUT_S = 3.0
+"""An agent starts with its cached configuration if the API server takes longer."""
 
 
 class DeviceConfigLoader:

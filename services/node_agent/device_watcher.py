@@ -33,6 +33,7 @@ from shared.model.names import DeviceUuid
 logger = logging.getLogger(__name__)
 
 PROBE_S = 5.0
+"""Interval of probes of devices: a fault is noticed this late, at most."""
 
 
 class DeviceWatcher:

@@ -19,9 +19,11 @@ logger = logging.getLogger(__name__)
 
 FILE = "agent.lock"
 LOOK_S = 0.2
+"""Interval of attempts to get the lock, which an agent that is replaced holds."""
 WARN_AFTER_S = 10.0
 """An agent that is being replaced has ended by then; after that, two were started."""
 WARN_AGAIN_S = 60.0
+"""Interval of repeated warnings."""
 UNIT = "unit"
 POD = "pod"
 PROCESS = "process"

@@ -55,7 +55,9 @@ from shared.runtime.service import answers, emits, handles, loops, publishes
 GRACE_S = 0.5
 """After this time, binders have bound the pods that were admitted last."""
 LOOK_S = 0.1
+"""Interval of looks whether containers have started before a stopping agent ends."""
 REPLY_S = 1.0
+"""How long a stopping agent waits for the list of its leases."""
 
 
 logger = logging.getLogger(__name__)
@@ -69,11 +71,13 @@ LEASE_SYNC_S = 30.0
 LEASE_SYNC_RETRY_S = 1.0
 """After a request for all leases that got no reply."""
 MIN_REPORT_STEP_S = 0.001
+"""A report is later than the one before by this, also if the clock was set back."""
 RUNTIME_S = 600.0
 """Interval between looks at the container runtime's settings."""
 UNSERVED_S = 5.0
 """A resource that the kubelet could not allocate for this long is not reported as served."""
 REGISTRATION_LOOK_S = 1.0
+"""Interval of looks at registrations until all resources are allocatable."""
 RECORDS_LOST = "its node agent rebuilds its records of what runs there"
 
 

@@ -38,9 +38,11 @@ from shared.runtime.service import handles, loops
 LOOK_S = 1.0
 """Interval of looks at the ledger while no pod waits."""
 STEP_S = 0.5
+"""Interval of steps while plans are due."""
 IDLE_S = 5.0
 """And of plans: policies of budgets may demand some."""
 PLAN_S = 2.0
+"""Interval of plans for pods that wait: shorter ones cost more, and evict sooner."""
 PLAN_S_PER_POD = 0.001
 """Additional pause before the next plans for each waiting pod."""
 MAX_PLAN_S = 15.0

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from shared.model.clock import HOUR_S, MINUTE_S
 from shared.model.events.plan_events import ViolationConfirmed
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.leases.lease import Lease, LeaseState
@@ -19,11 +20,11 @@ from shared.model.leases.preemption import (
     Victim,
 )
 from shared.model.names import Namespace, NodeName, PodUid
-from shared.placing.preemption_rules import MINUTE_S, lease_class
+from shared.placing.preemption_rules import lease_class
 from shared.pods.pod_snapshot import PodSnapshot
 
-HOUR_S = 3600.0
 MAX_COOLDOWN_S = 8 * HOUR_S
+"""Up to this, the cooldown of a pod's owner doubles with each eviction."""
 MIN_USEFUL_S = 300.0
 """Nothing is preempted for a pod whose own budget is exhausted sooner."""
 _PRECEDENCE = list(PreemptionCause)

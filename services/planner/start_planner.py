@@ -55,6 +55,7 @@ AGED_S = 3600.0
 NAMESPACE_STARTS = 2
 """So many starts are of one namespace while pods of others wait."""
 PLAN_S = 2.0
+"""Interval of plans while pods wait: shorter ones cost more, and find room for starts sooner."""
 PAUSE_FACTOR = 20.0
 """The pause after plans is at least so many times as long as they took."""
 MAX_PLAN_S = 30.0

@@ -70,6 +70,7 @@ wait."""
 PORT_BOUNDS = PortBounds(connections=256, free_body_bytes=16 * 1024)
 _NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 READ_S = 5.0
+"""How long it is remembered whether a pod has ended, so that each is read once in this time."""
 MOST_READS = 20
 """So long a reply to a sidecar stays the same; and how many pods are read for them in a second."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -49,6 +49,7 @@ logger = logging.getLogger(__name__)
 REPORT_EVERY_MS = 60_000
 GRANT_ATTEMPTS = 20
 LEARN_EVERY_S = 30.0
+"""Interval of readings of how long pods have run."""
 
 
 @publishes(UsageRequest)

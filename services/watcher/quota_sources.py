@@ -3,7 +3,7 @@
 An invalid object is reported, and its last valid version stays in force, which its status has, too,
 for a watcher that starts again. Without one its namespace gets nothing new: somebody meant to limit
 it. A kind that the API server
-does not know, or does not let the watcher read, is requested again every `RETRY_S`.
+does not know, or does not let the watcher read, is requested again every `UNKNOWN_KIND_RETRY_S`.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from shared.kubernetes.custom_kinds import LatestSpecs
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.gpu_quotas import KIND, NOTHING, OBJECTS, merge_sources, parse_spec
 from shared.kubernetes.object_files import load_objects
-from shared.kubernetes.reflector import follow
+from shared.kubernetes.reflector import UNKNOWN_KIND_RETRY_S, follow
 from shared.kubernetes.types import RawObject
 from shared.model.bounds import cut
 from shared.model.budgets.quota import Quota
@@ -36,8 +36,6 @@ INVALID = Gauge(
     "1 while the GPUQuota, or the ConfigMap gpuquota, of this name is invalid.",
     ["name"],
 )
-RETRY_S = 5.0
-"""The interval at which a kind is requested that the API server does not know."""
 
 
 _Apply = Callable[[str, RawObject | None], None]
@@ -86,7 +84,9 @@ class QuotaReflectors:
 
     async def _watch(self, path: str, selector: str, apply: _Apply, synced: asyncio.Event) -> None:
         logged = ""
-        found = follow(self.client, path, RawObject, retry_s=RETRY_S, field_selector=selector)
+        found = follow(
+            self.client, path, RawObject, retry_s=UNKNOWN_KIND_RETRY_S, field_selector=selector
+        )
         async with aclosing(found) as batches:
             async for batch in batches:
                 refusal = batch.refusal

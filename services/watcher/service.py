@@ -65,6 +65,7 @@ GATHER_PODS_S = 0.003
 NODE_USAGE_S = 0.2
 """The delay of changed usage of nodes, so that many changes are published together."""
 LIST_RETRY_S = 1.0
+"""Pause after pods could not be listed."""
 UNEXPLAINED_S = 10.0
 """A pod that waits longer than this without a reason in its status is published again."""
 

@@ -34,9 +34,11 @@ PORT_BOUNDS = PortBounds(
 A review holds one object, or also its old version. An API server stores objects of 1.5 MiB in
 its own encoding, which are up to eight times as long in JSON."""
 USUAL_TIMEOUT_S = 2.0
+"""Half of it is a pod's time to get its turn, of clients that do not name theirs."""
 LONGEST_TIMEOUT_S = 30.0
 """Of clients that do not say how long they wait; and the longest that API servers do."""
 SHUTDOWN_S = 5.0
+"""How long requests in progress may take after the drain."""
 _UID = re.compile(rb'"uid": *"([^"\\\\]+)"')
 """The first one is that of the review, in the order in which API servers write."""
 _TIMEOUT = re.compile(r"(\d{1,3})s")

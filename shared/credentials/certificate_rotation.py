@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 REFRESH_S = 10.0
 """How soon a changed file or Secret is used."""
 PAUSE_S = 1.0
+"""Pause after the certificate could not be loaded."""
 
 
 class ServingCertificate:

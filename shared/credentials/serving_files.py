@@ -11,6 +11,7 @@ from shared.model.errors import RequestError
 logger = logging.getLogger(__name__)
 
 RELOAD_S = 60.0
+"""Interval at which the TLS files are read: a renewed certificate is used this late, at most."""
 
 
 def server_context() -> ssl.SSLContext:

@@ -34,6 +34,7 @@ from shared.kubernetes.paths import pod_path
 from shared.model.errors import UNDECODABLE, RequestError, UnavailableError
 
 TOKEN_AGE_S = 60.0
+"""How long a token from a file is used before the file is read again."""
 EXPIRY_MARGIN_S = 10.0
 """A plugin runs again this long before its credential expires."""
 

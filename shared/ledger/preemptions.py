@@ -29,6 +29,7 @@ from shared.model.leases.preemption import (
 from shared.model.names import DeviceUuid
 
 PAST_S = 24 * 3600.0
+"""How long ago the ended preemptions that are read may have ended, by default."""
 
 _decode_preemption = msgspec.json.Decoder(Preemption).decode
 _decode_start = msgspec.json.Decoder(StoredStart).decode

@@ -16,9 +16,8 @@ from shared.credentials.tls import tls_fault
 from shared.ledger.connection_pool import connection_pool
 from shared.model.clock import clock_ahead_s
 from shared.model.errors import UnavailableError
+from shared.model.findings import DIAGNOSIS_TIMEOUT_S
 
-TIMEOUT_S = 8.0
-"""Longer than a busy machine needs: slowness is not the problem that a diagnosis looks for."""
 _KEY = "lh:doctor"
 _KEY_FAMILIES = ("lh", "lh-quotas", "lh-preemption", "lh-budget")
 _REPLAYED_COMMANDS = (
@@ -54,7 +53,10 @@ class RedisFacts:
 
 
 async def redis_facts(
-    url: str, credentials: ClientCredentials = NO_CREDENTIALS, *, timeout_s: float = TIMEOUT_S
+    url: str,
+    credentials: ClientCredentials = NO_CREDENTIALS,
+    *,
+    timeout_s: float = DIAGNOSIS_TIMEOUT_S,
 ) -> RedisFacts:
     """Query a server once. Raises UnavailableError if it does not respond."""
     async with _connected(url, credentials, timeout_s) as client:
@@ -81,7 +83,7 @@ async def redis_facts(
 
 @asynccontextmanager
 async def _connected(
-    url: str, credentials: ClientCredentials, timeout_s: float = TIMEOUT_S
+    url: str, credentials: ClientCredentials, timeout_s: float = DIAGNOSIS_TIMEOUT_S
 ) -> AsyncIterator[Any]:
     """Yield a client for `timeout_s` seconds; what the server refuses is an UnavailableError."""
     client = redis.asyncio.Redis.from_pool(connection_pool(url, credentials, timeout_s=timeout_s))

@@ -5,6 +5,10 @@ from enum import StrEnum
 
 from shared.model.errors import LeaseholdError
 
+DIAGNOSIS_TIMEOUT_S = 8.0
+"""How long a diagnosis waits for a server: longer than a busy machine needs, as it looks for
+servers that do not respond at all."""
+
 
 class Outcome(StrEnum):
     """The outcome of a check."""

@@ -72,6 +72,7 @@ def _number_of(subject: str) -> int:
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 30.0
+"""Time limit of an attempt to connect: a busy server takes seconds for TLS and authorization."""
 AGAIN_S = 0.5
 """Seconds between attempts to connect for the first time."""
 RESERVED_BYTES = 1024

@@ -33,6 +33,7 @@ UNREADABLE = Counter(
     "Received messages that were dropped: their subject or reply subject is not UTF-8.",
 )
 CLOSE_S = 2.0
+"""A server that does not respond to the end of a connection is not waited for any longer."""
 BUFFER_BYTES = 32 * 1024
 NO_TLS = "the server does not offer TLS, which is required: no credentials were sent"
 SHOWN = 100

@@ -20,6 +20,7 @@ from shared.nats import subjects, wire
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfirmationTiming:
     report_s: float = 0.25
+    """Messages that are received or handled within this time are reported together."""
     held_s: float = 1.0
     """Interval of the reports about messages that are not handled yet."""
 

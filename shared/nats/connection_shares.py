@@ -33,8 +33,10 @@ CLOSED = Counter(
 GATHER_S = 0.25
 """Connections that are opened within this time share a look at those of their user."""
 TIMEOUT_S = 5.0
+"""How long servers may take to list the connections of a user."""
 PAGE = 1024
 WARN_AGAIN_S = 600.0
+"""Interval of repeated warnings about one user."""
 MAX_WARNED = 1_000
 ANY_SERVER = "PING"
 MAX_FLOODING = 1_000

@@ -8,13 +8,13 @@ from datetime import datetime
 from typing import Any
 
 from shared.credentials.logins import ClientCredentials
+from shared.model.findings import DIAGNOSIS_TIMEOUT_S
 from shared.nats.connection import connected
 
 LISTEN_S = 1.0
 """Time that servers of a cluster have to respond."""
 RELOAD_PATIENCE_S = 10.0
-TIMEOUT_S = 8.0
-"""Longer than a busy machine needs: a diagnosis does not look for slowness."""
+"""How long a server may take to read its configuration again."""
 
 
 async def reload_servers(url: str, credentials: ClientCredentials) -> int:
@@ -45,7 +45,9 @@ async def max_payload(url: str, credentials: ClientCredentials) -> int:
 
     Raises UnavailableError with the reason if that fails.
     """
-    async with _connected(url, credentials, "leasehold doctor", patience_s=TIMEOUT_S) as client:
+    async with _connected(
+        url, credentials, "leasehold doctor", patience_s=DIAGNOSIS_TIMEOUT_S
+    ) as client:
         return int(client.max_payload)
 
 

@@ -58,6 +58,7 @@ class ResendPolicy:
     probe_s: float = 0.25
     """Interval of attempts while no replica receives a type of work."""
     tick_s: float = 0.25
+    """Interval of looks at messages that are not confirmed."""
     room_s: float = 3.0
     """The longest wait for room while receivers are slower than this sender."""
     unready_s: float = 5.0

@@ -9,6 +9,7 @@ from shared.model.names import NodeName
 from shared.nats.bus import Bus
 
 REPLY_S = 2.0
+"""How long agents may take to reply with the use of their devices."""
 MOST_AT_ONCE = 64
 """Requests without a reply: a cluster's agents do not reply all in one moment."""
 

@@ -22,7 +22,7 @@ LEAST_RUNS = 2
 """Pods that must have ended before the next ones are expected to run for as long."""
 NEWEST_WEIGHT = 0.2
 """Weight of the newest run time in the mean, once there are many."""
-LONGEST_LOG_S = math.log(MOST_RUN_S)
+LONGEST_LOG = math.log(MOST_RUN_S)
 
 _RANDOM = re.compile(r"-[bcdfghjklmnpqrstvwxz2456789]{5}$")
 _TEMPLATE_HASH = re.compile(r"-[bcdfghjklmnpqrstvwxz2456789]{8,10}$")
@@ -34,7 +34,7 @@ class RunSeries(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The run times of the pods of one form of names."""
 
     runs: Amount = 0
-    log_mean_s: Annotated[float, Meta(ge=0, le=LONGEST_LOG_S)] = 0.0
+    log_mean_s: Annotated[float, Meta(ge=0, le=LONGEST_LOG)] = 0.0
     """Weighted mean of the logarithms: a few long runs do not hide that most are short."""
 
 

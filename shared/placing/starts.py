@@ -32,6 +32,7 @@ MOST_TRIED = 8
 SOON_S = 3600.0
 """Devices are claimed for so long, at most, for what is only expected to end by then."""
 AGAIN_S = 60.0
+"""A start is planned again after this time."""
 EARLIER_S = 60.0
 """A start is planned again after so long, and changed if it can be so much earlier."""
 LATE_S = 30.0

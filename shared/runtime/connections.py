@@ -42,6 +42,7 @@ class PortBounds:
     larger_bodies: int = 4
     """Turns at once."""
     handshake_s: float = 5.0
+    """Until a TLS handshake has ended."""
     first_request_s: float = 10.0
     """From the TLS handshake until a first request begins, and from there until it has arrived:
     longer than `body_s`."""

@@ -45,6 +45,7 @@ BOUNDS: web.AppKey[PortBounds] = web.AppKey("bounds", PortBounds)
 """The bounds of an application's port, if they are not the usual ones."""
 BACKLOG = 1024
 SWEEP_S = 1.0
+"""Interval of looks for connections that have to be closed."""
 MOST_WAITING = 64
 """Connections that wait while all are busy, at most half of them from one address."""
 PAUSE_S = 0.02
@@ -53,6 +54,7 @@ SPARE_FILES = 256
 """Open files of a process beside the connections of a port."""
 READ_BUFFER_BYTES = 16 * 1024
 SHUTDOWN_S = 1.0
+"""How long connections may take to end before they are closed."""
 Tls = Callable[[], ssl.SSLContext]
 """Returns the context of a new connection."""
 BodyTime = Callable[[web.Request], float]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 WINDOW_S = 10.0
+"""Time over which lines of one statement are counted."""
 MOST_LINES = 50
 """Lines of one statement in the code within `WINDOW_S`, unless they are for debugging."""
 LONGEST_TEXT = 4096

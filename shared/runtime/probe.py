@@ -11,6 +11,7 @@ import sys
 
 PROBE_VARIABLE = "LEASEHOLD_PROBE"
 TIMEOUT_S = 2.0
+"""Time limit of a liveness probe's connection."""
 OK = 200
 
 

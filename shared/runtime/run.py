@@ -27,7 +27,9 @@ from shared.runtime.shared_process import SharedProcess, open_process
 
 S = TypeVar("S", bound=ServiceSettings)
 INTERVAL_S = 5.0
+"""Interval of heartbeats; a service counts as missing after a few of them."""
 READY_POLL_S = 0.5
+"""Interval of looks whether an unready service has become ready, which is sent at once."""
 IN_POD = "KUBERNETES_SERVICE_HOST"
 """The kubelet sets it in each container."""
 

@@ -15,6 +15,7 @@ from tools.generate import (
     pages,
     reference,
     rights,
+    timings,
 )
 
 
@@ -35,6 +36,7 @@ def generated() -> dict[Path, str]:
         openapi.PAGE: openapi.generated(),
         reference.PAGE: reference.generated(),
         rights.FILE: rights.rights(),
+        timings.PAGE: timings.generated(),
     }
 
 

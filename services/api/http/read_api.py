@@ -61,6 +61,7 @@ from shared.ledger.budgets import Budgets
 from shared.model.bounds import check_bounds
 from shared.model.budgets.budget import ChargeEntry
 from shared.model.budgets.cost_records import CostView
+from shared.model.clock import DAY_S
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.request_reply import (
     DryRunReply,
@@ -86,10 +87,10 @@ from shared.runtime.telemetry import trace_id_of
 
 _UID = re.compile(r"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}", re.IGNORECASE)
 _CURSOR = re.compile(r"[0-9]{1,18}-[0-9]{1,18}")
-DAY_S = 24 * 3600.0
 RESIZE_S = 20.0
 """A binder sends two requests to the node and writes to the pod before it replies."""
 GRANT_S = 10.0
+"""How long a request for more budget waits for the timekeeper, which writes the grant first."""
 PLAN_S = 20.0
 """A binder reads all pods before it plans."""
 NO_END_S = 2.0

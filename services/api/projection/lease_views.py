@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from shared.model.budgets.balance import balance
 from shared.model.budgets.budget import Accounts, Balance, Budget, minutes
+from shared.model.clock import HOUR_S
 from shared.model.devices.device import Device, DeviceMode, DeviceUse, MigLayout
 from shared.model.leases.lease import Lease, Share
 from shared.model.names import Namespace, NodeName
@@ -11,7 +12,6 @@ from shared.model.views.budgets import BudgetView, IdleHolder
 from shared.model.views.gpus import DeviceView, HeldShare
 from shared.model.views.pods import FinishedPod
 
-HOUR_S = 3600.0
 SHOWN_TO_ALL = (
     *("device", "index", "device_mib", "memory_mib", "cores_percent", "booked_cores"),
     *("slot", "mig", "init", "state"),

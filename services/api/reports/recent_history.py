@@ -26,11 +26,10 @@ from services.api.reports.history import (
     Subject,
     Values,
 )
+from shared.model.clock import DAY_S, HOUR_S
 from shared.model.names import PodUid
 from shared.model.views.pods import FinishedPod
 
-HOUR_S = 3600.0
-DAY_S = 24 * HOUR_S
 MOST_SERIES = 20_000
 """Subjects of one kind, and finished pods. An hour of as many pods takes about 50 MB."""
 

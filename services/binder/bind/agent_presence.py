@@ -42,6 +42,7 @@ MAX_REQUESTS = 64
 FORGET_S = 3600.0
 """What is known of a node is forgotten if it was not needed for so long: it may be deleted."""
 PROBE_S = 1.0
+"""Interval of requests to cordoned nodes: a node opens this long after its agent is back."""
 IDLE_S = 5.0
 """Pause while no node is cordoned, until cordons of binders that have stopped are read again."""
 

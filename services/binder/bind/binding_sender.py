@@ -22,6 +22,7 @@ from shared.runtime.service import loops
 
 CONCURRENCY = 32
 BATCH_WAIT_S = 2.0
+"""How long a batch waits for the API server's answers, before the rest counts as in flight."""
 MAX_RESULTS = 8192
 """Results remembered for batches that are delivered again."""
 

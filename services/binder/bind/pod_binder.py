@@ -44,6 +44,7 @@ ADMISSION_WAIT_S = 1.0
 ADMISSION_RETRY_S = 0.02
 """A kubelet admits a pod within a few of these; the pause for a slower one doubles."""
 MAX_ADMISSION_RETRY_S = 0.3
+"""The longest such pause."""
 
 
 @dataclass(eq=False)

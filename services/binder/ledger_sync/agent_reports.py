@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 SHARE_IN_USE = "its claim is not prepared, and a pod whose lease was lost uses the device"
 BOUND_BEFORE = "the pod runs with an earlier lease, which was lost"
 LOOKUPS_S = 10.0
+"""Time over which look-ups of pods without a lease are counted for each node."""
 MOST_LOOKUPS = 32
 """Pods without a lease on a node that are read for its agent within `LOOKUPS_S` seconds."""
 E = TypeVar("E", ShareRefused, ViolationFound)

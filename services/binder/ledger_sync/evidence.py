@@ -16,6 +16,7 @@ from shared.runtime.service import observes
 
 MOST_LISTINGS = 4
 LISTING_S = 600.0
+"""How long a list of pods of which parts are missing is kept."""
 MOST_REPORTS = 16
 """Of one node that are read: a node that always reports something else would hold up a rebuild."""
 

@@ -42,6 +42,7 @@ MIN_MISSED_REPLIES = 10
 MAX_REQUESTS = 64
 PODS_PER_REQUEST = 1000
 SHARED_AGAIN_S = 3600.0
+"""A device that two nodes report is reported again after this time."""
 MOST_SHARED = 4096
 _Held = tuple[PodUid, int, float]
 """What an agent has given out: a pod, and the version and the last resize of its lease."""

@@ -43,6 +43,7 @@ class RebuildTiming:
     `progress_share` of all those awaited has reported in that time: then as long again."""
     progress_share: float = 0.05
     poll_s: float = 0.2
+    """Interval of looks at what a rebuild waits for."""
     lock_s: float = 6.0
     """A replica that dies while it rebuilds is replaced after this."""
     resync_every_s: float = 5.0

@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 BINDING_S = 5.0
 """The Binding of a lease that is younger than this may still be in progress."""
 CHUNK_WAIT_S = 5.0
+"""How long the last chunk of a list waits for the others, which arrive as copies."""
 CHUNK_POLL_S = 0.2
 """How long the last chunk of a list waits for the others, which arrive as copies."""
 Correction = HolderGone | PlacementChosen | LeaseChanged | ResyncRequested

@@ -18,6 +18,7 @@ from shared.runtime.service import loops
 logger = logging.getLogger(__name__)
 
 POLICY_S = 1.0
+"""Interval of checks of the ledger's settings, and of its records while some are damaged."""
 READ_S = 5.0
 """Interval between two readings of the ledger."""
 PAUSE_FACTOR = 20

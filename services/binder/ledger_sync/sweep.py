@@ -20,6 +20,7 @@ from shared.runtime.service import handles, loops
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
+"""Interval of sweeps: what expires, ends or is freed is noticed this late, at most."""
 OFFER_S = 0.5
 """How often the capacity number is read while pods wait, else every `SWEEP_S`; nothing else is done
 while it does not change."""

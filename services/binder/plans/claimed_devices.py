@@ -14,6 +14,7 @@ from shared.placing.anti_affinity import Domain, all_domains, repelled_request
 from shared.placing.node_filters import check_anti_affinity
 
 RESERVATION_S = 30.0
+"""How long reservations for a planned start last if this binder dies before it commits them."""
 
 
 async def reserve_claimed(

@@ -50,6 +50,7 @@ OFFER_S = 2.0
 BLOCKED_S = 10.0
 """Pause before an eviction that a PodDisruptionBudget blocks is tried again."""
 STEP_S = 0.5
+"""Interval of steps of preemptions that are in progress."""
 LOOK_S = 1.0
 """Interval of looks at the ledger while nothing is planned."""
 AT_ONCE = 16

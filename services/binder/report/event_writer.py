@@ -34,13 +34,16 @@ COST_WHILE_BUSY = 10.0
 POD_BURST = 25.0
 POD_EVENTS_PER_S = 1 / 60
 RETRY_S = 1.0
+"""Pause after the API server did not take an Event."""
 MAX_QUEUED_CONDITIONS = 16384
 MAX_REMEMBERED_CONDITIONS = 16384
 CONDITION_WRITERS = 8
 MIN_INTERVAL_S = 5.0
 """A pod's message changes at most this often."""
 REPEAT_S = 60.0
+"""An equal message about a pod is written again after this time."""
 CONFLICT_RETRY_S = 0.2
+"""Pause before a pod's condition is written again that somebody else has changed."""
 
 
 class EventRecorder(Protocol):

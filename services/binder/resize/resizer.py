@@ -43,9 +43,11 @@ MAX_DECISIONS = 3
 MAX_ANNOTATE_TRIES = 8
 """The pod's status may change at any moment, and with it the resource version that was read."""
 FINISH_S = 1.0
+"""Interval of looks for unfinished resizes, and the first pause before one is tried again."""
 ABANDONED_S = 3.0
 """A resize that is not finished within this time was left by a binder that cannot finish it."""
 MAX_RETRY_S = 30.0
+"""The longest such pause; it doubles up to this."""
 BATCH = 16
 ANY_VERSION = 1 << 53
 

@@ -12,6 +12,7 @@ from shared.model.errors import RequestError, UnavailableError
 from shared.model.views.gpus import DeviceView, GpusView
 
 SETTLE_S = 15.0
+"""How long the command waits for the agent, which reports its devices every 10 s."""
 MERGE = {"Accept": "application/json", "Content-Type": "application/merge-patch+json"}
 
 

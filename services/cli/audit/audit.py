@@ -23,6 +23,7 @@ from shared.ledger.total_checks import Difference
 from shared.model.errors import RequestError
 
 RETRY_S = 1.0
+"""Pause before a difference is read again: what passes by itself is none."""
 
 
 def audit(flags: Audit) -> int:

@@ -14,10 +14,13 @@ from shared.model.leases.ledger import NodeTotals, UnreadableRecord, WaitingPod
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 
 EXPIRE_S = 5.0
+"""How much longer than its time a reservation may last: binders sweep every second."""
 REPORT_S = 12.0
 """A node agent reports its devices every 10 s."""
 EXPLAIN_S = 15.0
+"""A pending pod is bound or explained within this time."""
 OUTLIVE_S = 30.0
+"""A lease may outlive its pod for this time."""
 
 
 def lasting_differences(

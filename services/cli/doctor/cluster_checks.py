@@ -137,7 +137,9 @@ ALL_PODS = "kubectl get pods -A -l app.kubernetes.io/part-of=leasehold"
 
 AGENT = "node-agent"
 CLOCK_WARN_S = 0.5
+"""A difference between clocks that makes times in logs and traces misleading."""
 CLOCK_FAIL_S = 5.0
+"""A difference between clocks at which leases and reservations end too early or too late."""
 WEEK_DAYS = 7.0
 
 

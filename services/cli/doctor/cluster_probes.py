@@ -43,7 +43,7 @@ from shared.model.clock import clock_ahead_s
 from shared.model.devices.device import Device
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.pod_events import Heartbeat
-from shared.model.findings import Finding, SkipError, fail, ok, warn
+from shared.model.findings import DIAGNOSIS_TIMEOUT_S, Finding, SkipError, fail, ok, warn
 from shared.model.leases.ledger import UnreadableRecord
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE, NodeName
 from shared.model.requests.claim import DRIVER
@@ -394,7 +394,7 @@ class ClusterProbes:
             self._nats(),
             name="doctor",
             credentials=self.servers.nats_credentials,
-            patience_s=servers.TIMEOUT_S,
+            patience_s=DIAGNOSIS_TIMEOUT_S,
         ) as bus:
             inbox = await bus.observe((Heartbeat,))
             deadline = loop.time() + OBSERVE_S

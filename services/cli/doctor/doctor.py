@@ -41,6 +41,7 @@ from shared.runtime.settings import load
 
 P = TypeVar("P")
 CHECK_TIMEOUT_S = 30.0
+"""A check that takes longer fails, so that the others are shown."""
 COLOURS = {
     Outcome.OK: "green",
     Outcome.WARN: "yellow",

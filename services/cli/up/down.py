@@ -14,7 +14,9 @@ from services.cli.commands import Down
 from services.cli.state_dir import SUPERVISED_VARIABLE, StateDir, supervisor_pid
 
 TERMINATE_S = 30.0
+"""How long processes may take to end after SIGTERM: agents wait for containers to start."""
 KILL_S = 5.0
+"""How long processes may take to disappear after SIGKILL."""
 
 
 def down(flags: Down) -> int:

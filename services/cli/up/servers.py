@@ -16,6 +16,7 @@ from shared.model.errors import RequestError
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
 LOOPBACK_S = 5.0
+"""Time limit of a connection to this machine's own port, by which firewalls are found."""
 _PORTS = range(20000, 32000)
 """Below the ephemeral ports, so that no outgoing connection takes a stopped server's port."""
 

@@ -33,6 +33,7 @@ class RestartPolicy:
     first_pause_s: float = 0.2
     """Pause before the first restart; each further exit in a row doubles it."""
     max_pause_s: float = 5.0
+    """The longest such pause."""
     stable_s: float = 10.0
     """After a run of this length the next restart has the first pause again."""
     max_starts: int = 4
@@ -63,6 +64,7 @@ def is_given_up(history: RestartHistory, policy: RestartPolicy) -> bool:
 
 
 TCP_TIMEOUT_S = 1.0
+"""Time limit of a connection that shows whether a server listens."""
 
 
 async def is_ready(component: Component, pid: int) -> bool:

@@ -145,6 +145,7 @@ def forget_devices(
 
 Report = Callable[[str], None]
 READY_S = 60.0
+"""The longest pause without another component being ready, apart from `READY_EACH_S`."""
 READY_EACH_S = 3.0
 """The longest pause without another component being ready, and more for each component: all agents
 start at once, and on a slow machine none is ready before most are."""

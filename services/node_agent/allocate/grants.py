@@ -20,6 +20,7 @@ from shared.model.leases.lease import Lease, Share
 from shared.model.names import DeviceUuid
 
 LOOK_S = 0.1
+"""Interval between looks for room on a full device."""
 LOOK_LATER_S = 0.5
 """Interval between looks for room while it cannot be seen whether there is some."""
 SYNC_S = 0.5

@@ -51,9 +51,11 @@ RESOLVE_S = 2.0
 LEASE_WAIT_S = 4.0
 """How long a lease that is unknown, or only reserved, is requested."""
 LOOK_AGAIN_S = 0.1
+"""Interval between looks at the kubelet's pods for the container in question."""
 LOOK_LATER_S = 0.5
 """Interval between looks beyond `RESOLVE_S`."""
 FETCH_PAUSE_S = 0.2
+"""Pause between two requests for a lease that is not known yet."""
 
 
 class AllocationHandler:

@@ -39,7 +39,9 @@ MOST_NUMA_NODES = 8
 TAKEN_S = 0.25
 """How long a kubelet may take to apply a list. Its binder waits, for less than 0.5 s in all."""
 LOOK_S = 0.01
+"""Interval between looks whether the kubelet has applied a list of devices."""
 ALIGN_S = 1.0
+"""Interval of comparisons with pods and CPUs while the kubelet aligns devices."""
 IDLE_S = 10.0
 """Interval of comparisons with pods and CPUs, and while the kubelet aligns nothing."""
 COUNT_S = 0.1

@@ -38,6 +38,7 @@ UNREGISTERED = "the kubelet has not registered the DRA driver"
 LOOK_S = 1.0
 """Interval at which both sockets are checked."""
 HEALTH_REPEAT_S = 10.0
+"""Interval of updates of the devices' health; the kubelet's limit is `HEALTH_TIMEOUT_S`."""
 HEALTH_TIMEOUT_S = 30
 """After this time without an update the kubelet shows a device's health as unknown."""
 

@@ -42,7 +42,9 @@ CLAIM_WAIT_S = 40.0
 """How long Prepare waits for the lease: the kubelet's limit is 45 s, and its next call follows only
 after a minute."""
 LOOK_S = 0.1
+"""Interval between looks for a claim's lease among those known."""
 FETCH_S = 2.0
+"""Interval between requests for a claim's lease to a binder."""
 PREFIX = "leasehold.dev-claim-"
 FULL_DEVICE_S = 15.0
 """How long Prepare waits for room on a device that is full by the records: containers of ended pods

@@ -37,8 +37,11 @@ logger = logging.getLogger(__name__)
 
 COLLECTION = "/apis/resource.k8s.io/v1/resourceslices"
 DEBOUNCE_S = 0.2
+"""Changes of devices within this time are written together."""
 RETRY_S = 1.0
+"""Pause before slices are written again after an error."""
 RECHECK_S = 2.0
+"""Interval of comparisons between devices and what was written."""
 LISTED = 500
 UNSUPPORTED_RETRY_S = 60.0
 """Before slices are written again to a cluster that does not support them."""

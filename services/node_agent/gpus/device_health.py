@@ -57,6 +57,7 @@ class DeviceHealth:
 class HealthPolicy:
     first_backoff_s: float = 30.0
     max_backoff_s: float = 960.0
+    """The longest such time; it doubles up to this."""
     reset_after_s: float = 3600.0
     """After this time in good health, the backoff starts anew."""
     failure_threshold: int = 2

@@ -19,7 +19,9 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 LIMIT_CHECK_S = 0.5
+"""Interval of looks at the time limit of a call, which may change."""
 PATIENCE_S = 0.05
+"""How long calls wait for a busy thread before another one is started for them."""
 
 _Calls = SimpleQueue[Callable[[], None]]
 idle: list[_Calls] = []

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 CURRENT = "current"
 """A file with the directory and the version of the library that new containers mount."""
 LOAD_S = 10.0
+"""Time limit of a trial load of HAMi-core in a process of its own."""
 _ELF_HEAD = 20
 """Bytes at the start of a library that contain its machine type."""
 _SHARED_OBJECT = 3

@@ -19,6 +19,7 @@ from services.node_agent.isolation.region_layouts import BY_FILE_SIZE, RegionLay
 ROUNDS = 5
 """How many times slots that are being written are read again."""
 PAUSE_S = 0.001
+"""Pause before a region is read again that a program was changing."""
 _HEAD = struct.Struct("<iII")
 
 

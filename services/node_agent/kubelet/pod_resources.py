@@ -24,6 +24,7 @@ Response = TypeVar("Response")
 TIMEOUT_S = 10.0
 """A busy kubelet takes seconds, and a refused Allocate fails its pod permanently."""
 RETRY_S = 0.02
+"""Pause after PodResources could not be read: a kubelet that restarts makes its socket anew."""
 MAX_RECEIVED_BYTES = 64 * 1024 * 1024
 _RETRYABLE = frozenset({grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE})
 _OPTIONS = (

@@ -45,10 +45,13 @@ LOOK_S = 2.0
 LOOK_SOON_S = 0.05
 """While no kubelet listens: a starting one admits its pods 0.2 to 0.8 s after making its socket."""
 REGISTER_S = 10.0
+"""Time limit of a registration with a busy kubelet."""
 REGISTER_AGAIN_S = 0.2
+"""Pause after a kubelet refused a registration: it may still be starting."""
 FIRST_LIST_S = 10.0
 """The kubelet requests the list within this time after it accepted a registration."""
 MAX_PAUSE_S = 30.0
+"""The longest pause between registrations that end at once; it doubles up to this."""
 MIN_PAUSE_S = 1.0
 """The end of an old stream must reach the kubelet before a new registration does."""
 

@@ -43,7 +43,9 @@ logger = logging.getLogger(__name__)
 RELEASE_S = 5.0
 """How long the kubelet may list containers that have ended: it polls the runtime every 2 s."""
 RETRY_S = 0.25
+"""Pause before a layout's next step is tried again."""
 LIST_TIMEOUT_S = 5.0
+"""Time limit of reading the kubelet's pods and devices before a layout changes."""
 DRIVER_SLOW = "the driver takes longer"
 NOT_LAID_OUT = "LayoutFailed"
 """Code of the fault of a device that could not be given a MIG layout."""

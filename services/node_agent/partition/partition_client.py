@@ -30,6 +30,7 @@ from shared.model.names import DeviceUuid
 logger = logging.getLogger(__name__)
 
 READ_TIMEOUT_S = 10.0
+"""Time limit of reading the instances of a device."""
 PARTITION_TIMEOUT_S = 120.0
 """Longer than the driver's limit for all steps of a layout; callers have limits of their own."""
 

@@ -8,6 +8,7 @@ from shared.model.names import PodUid
 from shared.nats.bus import Bus
 
 REPLY_S = 2.0
+"""How long an agent waits for a binder's reply with leases; Allocate waits for longer in all."""
 
 
 class LeaseSync:

@@ -25,6 +25,7 @@ READ_AGAIN_S = 300.0
 STARTING_S = 60.0
 """For this time, a bundle may be of a container that is being created."""
 LABELS_AGAIN_S = 60.0
+"""Interval of readings of a namespace's labels, by which administrators exempt its pods."""
 MOST_LABELS = 16
 """Namespaces that one look reads from the API server."""
 

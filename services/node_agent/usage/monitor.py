@@ -63,6 +63,7 @@ D = TypeVar("D")
 
 MAX_QUEUED = 256
 SCAN_S = 5.0
+"""Interval of scans of processes and memory: use beyond a lease is noticed this late, at most."""
 REPORT_AGAIN_S = 300.0
 """An ongoing violation is reported again this often."""
 ALL_CORES = 100

@@ -7,6 +7,7 @@ from shared.model.events.node_events import ViolationFound
 from shared.model.names import Namespace, PodUid
 
 WINDOW_S = 300.0
+"""Time over which the reports about one pod are counted."""
 MOST_OF_POD = 8
 """Reports of one pod within `WINDOW_S`."""
 MOST_AT_ONCE = 10

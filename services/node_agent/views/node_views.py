@@ -41,7 +41,9 @@ FRESH_S = 0.5
 UNWATCHABLE_RETRY_S = 60.0
 """After the API server refused the watch; the Node object is still read every `COMPARE_S`."""
 MIN_BACKOFF_S = 1.0
+"""First pause after the API server refused a write of node status."""
 MAX_BACKOFF_S = 5.0
+"""The longest such pause; it doubles up to this."""
 
 
 class ViewWriter:

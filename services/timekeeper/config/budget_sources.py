@@ -25,7 +25,7 @@ from shared.kubernetes.custom_kinds import API_VERSION, LatestSpecs
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.gpu_prices import PriceFile
 from shared.kubernetes.object_files import load_objects
-from shared.kubernetes.reflector import follow
+from shared.kubernetes.reflector import UNKNOWN_KIND_RETRY_S, follow
 from shared.kubernetes.types import RawObject
 from shared.model.bounds import cut
 from shared.model.budgets.budget import Budget
@@ -37,8 +37,9 @@ logger = logging.getLogger(__name__)
 
 PATH = f"/apis/{API_VERSION}/gpubudgets"
 FILE_POLL_S = 2.0
-RETRY_S = 5.0
+"""Interval of looks whether the file has changed."""
 SYNC_TIMEOUT_S = 30.0
+"""How long the timekeeper waits for budgets at its start, before it counts without them."""
 NEW_PODS_WAIT = "new pods of the namespace wait until it is valid"
 T = TypeVar("T")
 
@@ -113,10 +114,12 @@ class ConfiguredObjects(Generic[T]):
     synced: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def watch(self) -> None:
-        """Watch the objects for ever; a kind that cannot be read is requested every `RETRY_S`."""
+        """Watch the objects for ever; a kind that cannot be read is requested again and again."""
         logged = ""
         latest = self.latest
-        async with aclosing(follow(self.client, self.path, RawObject, retry_s=RETRY_S)) as batches:
+        async with aclosing(
+            follow(self.client, self.path, RawObject, retry_s=UNKNOWN_KIND_RETRY_S)
+        ) as batches:
             async for batch in batches:
                 for named, item in batch.changed:
                     before = latest.problems.get(Namespace(named.name))

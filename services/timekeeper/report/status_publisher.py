@@ -30,6 +30,7 @@ CHECKPOINT_MS = 60_000
 USAGE_MS = 10_000
 _IN_FORCE = ("observedGeneration", "conditions", "specInForce")
 WRITE_TIMEOUT_S = 2.0
+"""A slow API server delays no count: what was not written is written later."""
 RETRY_MS = 30_000
 """Pause after a request without a response, so that counting does not wait for the API server."""
 

@@ -14,6 +14,7 @@ from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.bounds import MOST_VERSION
 from shared.model.budgets.quota import Quota, QuotaLimits
+from shared.model.clock import HOUR_S
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.leases.lease import Lease, LeaseState
 from shared.model.leases.lease_copy import dump_lease, load_lease
@@ -58,7 +59,6 @@ async def test_leases_are_restored_with_less_than_one_command_each(url: str) -> 
         assert sum(others) < DEVICES
 
 
-HOUR_S = 3600.0
 OFF = pytest.mark.parametrize("off_s", [HOUR_S, -HOUR_S])
 
 

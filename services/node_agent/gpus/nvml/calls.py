@@ -17,6 +17,7 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 TIMEOUT_S = 20.0
+"""A call of the driver that takes longer hangs: the device counts as sick, and its calls wait."""
 
 
 NOT_AVAILABLE = frozenset(

@@ -41,6 +41,7 @@ from shared.model.names import DeviceUuid
 logger = logging.getLogger(__name__)
 
 LINKS_REFRESH_S = 300.0
+"""How long links between devices are used; reading them takes seconds on large nodes."""
 MIB = 1024 * 1024
 RESERVED_STEP_MIB = 64
 MEMINFO = Path("/proc/meminfo")

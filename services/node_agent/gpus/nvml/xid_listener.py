@@ -21,7 +21,9 @@ logger = logging.getLogger(__name__)
 
 WAIT_MS = 5000
 REOPEN_S = 60.0
+"""Events of the driver are subscribed to anew after this time, also for devices that were added."""
 RETRY_S = 5.0
+"""Pause after the driver refused the subscription."""
 XID = pynvml.nvmlEventTypeXidCriticalError
 
 

@@ -19,7 +19,8 @@ from services.api.reports.history import (
     history_columns,
     sample_of,
 )
-from services.api.reports.recent_history import DAY_S, RecentHistory
+from services.api.reports.recent_history import RecentHistory
+from shared.model.clock import DAY_S
 from shared.model.devices.device import Hardware
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from tests.support import build
