@@ -104,10 +104,6 @@ def _decode_refusal(pod: PodUid, row: Sequence[Any]) -> NoCapacity:
     )
 
 
-_PLACEHOLDER_S = 1.0
-"""Placeholder for the time of the resize, which the function writes."""
-
-
 MOST_UNSYNCED = 100
 
 
@@ -132,9 +128,8 @@ class LeaseResizes(LedgerPart):
         it was read, or ended. Raises ConflictError if the lock of `token` has expired. In each of
         these cases nothing has changed.
         """
-        value = encode_lease(structs.replace(lease, resized_at=lease.resized_at or _PLACEHOLDER_S))
         packed, *stored = await self._connection.run_raw(
-            "resize", "resize", lease.pod, lease.version, token, tail=value
+            "resize", "resize", lease.pod, lease.version, token, tail=encode_lease(lease)
         )
         outcome, *details = unpack(packed)
         if outcome == "resized":

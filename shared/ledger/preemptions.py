@@ -141,7 +141,7 @@ def _claims(
         (placement,) = each.candidates
         devices = {share.device for share in placement.shares} - claimed
         claimed |= devices
-        demand = demand_of(placement.node, placement.shares)
+        demand = msgspec.to_builtins(demand_of(placement.node, placement.shares))
         rows.append(
             (
                 *(each.pod, placement.node, sorted(devices), _pairs(each.resources)),

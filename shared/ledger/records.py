@@ -16,6 +16,8 @@ from msgspec import Meta
 from shared.ledger.rows.record_sizes import (
     MOST_AMOUNT,
     MOST_DEVICE_BYTES,
+    MOST_GROUPS_BYTES,
+    MOST_LEASE_BYTES,
     MOST_MIB,
     MOST_NODE_BYTES,
     MOST_NODE_RESOURCES,
@@ -23,12 +25,25 @@ from shared.ledger.rows.record_sizes import (
     MOST_SLOT,
     MOST_WAITING_BYTES,
 )
-from shared.model.bounds import MOST_ENTRIES, Fence, KeyText, LongText, Seconds
+from shared.model.bounds import (
+    MOST_ENTRIES,
+    MOST_SHARES,
+    Count,
+    Fence,
+    KeyText,
+    LongText,
+    Percent,
+    Seconds,
+    ShortText,
+)
+from shared.model.leases.lease import LeaseDescription, LeaseState, Share
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.requests.request import SharingPolicy
 
 Mib = Annotated[int, Meta(ge=0, le=MOST_MIB)]
 Slots = Annotated[int, Meta(ge=0, le=MOST_SLOT)]
 Number = Annotated[int, Meta(ge=0, le=MOST_AMOUNT)]
+NO_SLOT = -1
 NO_LIMIT = -1
 Limit = Annotated[int, Meta(ge=NO_LIMIT, le=MOST_AMOUNT)]
 DeviceText = Annotated[str, Meta(max_length=MOST_DEVICE_BYTES)]
@@ -83,6 +98,76 @@ class DeviceRecord(Record, frozen=True):
     """The MIG layout that its leases require; empty if there is none."""
     held: DeviceText
     """What its agent has given out beyond the leases: a `Held` as JSON; empty if there is none."""
+
+
+class NumbersRecord(Record, frozen=True):
+    """What changes in the life of a lease."""
+
+    state: LeaseState
+    version: Fence
+    reserved_version: Fence
+    """The version that it was reserved with."""
+    created_at: Seconds
+    expires_at: Seconds
+    """Of a reservation; 0 later."""
+    activated_at: Seconds
+    """0: it has not been active."""
+    resized_at: Seconds
+    """0: it was not."""
+    grants: Annotated[tuple[int, ...], Meta(max_length=2 * MOST_SHARES)]
+    """The slot (`NO_SLOT`: it has none) and the fence of each share."""
+
+
+class RequestRecord(Record, frozen=True):
+    """What functions read of the request of a lease."""
+
+    pod: PodUid
+    namespace: Namespace
+    gang: str
+    """Escaped; empty if there is none."""
+    groups: Annotated[str, Meta(max_length=MOST_GROUPS_BYTES)]
+    """Anti-affinity groups, each but the last before a line feed."""
+    resources: Annotated[str, Meta(max_length=MOST_LEASE_BYTES)]
+    """The name, escaped, and the amount of each ordinary resource, as a JSON array."""
+    limited_run_s: float
+    """How long its pod may run, where quotas limit that; infinity: without an end; 0: they do
+    not, as for a ResourceClaim or a pod that its node runs for ever."""
+
+
+class BookingRecord(Record, frozen=True):
+    """What a lease takes of one device: `Booking`, as functions read it."""
+
+    device: DeviceUuid
+    memory_mib: Mib
+    cores_percent: Percent
+    shares: Count
+    slots: Count
+    """New slots."""
+    sharing: SharingPolicy
+    most_shares: Count
+    """Slots that the dialect has on the device; 0: those of the device."""
+    layout: ShortText
+
+
+class DemandRecord(Record, frozen=True):
+    """What a lease takes of the devices of a node."""
+
+    node: NodeName
+    bookings: Annotated[tuple[BookingRecord, ...], Meta(max_length=MOST_SHARES)]
+    slots: Annotated[tuple[int, ...], Meta(max_length=2 * MOST_SHARES)]
+    """For each share the number of its booking, from 1, and that of its slot among the new ones of
+    the device: 0, it takes none; below 0, -1 less its position in the MIG layout."""
+
+
+class LeaseRecord(Record, frozen=True):
+    """A lease. Functions pass the last two on as they are."""
+
+    numbers: NumbersRecord
+    request: RequestRecord
+    demand: DemandRecord
+    description: LeaseDescription
+    shares: Annotated[tuple[Share, ...], Meta(max_length=MOST_SHARES)]
+    """Without slots and fences, which are `NumbersRecord.grants`."""
 
 
 class WaitingRecord(Record, frozen=True):

@@ -285,7 +285,7 @@ class Judge(Watches):
             lease = leases.get(record.pod.uid)
             if lease is None or lease.state != "active" or not isinstance(record.pod, Pod):
                 continue
-            early_s = EPOCH_S + record.started_s - lease.expires_at
+            early_s = EPOCH_S + record.started_s - lease.activated_at
             if early_s > record.pod.request.term.grace_s + END_MARGIN_S:
                 yield f"S11: {lease.pod} on {node.name} may run {early_s:.1f} s beyond its lease"
 

@@ -64,7 +64,7 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
     ),
     "fences of any height count": ("and fence <= ledger.highest_number(time) then", "then"),
     "leases of other nodes are activated": (
-        "lease.demand_of(lease.header_of(value), value)[1] ~= row[2] then",
+        "of_pod.demand[DEMAND.NODE] ~= row[2] then",
         "false then",
     ),
     "activations are early": (

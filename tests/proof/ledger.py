@@ -1,11 +1,10 @@
 """Redis, copies of leases and checkpoints, decoded without the product's code; pure.
 
-Records are those of `shared/ledger/records.py`, and of `functions/common/lease.lua` there.
+Records are those of `shared/ledger/records.py`.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from struct import Struct
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgpack
@@ -24,16 +23,8 @@ INIT = "first"
 """The name of init containers in campaigns. They share what `main` has, so they do not count."""
 EXCLUSIVE = 1
 """The number of the sharing policy of a share that has its device to itself."""
-_LEASE = Struct("<BddddII")
-_GRANT = Struct("<id")
-_STATES = ("", "reserved", "bound", "active", "released", "expired")
 _HEALTHY = 1
 _REFUSED = b"its agent's messages are refused"
-_TERM = 6
-"""Position in a lease's description of how long its pod may run, after its gang."""
-_CONTAINER = 6
-_MIG = 11
-"""Positions in a share's values, after the node's name is taken off."""
 _COPY_DEVICE = 1
 _COPY_MIB = 5
 """Positions in a share of a lease's copy."""
@@ -77,28 +68,22 @@ def decode(raw: Hashes, charges: Iterable[RawCharge] = (), **more: Any) -> RawLe
 
 
 def _lease(pod: str, value: bytes) -> RawLease:
-    state, version, _, created_at, expires_at, count, _ = _LEASE.unpack_from(value)
-    at = _LEASE.size
-    slots = [_GRANT.unpack_from(value, at + _GRANT.size * n) for n in range(count)]
-    unpacker = msgpack.Unpacker()
-    unpacker.feed(value[at + _GRANT.size * count :])
-    _, _, _, gang, *described = unpacker.unpack()
-    term = described[_TERM] if len(described) > _TERM else None
-    node, first, *others = unpacker.unpack()
-    rows = others[1] if first is False else [[first, *others]]
+    numbers, request, demand, description, shares = msgpack.unpackb(value)
+    state, version, _, created_at, expires_at, activated_at, _, grants = numbers
     return RawLease(
         pod=pod,
-        node=node,
-        gang=gang,
-        term=term if isinstance(term, dict) else {},
-        state=_STATES[state],
+        node=demand[0],
+        gang=request[2],
+        term=description.get("term", {}),
+        state=state,
         version=version,
         created_at=created_at,
         expires_at=expires_at,
+        activated_at=activated_at,
         shares=tuple(
-            _share(row, slot, int(fence))
-            for row, (slot, fence) in zip(rows, slots, strict=True)
-            if row[_CONTAINER] != INIT
+            _share(share, slot, fence)
+            for share, slot, fence in zip(shares, grants[::2], grants[1::2], strict=True)
+            if share["container"] != INIT
         ),
     )
 
@@ -108,14 +93,14 @@ def _claim(pod: str, value: bytes) -> RawClaim:
     return RawClaim(pod=pod, node=node, devices=frozenset(devices), until=until)
 
 
-def _share(row: Sequence[Any], slot: int, fence: int) -> RawShare:
-    instance = row[_MIG]
+def _share(share: Mapping[str, Any], slot: int, fence: int) -> RawShare:
+    instance = share.get("mig")
     return RawShare(
-        device=row[0],
-        mib=row[1],
-        cores=0 if instance else row[2],  # nothing else uses those of an instance
+        device=share["device"],
+        mib=share["memory_mib"],
+        cores=0 if instance else share["cores_percent"],  # nothing else uses those of an instance
         layout=instance["layout"] if instance else "",
-        container=row[_CONTAINER],
+        container=share["container"],
         slot=instance["position"] if instance else slot,
         fence=fence,
     )

@@ -170,7 +170,9 @@ class RawLease:
     version: float
     created_at: float
     expires_at: float
-    """Of a reservation, when it expires; of an active lease, when it became active."""
+    """Of a reservation; 0 later."""
+    activated_at: float
+    """0: it has not been active."""
     shares: tuple[RawShare, ...]
     gang: str = ""
     term: Mapping[str, int] = field(default_factory=dict)

@@ -177,6 +177,7 @@ async def _live_through(whole: Stack, received: Container[str]) -> None:
         gpu_pod("two", vgpu(2, 1000, 10)),
         several,
         gpu_pod("units", {"volcano.sh/gpu-memory": 512}),
+        gpu_pod("filling", vgpu(2, 12000)),  # beside the others it does not fit: on the other node
     ]
     for pod in pods:
         await whole.create(pod)

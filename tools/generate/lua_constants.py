@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 
-from shared.ledger.rows.lease_rows import NUMBER_OF_STATE
 from shared.ledger.rows.record_sizes import LIMITS
 from shared.ledger.server_errors import KEEPS_KEYS
 from shared.model.devices.device import NUMA_CPUS_PREFIX
@@ -25,7 +24,7 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "-- States of a lease, and which each can become, at once or in several steps."
     for state in LeaseState:
-        yield f"M.{state.name} = {NUMBER_OF_STATE[state]}"
+        yield f"M.{state.name} = '{state.value}'"
     yield from _sets("MAY_BECOME", TRANSITIONS)
     yield from _sets("MAY_REACH", reachable())
     yield ""

@@ -47,6 +47,8 @@ def _lua_type(described: Type) -> str:
     match described:
         case IntType() | FloatType():
             return "number"
+        case EnumType(cls) if issubclass(cls, int):
+            return "number"
         case BoolType():
             return "boolean"
         case StrType() | EnumType():

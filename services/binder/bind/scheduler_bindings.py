@@ -5,7 +5,9 @@ that fails. So a pod that is not bound keeps no reservation, unless its Binding 
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from services.binder.bind.pod_binder import PodBinder
 from services.binder.clients import PodClient
@@ -142,7 +144,7 @@ class SchedulerBindings:
         if isinstance(outcome, NoCapacity) and not outcome.quotas:
             preempted = await self.claimed(pod)
             if preempted is not None and preempted.candidates[0].node == node:
-                outcome = await self._outcome(replace(preempted, repels=request.repels))
+                outcome = await self._outcome(structs.replace(preempted, repels=request.repels))
         match outcome:
             case ReservedLease(lease=lease) | AlreadyLeased(lease=lease):
                 return lease

@@ -1,7 +1,8 @@
 """Reservations of devices that a plan has claimed for waiting pods."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec import structs
 
 from shared.ledger.leases import RedisLeases
 from shared.model.devices.node import NodeFacts
@@ -41,7 +42,7 @@ async def reserve_claimed(
         and _is_repelled(pod.queued, facts[node], repelling)
     }
     left = [
-        replace(reservation, read_version=cluster.version)
+        structs.replace(reservation, read_version=cluster.version)
         for reservation in wanted
         if reservation.pod not in repelled
     ]

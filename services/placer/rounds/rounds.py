@@ -5,7 +5,9 @@ Of a gang, enough pods are placed together, then the rest one by one.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from services.placer.metrics import count
 from services.placer.rounds.decisions import (
@@ -82,7 +84,7 @@ def reservation_spans(
     try:
         yield (
             [
-                one if span is None else replace(one, trace=telemetry.context_of(span))
+                one if span is None else structs.replace(one, trace=telemetry.context_of(span))
                 for one, span in zip(wanted, spans, strict=True)
             ],
             outcomes,

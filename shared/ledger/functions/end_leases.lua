@@ -18,40 +18,39 @@ local values = require('values')
 local waiting = require('waiting')
 local writes = require('writes')
 local call, encode = redis.call, cmsgpack.pack
-local D, L = layouts.DEVICE, lease.L
+local D, DEMAND, NUMBERS, REQUEST = layouts.DEVICE, layouts.DEMAND, layouts.NUMBERS, layouts.REQUEST
 
-local to_state, headers, demands, ending, names, uuids, leaving_gang -- of this call
+local to_state, is_ending, ending, names, uuids, leaving_gang -- of this call
 
-local function end_lease(pod, header, value)
-  local demand = lease.demand_of(header, value)
-  headers[pod], demands[pod] = header, demand
+local function end_lease(pod, of_pod)
+  is_ending[pod] = true
   ending[#ending + 1] = pod
-  names[#names + 1] = demand[1]
-  for d = lease.FIRST_DEVICE, demand[2], lease.DEVICE_FIELDS do uuids[#uuids + 1] = demand[d] end
+  names[#names + 1] = of_pod.demand[DEMAND.NODE]
+  capacity.append_uuids(uuids, of_pod.demand)
 end
 
-local function free_lease(pod, header, demand, value)
-  local groups_text, resources, _, gang, namespace = lease.description_of(header, value)
-  fair.add_demand(namespace, demand, -1)
-  if gang ~= '' then leaving_gang[#leaving_gang + 1] = gang .. '|' .. pod end
+local function free_lease(pod, of_pod)
+  local demand, request = of_pod.demand, of_pod.request
+  fair.add_demand(request[REQUEST.NAMESPACE], demand, -1)
+  if request[REQUEST.GANG] ~= '' then leaving_gang[#leaving_gang + 1] = request[REQUEST.GANG] .. '|' .. pod end
+  local resources, groups_text = lease.resources_of(request), request[REQUEST.GROUPS]
   capacity.add_demand(demand, resources, groups_text, -1)
-  for _, device, slot in capacity.each_share(demand, lease.grants_of(header, value)) do
+  for _, device, slot in capacity.each_share(demand, of_pod.numbers[NUMBERS.GRANTS]) do
     if device and slot >= 0 then capacity.set_slot(device, slot, '0') end
     if device then device[D.SLOT_MAP] = string.gsub(device[D.SLOT_MAP], '0+$', '') end
   end
-  records.mark_freed(demand[1])
+  records.mark_freed(demand[DEMAND.NODE])
   if ledger.has_quotas then quota.release(pod) end
-  lease.change_state(header, to_state)
+  lease.change_state(of_pod, to_state)
   records.leases[pod] = false
-  return lease.with_header(header, value)
 end
 
 -- End all reservations of gangs of which a reservation ends and no pod is bound.
 local function end_short_gangs(short_gangs)
   for gang in pairs(short_gangs) do
     for _, pod in ipairs(waiting.reserved_gang(gang)) do
-      local value = records.leases[pod]
-      if value and not headers[pod] then end_lease(pod, lease.header_of(value), value) end
+      local of_pod = records.leases[pod]
+      if of_pod and not is_ending[pod] then end_lease(pod, of_pod) end
     end
   end
 end
@@ -75,7 +74,7 @@ end
 return function(to, pods_or_now, version_or_most, reason)
   local pods, cause, groups = pods_or_now, to, {}
   to_state = to == 'expired' and constants.EXPIRED or constants.RELEASED
-  headers, demands, ending, names, uuids, leaving_gang = {}, {}, {}, {}, {}, {}
+  is_ending, ending, names, uuids, leaving_gang = {}, {}, {}, {}, {}
   if to_state == constants.EXPIRED then
     groups = call('ZRANGEBYSCORE', server.prefix .. 'expiring', '-inf', pods_or_now, 'LIMIT', 0, version_or_most)
     pods = {}
@@ -87,23 +86,22 @@ return function(to, pods_or_now, version_or_most, reason)
     cause = to .. ': ' .. reason
   end
 
-  local function ends(header)
-    if not constants.MAY_BECOME[header[L.STATE]][to_state] then return false end
-    if to_state == constants.EXPIRED then return header[L.EXPIRES] <= pods_or_now end
-    return not version_or_most or header[L.VERSION] == version_or_most
+  local function ends(numbers)
+    if not constants.MAY_BECOME[numbers[NUMBERS.STATE]][to_state] then return false end
+    if to_state == constants.EXPIRED then return numbers[NUMBERS.EXPIRES_AT] <= pods_or_now end
+    return not version_or_most or numbers[NUMBERS.VERSION] == version_or_most
   end
 
   local short_gangs = {}
   records.fetch('leases', pods)
   for _, pod in ipairs(pods) do
-    local value = records.leases[pod]
-    local header = value and lease.header_of(value)
-    if header and not headers[pod] and ends(header) then
-      if to_state == constants.RELEASED and header[L.STATE] == constants.RESERVED then
-        local _, _, _, gang = lease.description_of(header, value)
+    local of_pod = records.leases[pod]
+    if of_pod and not is_ending[pod] and ends(of_pod.numbers) then
+      if to_state == constants.RELEASED and of_pod.numbers[NUMBERS.STATE] == constants.RESERVED then
+        local gang = of_pod.request[REQUEST.GANG]
         if gang ~= '' then short_gangs[gang] = true end
       end
-      end_lease(pod, header, value)
+      end_lease(pod, of_pod)
     end
   end
   end_short_gangs(short_gangs)
@@ -113,10 +111,11 @@ return function(to, pods_or_now, version_or_most, reason)
   local answer = {encode(to_state == constants.EXPIRED and #groups == version_or_most)}
   local tenures = {}
   for _, pod in ipairs(ending) do
-    local state_before = headers[pod][L.STATE]
-    local value = free_lease(pod, headers[pod], demands[pod], records.leases[pod])
-    answer[#answer + 1] = value
-    if state_before ~= constants.RESERVED then values.append(tenures, pod, value) end
+    local of_pod = records.leases[pod]
+    local state_before = of_pod.numbers[NUMBERS.STATE]
+    free_lease(pod, of_pod)
+    answer[#answer + 1] = of_pod.value
+    if state_before ~= constants.RESERVED then values.append(tenures, pod, of_pod.value) end
   end
   if #ending > 0 then write_ended(cause) end
   journal.append('ended', tenures)

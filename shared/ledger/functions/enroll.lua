@@ -8,13 +8,12 @@
 local constants = require('constants')
 local gone_pods = require('gone_pods')
 local layouts = require('layouts')
-local lease = require('lease')
 local ledger = require('ledger')
 local records = require('records')
 local server = require('server')
 local waiting = require('waiting')
 local encode = cmsgpack.pack
-local L, W = lease.L, layouts.WAITING
+local W = layouts.WAITING
 
 return function(gang, min_members, rows, is_requeued)
   local pods = records.fetch_leases_of(rows)
@@ -46,13 +45,13 @@ return function(gang, min_members, rows, is_requeued)
     local members = waiting.gang_pods('gang-leases', gang)
     records.fetch('leases', members)
     for _, pod in ipairs(members) do
-      local value = records.leases[pod]
-      if value and (has_lease[pod] or lease.header_of(value)[L.STATE] ~= constants.ACTIVE) then
-        answer[#answer + 1] = value
+      local of_pod = records.leases[pod]
+      if of_pod and (has_lease[pod] or of_pod.numbers[layouts.NUMBERS.STATE] ~= constants.ACTIVE) then
+        answer[#answer + 1] = of_pod.value
         has_lease[pod] = nil
       end
     end
-    for pod in pairs(has_lease) do answer[#answer + 1] = records.leases[pod] end
+    for pod in pairs(has_lease) do answer[#answer + 1] = records.leases[pod].value end
   end
   return answer
 end

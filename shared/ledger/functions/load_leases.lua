@@ -15,6 +15,9 @@ return function(pods, names, gangs)
   end
   records.fetch('leases', pods)
   local answer = {}
-  for i, pod in ipairs(pods) do answer[i] = records.leases[pod] or '' end
+  for i, pod in ipairs(pods) do
+    local of_pod = records.leases[pod]
+    answer[i] = of_pod and of_pod.value or ''
+  end
   return answer
 end

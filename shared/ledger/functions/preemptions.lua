@@ -59,7 +59,7 @@ local function claim_all(wanted, ended)
     local pod, name, uuids, resources, namespace, demand, at_once, until_s = unpack(each)
     if not is_claimable(pod, name, uuids, ended) then return false end
     if ledger.has_quotas then
-      local excesses, charges = quota.check(namespace, demand)
+      local excesses, charges = quota.check(namespace, demand, 0)
       if excesses then return false end
       if charges then quota.charge(pod, namespace, charges) end -- for the other pods of a gang
     end

@@ -3,7 +3,6 @@
 -- devices, served resources, uuids, device states, number of leases, mismatches, terms of `repelling` pods}, and kind,
 -- key and node ('': not known) of each record that cannot be read}, and the leases.
 local layouts = require('layouts')
-local lease = require('lease')
 local ledger = require('ledger')
 local records = require('records')
 local repelling = require('repelling')
@@ -16,15 +15,15 @@ local function add_leases(answer, broken, name)
   local pods, mismatches, count = records.pods_on_node(records.nodes[name]), {}, 0
   records.fetch('leases', pods)
   for _, pod in ipairs(pods) do
-    local value = records.leases[pod]
+    local of_pod = records.leases[pod]
     if records.unreadable.leases[pod] then
       values.append(broken, 'leases', pod, '')
-    elseif not value then
+    elseif not of_pod then
       mismatches[#mismatches + 1] = 'node ' .. name .. ' lists pod ' .. pod .. ', which has no lease'
     else
       count = count + 1
-      answer[#answer + 1] = value
-      if lease.demand_of(lease.header_of(value), value)[1] ~= name then
+      answer[#answer + 1] = of_pod.value
+      if of_pod.demand[layouts.DEMAND.NODE] ~= name then
         mismatches[#mismatches + 1] = 'pod ' .. pod .. ' is on two nodes'
       end
     end

@@ -1,6 +1,6 @@
 -- Reserve for a batch of pods. Arguments: now; expires_at; pods; the number of candidates of each; start
--- and end of each piece in the tail (per pod the description of its lease, then the demand of each
--- candidate, see lease.lua); false, or {gang, number, whether the pods are further ones}: so many of the
+-- and end of each piece in the tail (per pod the request and the description of its lease, then demand and shares of
+-- each candidate: parts of a LeaseRecord); false, or {gang, number, whether the pods are further ones}: so many of the
 -- gang must have leases after this, for all or nothing, or before it, for each on its own; each pod's
 -- rank in the order of waiting pods: capacity that is offered to a pod of a lower rank is reserved for that
 -- pod; the version up to which the caller has read the ledger, or false for a choice of kube-scheduler's, which
@@ -29,41 +29,42 @@ local server = require('server')
 local values = require('values')
 local waiting = require('waiting')
 local writes = require('writes')
-local encode, unpack_limit, struct_pack = cmsgpack.pack, cmsgpack.unpack_limit, struct.pack
-local D = layouts.DEVICE
-local FIRST_DEVICE, DEVICE_FIELDS, EXCLUSIVE = lease.FIRST_DEVICE, lease.DEVICE_FIELDS, constants.EXCLUSIVE
-local LEASE_OF_ONE_FORMAT = lease.FORMAT .. lease.GRANT_FORMAT
+local encode, decode = cmsgpack.pack, cmsgpack.unpack
+local B, D, DEMAND, REQUEST = layouts.BOOKING, layouts.DEVICE, layouts.DEMAND, layouts.REQUEST
+-- What a pod has in the tail before its candidates, and each candidate.
+local REQUEST_PIECES, CANDIDATE_PIECES = 2, 2
+local NUMBERS_BYTES, GRANT_BYTES = 80, 12 -- of the numbers of a lease at most, and of a slot and a fence
 
 -- Of this call: arguments; whether the caller has not read of all pods whose anti-affinity is not reported yet; waiting
 -- pods that come before others; and the reply.
 local now, expires_at, pods, counts, bounds, joined, known
 local is_behind, pending, is_gone, numbers, answer, new_repelling
 
--- Fetch what the pods and their first candidates need. Returns {namespace -> the lowest rank of its pods}.
-local function fetch_first(ranks)
-  local first_nodes, first_devices, lowest_ranks = {}, {}, {}
-  local piece = 1
+local function piece(number) return string.sub(joined, bounds[number] + 1, bounds[number + 1]) end
+
+-- Read what the pods request, and fetch what they and their first candidates need. Returns requests, demands of first
+-- candidates, and {namespace -> the lowest rank of its pods}.
+local function read_pods(ranks)
+  local requests, first_demands, first_nodes, first_devices, lowest_ranks = {}, {}, {}, {}, {}
+  local at = 1
   for i = 1, #pods do
-    local _, _, _, _, _, namespace = unpack_limit(joined, 5, bounds[piece] + 1)
+    requests[i] = decode(piece(at))
+    local namespace = requests[i][REQUEST.NAMESPACE]
     ranks[i] = string.format('%010.0f', ranks[i])
     if not lowest_ranks[namespace] or lowest_ranks[namespace] < ranks[i] then
       lowest_ranks[namespace] = ranks[i]
     end
     if counts[i] > 0 then
-      local _, node, uuid, demand = unpack_limit(joined, 3, bounds[piece + 1] + 1)
-      first_nodes[#first_nodes + 1] = node
-      if uuid then
-        first_devices[#first_devices + 1] = uuid
-      else
-        for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do first_devices[#first_devices + 1] = demand[d] end
-      end
+      first_demands[i] = decode(piece(at + REQUEST_PIECES))
+      first_nodes[#first_nodes + 1] = first_demands[i][DEMAND.NODE]
+      capacity.append_uuids(first_devices, first_demands[i])
     end
-    piece = piece + 1 + counts[i]
+    at = at + REQUEST_PIECES + CANDIDATE_PIECES * counts[i]
   end
   records.fetch('leases', pods)
   records.fetch('nodes', first_nodes)
   records.fetch('devices', first_devices)
-  return lowest_ranks
+  return requests, first_demands, lowest_ranks
 end
 
 local function take_slot(device)
@@ -81,9 +82,10 @@ end
 
 local function grants_for(demand)
   local grants, slots = {}, {}
-  for d, uuid, device in capacity.each_device(demand) do
-    slots[uuid] = {}
-    for s = 1, demand[d + 4] do slots[uuid][s] = take_slot(device) end
+  for booking, device in capacity.each_device(demand) do
+    local of_device = {}
+    slots[booking[B.DEVICE]] = of_device
+    for s = 1, booking[B.SLOTS] do of_device[s] = take_slot(device) end
   end
   for uuid, device, _, _, number in capacity.each_share(demand, grants) do
     local slot = number > 0 and slots[uuid][number] or -1 - number
@@ -93,16 +95,17 @@ local function grants_for(demand)
   return grants
 end
 
-local function add_refusal(reasons, first, last)
+-- `at` is the first piece of the pod.
+local function add_refusal(reasons, at, count)
   numbers[#numbers + 1] = reasons.too_large and -4 or -1
   if reasons.too_large then
     answer[#answer + 1] = reasons.too_large
     return
   end
   local node_rows, device_rows = {}, {}
-  for p = first, last do
-    local demand = lease.demand_at(joined, bounds[p])
-    local node = records.node_of(demand[1])
+  for c = 1, count do
+    local demand = decode(piece(at + CANDIDATE_PIECES * c))
+    local node = records.node_of(demand[DEMAND.NODE])
     if node then node_rows[#node_rows + 1] = node end
     capacity.append_device_rows(device_rows, demand)
   end
@@ -110,32 +113,18 @@ local function add_refusal(reasons, first, last)
     reasons.reserved_for_other or false})
 end
 
--- The demand of one share, the usual case: as below, but without intermediate tables.
-local function take_one(resources, groups_text, name, uuid, memory, cores, slotted, slots, policy)
-  local node = records.node_of(name)
-  local reason = capacity.node_refusal(node, resources)
-  if reason then return reason end
-  local device = records.device_of(uuid)
-  reason = capacity.device_refusal(device, name, groups_text, memory, cores, 1, slotted and 1 or 0, policy, slots, '')
-  if reason then return reason .. ' of ' .. uuid end
-  capacity.add_to_node(node, resources, 1)
-  capacity.add_to_device(device, 1, groups_text, memory, cores, 1, 0, policy, 0, '')
-  return nil, {slotted and take_slot(device) or -1, raise_fence(device)}
-end
-
-local function take_several(demand, resources, groups_text)
+local function take(demand, resources, groups_text)
   local reason = capacity.demand_refusal(demand, resources, groups_text)
   if reason then return reason end
   capacity.add_demand(demand, resources, groups_text, 1)
   return nil, grants_for(demand)
 end
 
-local function put_reservation(pod, gang, name, number, description, demand, description_bytes, grants)
-  local version, shares, at = ledger.next_version(), #grants / 2, #numbers + 2
-  local format = shares == 1 and LEASE_OF_ONE_FORMAT or lease.FORMAT .. string.rep(lease.GRANT_FORMAT, shares)
-  records.put_lease(pod, struct_pack(format, constants.RESERVED, version, version, now, expires_at, shares,
-    description_bytes, unpack(grants)) .. description .. demand)
-  capacity.index_lease(pod, records.nodes[name], expires_at, gang)
+local function put_reservation(pod, request, demand, number, packed_parts, grants)
+  local version, at = ledger.next_version(), #numbers + 2
+  local lease_numbers = {constants.RESERVED, version, version, now, expires_at, 0, 0, grants}
+  records.put_lease(pod, lease.new(lease_numbers, request, demand, packed_parts))
+  capacity.index_lease(pod, records.nodes[demand[DEMAND.NODE]], expires_at, request[REQUEST.GANG])
   numbers[at - 1], numbers[at] = number, version
   for g = 1, #grants do numbers[at + g] = grants[g] end
   return version
@@ -145,32 +134,29 @@ local function too_large(what, size, most)
   return string.format('%s would have %d bytes, and the ledger stores at most %d', what, size, most)
 end
 
--- Write a lease for the first of the pieces `first` to `last` that fits; its description is the piece
--- before them. Without a rank nothing is reserved for others. Returns nothing, or why none fits.
-local function reserve(pod, rank, terms, first, last)
-  local from, to = bounds[first - 1], bounds[first]
-  local _, groups_text, resources_text, _, gang, namespace = unpack_limit(joined, 5, from + 1)
-  local resources, reasons = lease.resources_in(resources_text), nil
+-- Write a lease for the first candidate that fits; the pieces of the pod begin `at`. Without a rank nothing is reserved
+-- for others. Returns nothing, or why none fits.
+local function reserve(pod, rank, terms, at, count, request, first_demand)
+  local packed_request, description = piece(at), piece(at + 1)
+  local groups_text, namespace = request[REQUEST.GROUPS], request[REQUEST.NAMESPACE]
+  local resources, reasons = lease.resources_of(request), nil
   if fair.must_wait(namespace) then
     return {'budget', excesses = {{'budget', '', 0, 0, 0, '', {}}}}
   end
   if #groups_text > constants.MOST_GROUPS_BYTES then
     return {too_large = too_large('the anti-affinity groups', #groups_text, constants.MOST_GROUPS_BYTES)}
   end
-  for p = first, last do
-    local name, uuid, memory, cores, slotted, slots, policy, reason, grants
-    local excesses, charges
-    _, name, uuid, memory, cores, slotted, slots, policy = unpack_limit(joined, 7, bounds[p] + 1)
-    local shares = uuid and 1 or (#memory - memory[2]) / 2
-    local bytes = lease.BYTES + lease.GRANT_BYTES * shares + to - from + bounds[p + 1] - bounds[p]
+  for number = 1, count do
+    local packed_demand, shares = piece(at + CANDIDATE_PIECES * number), piece(at + CANDIDATE_PIECES * number + 1)
+    local demand = number == 1 and first_demand or decode(packed_demand)
+    local name = demand[DEMAND.NODE]
+    local reason, grants, excesses, charges
+    local bytes = NUMBERS_BYTES + GRANT_BYTES * #demand[DEMAND.SLOTS] / 2 + #packed_request + #packed_demand
+      + #description + #shares
     if bytes > constants.MOST_LEASE_BYTES then
       return {too_large = too_large('the lease', bytes, constants.MOST_LEASE_BYTES)}
     end
-    if ledger.has_quotas then
-      -- Without a term, what follows is the demand, or the allocation of a ResourceClaim, for which there is no limit.
-      local term = select(12, unpack_limit(joined, 11, from + 1))
-      excesses, charges = quota.check(namespace, lease.demand_at(joined, bounds[p]), term)
-    end
+    if ledger.has_quotas then excesses, charges = quota.check(namespace, demand, request[REQUEST.LIMITED_RUN_S]) end
     if pending[1] and rank and waiting.is_reserved_for_other(pending, pod, namespace, rank, name) then
       reason = 'reserved-for-other'
     elseif is_behind and repelling.is_unknown(name, known) then
@@ -180,27 +166,20 @@ local function reserve(pod, rank, terms, first, last)
         #repelling.terms_on(name) + #terms[2], constants.MOST_REPELLING_BYTES)
     elseif excesses then
       reason = 'quota'
-    elseif uuid then
-      reason, grants = take_one(resources, groups_text, name, uuid, memory, cores, slotted, slots, policy)
     else
-      reason, grants = take_several(memory, resources, groups_text)
+      reason, grants = take(demand, resources, groups_text)
     end
     if not reason then
-      local description, demand = string.sub(joined, from + 1, p == first and bounds[p + 1] or to), ''
-      if p > first then demand = string.sub(joined, bounds[p] + 1, bounds[p + 1]) end
-      local version = put_reservation(pod, gang, name, p - first + 1, description, demand, to - from, grants)
+      local packed_parts = packed_request .. packed_demand .. description .. shares
+      local version = put_reservation(pod, request, demand, number, packed_parts, grants)
       if terms then new_repelling[#new_repelling + 1] = {pod, version, name, unpack(terms)} end
       if charges then quota.charge(pod, namespace, charges) end
-      if uuid then
-        fair.add(namespace, policy == EXCLUSIVE and 100 or cores, memory)
-      else
-        fair.add_demand(namespace, memory, 1)
-      end
+      fair.add_demand(namespace, demand, 1)
       return nil
     end
     reasons = reasons or {}
     reasons[#reasons + 1] = name .. ': ' .. reason
-    if string.find(reason, 'record-size', 1, true) == 1 and first == last then
+    if string.find(reason, 'record-size', 1, true) == 1 and count == 1 then
       reasons.too_large = 'the anti-affinity groups have no room in the record of a device: ' .. reasons[1]
     end
     if reason == 'quota' then
@@ -225,16 +204,16 @@ local function refuse_gang(leases_before, refused)
     if is_gone[pods[i]] then
       numbers[#numbers + 1] = -3
     elseif leases_before[i] then
-      numbers[#numbers + 1], answer[#answer + 1] = 0, leases_before[i]
+      numbers[#numbers + 1], answer[#answer + 1] = 0, leases_before[i].value
     elseif refused[i] then
       for _, excess in ipairs(refused[i].namespace and refused[i].excesses or {}) do
         quota.add_gang_part(refused[i].namespace, excess)
       end
-      add_refusal(refused[i], at + 1, at + counts[i])
+      add_refusal(refused[i], at, counts[i])
     else
       numbers[#numbers + 1] = -2
     end
-    at = at + 1 + counts[i]
+    at = at + REQUEST_PIECES + CANDIDATE_PIECES * counts[i]
   end
   answer[1] = encode(numbers)
   return answer
@@ -245,7 +224,8 @@ return function(at, until_s, for_pods, candidate_counts, ends_of_pieces, gang_ne
     server.tail, read_version
   numbers, answer, new_repelling = {}, {''}, {}
   is_behind = known and ledger.repels_version and known < tonumber(ledger.repels_version)
-  pending = waiting.pending_offers(now, fetch_first(ranks))
+  local requests, first_demands, lowest_ranks = read_pods(ranks)
+  pending = waiting.pending_offers(now, lowest_ranks)
   is_gone = gone_pods.among(pods)
 
   local leases_before, refused, reserved_pods = {}, {}, {}
@@ -256,32 +236,33 @@ return function(at, until_s, for_pods, candidate_counts, ends_of_pieces, gang_ne
     end
     gang_needs = false
   end
-  local piece = 1
+  local first_piece = 1
   for i = 1, #pods do
     local pod = pods[i]
     if is_gone[pod] then
       numbers[#numbers + 1] = -3
     elseif records.leases[pod] then
       leases_before[i] = records.leases[pod]
-      numbers[#numbers + 1], answer[#answer + 1] = 0, records.leases[pod]
+      numbers[#numbers + 1], answer[#answer + 1] = 0, records.leases[pod].value
     elseif records.unreadable.leases[pod] then
       refused[i] = {'record-unreadable'}
-      if not gang_needs then add_refusal(refused[i], piece + 1, piece + counts[i]) end
+      if not gang_needs then add_refusal(refused[i], first_piece, counts[i]) end
     else
       local claim = claims.suspend(pod)
       capacity.ends_by = ends and ends[i] or nil
       -- Capacity that a pod claims is reserved for no other pod, whatever its priority.
-      local reasons = reserve(pod, not claim and ranks[i], repels and repels[i], piece + 1, piece + counts[i])
+      local reasons = reserve(pod, not claim and ranks[i], repels and repels[i], first_piece, counts[i],
+        requests[i], first_demands[i])
       if claim then claims.resume(pod, claim, not reasons) end
       if not reasons then
         reserved_pods[#reserved_pods + 1] = pod
       elseif gang_needs then
         refused[i] = reasons
       else
-        add_refusal(reasons, piece + 1, piece + counts[i])
+        add_refusal(reasons, first_piece, counts[i])
       end
     end
-    piece = piece + 1 + counts[i]
+    first_piece = first_piece + REQUEST_PIECES + CANDIDATE_PIECES * counts[i]
   end
   if gang_needs
     and (next(refused) or next(is_gone)
@@ -291,7 +272,7 @@ return function(at, until_s, for_pods, candidate_counts, ends_of_pieces, gang_ne
   if #reserved_pods > 0 then
     waiting.remove_waiting(reserved_pods)
     claims.delete_ended()
-    for _, each in ipairs(new_repelling) do repelling.add(unpack(each)) end
+    for _, pod in ipairs(new_repelling) do repelling.add(unpack(pod)) end
     writes.write_changes('reserved')
   end
   answer[1] = encode(numbers)

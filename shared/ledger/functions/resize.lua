@@ -16,8 +16,9 @@ local server = require('server')
 local tenures = require('tenures')
 local values = require('values')
 local writes = require('writes')
-local call, encode, struct_pack, struct_unpack = redis.call, cmsgpack.pack, struct.pack, struct.unpack
-local D, L, U = layouts.DEVICE, lease.L, layouts.UNSYNCED
+local call, encode = redis.call, cmsgpack.pack
+local B, D, DEMAND, U = layouts.BOOKING, layouts.DEVICE, layouts.DEMAND, layouts.UNSYNCED
+local NUMBERS, REQUEST = layouts.NUMBERS, layouts.REQUEST
 local UNSYNCED
 server.on_begin(function() UNSYNCED = server.prefix .. 'unsynced' end)
 
@@ -40,18 +41,15 @@ local function refused(reason, demand, excesses)
   return {encode({'refused', reason, rows, excesses or {}})}
 end
 
--- The lease with its new shares: the numbers of the stored one, and a description that ends with the time
--- of the resize, later than that of the one before.
-local function resized_value(header, value)
-  local new = lease.header_of(value)
-  for _, at in ipairs({L.STATE, L.RESERVED_VERSION, L.CREATED, L.EXPIRES}) do new[at] = header[at] end
-  new[L.VERSION] = ledger.next_version()
-  local last = lease.BYTES + lease.GRANT_BYTES * new[L.SHARE_COUNT] + new[L.DESCRIPTION_BYTES]
-  local before = struct_unpack('>d', value, last - 7)
-  local at = math.max(server.now_in_ms(), math.floor(before * 1000 + 0.5) + 1) / 1000
-  return struct_pack(lease.FORMAT, unpack(new, 1, L.DESCRIPTION_BYTES))
-    .. string.sub(value, lease.BYTES + 1, last - 8) .. struct_pack('>d', at) .. string.sub(value, last + 1),
-    new[L.VERSION]
+-- Give the lease with new shares the numbers of the stored one, and the time of its resize, later than that of the one
+-- before.
+local function set_numbers(resized, before)
+  local numbers = {unpack(before.numbers)}
+  local before_ms = math.floor(numbers[NUMBERS.RESIZED_AT] * 1000 + 0.5)
+  numbers[NUMBERS.RESIZED_AT] = math.max(server.now_in_ms(), before_ms + 1) / 1000
+  numbers[NUMBERS.VERSION] = ledger.next_version()
+  resized.numbers = numbers
+  lease.update(resized)
 end
 
 local actions = {}
@@ -67,45 +65,44 @@ function actions.unlock(pod, token)
 end
 
 function actions.resize(pod, version, token)
-  local value = records.lease_of(pod)
-  local header = value and lease.header_of(value)
-  if not header or header[L.VERSION] ~= version then
-    return {encode({'stale', header and header[L.VERSION] or 0})}
+  local before, after = records.lease_of(pod), lease.read(server.tail)
+  if not before or before.numbers[NUMBERS.VERSION] ~= version then
+    return {encode({'stale', before and before.numbers[NUMBERS.VERSION] or 0})}
   end
   if token ~= '' and call('GET', lock_key(pod)) ~= token then return {encode({'unlocked'})} end
+  if #server.tail > constants.MOST_LEASE_BYTES then return refused('record-size', before.demand) end
+  if not after then return refused('memory', before.demand) end -- of an amount below 0
 
-  local before, after = lease.demand_of(header, value), lease.demand_of(lease.header_of(server.tail), server.tail)
-  local name, is_smaller, changes = before[1], false, {}
-  if #server.tail > constants.MOST_LEASE_BYTES then return refused('record-size', before) end
-  for d, uuid, device in capacity.each_device(before) do
-    local memory, cores = after[d + 1] - before[d + 1], after[d + 2] - before[d + 2]
-    local reason = not (after[d + 1] >= 0 and after[d + 2] >= 0) and 'memory'
-      or growth_refusal(device, name, memory, cores)
-    if reason then return refused(reason .. ' of ' .. uuid, before) end
+  local name, is_smaller, changes = before.demand[DEMAND.NODE], false, {}
+  local bookings, i = after.demand[DEMAND.BOOKINGS], 0
+  for booking, device in capacity.each_device(before.demand) do
+    i = i + 1
+    local memory = bookings[i][B.MEMORY_MIB] - booking[B.MEMORY_MIB]
+    local cores = bookings[i][B.CORES_PERCENT] - booking[B.CORES_PERCENT]
+    local reason = growth_refusal(device, name, memory, cores)
+    if reason then return refused(reason .. ' of ' .. booking[B.DEVICE], before.demand) end
     if device then changes[device] = {memory, cores} end
     is_smaller = is_smaller or memory < 0 or cores < 0
   end
-  local _, _, _, _, namespace = lease.description_of(header, value)
+  local namespace = before.request[REQUEST.NAMESPACE]
   if ledger.has_quotas then
-    local excesses = quota.recharge(pod, namespace, after, is_smaller)
-    if excesses then return refused('quota', before, excesses) end
+    local excesses = quota.recharge(pod, namespace, after.demand, is_smaller)
+    if excesses then return refused('quota', before.demand, excesses) end
   end
-  for device, amounts in pairs(changes) do
-    capacity.add_to_device(device, 1, '', amounts[1], amounts[2], 0, 0, 0, 0, '')
-  end
-  fair.add_demand(namespace, before, -1)
-  fair.add_demand(namespace, after, 1)
+  for device, amounts in pairs(changes) do capacity.add_amounts(device, amounts[1], amounts[2]) end
+  fair.add_demand(namespace, before.demand, -1)
+  fair.add_demand(namespace, after.demand, 1)
   records.fetch('nodes', {name})
   if is_smaller then records.mark_freed(name) end
   records.changed_nodes[name] = true
-  local new_value, new_version = resized_value(header, server.tail)
-  records.put_lease(pod, new_value)
+  set_numbers(after, before)
+  records.put_lease(pod, after)
   writes.write_changes('resized')
-  call('HSET', UNSYNCED, pod, encode({new_version, server.now_in_ms()}))
+  call('HSET', UNSYNCED, pod, encode({after.numbers[NUMBERS.VERSION], server.now_in_ms()}))
   if token ~= '' then call('DEL', lock_key(pod)) end
-  tenures.append('ended', {pod, value})
-  tenures.append('held', {pod, new_value})
-  return {encode({'resized'}), new_value}
+  tenures.append('ended', {pod, before.value})
+  tenures.append('held', {pod, after.value})
+  return {encode({'resized'}), after.value}
 end
 
 function actions.unsynced(older_than_ms, most)

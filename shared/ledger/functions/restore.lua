@@ -18,7 +18,8 @@ local values = require('values')
 local waiting = require('waiting')
 local writes = require('writes')
 local call, encode = redis.call, cmsgpack.pack
-local D, L = layouts.DEVICE, lease.L
+local B, D, DEMAND = layouts.BOOKING, layouts.DEVICE, layouts.DEMAND
+local NUMBERS, REQUEST = layouts.NUMBERS, layouts.REQUEST
 
 local time, newest_s, restored_tenures -- of this call: the server's time, the latest of it and the caller's
 
@@ -38,8 +39,8 @@ local function add_device(uuid, node)
 end
 
 -- Why the ledger cannot count on from the lease's numbers, or nil.
-local function beyond_count(header, grants)
-  local version, highest = header[L.VERSION], ledger.highest_number(time)
+local function beyond_count(numbers)
+  local version, grants, highest = numbers[NUMBERS.VERSION], numbers[NUMBERS.GRANTS], ledger.highest_number(time)
   if not (version >= 0 and version <= highest) then return 'version ' .. version end
   for s = 2, #grants, 2 do
     if not (grants[s] >= 0 and grants[s] <= highest) then return 'fence ' .. grants[s] end
@@ -47,22 +48,24 @@ local function beyond_count(header, grants)
 end
 
 -- Why the lease conflicts with those that are there, or nil.
-local function conflict(demand, grants, groups_text, resources, hearsay)
-  local node = records.node_of(demand[1])
-  if records.unreadable.nodes[demand[1]] then return 'record-unreadable' end
-  if #demand[1] > constants.MOST_NAME_BYTES or node and not capacity.has_room_for_resources(node, resources) then
-    return 'record-size of node ' .. string.sub(demand[1], 1, 253)
+local function conflict(of_pod, hearsay)
+  local demand, groups_text = of_pod.demand, of_pod.request[REQUEST.GROUPS]
+  local resources, name = lease.resources_of(of_pod.request), demand[DEMAND.NODE]
+  local node = records.node_of(name)
+  if records.unreadable.nodes[name] then return 'record-unreadable' end
+  if #name > constants.MOST_NAME_BYTES or node and not capacity.has_room_for_resources(node, resources) then
+    return 'record-size of node ' .. string.sub(name, 1, 253)
   end
   for i = 2, #resources, 2 do
     if not (resources[i] >= 0 and resources[i] <= constants.MOST_AMOUNT) then return 'resource:' .. resources[i - 1] end
   end
-  for d, uuid, device in capacity.each_device(demand) do
-    local memory, cores, _, _, policy, _, layout = unpack(demand, d + 1, d + 7)
+  for booking, device in capacity.each_device(demand) do
+    local uuid, memory, cores, _, _, policy, _, layout = unpack(booking)
     if records.unreadable.devices[uuid] then return 'record-unreadable' end
     if not (memory >= 0 and memory <= constants.MOST_MIB) then return 'memory' end
     if not (cores >= 0 and cores <= 100) then return 'cores' end
     if device then
-      local is_elsewhere = device[D.NODE] ~= demand[1]
+      local is_elsewhere = device[D.NODE] ~= name
       if is_elsewhere and (device[D.SHARES] > 0 or hearsay) then return 'device-moved' end
       local most = device[D.MEMORY_MIB] > 0 and device[D.MEMORY_MIB] or constants.MOST_MIB
       if device[D.USED_MIB] + memory > most then return 'memory' end
@@ -75,7 +78,7 @@ local function conflict(demand, grants, groups_text, resources, hearsay)
       if not capacity.has_room_for_text(device, #groups_text + 2) then return 'record-size of ' .. uuid end
     end
   end
-  for _, device, slot in capacity.each_share(demand, grants) do
+  for _, device, slot in capacity.each_share(demand, of_pod.numbers[NUMBERS.GRANTS]) do
     if slot > constants.MOST_SLOT or device and slot >= 0 and capacity.is_slot_used(device, slot) then
       return 'slot ' .. slot
     end
@@ -83,48 +86,56 @@ local function conflict(demand, grants, groups_text, resources, hearsay)
 end
 
 -- When it became active; later than that where nobody knows any more.
-local function active_since(header)
-  return header[L.EXPIRES] > 0 and math.min(header[L.EXPIRES], newest_s) or newest_s
+local function active_since(numbers)
+  local activated_at = numbers[NUMBERS.ACTIVATED_AT]
+  return activated_at > 0 and math.min(activated_at, newest_s) or newest_s
 end
 
-local function restore(value, header, demand, grants, pod, hearsay)
-  local node = records.node_of(demand[1]) or records.new_node(demand[1])
-  for _, uuid in capacity.each_device(demand) do add_device(uuid, demand[1]) end
-  for _, device, slot, fence in capacity.each_share(demand, grants) do
+local function restore(of_pod, pod, hearsay)
+  local numbers, demand, request = of_pod.numbers, of_pod.demand, of_pod.request
+  local name, state = demand[DEMAND.NODE], numbers[NUMBERS.STATE]
+  local node = records.node_of(name) or records.new_node(name)
+  for booking in capacity.each_device(demand) do add_device(booking[B.DEVICE], name) end
+  for _, device, slot, fence in capacity.each_share(demand, numbers[NUMBERS.GRANTS]) do
     if slot >= 0 then capacity.set_slot(device, slot, '1') end
     device[D.FENCE] = math.max(device[D.FENCE], fence)
   end
-  ledger.version = math.max(ledger.version, header[L.VERSION])
-  header[L.CREATED] = hearsay and newest_s or math.min(header[L.CREATED], newest_s)
-  if header[L.STATE] == constants.ACTIVE then header[L.EXPIRES] = hearsay and newest_s or active_since(header) end
-  value = records.put_header(pod, header, value)
-  local groups_text, resources, _, gang, namespace = lease.description_of(header, value)
-  fair.add_demand(namespace, demand, 1)
-  capacity.add_demand(demand, resources, groups_text, 1)
-  capacity.index_lease(pod, node, header[L.STATE] == constants.RESERVED and header[L.EXPIRES] or 0, gang)
-  if ledger.has_quotas then quota.charge_lease(pod, header, value) end
-  if header[L.STATE] ~= constants.RESERVED then values.append(restored_tenures, pod, value) end
+  ledger.version = math.max(ledger.version, numbers[NUMBERS.VERSION])
+  numbers[NUMBERS.CREATED_AT] = hearsay and newest_s or math.min(numbers[NUMBERS.CREATED_AT], newest_s)
+  if state == constants.ACTIVE then numbers[NUMBERS.ACTIVATED_AT] = hearsay and newest_s or active_since(numbers) end
+  lease.update(of_pod)
+  records.put_lease(pod, of_pod)
+  fair.add_demand(request[REQUEST.NAMESPACE], demand, 1)
+  capacity.add_demand(demand, lease.resources_of(request), request[REQUEST.GROUPS], 1)
+  local expires_at = state == constants.RESERVED and numbers[NUMBERS.EXPIRES_AT] or 0
+  capacity.index_lease(pod, node, expires_at, request[REQUEST.GANG])
+  if ledger.has_quotas then quota.charge_lease(pod, of_pod) end
+  if state ~= constants.RESERVED then values.append(restored_tenures, pod, of_pod.value) end
 end
 
 -- The pod has a lease already: advance it to the state and the version of this one, if the life cycle allows it.
-local function merge(known_value, header, demand, grants, pod)
-  local known = lease.header_of(known_value)
-  local known_demand = lease.demand_of(known, known_value)
-  local device, fence = lease.first_grant(demand, grants)
-  local known_device, known_fence = lease.first_grant(known_demand, lease.grants_of(known, known_value))
-  if known_demand[1] ~= demand[1] or known_device ~= device or known_fence ~= fence then
+local function merge(known, of_pod, pod)
+  local device, fence = lease.first_grant(of_pod)
+  local known_device, known_fence = lease.first_grant(known)
+  if known.demand[DEMAND.NODE] ~= of_pod.demand[DEMAND.NODE] or known_device ~= device or known_fence ~= fence then
     return 'the pod has another lease'
   end
-  local state_before, state = known[L.STATE], header[L.STATE]
-  local is_newer = state_before == state and state ~= constants.RESERVED and header[L.VERSION] > known[L.VERSION]
+  local before, now = known.numbers, of_pod.numbers
+  local state_before, state = before[NUMBERS.STATE], now[NUMBERS.STATE]
+  local is_newer = state_before == state and state ~= constants.RESERVED
+    and now[NUMBERS.VERSION] > before[NUMBERS.VERSION]
   if is_newer or constants.MAY_REACH[state_before][state] then
     -- The lease may skip states.
-    if state ~= state_before then known[L.EXPIRES] = state == constants.ACTIVE and active_since(header) or 0 end
-    known[L.STATE] = state
-    known[L.VERSION] = math.max(ledger.next_version(), header[L.VERSION])
-    ledger.version = known[L.VERSION]
-    local value = records.put_header(pod, known, known_value)
-    if state_before == constants.RESERVED then tenures.append('held', {pod, value}) end
+    if state ~= state_before then
+      before[NUMBERS.EXPIRES_AT] = 0
+      before[NUMBERS.ACTIVATED_AT] = state == constants.ACTIVE and active_since(now) or 0
+    end
+    before[NUMBERS.STATE] = state
+    before[NUMBERS.VERSION] = math.max(ledger.next_version(), now[NUMBERS.VERSION])
+    ledger.version = before[NUMBERS.VERSION]
+    lease.update(known)
+    records.put_lease(pod, known)
+    if state_before == constants.RESERVED then tenures.append('held', {pod, known.value}) end
   end
   return ''
 end
@@ -140,13 +151,10 @@ return function(token, now, lock_s, bounds, is_hearsay)
 
   local given, pods, names, uuids = {}, {}, {}, {}
   for i = 1, #bounds - 1 do
-    local value = string.sub(server.tail, bounds[i] + 1, bounds[i + 1])
-    local header = lease.header_of(value)
-    local demand = lease.demand_of(header, value)
-    local _, _, pod = lease.description_of(header, value)
-    given[i] = {value, header, demand}
-    pods[i], names[i] = pod, demand[1]
-    for d = lease.FIRST_DEVICE, demand[2], lease.DEVICE_FIELDS do uuids[#uuids + 1] = demand[d] end
+    local of_pod = lease.read(string.sub(server.tail, bounds[i] + 1, bounds[i + 1]))
+    given[i] = of_pod
+    pods[i], names[i] = of_pod.request[REQUEST.POD], of_pod.demand[DEMAND.NODE]
+    capacity.append_uuids(uuids, of_pod.demand)
   end
   records.fetch('leases', pods)
   records.fetch('nodes', names)
@@ -154,20 +162,18 @@ return function(token, now, lock_s, bounds, is_hearsay)
 
   local answer, restored_pods = {}, {}
   for i, pod in ipairs(pods) do
-    local value, header, demand = unpack(given[i])
-    local grants, groups_text, resources = lease.grants_of(header, value), lease.description_of(header, value)
-    local known = records.lease_of(pod)
-    answer[i] = beyond_count(header, grants)
+    local of_pod, known = given[i], records.lease_of(pod)
+    answer[i] = beyond_count(of_pod.numbers)
     if known and not answer[i] then
-      answer[i] = merge(known, header, demand, grants, pod)
+      answer[i] = merge(known, of_pod, pod)
     elseif not answer[i] and records.unreadable.leases[pod] then
       answer[i] = 'record-unreadable'
     elseif not answer[i] and ledger.is_ready and gone_pods.among({pod})[pod] then
       answer[i] = 'the pod is gone'
     elseif not answer[i] then
-      answer[i] = conflict(demand, grants, groups_text, resources, is_hearsay[i]) or ''
+      answer[i] = conflict(of_pod, is_hearsay[i]) or ''
       if answer[i] == '' then
-        restore(value, header, demand, grants, pod, is_hearsay[i])
+        restore(of_pod, pod, is_hearsay[i])
         restored_pods[#restored_pods + 1] = pod
       end
     end

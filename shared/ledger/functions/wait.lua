@@ -7,7 +7,6 @@
 -- lease and need not wait; those that are gone; and those that waited already, for another reason.
 local gone_pods = require('gone_pods')
 local layouts = require('layouts')
-local lease = require('lease')
 local ledger = require('ledger')
 local records = require('records')
 local server = require('server')
@@ -25,7 +24,7 @@ local function remove(what, pods)
   for _, pod in ipairs(pods) do
     if records.leases[pod] then
       call('SADD', server.prefix .. 'vanished', pod)
-      local _, _, _, gang = lease.description_of(lease.header_of(records.leases[pod]), records.leases[pod])
+      local gang = records.leases[pod].request[layouts.REQUEST.GANG]
       if gang ~= '' then
         leaving_gang[#leaving_gang + 1] = gang .. '|' .. pod
         if waiting.first_of_gang(gang) then waiting.mark_gang_changed(gang) end

@@ -1,18 +1,22 @@
-"""Reservations and leases as bytes: what the ledger's functions read and store; pure.
+"""Reservations and leases as bytes: what the ledger's functions read and store; pure."""
 
-The layout of a lease is that of `functions/common/lease.lua`: numbers, a slot and a fence
-per share, its description, and its demand. Functions read only the beginning of the last two.
-"""
-
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate
 from operator import attrgetter
-from struct import Struct, error, unpack_from
 from typing import Any
 
 import msgspec
 from msgspec import structs
 
+from shared.ledger.records import (
+    NO_SLOT,
+    BookingRecord,
+    DemandRecord,
+    LeaseRecord,
+    NumbersRecord,
+    RequestRecord,
+)
 from shared.ledger.rows.joined_texts import escaped, joined_texts, split_texts, unescaped
 from shared.ledger.rows.record_sizes import (
     MOST_GROUPS_BYTES,
@@ -21,51 +25,34 @@ from shared.ledger.rows.record_sizes import (
     check_size,
 )
 from shared.model.devices.node import HOSTNAME, AntiAffinityTerm
-from shared.model.errors import RequestError
+from shared.model.errors import UNDECODABLE, RequestError
 from shared.model.leases.lease import (
     Booking,
-    ClaimAllocation,
     Lease,
-    LeaseState,
-    MigPlacement,
-    RequestedUnits,
+    LeaseDescription,
+    LeaseRequest,
     Share,
-    ShareSize,
     bookings,
 )
 from shared.model.leases.ledger import Reservation, TooLarge
 from shared.model.names import NodeName
-from shared.model.requests.placement import Placement
-from shared.model.requests.request import NO_TERM, SharingPolicy, Term
 
-DEVICE_FIELDS = 8
-"""Values per device of a demand: uuid, MiB, cores, shares, new slots, sharing policy, slots that
-its dialect has, MIG layout."""
-NUMBER_OF_STATE = {state: number for number, state in enumerate(LeaseState, start=1)}
-
-_HEADER = Struct("<BddddII")
-_GRANT = "id"
 _GRANT_BYTES = 12
-_UNENCODABLE = (RequestError, OverflowError, UnicodeEncodeError, error)
-"""What is raised for numbers and texts that are beyond every limit."""
-_EXPIRING = frozenset({LeaseState.RESERVED, LeaseState.EXPIRED})
-"""States whose instant is the one of `expires_at`; that of the others is `activated_at`."""
-_STATES = dict(enumerate(LeaseState, start=1))
-_POLICIES = tuple(SharingPolicy)
+"""Of a slot and a fence, at most."""
+_NUMBERS_BYTES = 80
+"""Of `NumbersRecord` without grants, at most."""
+_UNENCODABLE = (RequestError, OverflowError, UnicodeEncodeError, *UNDECODABLE)
+"""What is raised for numbers and texts that are beyond their bounds."""
 
 _encode_json = msgspec.json.Encoder(order="deterministic").encode
 _pack = msgspec.msgpack.Encoder().encode
-_unpack = msgspec.msgpack.Decoder().decode
+_unpack = msgspec.msgpack.Decoder(LeaseRecord).decode
+_check_request = msgspec.msgpack.Decoder(RequestRecord).decode
+_check_description = msgspec.msgpack.Decoder(LeaseDescription).decode
+_check_shares = msgspec.msgpack.Decoder(tuple[Share, ...]).decode
 _decode_amounts = msgspec.json.Decoder(list[Any]).decode
-
-_BOOKED = ("device", "memory_mib", "cores_percent", "slotted", "slots", "sharing", "container")
-_DEVICE = ("index", "device_mib", "device_model")
-_OTHERS = ("unit_mib", "init", "whole", "mig", "requested_units")
-"""A share's values in their order; those of its device are an array."""
-_booked_values = attrgetter(*_BOOKED)
-_device_values = attrgetter(*_DEVICE)
-_other_values = attrgetter(*_OTHERS)
-_described_values = attrgetter("namespace", "name", "dialect", "memo", "trace", "weighed")
+_DESCRIBED = LeaseDescription.__struct_fields__
+_described = attrgetter(*_DESCRIBED)
 
 
 def text(value: Any) -> str:
@@ -78,33 +65,33 @@ def joined(pieces: Sequence[bytes]) -> tuple[list[int], bytes]:
     return list(accumulate(map(len, pieces), initial=0)), b"".join(pieces)
 
 
-def demand_of(node: NodeName, shares: Sequence[Share]) -> list[Any]:
+def demand_of(node: NodeName, shares: Sequence[Share]) -> DemandRecord:
     """Return what shares take of a node's devices, and which of its new slots each share gets.
 
     An init container uses the slot that the pod's next container on the device uses after it, as
     the kubelet gives its device IDs to the next container.
     """
-    devices = [_booking_values(booking, shares) for booking in bookings(shares)]
-    number = {values[0]: at for at, values in enumerate(devices, start=1)}
+    booked = [_booking(booking, shares) for booking in bookings(shares)]
+    numbers = {booking.device: number for number, booking in enumerate(booked, start=1)}
     slots: list[int] = []
     slots_given: dict[str, int] = {}
     for share in shares:
-        slots += (number[share.device], _slot_number(share, slots_given))
-    return [node, 2 + DEVICE_FIELDS * len(devices), *chain.from_iterable(devices), *slots]
+        slots += (numbers[share.device], _slot_number(share, slots_given))
+    return DemandRecord(node, tuple(booked), tuple(slots))
 
 
-def _booking_values(booking: Booking, shares: Sequence[Share]) -> list[Any]:
+def _booking(booking: Booking, shares: Sequence[Share]) -> BookingRecord:
     slotted = [s for s in shares if s.device == booking.device and s.slotted and not s.mig]
-    return [
-        booking.device,
-        booking.memory_mib,
-        booking.cores_percent,
-        booking.shares,
-        booking.slots if slotted else 0,
-        booking.sharing,
-        min((share.slots for share in slotted), default=0),
-        booking.layout,
-    ]
+    return BookingRecord(
+        device=booking.device,
+        memory_mib=booking.memory_mib,
+        cores_percent=booking.cores_percent,
+        shares=booking.shares,
+        slots=booking.slots if slotted else 0,
+        sharing=booking.sharing,
+        most_shares=min((share.slots for share in slotted), default=0),
+        layout=booking.layout,
+    )
 
 
 def _slot_number(share: Share, slots_given: dict[str, int]) -> int:
@@ -122,44 +109,26 @@ def _slot_number(share: Share, slots_given: dict[str, int]) -> int:
     return number
 
 
-def encode_demand(node: NodeName, shares: Sequence[Share]) -> bytes:
-    """Pack what shares take: the values of one share, or of several also what they add up to.
-
-    Only resized shares, which are few, carry the size that their pod requests, and only shares of
-    ResourceClaims a share ID.
-    """
-    values = list(map(_share_values, shares))
-    if len(shares) == 1 and shares[0].mig is None:
-        return _pack((node, *values[0]))
-    return _pack((node, False, demand_of(node, shares), values))
-
-
-def _share_values(share: Share) -> tuple[Any, ...]:
-    """Return a share's values; with the node, no more than an array of a one-byte header has."""
-    values = (*_booked_values(share), _device_values(share), *_other_values(share))
-    last = share.requested_size or share.share_id
-    return (*values, last) if last else values
-
-
-def encode_description(
-    of: Reservation | Lease, texts: dict[tuple[Any, ...], str], *more: float
-) -> bytes:
-    """Pack a lease without its demand. `texts` caches the resources of other leases.
-
-    A term is a map, and absent if nothing is known. The description of a ResourceClaim's lease,
-    which is never resized, ends with its allocation.
-    """
+def _request_of(of: LeaseRequest, texts: dict[tuple[tuple[str, int], ...], str]) -> RequestRecord:
+    """Return what functions read of a request. `texts` caches the resources of other leases."""
     resources = tuple(of.resources.items())
     resources_text = texts.get(resources)
     if resources_text is None:
         resources_text = texts[resources] = encode_resources(of.resources)
-    groups_text = joined_texts(of.anti_affinity_groups) if of.anti_affinity_groups else ""
-    check_size("the anti-affinity groups", len(groups_text.encode()), MOST_GROUPS_BYTES)
+    groups = joined_texts(of.anti_affinity_groups) if of.anti_affinity_groups else ""
+    check_size("the anti-affinity groups", len(groups.encode()), MOST_GROUPS_BYTES)
     gang = of.gang and escaped(of.gang)
-    term = () if of.term == NO_TERM else (of.term,)
-    claim = (of.claim.generation, of.claim.consumers) if of.claim else ()
-    values = (*_described_values(of), *term, *claim, *more)
-    return _pack((groups_text, resources_text, of.pod, gang, *values))
+    return RequestRecord(of.pod, of.namespace, gang, groups, resources_text, _limited_run_s(of))
+
+
+def _limited_run_s(of: LeaseRequest) -> float:
+    if of.claim or of.term.runs_on:
+        return 0.0
+    return math.inf if of.term.max_run_s is None else of.term.max_run_s
+
+
+def _description_of(of: LeaseDescription) -> LeaseDescription:
+    return LeaseDescription(**dict(zip(_DESCRIBED, _described(of), strict=True)))
 
 
 def encode_resources(resources: Mapping[str, int]) -> str:
@@ -170,20 +139,28 @@ def encode_resources(resources: Mapping[str, int]) -> str:
 
 
 def encode_reservation(
-    wanted: Reservation, texts: dict[tuple[Any, ...], str]
+    wanted: Reservation, texts: dict[tuple[tuple[str, int], ...], str]
 ) -> list[bytes] | TooLarge:
-    """Pack a reservation: its description, then the demands of its candidates.
+    """Pack the parts of leases: request, description, then demand and shares of each candidate.
 
-    TooLarge: its lease would have more than a lease may have.
+    Returns TooLarge if its lease would have more than a lease may have.
     """
     try:
-        description = encode_description(wanted, texts)
-        demands = [encode_demand(each.node, each.shares) for each in wanted.candidates]
-        for each, demand in zip(wanted.candidates, demands, strict=True):
-            _check_lease(len(description) + len(demand), len(each.shares))
+        pieces = [_pack(_request_of(wanted, texts)), _pack(_description_of(wanted))]
+        _check_request(pieces[0])
+        _check_description(pieces[1])
+        most_bytes = 0
+        for candidate in wanted.candidates:
+            demand = _pack(demand_of(candidate.node, candidate.shares))
+            shares = _pack(candidate.shares)
+            _check_shares(shares)
+            pieces += (demand, shares)
+            grants_bytes = _GRANT_BYTES * len(candidate.shares)
+            most_bytes = max(most_bytes, len(demand) + len(shares) + grants_bytes)
+        _check_lease(_NUMBERS_BYTES + len(pieces[0]) + len(pieces[1]) + most_bytes)
     except _UNENCODABLE as error:
         return TooLarge(pod=wanted.pod, reason=str(error))
-    return [description, *demands]
+    return pieces
 
 
 def encode_repelled(terms: Sequence[AntiAffinityTerm]) -> tuple[bool, str] | None:
@@ -194,10 +171,8 @@ def encode_repelled(terms: Sequence[AntiAffinityTerm]) -> tuple[bool, str] | Non
     return is_wide, text(terms)
 
 
-def _check_lease(described_bytes: int, shares: int) -> None:
-    check_size(
-        "the lease", _HEADER.size + _GRANT_BYTES * shares + described_bytes, MOST_LEASE_BYTES
-    )
+def _check_lease(size: int) -> None:
+    check_size("the lease", size, MOST_LEASE_BYTES)
 
 
 def new_lease(
@@ -207,31 +182,20 @@ def new_lease(
     candidate = wanted.candidates[number - 1]
     version = next(numbers)
     return Lease(
-        pod=wanted.pod,
-        namespace=wanted.namespace,
-        name=wanted.name,
+        **{name: getattr(wanted, name) for name in LeaseRequest.__struct_fields__},
         node=candidate.node,
-        shares=_granted(candidate, numbers),
-        claim=wanted.claim,
-        dialect=wanted.dialect,
-        resources=wanted.resources,
-        anti_affinity_groups=wanted.anti_affinity_groups,
-        gang=wanted.gang,
-        memo=wanted.memo,
-        trace=wanted.trace,
-        weighed=wanted.weighed,
-        term=wanted.term,
+        shares=_granted(candidate.shares, numbers),
         version=version,
         created_at=now,
         expires_at=expires_at,
     )
 
 
-def _granted(candidate: Placement, numbers: Iterator[int]) -> tuple[Share, ...]:
-    slots_and_fences = [(next(numbers), next(numbers)) for _ in candidate.shares]
+def _granted(shares: Sequence[Share], grants: Iterator[int]) -> tuple[Share, ...]:
+    """Return shares with their slots and fences, which `grants` has in turn."""
     return tuple(
-        structs.replace(share, slot=None if slot < 0 else slot, fence=fence)
-        for share, (slot, fence) in zip(candidate.shares, slots_and_fences, strict=True)
+        structs.replace(share, slot=None if slot == NO_SLOT else slot, fence=fence)
+        for share, slot, fence in zip(shares, grants, grants, strict=False)
     )
 
 
@@ -254,82 +218,53 @@ def encode_leases(
 
 
 def encode_lease(lease: Lease) -> bytes:
-    """Pack a lease as it is, with its slots and fences.
-
-    The time of its last resize, if any, is the last eight bytes of the description: the script that
-    resizes overwrites them. Raises RequestError if it would be too large.
-    """
-    resized_at = (lease.resized_at,) if lease.resized_at else ()
-    description = encode_description(lease, {}, *resized_at)
-    demand = encode_demand(lease.node, lease.shares)
-    _check_lease(len(description) + len(demand), len(lease.shares))
-    header = _HEADER.pack(
-        NUMBER_OF_STATE[lease.state],
-        lease.version,
-        lease.version,
-        lease.created_at,
-        lease.expires_at if lease.state in _EXPIRING else lease.activated_at,
-        len(lease.shares),
-        len(description),
+    """Pack a lease as it is. Raises an error of `_UNENCODABLE` if a part is beyond its bounds."""
+    numbers = NumbersRecord(
+        state=lease.state,
+        version=lease.version,
+        reserved_version=lease.version,
+        created_at=lease.created_at,
+        expires_at=lease.expires_at,
+        activated_at=lease.activated_at,
+        resized_at=lease.resized_at,
+        grants=tuple(
+            number
+            for share in lease.shares
+            for number in (NO_SLOT if share.slot is None else share.slot, share.fence)
+        ),
     )
-    grants = [
-        Struct("<" + _GRANT).pack(-1 if share.slot is None else share.slot, share.fence)
-        for share in lease.shares
-    ]
-    return b"".join((header, *grants, description, demand))
+    record = LeaseRecord(
+        numbers,
+        _request_of(lease, {}),
+        demand_of(lease.node, lease.shares),
+        _description_of(lease),
+        tuple(structs.replace(share, slot=None, fence=0) for share in lease.shares),
+    )
+    value = _pack(record)
+    _check_lease(len(value))
+    _unpack(value)
+    return value
 
 
 def decode_lease(value: bytes) -> Lease:
     """Unpack a stored lease."""
-    number, version, _, created_at, instant, share_count, length = _HEADER.unpack_from(value)
-    state = _STATES[number]
-    expires = state in _EXPIRING
-    grants = unpack_from("<" + _GRANT * share_count, value, _HEADER.size)
-    at = _HEADER.size + _GRANT_BYTES * share_count
-    groups_text, resources, pod, gang, namespace, name, *others = _unpack(value[at : at + length])
-    dialect, memo, trace, weighed, *last = others
-    has_term = bool(last) and isinstance(last[0], dict)
-    term = msgspec.convert(last.pop(0), Term) if has_term else NO_TERM
-    node, *demand = _unpack(value[at + length :])
-    amounts = _decode_amounts(resources)
-    share_values = demand[2] if demand[0] is False else [demand]
+    record = _unpack(value)
+    numbers = record.numbers
+    request = record.request
+    amounts = _decode_amounts(request.resources)
     return Lease(
-        pod=pod,
-        namespace=namespace,
-        name=name,
-        node=node,
-        shares=tuple(map(_decode_share, share_values, grants[::2], grants[1::2])),
-        claim=ClaimAllocation(generation=last[0], consumers=tuple(last[1])) if last[1:] else None,
-        dialect=dialect,
+        **dict(zip(_DESCRIBED, _described(record.description), strict=True)),
+        pod=request.pod,
+        namespace=request.namespace,
         resources=dict(zip(map(unescaped, amounts[::2]), amounts[1::2], strict=True)),
-        anti_affinity_groups=tuple(split_texts(groups_text)),
-        gang=unescaped(gang),
-        memo=memo,
-        trace=trace,
-        weighed=weighed,
-        term=term,
-        state=state,
-        version=int(version),
-        created_at=created_at,
-        expires_at=instant if expires else 0.0,
-        activated_at=0.0 if expires else instant,
-        resized_at=last[0] if len(last) == 1 else 0.0,
-    )
-
-
-def _decode_share(values: Sequence[Any], slot: int, fence: float) -> Share:
-    *booked, device_values, unit_mib, init, whole, mig, units = values[:13]
-    fields = dict(zip((*_BOOKED, *_DEVICE), (*booked, *device_values), strict=True))
-    last = values[13] if len(values) > 13 else ""
-    return Share(
-        **fields | {"sharing": _POLICIES[fields["sharing"]]},
-        unit_mib=unit_mib,
-        init=init,
-        whole=whole,
-        mig=MigPlacement(**mig) if mig else None,
-        requested_units=RequestedUnits(**units) if units else None,
-        slot=None if slot < 0 else slot,
-        fence=int(fence),
-        requested_size=ShareSize(**last) if isinstance(last, dict) else None,
-        share_id=last if isinstance(last, str) else "",
+        anti_affinity_groups=tuple(split_texts(request.groups)),
+        gang=unescaped(request.gang),
+        node=record.demand.node,
+        shares=_granted(record.shares, iter(numbers.grants)),
+        state=numbers.state,
+        version=numbers.version,
+        created_at=numbers.created_at,
+        expires_at=numbers.expires_at,
+        activated_at=numbers.activated_at,
+        resized_at=numbers.resized_at,
     )

@@ -189,32 +189,42 @@ class Booking:
     layout: str
 
 
-class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LeaseDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a lease has from its request, and the ledger only keeps."""
+
+    name: NameText
+    claim: ClaimAllocation | None = None
+    """The allocation, if a ResourceClaim holds the lease; None: a pod holds it."""
+    dialect: ShortText = ""
+    memo: MemoText = ""
+    trace: TraceText = ""
+    """W3C traceparent of the span that created the lease."""
+    weighed: LongText = ""
+    term: Term = NO_TERM
+
+
+class LeaseRequest(LeaseDescription, frozen=True, kw_only=True, omit_defaults=True):
+    """What a lease has from its request, the ordinary resources of its pod included."""
+
+    pod: PodUid
+    """The uid of its holder: of the claim, if there is a `claim`."""
+    namespace: Namespace
+    resources: Resources = msgspec.field(default_factory=dict)
+    """Resources other than devices, in the units of `PodRequest.resources`; and exclusive CPUs, by
+    `numa_cpus_name`."""
+    anti_affinity_groups: Groups = ()
+    gang: KeyText = ""
+
+
+class Lease(LeaseRequest, frozen=True, kw_only=True, omit_defaults=True):
     """The right of a pod or a ResourceClaim to shares of one node's devices.
 
     That of a pod includes its other resources. Versioned: the ledger raises `version` with every
     change, and every change names the version it was decided on.
     """
 
-    pod: PodUid
-    """The uid of its holder: of the claim, if there is a `claim`."""
-    namespace: Namespace
-    name: NameText
     node: NodeName
     shares: Annotated[tuple[Share, ...], Meta(max_length=MOST_SHARES)]
-    claim: ClaimAllocation | None = None
-    """The allocation, if a ResourceClaim holds the lease; None: a pod holds it."""
-    dialect: ShortText = ""
-    resources: Resources = msgspec.field(default_factory=dict)
-    """Resources other than devices, in the units of `PodRequest.resources`; and exclusive CPUs, by
-    `shared.model.devices.device.numa_cpus_name`."""
-    anti_affinity_groups: Groups = ()
-    gang: KeyText = ""
-    memo: MemoText = ""
-    trace: TraceText = ""
-    """W3C traceparent of the span that created the lease."""
-    weighed: LongText = ""
-    term: Term = NO_TERM
     state: LeaseState = LeaseState.RESERVED
     version: Fence = 0
     created_at: Seconds = 0.0

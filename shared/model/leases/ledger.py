@@ -11,30 +11,16 @@ from shared.model.devices.device import Device, DeviceUse
 from shared.model.devices.node import AntiAffinityTerm, NodeFacts
 from shared.model.errors import ConflictError
 from shared.model.events.pod_events import PodGated, PodQueued
-from shared.model.leases.lease import ClaimAllocation, Lease, bookings
+from shared.model.leases.lease import Lease, LeaseRequest, bookings
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.requests.placement import Placement, Refusal
-from shared.model.requests.request import NO_TERM, PodRequest, SharingPolicy, Term
+from shared.model.requests.request import PodRequest, SharingPolicy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reservation:
+class Reservation(LeaseRequest, frozen=True, kw_only=True, omit_defaults=True):
     """A request for a lease on the first of the candidates that still fits."""
 
-    pod: PodUid
-    namespace: Namespace
-    name: str
     candidates: tuple[Placement, ...]
-    claim: ClaimAllocation | None = None
-    dialect: str = ""
-    resources: dict[str, int] = field(default_factory=dict)
-    """Resources other than devices, in the units of `PodRequest.resources`."""
-    anti_affinity_groups: tuple[str, ...] = ()
-    gang: str = ""
-    memo: str = ""
-    trace: str = ""
-    weighed: str = ""
-    term: Term = NO_TERM
     priority: int = 0
     read_version: int | None = None
     """The ledger's version that the candidates were chosen by.

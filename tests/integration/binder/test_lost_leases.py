@@ -1,7 +1,6 @@
 """Pods that are gone leave no record, and a lease that the ledger has lost comes back."""
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,7 +88,9 @@ class Binder(World):
         return [event for event in await self.list(*unbound) if isinstance(event, PodTerminated)]
 
     async def reserve_gang(self, *pods: str) -> Sequence[Lease]:
-        wanted = [replace(reservation(pod, share("a", 0, 4_000)), gang=GANG.name) for pod in pods]
+        wanted = [
+            structs.replace(reservation(pod, share("a", 0, 4_000)), gang=GANG.name) for pod in pods
+        ]
         outcomes = await self.ledger.reserve_gang(GANG, wanted, now=NOW, ttl_s=30)
         return [outcome.lease for outcome in outcomes if isinstance(outcome, ReservedLease)]
 
@@ -371,7 +372,9 @@ async def test_a_lost_lease_ends_those_of_claims_on_its_device_that_are_not_prep
     first = await cluster.start("p1")
     await cluster.lose_all()
     wanted = [
-        replace(reservation(claim, share(NODE, mib=20_000)), claim=ClaimAllocation(generation="1"))
+        structs.replace(
+            reservation(claim, share(NODE, mib=20_000)), claim=ClaimAllocation(generation="1")
+        )
         for claim in ("c1", "c2")
     ]
     claims = await reserve(cluster.ledger, *wanted)
@@ -508,7 +511,7 @@ async def test_a_late_report_of_an_earlier_allocation_ends_no_lease_of_a_claim(
     earlier = structs.replace(await cluster.bind("c"), claim=ClaimAllocation(generation="g1"))
     await cluster.ledger.release([earlier.pod], reason="the claim was deallocated")
     wanted = reservation("c", share(NODE, mib=1_000), share(NODE, mib=1_000))
-    wanted = replace(wanted, claim=ClaimAllocation(generation="g2"))
+    wanted = structs.replace(wanted, claim=ClaimAllocation(generation="g2"))
     await cluster.ledger.bind(await reserve(cluster.ledger, wanted))
 
     await cluster.allocate(earlier)

@@ -94,11 +94,13 @@ async def rows_of(url: str) -> dict[str, Any]:
                     "a", 4, 901, requested_units=terms, slots=100, sharing=SharingPolicy.BEST_EFFORT
                 ),
             ),
-            replace(
+            structs.replace(
                 reservation("claim", share("a", 4, 100, share_id="9cbf", container="gpu")),
                 claim=ClaimAllocation(generation="g1", consumers=(PodUid("p1"), PodUid("p2"))),
             ),
-            replace(reservation("ganged", share("a", 5)), gang="default/gang", memo="of a dialect"),
+            structs.replace(
+                reservation("ganged", share("a", 5)), gang="default/gang", memo="of a dialect"
+            ),
         )
         await leases.bind([bound])
         waiting = queued("waits", units=16_000, priority=5)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from redis.asyncio import Redis
 
 from shared.ledger.leases import RedisLeases
@@ -216,7 +217,7 @@ async def test_a_gang_of_a_thousand_pods_is_reserved_in_one_step(url: str) -> No
     async with ledger(url, {f"n{n}": 8 for n in range(32)}) as leases:
         gang = Gang(name="default/g", min_member=1_000)
         wanted = [
-            replace(
+            structs.replace(
                 reservation(f"p{n}", share(f"n{n % 32}", n // 128), node=f"n{n % 32}"),
                 gang=gang.name,
             )

@@ -118,7 +118,7 @@ async def test_a_restored_lease_only_moves_forward_along_the_table(
 async def test_the_end_of_a_lease_is_counted_from_its_activation(leases: RedisLeases) -> None:
     term = Term(max_run_s=60, grace_s=30)
     began = time.time()
-    [lease] = await reserve(leases, replace(reservation("p", share("a")), term=term))
+    [lease] = await reserve(leases, structs.replace(reservation("p", share("a")), term=term))
     assert ends_by(lease) == NOW + 60 + 30 + END_MARGIN_S
 
     active = await moved(await moved(lease, BOUND, leases), ACTIVE, leases)
@@ -144,7 +144,7 @@ async def test_the_end_of_a_lease_is_counted_from_its_activation(leases: RedisLe
 def test_the_expected_end_is_the_authors_then_the_learned_then_the_latest(
     term: Term, learned_s: float | None, expected: float | None
 ) -> None:
-    wanted = replace(reservation("p", share("a")), term=term)
+    wanted = structs.replace(reservation("p", share("a")), term=term)
     lease = new_lease(wanted, 1, iter([17, 3, 40]), NOW, NOW + 30)
 
     assert expected_end(lease, learned_s) == expected
@@ -201,7 +201,7 @@ async def test_what_does_not_fit_is_refused(
 ) -> None:
     await reserve(leases, *before)
 
-    full = await refusal(leases, replace(wanted[0], pod=PodUid("q")))
+    full = await refusal(leases, structs.replace(wanted[0], pod=PodUid("q")))
 
     assert full.reason == f"a: {reason}"
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from services.timekeeper.accounts.journal import weigh
 from shared.ledger.leases import RedisLeases
@@ -52,7 +53,7 @@ def reservation(
     pod: str, *shares: Share, namespace: Namespace = TEAM, node: str = "a"
 ) -> Reservation:
     given = shares or (share(node),)
-    return replace(reservation_among(pod, [(node, given)]), namespace=namespace)
+    return structs.replace(reservation_among(pod, [(node, given)]), namespace=namespace)
 
 
 async def outcome(leases: RedisLeases, wanted: Reservation) -> ReservationOutcome:
@@ -161,7 +162,7 @@ async def test_a_pod_has_a_maximum_run_time_where_its_quota_requires_one(
 ) -> None:
     await leases.quotas.save([Quota(namespace=TEAM, max_run_s=7200)], read_at=NOW)
 
-    wanted = replace(reservation("p"), term=term)
+    wanted = structs.replace(reservation("p"), term=term)
     if given is None:
         await reserve(leases, wanted)
         return
@@ -178,7 +179,7 @@ async def test_a_claim_needs_no_run_time(leases: RedisLeases) -> None:
     await leases.quotas.save([Quota(namespace=TEAM, max_run_s=7200)], read_at=NOW)
     claim = ClaimAllocation(generation="g", consumers=(PodUid("p"),))
 
-    await reserve(leases, replace(reservation("c"), claim=claim))
+    await reserve(leases, structs.replace(reservation("c"), claim=claim))
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +284,7 @@ async def test_the_next_candidate_is_taken_when_a_quota_refuses_the_first(
     await leases.save_devices([report("b", [device("b", 0)])])
     quota = Quota(namespace=TEAM, pools=("public",), pool_label="pool")
     await leases.quotas.save([quota], read_at=NOW)
-    both = replace(
+    both = structs.replace(
         reservation_among("pod", [("a", [share("a")]), ("b", [share("b")])]), namespace=TEAM
     )
 
@@ -361,7 +362,7 @@ async def test_a_gang_that_exceeds_a_quota_as_a_whole_reserves_and_counts_nothin
     await leases.quotas.save([Quota(namespace=TEAM, limits=QuotaLimits(cards=2))], read_at=NOW)
     gang = Gang(name="team/ring", min_member=3)
     wanted = [
-        replace(reservation(f"rank-{n}", share("a", n, 16_000, whole=True)), gang=gang.name)
+        structs.replace(reservation(f"rank-{n}", share("a", n, 16_000, whole=True)), gang=gang.name)
         for n in range(3)
     ]
 

@@ -66,7 +66,7 @@ async def used_ledger(url: str) -> AsyncIterator[tuple[RedisLeases, Any, str]]:
         [bound, *_] = await reserve(
             leases,
             reservation("bound", share("a")),
-            replace(reservation("ganged", share("a", 1), tag="apart"), gang="gang"),
+            structs.replace(reservation("ganged", share("a", 1), tag="apart"), gang="gang"),
             reservation("other", share("b"), node="b"),
         )
         await leases.bind([bound])
@@ -319,7 +319,7 @@ NUMBERS = st.sampled_from([-(2**63), -5, 0, 1, 100, 2**31, 2**33, MOST_AMOUNT, 2
 def odd_reservations(draw: st.DrawFn) -> Reservation:
     """A reservation on node `a`, any part of which may be anything."""
     odd = structs.replace(share("a", mib=draw(NUMBERS), cores=draw(NUMBERS)), container=draw(TEXTS))
-    return replace(
+    return structs.replace(
         reservation("odd", odd),
         pod=PodUid("odd" + draw(TEXTS)),
         namespace=Namespace(draw(TEXTS)),
@@ -402,7 +402,7 @@ async def _use_and_free(url: str, node: NodeName, gpu: DeviceUuid, resource: str
         start = await leases.snapshot()
         await leases.save_nodes([NodeFacts(name=node, allocatable={"pods": 9, resource: 7})])
         await leases.save_devices([replace(report("a", [device("a", 0, uuid=gpu)]), node=node)])
-        odd = replace(
+        odd = structs.replace(
             reservation("odd", share("a", device=gpu), node=node),
             resources={"pods": 1, resource: 5},
         )
@@ -440,7 +440,7 @@ async def test_a_group_that_is_too_long_is_refused_with_its_size_and_the_limit(
 async def test_a_lease_of_a_thousand_containers_is_refused_and_of_its_gang_nothing_is_reserved(
     leases: RedisLeases,
 ) -> None:
-    shares = [share("a", mib=1, container=f"{n:0200}") for n in range(1_000)]
+    shares = [share("a", mib=1, container=f"{n:0120}") for n in range(1_000)]
     wanted = [reservation("small", share("a")), reservation("large", *shares)]
 
     outcomes = await leases.reserve_gang(Gang(name="g", min_member=2), wanted, now=NOW, ttl_s=30)
@@ -458,13 +458,15 @@ async def test_a_lease_of_a_thousand_containers_is_refused_and_of_its_gang_nothi
 async def test_groups_and_gangs_are_compared_as_a_whole(
     leases: RedisLeases, one: str, other: str
 ) -> None:
-    first = replace(reservation("p", share("a"), tag=one), gang=one, anti_affinity_groups=(one,))
-    second = replace(reservation("q", share("a"), tag=other), gang=other)
+    first = structs.replace(
+        reservation("p", share("a"), tag=one), gang=one, anti_affinity_groups=(one,)
+    )
+    second = structs.replace(reservation("q", share("a"), tag=other), gang=other)
 
     await reserve(leases, first, second)
 
     assert await _gang_counts(leases, [one, other]) == [int(bool(one)), int(bool(other))]
-    again = replace(first, pod=PodUid("r"))
+    again = structs.replace(first, pod=PodUid("r"))
     refused = await refusal(leases, again)
     assert refused.reason.startswith("a: anti-affinity of ")
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from shared.ledger.leases import RedisLeases
 from shared.model.devices.node import HOSTNAME, AntiAffinityTerm, LabelRequirement, NodeRevision
@@ -41,7 +42,7 @@ async def start_quiet(
     leases: RedisLeases, of: AntiAffinityTerm | None = None, mib: int = 4_000
 ) -> Lease:
     """Reserve node `a` for a pod that kube-scheduler places."""
-    wanted = replace(reservation("quiet", share("a", mib=mib)), repels=(of or term(),))
+    wanted = structs.replace(reservation("quiet", share("a", mib=mib)), repels=(of or term(),))
     [lease] = await reserve(leases, wanted)
     return lease
 
@@ -53,7 +54,7 @@ async def read_version(leases: RedisLeases) -> int:
 async def choose(leases: RedisLeases, read: int, *nodes: str, pod: str = "plain") -> str:
     """Reserve for a pod what was chosen at a version; return the node, or why there is none."""
     candidates = [(node, [share(node)]) for node in nodes]
-    wanted: Reservation = replace(reservation_among(pod, candidates), read_version=read)
+    wanted: Reservation = structs.replace(reservation_among(pod, candidates), read_version=read)
     [outcome] = await leases.reserve([wanted], now=NOW, ttl_s=30)
     if isinstance(outcome, ReservedLease):
         return outcome.lease.node
@@ -161,7 +162,7 @@ async def test_the_anti_affinity_of_pods_that_start_on_one_node_is_bounded(
     large = tuple(term(namespaces=many) for _ in range(4))
     outcomes = [
         await leases.reserve(
-            [replace(reservation(f"q{number}", share("a", mib=100)), repels=large)],
+            [structs.replace(reservation(f"q{number}", share("a", mib=100)), repels=large)],
             now=NOW,
             ttl_s=30,
         )

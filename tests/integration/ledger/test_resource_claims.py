@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
 from msgspec import structs
@@ -154,7 +153,7 @@ def claimed(mib: int = 10_000) -> Reservation:
         for gpu, request in enumerate(("one", "two"))
     ]
     allocation = ClaimAllocation(generation="g1", consumers=(PodUid("p1"), PodUid("p2")))
-    return replace(reservation("claim", *shares, cpu=0), claim=allocation, dialect="")
+    return structs.replace(reservation("claim", *shares, cpu=0), claim=allocation, dialect="")
 
 
 async def test_a_claims_lease_keeps_its_allocation_in_every_state(leases: RedisLeases) -> None:

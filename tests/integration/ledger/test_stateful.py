@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from hypothesis import strategies as st
@@ -82,7 +81,10 @@ class LedgerMachine(RuleBasedStateMachine):
     def reserve_gang(
         self, wanted: dict[str, list[tuple[str, list[Share]]]], gang: str, least: int
     ) -> None:
-        group = [replace(reservation_among(pod, among), gang=gang) for pod, among in wanted.items()]
+        group = [
+            structs.replace(reservation_among(pod, among), gang=gang)
+            for pod, among in wanted.items()
+        ]
         before = dict(self.model.leases)
         fences = dict(self.model.fences)
 

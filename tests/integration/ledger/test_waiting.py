@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
@@ -247,7 +248,7 @@ async def test_how_long_a_pod_waits_is_counted_from_its_first_verdict(leases: Re
 
 
 def low(pod: str, gpu: int = 0) -> Reservation:
-    return replace(reservation(pod, share("a", gpu)), priority=-1)
+    return structs.replace(reservation(pod, share("a", gpu)), priority=-1)
 
 
 async def test_what_is_offered_to_a_higher_priority_is_reserved_for_it(leases: RedisLeases) -> None:
@@ -258,7 +259,7 @@ async def test_what_is_offered_to_a_higher_priority_is_reserved_for_it(leases: R
     before_the_offer = await refusal(leases, low("low"))
     assert await offered(leases) == ["high"]
     after_the_offer = await refusal(leases, low("low"), now=NOW + 1)
-    equal = replace(reservation("equal", share("a", 1)), priority=5)
+    equal = structs.replace(reservation("equal", share("a", 1)), priority=5)
 
     assert before_the_offer.reserved_for_other
     assert after_the_offer.reserved_for_other
@@ -301,7 +302,7 @@ async def test_a_pod_with_lower_priority_is_offered_what_the_higher_priority_lea
     kept = replace(verdict(queued("low", priority=-1), 0), capacity=RESERVED_FOR_OTHER)
     assert await leases.waiting_pods.enqueue([kept]) == WaitResult()
 
-    await reserve(leases, replace(reservation("high", share("a")), priority=5))
+    await reserve(leases, structs.replace(reservation("high", share("a")), priority=5))
 
     assert await offered(leases) == ["low"]
     await reserve(leases, low("low"))
@@ -351,7 +352,9 @@ A, B, C = (Namespace(f"team-{letter}") for letter in "abc")
 
 
 def held(pod: str, namespace: Namespace, gpu: int, mib: int = 4_000, cores: int = 0) -> Reservation:
-    return replace(reservation(pod, share("a", gpu, mib, cores), cpu=1), namespace=namespace)
+    return structs.replace(
+        reservation(pod, share("a", gpu, mib, cores), cpu=1), namespace=namespace
+    )
 
 
 def waits(pod: str, namespace: Namespace, at: float = 0.0, **amounts: int) -> PodQueued:

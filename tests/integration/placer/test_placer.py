@@ -140,7 +140,7 @@ async def test_a_placer_that_is_behind_places_nothing_beside_a_pod_that_repels_i
         await leases.save_nodes([replace(facts("a"), labels={HOSTNAME: "a"})])
         placer = Placer(leases, SystemClock(), dice(1), ttl_s=30.0)
         await read_once(placer)
-        await reserve(leases, replace(reservation("quiet", share("a")), repels=(term,)))
+        await reserve(leases, structs.replace(reservation("quiet", share("a")), repels=(term,)))
 
         with pytest.raises(ConflictError, match="undecided"):
             await placer.place_pods([noisy])

@@ -128,7 +128,7 @@ async def test_after_no_capacity_the_pod_is_decided_again_with_the_ledgers_total
         wanted: Sequence[Reservation], *, now: float, ttl_s: float
     ) -> list[ReservationOutcome]:
         pair.ledger.reserve = reserve  # type: ignore[method-assign]
-        faster = replace(wanted[0], pod=PodUid("uid-faster"))
+        faster = structs.replace(wanted[0], pod=PodUid("uid-faster"))
         return (await reserve([faster, *wanted], now=now, ttl_s=ttl_s))[1:]
 
     pair.ledger.reserve = after_another  # type: ignore[method-assign]

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from services.binder.report.event_writer import MIN_INTERVAL_S
 from services.binder.report.explanations import NO_END, PLANNED, WITHDRAWN
@@ -616,6 +617,6 @@ async def test_a_pod_for_which_others_may_be_preempted_does_not_wait_for_its_pla
 async def test_no_device_is_claimed_for_a_pod_whose_lease_could_not_be_stored(at: Scene) -> None:
     _, _, start = await promised(at, other=HOUR)
     groups = tuple(f"{n:0250}" for n in range(64))
-    wanted = tuple(replace(each, anti_affinity_groups=groups) for each in start.wanted)
+    wanted = tuple(structs.replace(each, anti_affinity_groups=groups) for each in start.wanted)
 
     assert not await at.preemptions.open_start(replace(start, wanted=wanted), start)

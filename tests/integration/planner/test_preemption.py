@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import redis.asyncio
+from msgspec import structs
 
 from services.planner.plan import PlanInput, plan_input
 from services.planner.preemption_planner import LOOK_S, PLANNING_S, STEP_S
@@ -332,7 +333,7 @@ async def test_what_was_freed_is_not_leased_beside_a_pod_that_repels_the_pending
         binder = at.binder()
         await at.evict(binder)
 
-        quiet = replace(reservation("quiet", share("a", 1, mib=1_000)), repels=(term,))
+        quiet = structs.replace(reservation("quiet", share("a", 1, mib=1_000)), repels=(term,))
         await reserve(at.ledger, quiet, now=at.clock.now())
         await at.terminate(old)
 

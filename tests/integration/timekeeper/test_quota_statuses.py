@@ -3,10 +3,10 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from services.timekeeper.config.budget_sources import ConfiguredObjects
 from services.timekeeper.report.status_publisher import StatusPublisher
@@ -89,7 +89,7 @@ async def test_a_status_has_what_is_in_force_and_what_is_used(
     pending = await cluster.published(TEAM, 1)
     await cluster.watched(TEAM)
     applied = await cluster.published(TEAM, 1)
-    wanted = replace(reservation("p", share("a", 0, 4_000)), namespace=TEAM)
+    wanted = structs.replace(reservation("p", share("a", 0, 4_000)), namespace=TEAM)
     await reserve(opened.leases, wanted)
     soon = await cluster.published(TEAM, 1)
     used = await cluster.published(TEAM, 1, after_s=10)

@@ -1,7 +1,6 @@
 """The timekeeper on a real valkey-server: charges for leases, and for each of their sizes."""
 
 import asyncio
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -96,7 +95,7 @@ async def test_run_times_are_learned_once_whichever_replicas_read_the_ends(
     replicas = [real(opened), real(opened)]
     before = compared()
     for pod in ("p1", "p2", "p3"):
-        wanted = replace(reservation(pod, share("a")), term=Term(expected_run_s=1))
+        wanted = structs.replace(reservation(pod, share("a")), term=Term(expected_run_s=1))
         await leases.bind(await reserve(leases, wanted))
         [active] = await leases.activate([(PodUid(pod), NodeName("a"))])
         assert active is not None

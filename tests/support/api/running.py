@@ -6,11 +6,12 @@ import json
 import ssl
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+from msgspec import structs
 
 from services.api.http.http_server import HttpServer
 from services.api.http.read_api import ReadApi
@@ -179,5 +180,5 @@ async def reserve_lease(
     """Reserve a share; `names` are its namespace and its pod's name."""
     amounts = {} if cores is None else {"cores": cores}
     wanted = reservation(pod, share(node, gpu, **amounts), node=node)
-    (lease,) = await reserve(shown.ledger, replace(wanted, **names))
+    (lease,) = await reserve(shown.ledger, structs.replace(wanted, **names))
     return lease

@@ -202,7 +202,7 @@ GANG = Gang(name="default/g", min_member=3)
 
 def member(pod: str, gpu: int = 0, mib: int = 4_000) -> Reservation:
     """A reservation of a pod of the gang on node a."""
-    return replace(reservation(pod, share("a", gpu, mib)), gang=GANG.name)
+    return structs.replace(reservation(pod, share("a", gpu, mib)), gang=GANG.name)
 
 
 def in_gang(pod: str, units: int = 4_000, gang: Gang = GANG) -> PodQueued:

@@ -1,10 +1,12 @@
 """Reservations, leases and waiting pods in the form in which the ledger's functions keep them."""
 
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 from msgspec import structs
 
+from shared.ledger.records import BookingRecord, DemandRecord
 from shared.ledger.rows.lease_rows import (
     decode_lease,
     demand_of,
@@ -22,11 +24,10 @@ from shared.ledger.rows.waiting_rows import (
 from shared.model.leases.lease import ClaimAllocation, LeaseState, MigPlacement
 from shared.model.leases.ledger import Reservation
 from shared.model.names import NodeName, PodUid
-from shared.model.requests.request import GpuRequest, PodRequest, Term
+from shared.model.requests.request import GpuRequest, PodRequest, SharingPolicy, Term
 from tests.support.placer.ledger import (
     NOW,
     queued,
-    reservation,
     reservation_among,
     share,
     uuid,
@@ -45,7 +46,18 @@ def pieces_of(wanted: Reservation) -> list[bytes]:
 def test_one_share_takes_one_slot() -> None:
     taken = demand_of(A, [share("a", 1, mib=700, cores=30)])
 
-    assert taken == ["a", 10, uuid("a", 1), 700, 30, 1, 1, 0, 0, "", 1, 1]
+    assert taken == DemandRecord(A, (_booking(1, 700, cores_percent=30),), (1, 1))
+
+
+def _booking(gpu: int, mib: int, **more: Any) -> BookingRecord:
+    known: dict[str, Any] = {"cores_percent": 0, "shares": 1, "slots": 1, "layout": ""}
+    return BookingRecord(
+        device=uuid("a", gpu),
+        memory_mib=mib,
+        sharing=SharingPolicy.SHARED,
+        most_shares=0,
+        **known | more,
+    )
 
 
 def test_an_init_container_takes_the_slot_of_a_later_one() -> None:
@@ -56,12 +68,13 @@ def test_an_init_container_takes_the_slot_of_a_later_one() -> None:
         share("a", 1, mib=5, container="two", slotted=False),
     ]
 
-    node, last, *rest = demand_of(A, shares)
+    taken = demand_of(A, shares)
 
-    assert (node, last) == ("a", 18)
-    assert rest[:8] == [uuid("a", 0), 9, 0, 2, 2, 0, 0, ""]
-    assert rest[8:16] == [uuid("a", 1), 5, 0, 1, 0, 0, 0, ""]
-    assert rest[16:] == [1, 1, 1, 1, 1, 2, 2, 0]
+    assert taken.bookings == (
+        _booking(0, 9, shares=2, slots=2),
+        _booking(1, 5, slots=0),
+    )
+    assert taken.slots == (1, 1, 1, 1, 1, 2, 2, 0)
 
 
 def test_a_slot_of_a_sidecar_is_not_given_to_the_containers_after_it() -> None:
@@ -74,8 +87,8 @@ def test_a_slot_of_a_sidecar_is_not_given_to_the_containers_after_it() -> None:
 
     taken = demand_of(A, shares)
 
-    assert taken[6] == 2, "slots"
-    assert taken[10:] == [1, 1, 1, 1, 1, 2, 1, 2]
+    assert taken.bookings[0].slots == 2
+    assert taken.slots == (1, 1, 1, 1, 1, 2, 1, 2)
 
 
 def test_an_instance_takes_its_position_of_the_layout_that_it_requires() -> None:
@@ -83,27 +96,25 @@ def test_an_instance_takes_its_position_of_the_layout_that_it_requires() -> None
 
     taken = demand_of(A, [share("a", 0, mib=5_120, cores=60, mig=place)])
 
-    assert taken == ["a", 10, uuid("a", 0), 5_120, 0, 1, 0, 0, 0, "group2", 1, -4]
+    assert taken == DemandRecord(A, (_booking(0, 5_120, slots=0, layout="group2"),), (1, -4))
 
 
-def test_a_reservation_is_packed_as_a_description_and_the_demands_of_its_candidates() -> None:
+def test_a_reservation_is_packed_as_the_parts_of_the_leases_of_its_candidates() -> None:
     several = [share("b", 0, mib=9), share("b", 1, whole=True)]
-    wanted = [
-        reservation_among("p", [("a", [share("a", 1, mib=700)]), ("b", several)], tag="red"),
-        reservation("q", share("a"), cpu=7),
-    ]
-    pieces = [piece for each in wanted for piece in pieces_of(each)]
+    wanted = reservation_among("p", [("a", [share("a", 1)]), ("b", several)], tag="red")
 
-    header, first, second, *other = map(msgspec.msgpack.decode, pieces)
-    assert header[:5] == ["red", '["cpu",100,"pods",1]', "p", "", "default"]
-    assert first[:7] == ["a", uuid("a", 1), 700, 0, True, 0, 0]
-    assert second[:3] == ["b", False, demand_of(NodeName("b"), several)]
-    assert other[0][:3] == ["", '["cpu",7,"pods",1]', "q"]
+    request, description, *candidates = pieces_of(wanted)
 
-
-def test_each_piece_begins_with_a_one_byte_array_header_because_scripts_skip_one_byte() -> None:
-    for piece in pieces_of(reservation("p", share("a"), node="a" * 253)):
-        assert piece[0] & 0xF0 == 0x90, "a short array: its length is in its first byte"
+    for number, node in enumerate(("a", "b"), start=1):
+        grants = iter([17, *[3, 40] * number])
+        lease = new_lease(wanted, number, grants, NOW, NOW + 30)
+        demand, shares = candidates[2 * number - 2 : 2 * number]
+        numbers = msgspec.msgpack.encode(
+            ("reserved", 17, 17, NOW, NOW + 30, 0.0, 0.0, [3, 40] * number)
+        )
+        value = b"".join((b"\x95", numbers, request, demand, description, shares))
+        assert decode_lease(value) == lease
+        assert lease.node == node
 
 
 def test_joined_values_have_their_boundaries() -> None:
@@ -116,7 +127,7 @@ def test_a_lease_is_read_as_it_was_written() -> None:
         [("b", [share("b")]), ("a", [share("a", 0), share("a", 1, slotted=False)])],
         tag="red",
     )
-    wanted = replace(wanted, weighed="0.47 on b, 0.52 on a")
+    wanted = structs.replace(wanted, weighed="0.47 on b, 0.52 on a")
     lease = new_lease(wanted, 2, iter([17, 3, 40, -1, 41]), NOW, NOW + 30)
 
     assert [(s.device, s.slot, s.fence) for s in lease.shares] == [

@@ -42,7 +42,14 @@ OTHER = "node-1"
 HALF = DEVICE_MIB // 2 + 1
 SHARE = RawShare(container="main", device="gpu-0", mib=1000, cores=10, slot=0, fence=1)
 LEASE = RawLease(
-    pod="a", node=NODE, state="active", version=1, created_at=AT, expires_at=0, shares=(SHARE,)
+    pod="a",
+    node=NODE,
+    state="active",
+    version=1,
+    created_at=AT,
+    expires_at=0,
+    activated_at=AT,
+    shares=(SHARE,),
 )
 GRANT = Grant(pod="a", node=NODE, device="gpu-0", mib=1000, cores=10)
 AGENT = AgentGrant(

@@ -1,12 +1,11 @@
 -- Checks whether a demand fits, and the totals and indexes of leases.
 local constants = require('constants')
 local layouts = require('layouts')
-local lease = require('lease')
 local records = require('records')
 local server = require('server')
 local values = require('values')
 local D, N = layouts.DEVICE, layouts.NODE
-local FIRST_DEVICE, DEVICE_FIELDS = lease.FIRST_DEVICE, lease.DEVICE_FIELDS
+local B, DEMAND = layouts.BOOKING, layouts.DEMAND
 local EXCLUSIVE, BEST_EFFORT, IDLE_DEVICE = constants.EXCLUSIVE, constants.BEST_EFFORT, constants.IDLE_DEVICE
 local MOST_SLOT = constants.MOST_SLOT
 local DEVICE_BYTES, NODE_BYTES, AMOUNT_BYTES = 160, 48, 9 -- without texts, and of each amount, at most
@@ -45,29 +44,34 @@ function M.taken_of(device)
     device[D.SHARES] + held.shares
 end
 
--- For each device of a demand: the position of its fields, its UUID, and its record, if there is one.
+-- For each device of a demand its booking and its record, if there is one.
 function M.each_device(demand)
-  local d = FIRST_DEVICE - DEVICE_FIELDS
+  local bookings, i = demand[DEMAND.BOOKINGS], 0
   return function()
-    d = d + DEVICE_FIELDS
-    if d <= demand[2] then return d, demand[d], records.device_of(demand[d]) end
+    i = i + 1
+    if bookings[i] then return bookings[i], records.device_of(bookings[i][B.DEVICE]) end
   end
 end
 
 -- For each share of a demand: the UUID and the record of its device, the slot and the fence that it was
 -- granted, and the number of its slot.
 function M.each_share(demand, grants)
-  local s, last = -1, demand[2]
+  local bookings, slots, i = demand[DEMAND.BOOKINGS], demand[DEMAND.SLOTS], -1
   return function()
-    s = s + 2
-    if not demand[last + s] then return nil end
-    local uuid = demand[FIRST_DEVICE + (demand[last + s] - 1) * DEVICE_FIELDS]
-    return uuid, records.device_of(uuid), grants[s], grants[s + 1], demand[last + s + 1]
+    i = i + 2
+    if not slots[i] then return nil end
+    local uuid = bookings[slots[i]][B.DEVICE]
+    return uuid, records.device_of(uuid), grants[i], grants[i + 1], slots[i + 1]
   end
 end
 
+-- Add the UUIDs of a demand's devices to a list.
+function M.append_uuids(uuids, demand)
+  for _, booking in ipairs(demand[DEMAND.BOOKINGS]) do uuids[#uuids + 1] = booking[B.DEVICE] end
+end
+
 function M.append_device_rows(rows, demand)
-  for _, _, device in M.each_device(demand) do
+  for _, device in M.each_device(demand) do
     if device then rows[#rows + 1] = device end
   end
 end
@@ -152,24 +156,30 @@ function M.add_to_node(node, resources, sign)
   records.changed_nodes[node[N.NAME]] = true
 end
 
--- Add the fields of a share, or of several, to the use of a device, or subtract them.
-function M.add_to_device(device, sign, groups_text, memory, cores, shares, _, policy, _, layout)
-  device[D.USED_MIB] = device[D.USED_MIB] + sign * memory
-  device[D.USED_CORES] = device[D.USED_CORES] + sign * cores
-  device[D.SHARES] = device[D.SHARES] + sign * shares
-  if policy == EXCLUSIVE then device[D.EXCLUSIVE] = sign > 0 end
+function M.add_amounts(device, memory, cores)
+  device[D.USED_MIB] = device[D.USED_MIB] + memory
+  device[D.USED_CORES] = device[D.USED_CORES] + cores
+  records.changed_devices[device[D.UUID]] = true
+end
+
+-- Add a booking to the use of a device (sign 1), or subtract it (sign -1).
+function M.add_to_device(device, sign, groups_text, booking)
+  M.add_amounts(device, sign * booking[B.MEMORY_MIB], sign * booking[B.CORES_PERCENT])
+  device[D.SHARES] = device[D.SHARES] + sign * booking[B.SHARES]
+  if booking[B.SHARING] == EXCLUSIVE then device[D.EXCLUSIVE] = sign > 0 end
+  local layout = booking[B.LAYOUT]
   if layout ~= '' and (sign > 0 or device[D.SHARES] == 0) then device[D.LAYOUT] = sign > 0 and layout or '' end
   if groups_text ~= '' then device[D.GROUPS] = changed_groups(device[D.GROUPS], groups_text, sign) end
-  records.changed_devices[device[D.UUID]] = true
 end
 
 -- Add a demand to the totals of its node and devices (sign 1), or subtract it (sign -1). What has no
 -- record any more is left out: a lease must be able to end all the same.
 function M.add_demand(demand, resources, groups_text, sign)
-  if records.nodes[demand[1]] then M.add_to_node(records.nodes[demand[1]], resources, sign) end
-  for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do
-    local device = records.devices[demand[d]]
-    if device then M.add_to_device(device, sign, groups_text, unpack(demand, d + 1, d + 7)) end
+  local node = records.nodes[demand[DEMAND.NODE]]
+  if node then M.add_to_node(node, resources, sign) end
+  for _, booking in ipairs(demand[DEMAND.BOOKINGS]) do
+    local device = records.devices[booking[B.DEVICE]]
+    if device then M.add_to_device(device, sign, groups_text, booking) end
   end
 end
 
@@ -201,10 +211,12 @@ local function is_closed(device)
     or device[D.IS_CLAIMED] and not (M.ends_by and M.ends_by <= device[D.CLAIMED_UNTIL])
 end
 
--- Why a share does not fit on a device, or nil. The order is that of shared.model.devices.device.device_refusal.
-function M.device_refusal(device, node_name, groups_text, memory, cores, shares, new_slots, policy, slots, layout)
-  local reason, slotted = M.unavailable(device, node_name), new_slots > 0
+-- Why a booking does not fit on a device, or nil. The order is that of shared.model.devices.device.device_refusal.
+function M.device_refusal(device, node_name, groups_text, booking)
+  local reason = M.unavailable(device, node_name)
   if reason then return reason end
+  local _, memory, cores, shares, new_slots, policy, slots, layout = unpack(booking)
+  local slotted = new_slots > 0
   local memory_taken, cores_taken, shares_taken = M.taken_of(device)
   if device[D.IS_MIG] ~= (layout ~= '') then return 'mode' end
   if slotted and shares_taken + shares > (slots > 0 and slots or device[D.SLOTS]) then return 'slots' end
@@ -221,12 +233,12 @@ function M.device_refusal(device, node_name, groups_text, memory, cores, shares,
 end
 
 function M.demand_refusal(demand, resources, groups_text)
-  local name = demand[1]
+  local name = demand[DEMAND.NODE]
   local reason = M.node_refusal(records.node_of(name), resources)
   if reason then return reason end
-  for d, uuid, device in M.each_device(demand) do
-    reason = M.device_refusal(device, name, groups_text, unpack(demand, d + 1, d + 7))
-    if reason then return reason .. ' of ' .. uuid end
+  for booking, device in M.each_device(demand) do
+    reason = M.device_refusal(device, name, groups_text, booking)
+    if reason then return reason .. ' of ' .. booking[B.DEVICE] end
   end
   for uuid, device, _, _, number in M.each_share(demand, {}) do
     local position = -1 - number

@@ -2,11 +2,11 @@
 local M = {}
 
 -- States of a lease, and which each can become, at once or in several steps.
-M.RESERVED = 1
-M.BOUND = 2
-M.ACTIVE = 3
-M.RELEASED = 4
-M.EXPIRED = 5
+M.RESERVED = 'reserved'
+M.BOUND = 'bound'
+M.ACTIVE = 'active'
+M.RELEASED = 'released'
+M.EXPIRED = 'expired'
 M.MAY_BECOME = {
   [M.RESERVED] = {[M.BOUND] = true, [M.EXPIRED] = true, [M.RELEASED] = true},
   [M.BOUND] = {[M.ACTIVE] = true, [M.RELEASED] = true},

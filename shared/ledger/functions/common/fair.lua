@@ -12,13 +12,12 @@
 --   queue-positions:NAMESPACE hash    group -> the namespace's entry in the group's order
 local constants = require('constants')
 local layouts = require('layouts')
-local lease = require('lease')
 local records = require('records')
 local server = require('server')
 local values = require('values')
 local call, encode, parse_json = redis.call, cmsgpack.pack, cjson.decode
 local D, E, N = layouts.DEVICE, layouts.ENTITLEMENT, layouts.NODE
-local FIRST_DEVICE, DEVICE_FIELDS, EXCLUSIVE = lease.FIRST_DEVICE, lease.DEVICE_FIELDS, constants.EXCLUSIVE
+local B, EXCLUSIVE = layouts.BOOKING, constants.EXCLUSIVE
 local PARTS = 1e9
 
 local M = {}
@@ -127,9 +126,9 @@ end
 -- Add a lease's demand to the use of its namespace (sign 1), or subtract it (sign -1).
 function M.add_demand(namespace, demand, sign)
   local cores, mib = 0, 0
-  for d = FIRST_DEVICE, demand[2], DEVICE_FIELDS do
-    cores = cores + (demand[d + 5] == EXCLUSIVE and 100 or demand[d + 2])
-    mib = mib + demand[d + 1]
+  for _, booking in ipairs(demand[layouts.DEMAND.BOOKINGS]) do
+    cores = cores + (booking[B.SHARING] == EXCLUSIVE and 100 or booking[B.CORES_PERCENT])
+    mib = mib + booking[B.MEMORY_MIB]
   end
   M.add(namespace, sign * cores, sign * mib)
 end

@@ -35,6 +35,61 @@ return {
       'number', 'boolean', 'string', 'string', 'string', 'string', 'string', 'string',
     },
   },
+  NUMBERS = {
+    STATE = 1,
+    VERSION = 2,
+    RESERVED_VERSION = 3,
+    CREATED_AT = 4,
+    EXPIRES_AT = 5,
+    ACTIVATED_AT = 6,
+    RESIZED_AT = 7,
+    GRANTS = 8,
+    TYPES = {
+      'string', 'number', 'number', 'number', 'number', 'number', 'number', 'table',
+    },
+  },
+  REQUEST = {
+    POD = 1,
+    NAMESPACE = 2,
+    GANG = 3,
+    GROUPS = 4,
+    RESOURCES = 5,
+    LIMITED_RUN_S = 6,
+    TYPES = {
+      'string', 'string', 'string', 'string', 'string', 'number',
+    },
+  },
+  BOOKING = {
+    DEVICE = 1,
+    MEMORY_MIB = 2,
+    CORES_PERCENT = 3,
+    SHARES = 4,
+    SLOTS = 5,
+    SHARING = 6,
+    MOST_SHARES = 7,
+    LAYOUT = 8,
+    TYPES = {
+      'string', 'number', 'number', 'number', 'number', 'number', 'number', 'string',
+    },
+  },
+  DEMAND = {
+    NODE = 1,
+    BOOKINGS = 2,
+    SLOTS = 3,
+    TYPES = {
+      'string', 'table', 'table',
+    },
+  },
+  LEASE = {
+    NUMBERS = 1,
+    REQUEST = 2,
+    DEMAND = 3,
+    DESCRIPTION = 4,
+    SHARES = 5,
+    TYPES = {
+      'table', 'table', 'table', 'table', 'table',
+    },
+  },
   WAITING = {
     GROUP = 1,
     ORDER = 2,

@@ -20,7 +20,7 @@ local waiting = require('waiting')
 local call, encode, parse_json = redis.call, cmsgpack.pack, cjson.decode
 local D, Q, U = layouts.DEVICE, layouts.QUOTA, layouts.USAGE
 local CHARGE, CHARGES = layouts.CHARGE, layouts.CHARGES
-local FIRST_DEVICE, EXCLUSIVE = lease.FIRST_DEVICE, constants.EXCLUSIVE
+local B, DEMAND, REQUEST, EXCLUSIVE = layouts.BOOKING, layouts.DEMAND, layouts.REQUEST, constants.EXCLUSIVE
 
 local M = {}
 local rules, used_by, node_kinds, charges, freed, changed
@@ -75,9 +75,10 @@ end
 
 -- Thousandths of a device's cores, and of a device: the larger of cores and memory. A share without
 -- cores counts for as many as its memory.
-local function parts_of(device, memory, cores, policy)
+local function parts_of(device, booking)
+  local memory, cores = booking[B.MEMORY_MIB], booking[B.CORES_PERCENT]
   local size = device and device[D.MEMORY_MIB] or 0
-  if policy == EXCLUSIVE or size == 0 then return 1000, 1000 end
+  if booking[B.SHARING] == EXCLUSIVE or size == 0 then return 1000, 1000 end
   local part = math.min(1000, math.ceil(1000 * memory / size))
   local core = cores > 0 and 10 * cores or part
   return core, math.max(core, part)
@@ -97,10 +98,10 @@ end
 -- The charge of a lease with this demand, by bucket; and whether a device is of a model that the quota
 -- does not contain.
 local function charges_for(rule, demand)
-  local rows, has_other_model, name = {}, false, demand[1]
-  for d, uuid, device in capacity.each_device(demand) do
-    local memory = demand[d + 1]
-    local core, milli = parts_of(device, memory, demand[d + 2], demand[d + 5])
+  local rows, has_other_model, name = {}, false, demand[DEMAND.NODE]
+  for booking, device in capacity.each_device(demand) do
+    local uuid, memory = booking[B.DEVICE], booking[B.MEMORY_MIB]
+    local core, milli = parts_of(device, booking)
     add_row(rows, '', core, milli, memory, uuid)
     local is_named = false
     for _, model in ipairs(rule[Q.MODELS]) do
@@ -165,16 +166,16 @@ local function excesses_of(rule, namespace, rows, before)
   return found[1] and found
 end
 
--- Why the quota does not allow this demand for this time (a Term, or no table), as rows {measure, bucket, limit,
+-- Why the quota does not allow this demand for this time (LIMITED_RUN_S of a request), as rows {measure, bucket, limit,
 -- used, requested, node label, values}, or nil; and its charge.
-function M.check(namespace, demand, term)
+function M.check(namespace, demand, run_s)
   local rule = M.rule_of(namespace)
-  if not rule or demand[2] < FIRST_DEVICE then return nil end
+  if not rule or #demand[DEMAND.BOOKINGS] == 0 then return nil end
   local longest = rule[Q.MAX_RUN_S]
-  if longest >= 0 and type(term) == 'table' and not term.runs_on and (term.max_run_s or math.huge) > longest then
-    return {{'runTime', '', longest, 0, term.max_run_s or 0, '', {}}}
+  if longest >= 0 and run_s > longest then
+    return {{'runTime', '', longest, 0, run_s < math.huge and run_s or 0, '', {}}}
   end
-  local pools, name = rule[Q.POOLS], demand[1]
+  local pools, name = rule[Q.POOLS], demand[DEMAND.NODE]
   if #pools > 0 then
     local pool, is_allowed = M.kinds_on(name).labels[rule[Q.POOL_LABEL]], false
     for _, allowed in ipairs(pools) do is_allowed = is_allowed or allowed == pool end
@@ -212,7 +213,7 @@ function M.charge_of(pod) return values.record(call('HGET', server.prefix .. 'qu
 -- Replace the charge of a lease; or return why the quota does not allow it: then nothing may be written.
 function M.recharge(pod, namespace, demand, is_smaller)
   local rule = M.rule_of(namespace)
-  if not rule or demand[2] < FIRST_DEVICE then return nil end
+  if not rule or #demand[DEMAND.BOOKINGS] == 0 then return nil end
   local charge = M.charge_of(pod) or {namespace, {}}
   add_charges(charge[CHARGES.NAMESPACE], charge[CHARGES.BY_MODEL], -1)
   local rows = charges_for(rule, demand)
@@ -223,11 +224,11 @@ function M.recharge(pod, namespace, demand, is_smaller)
 end
 
 -- Charge a stored lease, unless it is charged already or its namespace has no quota.
-function M.charge_lease(pod, header, value)
-  local _, _, _, _, namespace = lease.description_of(header, value)
-  local rule, demand = M.rule_of(namespace), lease.demand_of(header, value)
-  if rule and demand[2] >= FIRST_DEVICE and not charges[pod] then
-    M.charge(pod, namespace, (charges_for(rule, demand)))
+function M.charge_lease(pod, of_pod)
+  local namespace = of_pod.request[REQUEST.NAMESPACE]
+  local rule = M.rule_of(namespace)
+  if rule and #of_pod.demand[DEMAND.BOOKINGS] > 0 and not charges[pod] then
+    M.charge(pod, namespace, (charges_for(rule, of_pod.demand)))
   end
 end
 
@@ -289,7 +290,10 @@ function M.recount()
   local cursor = ledger.has_quotas and '0'
   while cursor do
     local found = call('HSCAN', server.prefix .. 'leases', cursor, 'COUNT', 1000)
-    for pod, value in values.each_pair(found[2]) do M.charge_lease(pod, lease.header_of(value), value) end
+    for pod, value in values.each_pair(found[2]) do
+      local of_pod = lease.read(value)
+      if of_pod then M.charge_lease(pod, of_pod) end
+    end
     cursor = found[1] ~= '0' and found[1]
   end
   M.write()

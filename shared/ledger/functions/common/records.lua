@@ -31,7 +31,7 @@ server.on_begin(function()
   held_by_text = {}
 end)
 
--- Leases stay packed until a function reads them. Each returns nil for what is no record.
+-- Each returns nil for what is no record.
 local readers = {}
 
 function readers.nodes(value)
@@ -41,7 +41,7 @@ end
 
 function readers.devices(value) return values.record(value, D) end
 
-function readers.leases(value) return pcall(lease.check, value) and value end
+function readers.leases(value) return lease.read(value) end
 
 function M.read_record(kind, name, value)
   local record = readers[kind](value)
@@ -164,17 +164,10 @@ function M.mark_freed(name) M.freed_nodes[name] = true end
 -- The inventory has grown: pods that could never fit may fit now.
 function M.mark_grown(name) M.freed_nodes[name], M.inventory_changes.grew = true, true end
 
-function M.put_lease(pod, value)
-  M.leases[pod] = value
+function M.put_lease(pod, of_pod)
+  M.leases[pod] = of_pod
   M.written_leases[#M.written_leases + 1] = pod
-  M.written_leases[#M.written_leases + 1] = value
-end
-
--- Write a lease whose numbers have changed, and return it.
-function M.put_header(pod, header, value)
-  value = lease.with_header(header, value)
-  M.put_lease(pod, value)
-  return value
+  M.written_leases[#M.written_leases + 1] = of_pod.value
 end
 
 return M

@@ -3,13 +3,12 @@ local capacity = require('capacity')
 local constants = require('constants')
 local fair = require('fair')
 local layouts = require('layouts')
-local lease = require('lease')
 local ledger = require('ledger')
 local records = require('records')
 local server = require('server')
 local values = require('values')
 local call, encode = redis.call, cmsgpack.pack
-local D, L, W = layouts.DEVICE, lease.L, layouts.WAITING
+local D, W = layouts.DEVICE, layouts.WAITING
 local EXCLUSIVE, BEST_EFFORT, IDLE_DEVICE = constants.EXCLUSIVE, constants.BEST_EFFORT, constants.IDLE_DEVICE
 local GANG_PAGE = 64
 local MAX_GROUPS, MAX_PER_GROUP = 64, 4 -- to which capacity is offered
@@ -51,7 +50,8 @@ function M.reserved_gang(gang)
     local page = {unpack(members, from, math.min(from + GANG_PAGE - 1, #members))}
     records.fetch('leases', page)
     for _, pod in ipairs(page) do
-      if records.leases[pod] and lease.header_of(records.leases[pod])[L.STATE] ~= constants.RESERVED then return {} end
+      local of_pod = records.leases[pod]
+      if of_pod and of_pod.numbers[layouts.NUMBERS.STATE] ~= constants.RESERVED then return {} end
     end
   end
   return members
