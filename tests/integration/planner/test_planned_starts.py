@@ -14,13 +14,10 @@ from services.planner.start_planner import (
     MAX_PLAN_S,
     MOST_PASS_S,
     PAUSE_FACTOR,
-    PLAN_S,
 )
 from shared.model.budgets.quota import Quota, QuotaLimits
-from shared.model.events.pod_events import PlacementChosen
-from shared.model.leases.lease import Lease, ends_by
+from shared.model.leases.lease import ends_by
 from shared.model.leases.ledger import ReservedLease
-from shared.model.leases.preemption import StoredStart
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quantity import timestamp
 from shared.model.requests.placement import Placement
@@ -28,11 +25,20 @@ from shared.model.requests.request import NO_TERM, Gang, PodRequest, Term
 from shared.placing.starts import AGAIN_S, LATE_S, MOST_KINDS, MOST_TRIED, RESERVE_AFTER_S, SOON_S
 from tests.support.binder.world import running as background
 from tests.support.placer.ledger import assert_sound, device, report, share, uses
-from tests.support.planner.scene import Replicas, Scene, scene
+from tests.support.planner.scene import (
+    HOUR,
+    Replicas,
+    Scene,
+    events,
+    promised,
+    running,
+    scene,
+    starts,
+    step,
+)
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until
 
-HOUR = Term(max_run_s=3600)
 MINUTE = Term(max_run_s=60)
 
 
@@ -44,36 +50,6 @@ async def at(server: ValkeyServer, request: pytest.FixtureRequest) -> AsyncItera
     async with scene(server.url, gpus=getattr(request, "param", 2)) as made:
         made.clock.time = time.time()  # the leases' times are the server's
         yield made
-
-
-async def running(at: Scene, gpu: int, term: Term = HOUR, mib: int = 16_000) -> Lease:
-    return await at.running(f"old-{gpu}", gpu=gpu, mib=mib, age_s=0, term=term)
-
-
-async def starts(at: Scene) -> tuple[StoredStart, ...]:
-    return (await at.state()).starts
-
-
-async def promised(
-    at: Scene, *, other: Term = NO_TERM, mib: int = 16_000
-) -> tuple[Lease, Replicas, StoredStart]:
-    """A lease for whose end pod `new` waits, which gets its device, and the binder that said so."""
-    old = await running(at, 0, mib=mib)
-    await running(at, 1, other)
-    await at.waiting("new", mib=16_000)
-    binder = at.binder()
-    await step(at, binder)
-    [start] = await starts(at)
-    return old, binder, start
-
-
-async def step(at: Scene, binder: Replicas) -> list[PlacementChosen]:
-    at.clock.advance(PLAN_S + 1)
-    return await binder.preempt()
-
-
-def events(at: Scene, reason: str) -> list[str]:
-    return [event.message for event in at.reports.events if event.reason == reason]
 
 
 async def test_a_pod_is_promised_the_end_of_a_lease_and_gets_its_device(at: Scene) -> None:

@@ -16,6 +16,7 @@ from services.binder.report.event_writer import ConditionWriter
 from services.binder.report.explanations import KubernetesEvent
 from services.planner.clients import PlannerClient
 from services.planner.rules import PreemptionRules
+from services.planner.start_planner import PLAN_S
 from services.planner.wiring import PlannerPorts, build_planner
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
@@ -34,6 +35,7 @@ from shared.model.leases.preemption import (
     EvictionRecord,
     PreemptionStage,
     PreemptionState,
+    StoredStart,
 )
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.requests.placement import Placement, Refusal
@@ -49,6 +51,7 @@ RULES = PreemptionRules(
     preemption_notice_s=30, preemption_min_runtime_s=60, preemption_cooldown_s=600
 )
 OWNER = "uid-of-owner"
+HOUR = Term(max_run_s=3600)
 
 
 def budget(namespace: str, lease_class: str = "reclaimable", **fields: Any) -> BudgetChanged:
@@ -402,3 +405,33 @@ async def at(server: ValkeyServer, request: pytest.FixtureRequest) -> AsyncItera
     await server.command("FLUSHALL")
     async with scene(server.url, gpus=getattr(request, "param", 1)) as made:
         yield made
+
+
+async def running(at: Scene, gpu: int, term: Term = HOUR, mib: int = 16_000) -> Lease:
+    return await at.running(f"old-{gpu}", gpu=gpu, mib=mib, age_s=0, term=term)
+
+
+async def starts(at: Scene) -> tuple[StoredStart, ...]:
+    return (await at.state()).starts
+
+
+async def promised(
+    at: Scene, *, other: Term = NO_TERM, mib: int = 16_000
+) -> tuple[Lease, Replicas, StoredStart]:
+    """A lease for whose end pod `new` waits, which gets its device, and the binder that said so."""
+    old = await running(at, 0, mib=mib)
+    await running(at, 1, other)
+    await at.waiting("new", mib=16_000)
+    binder = at.binder()
+    await step(at, binder)
+    [start] = await starts(at)
+    return old, binder, start
+
+
+async def step(at: Scene, binder: Replicas) -> list[PlacementChosen]:
+    at.clock.advance(PLAN_S + 1)
+    return await binder.preempt()
+
+
+def events(at: Scene, reason: str) -> list[str]:
+    return [event.message for event in at.reports.events if event.reason == reason]
