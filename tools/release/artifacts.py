@@ -100,7 +100,9 @@ def _released_values(values: str, image: str, number: str) -> str:
 
 def _build_distributions(output: Path, built_at: int, release: str) -> None:
     """Build the simulated cluster, and ourselves with the URL of its released wheel."""
-    left_out = shutil.ignore_patterns(".git", ".*_cache", ".venv*", "dist")
+    left_out = shutil.ignore_patterns(
+        *(".git", ".cache", ".*_cache", ".leasehold", ".venv*", "dist", "node_modules")
+    )
     environment = os.environ | {"SOURCE_DATE_EPOCH": str(built_at)}
 
     def build(folder: Path, *options: str) -> None:
