@@ -25,6 +25,7 @@ from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.errors import UnavailableError
+from tests.support.command_server import call
 from tests.support.simcluster.websocket_exec import websocket_exec
 from tests.support.waiting import until
 
@@ -156,7 +157,9 @@ class Stack:
         return (*url, *trusting, "--nats-credentials", str(self.secret("nats", user)))
 
     async def leasehold(self, *arguments: str) -> Done:
-        return await run(*LEASEHOLD, *arguments, "--state", str(self.root))
+        """Run the command in a fork of a process that has imported it."""
+        words = (*arguments, "--state", str(self.root))
+        return Done(*await asyncio.to_thread(call, words, os.environ, limit_s=90.0))
 
     async def kubectl(self, *arguments: str, stdin: str = "") -> Done:
         assert KUBECTL is not None
