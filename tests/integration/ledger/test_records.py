@@ -35,6 +35,7 @@ from shared.model.leases.ledger import (
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.requests.request import Gang
 from shared.placing.mirror.cluster_mirror import ClusterMirror
+from tests.support.effort import tries
 from tests.support.placer.ledger import (
     NOW,
     assert_sound,
@@ -339,7 +340,7 @@ def test_joined_texts_are_the_same_when_they_are_split(texts: list[str]) -> None
     assert joined_texts(texts).count("\n") == max(0, len(texts) - 1)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=tries(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(wanted=odd_reservations())
 def test_an_odd_pod_is_leased_as_it_is_or_refused_and_others_are_placed(
     url: str, wanted: Reservation
@@ -389,7 +390,7 @@ async def _followed(leases: RedisLeases, start: LedgerSnapshot) -> ClusterMirror
     return mirror
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=tries(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(node=ODD, gpu=st.one_of(ODD, st.sampled_from(["x" * 95])), resource=ODD)
 def test_nodes_devices_and_resources_of_any_name_are_used_and_freed(
     url: str, node: str, gpu: str, resource: str

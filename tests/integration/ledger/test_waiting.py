@@ -33,6 +33,7 @@ from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.requests.placement import Refusal
 from shared.model.requests.request import Gang
 from tests.support.build import gpu, pod_queued, request
+from tests.support.effort import tries
 from tests.support.placer.ledger import (
     NOW,
     device,
@@ -457,7 +458,9 @@ RIGHTS = st.dictionaries(st.sampled_from(POOL), st.tuples(st.integers(1, 3), st.
 
 
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=tries(20),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(PODS, HOLDS, RIGHTS)
 def test_the_ledger_offers_in_the_order_that_explain_shows(

@@ -30,6 +30,7 @@ from shared.model.requests.request import GpuRequest, PodRequest, SharingPolicy
 from shared.placing.choice.container_choice import share_of
 from shared.placing.trial_cluster import TrialCluster
 from tests.support.build import allocation_of, gpu, request
+from tests.support.effort import tries
 from tests.support.placer.ledger import NOW, device, facts, ledger, report, reservation, uses
 from tests.support.servers.valkey import ValkeyServer
 
@@ -67,7 +68,7 @@ pods = st.builds(
 def test_text_index_ledger_and_guard_agree_whether_a_share_fits(server: ValkeyServer) -> None:
     asyncio.run(server.ready())
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=tries(150), deadline=None)
     @given(cards, st.lists(pods, min_size=3, max_size=8))
     def agree(card: Device, wanted: list[PodRequest]) -> None:
         asyncio.run(compare(server.url, card, wanted))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from services.auth import ca_rotation, root_secret
 from services.auth.ca_rotation import HOLDERS, Rotation, RotationProgress
 from shared.model.errors import RequestError
+from tests.support.effort import tries
 
 START = datetime(2031, 5, 1, tzinfo=UTC)
 
@@ -94,7 +95,7 @@ class Installation:
 STEPS = ("reconcile", "remove", "killed_before_saving", "restart", "propagate", "update_servers")
 
 
-@settings(max_examples=50)
+@settings(max_examples=tries(50))
 @given(st.lists(st.sampled_from(STEPS), max_size=40))
 def test_all_stay_connected_and_the_replacement_ends_whatever_is_interrupted(
     steps: list[str],

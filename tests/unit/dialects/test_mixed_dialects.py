@@ -22,6 +22,7 @@ from shared.placing.mirror.cluster_mirror import ClusterMirror
 from tests.support.build import dice, ledger_node
 from tests.support.dialects.mixes import BLOCK, BY_NAME, ExpectedPod, ExpectedShare, exactly
 from tests.support.dialects.recount import LABELS, NODES, SERVED, Recount, assert_environment, fits
+from tests.support.effort import tries
 from tests.support.placer.ledger import charge_of
 
 RULES = [Rules(), Rules(schedule_policy="binpack", gpu_scheduler_policy="binpack", prefer_mig=True)]
@@ -91,7 +92,7 @@ def test_every_dialect_grants_exactly_the_requested_shares_and_sets_the_containe
 ) -> None:
     seen = []
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=tries(40), deadline=None)
     @given(BY_NAME[name], st.sampled_from(RULES))
     def alone(expected: ExpectedPod, rules: Rules) -> None:
         placed = Placed()

@@ -17,6 +17,7 @@ from shared.model.errors import RequestError
 from simcluster.apiserver.crd.custom_kinds import custom_kinds
 from simcluster.apiserver.crd.custom_object_strategy import CustomObjectStrategy
 from simcluster.apiserver.registry import open_store
+from tests.support.effort import tries
 
 Spec = Mapping[str, Any]
 BUDGET = budget_spec.KIND
@@ -158,7 +159,7 @@ models = st.lists(maybe(name=labels, **limits), max_size=3)
 quotas = maybe(models=models, pools=st.lists(labels), modelLabel=labels, **limits)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=tries(300), deadline=None)
 @given(st.tuples(st.just(BUDGET), budgets) | st.tuples(st.just(QUOTA), quotas))
 def test_the_api_server_accepts_what_the_services_do(case: tuple[str, Spec]) -> None:
     refused = api_server_faults(*case)

@@ -30,6 +30,7 @@ from shared.placing.placement import place
 from shared.pods.pod_parser import PodParser
 from tests.support.build import device, dice, ledger_node, mig_layout, pod_queued, use
 from tests.support.dialects import mixes
+from tests.support.effort import tries
 from tests.support.placer.placing import index_of
 
 Pod = dict[str, Any]
@@ -284,7 +285,7 @@ def whole_mutex_pod() -> Pod:
     return pod
 
 
-@settings(max_examples=max(400, settings().max_examples), deadline=None)
+@settings(max_examples=max(tries(400), settings().max_examples), deadline=None)
 @given(clusters(), pods())
 @example([node_of_blocks(3, 1000)], vcuda_pod(200, 4))  # the node has too few blocks, too
 @example([node_of_blocks(3, 1000)], vcuda_pod(50, 8))
@@ -312,7 +313,7 @@ def test_whoever_does_what_the_hint_says_gets_a_pod_that_runs(
         assert not runs(least(pod), emptied(nodes))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=tries(300), deadline=None)
 @given(clusters(), st.lists(pods(), min_size=1, max_size=2), st.integers(2, 4))
 @example([nearly_full()], [vcuda_pod(50, 8), vcuda_pod(50, 7)], 2)
 def test_a_gang_with_the_minimum_that_its_hint_names_runs(
@@ -388,7 +389,7 @@ def claimed(nodes: list[LedgerNode], until: list[int]) -> list[LedgerNode]:
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=tries(150), deadline=None)
 @given(clusters(), pods(), st.lists(st.sampled_from([0, 100, 900, 9000]), min_size=1, max_size=4))
 @example([node_of_blocks(9, 1000)], WHOLE, [9000])
 def test_who_sets_the_run_time_of_a_hint_gets_reserved_devices(

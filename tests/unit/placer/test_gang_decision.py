@@ -20,6 +20,7 @@ from shared.model.leases.ledger import GangEnrollment, LedgerNode, WaitingPod
 from shared.model.requests.placement import Refusal
 from shared.model.requests.request import Gang, PodRequest
 from tests.support.build import device, devices, dice, gpu, ledger_node, pod_queued, request
+from tests.support.effort import tries
 from tests.support.placer.placing import index_of
 
 GANG = Gang(name="default/g", min_member=3)
@@ -62,7 +63,7 @@ def test_a_batch_is_split_into_gangs_and_single_pods_by_priority() -> None:
     assert units == [(None, ["high", "alone"]), ("default/g", ["g-1", "g-0"]), (None, ["low"])]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=tries(60))
 @given(
     st.integers(1, 3),
     st.integers(1, 3),

@@ -28,6 +28,7 @@ from shared.model.requests.request import (
 from shared.placing.explained import place_explained
 from shared.placing.index.node_index import NodeIndex
 from tests.support.build import device, dice, gpu, ledger_node, mig_layout, request, use
+from tests.support.effort import tries
 from tests.support.placer.naive import fit_on_node, fits_somewhere
 from tests.support.placer.placing import index_of
 
@@ -205,7 +206,7 @@ def _check(wanted: PodRequest, index: NodeIndex, nodes: list[LedgerNode]) -> Non
         assert placement.shares == fit_on_node(wanted, by_name[placement.node])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=tries(100), deadline=None)
 @given(clusters(), st.lists(requests(), min_size=1, max_size=4))
 def test_placements_fit_and_refusals_agree_with_the_naive_scan(
     nodes: list[LedgerNode], wanted: list[PodRequest]
@@ -242,7 +243,7 @@ def _with_positions(taken: str, where: DeviceUuid, shares: tuple[Share, ...]) ->
     return "".join("01"[n in positions] for n in range(max(positions, default=-1) + 1))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tries(60), deadline=None)
 @given(
     clusters(),
     st.lists(
@@ -306,7 +307,7 @@ gpu_requests = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=tries(100), deadline=None)
 @given(_partitioned(), st.lists(gpu_requests, min_size=2, max_size=7))
 def test_successive_instances_agree_with_the_naive_scan(
     node: LedgerNode, steps: list[PodRequest]
@@ -341,7 +342,7 @@ def _linked_cards(draw: Any) -> LedgerNode:
     return ledger_node("n0", *(_linked(cards, scores) if draw(st.booleans()) else cards))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=tries(150), deadline=None)
 @given(
     _linked_cards(),
     st.integers(2, 3),

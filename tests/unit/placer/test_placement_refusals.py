@@ -23,6 +23,7 @@ from shared.placing.explained import place_explained
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.refusal.quota_refusals import over_quota
 from tests.support.build import V100_MIB, device, dice, gpu, ledger_node, request, use
+from tests.support.effort import tries
 from tests.support.placer.placing import Cluster, index_of, refused
 
 
@@ -485,7 +486,7 @@ def test_nodes_that_could_fit_are_nearer_than_those_that_never_can() -> None:
     assert "node large" in refusal.hint
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=tries(60))
 @given(
     st.lists(st.sampled_from([4_000, 9_000, 20_000]), min_size=1, max_size=3),
     st.lists(st.sampled_from([8_000, 16_000, 30_000]), min_size=1, max_size=3),

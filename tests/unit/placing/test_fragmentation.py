@@ -26,6 +26,7 @@ from shared.placing.index.fragmentation import (
 from shared.placing.index.node_index import NodeIndex
 from shared.placing.placement import COMPARED_NODES
 from tests.support.build import device, dice, gpu, ledger_node, pod_queued, request, use
+from tests.support.effort import tries
 from tests.support.placer.placing import index_of as mirror_index
 
 GIB = 1 << 30
@@ -121,7 +122,7 @@ def test_containers_of_other_names_are_of_the_same_kind() -> None:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tries(60), deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 1000), st.integers(1, 4), st.integers(500, 9_000)), min_size=1

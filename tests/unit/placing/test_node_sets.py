@@ -31,6 +31,7 @@ from shared.placing.mirror.cluster_mirror import ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import check_all
 from tests.support.build import device, dice, gpu, ledger_node, request, use
+from tests.support.effort import tries
 from tests.support.placer.placing import index_of
 from tests.unit.placer.test_placement_property import clusters, requests
 
@@ -74,7 +75,7 @@ simple_requests = st.builds(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=tries(80), deadline=None)
 @given(clusters(), st.lists(st.one_of(requests(), simple_requests), min_size=1, max_size=5))
 def test_nodes_are_divided_by_reason_as_by_a_look_at_each(
     nodes: list[LedgerNode], wanted: list[PodRequest]
@@ -101,7 +102,7 @@ def test_cores_decide_to_the_percent(cores: int) -> None:
         _assert_sets_are_those_of_a_scan(wanted, NodeIndex(mirror))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tries(60), deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, 6), st.one_of(st.none(), st.integers(0, 9)), st.integers(-1, 10)),
@@ -132,7 +133,7 @@ def test_a_column_follows_nodes_that_change_come_and_go(steps: list[tuple[Any, .
         }
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=tries(25), deadline=None)
 @given(
     st.lists(st.integers(0, 60), min_size=200, max_size=300),
     st.lists(st.tuples(st.integers(0, 199), st.integers(0, 60), st.integers(-1, 62)), max_size=60),
@@ -171,7 +172,7 @@ LIKES = NodeRequirements(preferred=((5, (NodeTerm(key="zone", operator="Exists")
 
 @pytest.mark.parametrize("needs", [NodeRequirements(), LIKES], ids=["quick", "exact"])
 @pytest.mark.parametrize("order", [NodeOrder.BINPACK, NodeOrder.SPREAD])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tries(60), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 300), st.booleans()), min_size=1, max_size=14),
     st.integers(1, 32),

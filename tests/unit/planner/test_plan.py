@@ -28,6 +28,7 @@ from shared.placing.room import (
     without,
 )
 from shared.pods.pod_snapshot import DisruptionBudget, PodSnapshot
+from tests.support.effort import tries
 from tests.support.placer.ledger import device, facts, share
 from tests.support.placer.naive import fit_on_node
 
@@ -298,7 +299,7 @@ def plan_inputs(draw: st.DrawFn) -> PlanInput:
     return PlanInput(trials=ClusterTrials(nodes), candidates=candidates, limits=limits)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=tries(200), deadline=None)
 @given(plan_inputs(), st.sampled_from([4_000, 8_000, 12_000, 16_000]), st.integers(1, 2))
 def test_a_plan_makes_the_pod_fit_and_none_is_cheaper(
     inputs: PlanInput, mib: int, gpus: int

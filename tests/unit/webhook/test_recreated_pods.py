@@ -32,6 +32,7 @@ from tests.support.build import dice, ledger_node
 from tests.support.dialects import guides
 from tests.support.dialects.mixes import BY_NAME, ExpectedPod
 from tests.support.dialects.recount import LABELS, NODES, SERVED
+from tests.support.effort import tries
 from tests.support.webhook.reviews import Obj, applied, container, decided, env, gpu, pod, reviewed
 
 NOW = 1_787_000_000.0
@@ -131,7 +132,7 @@ def manifest(expected: ExpectedPod) -> Obj:
 def test_a_pod_of_any_dialect_that_is_created_again_is_admitted_as_before(name: str) -> None:
     admitted = 0
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=tries(25), deadline=None)
     @given(BY_NAME[name], st.sampled_from(POLICIES), st.booleans())
     def again(expected: ExpectedPod, policy: Obj, with_node: bool) -> None:
         nonlocal admitted
@@ -141,7 +142,7 @@ def test_a_pod_of_any_dialect_that_is_created_again_is_admitted_as_before(name: 
             assert_same(obj, with_node=with_node, **policy)
 
     again()
-    assert admitted > 10
+    assert admitted > tries(10)
 
 
 GUIDES = (

@@ -23,6 +23,7 @@ from services.node_agent.isolation.region_layouts import (
     layout_of,
 )
 from services.node_agent.isolation.region_reader import ROUNDS, read_region
+from tests.support.effort import tries
 from tests.support.node_agent.regions import SEED, at, fresh, process, write
 
 GIB = 1 << 30
@@ -152,7 +153,9 @@ def test_hami_core_2_what_is_no_regular_file_of_its_own_is_not_opened(
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=tries(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
     layout=st.sampled_from(LAYOUTS),
@@ -186,7 +189,9 @@ def test_any_bytes_after_the_magic_are_read_as_a_region(
 
 @given(st.binary(max_size=4096), st.sampled_from(LAYOUTS))
 @settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=tries(30),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_random_files_are_tampered(tmp_path: Path, noise: bytes, layout: RegionLayout) -> None:
     for image in (noise, noise.ljust(layout.file_size, b"\xff")[: layout.file_size]):
