@@ -128,8 +128,11 @@ class LeaseResizes(LedgerPart):
         it was read, or ended. Raises ConflictError if the lock of `token` has expired. In each of
         these cases nothing has changed.
         """
+        _, values, refused = encode_leases([lease])
+        if refused:
+            return NoCapacity(pod=lease.pod, reason=refused[0][1])
         packed, *stored = await self._connection.run_raw(
-            "resize", "resize", lease.pod, lease.version, token, tail=encode_lease(lease)
+            "resize", "resize", lease.pod, lease.version, token, tail=values[0]
         )
         outcome, *details = unpack(packed)
         if outcome == "resized":
