@@ -15,7 +15,7 @@ from services.node_agent.agent_timing import DEFAULT_TIMING
 from shared.model.devices.device import DeviceMode
 from shared.model.events.event import Event
 from shared.model.events.pod_events import NodeChanged, PodTerminated
-from shared.model.leases.lease import END_MARGIN_S, Lease, LeaseState
+from shared.model.leases.lease import END_MARGIN_S, Lease
 from shared.model.names import DeviceUuid, NodeName, PodUid
 from shared.model.requests.request import PodRequest
 from tests.model.api_server import NAMESPACE, Pod
@@ -200,26 +200,14 @@ class Judge(Watches):
     def note_admitted(self, node: NodeName, lease: Lease) -> None:
         """Note which devices of a pod that an agent admits are closed.
 
-        A binder requests it again of a pod whose Binding it may have sent, sometimes with the lease
-        as it was reserved.
+        The agent lets a binder go on whose pod has reached the kubelet, or whose lease has ended.
         """
-        if lease.state is not LeaseState.RESERVED or self._is_committed(node, lease.pod):
+        machine = self.world.nodes[node]
+        has_arrived = lease.pod in machine.kubelet.records or lease.pod in machine.kubelet.ended
+        if has_arrived or machine.agent.leases.has_ended(lease):
             return
-        open_ = {each.uuid for each in self.world.nodes[node].reported_devices() if each.healthy}
+        open_ = {each.uuid for each in machine.reported_devices() if each.healthy}
         self.closed[lease.pod] = {share.device for share in lease.shares} - open_
-
-    def _is_committed(self, node: NodeName, pod: PodUid) -> bool:
-        """Whether a pod's Binding to the node may have been sent.
-
-        After Redis was lost, its agent may be the last that knows.
-        """
-        stored = self.read_ledger().leases.get(pod)
-        known = self.world.nodes[node].agent.leases.find(pod) if self.world.lost_redis else None
-        return any(
-            lease.node == node and lease.state != LeaseState.RESERVED
-            for lease in (stored, known)
-            if lease is not None
-        )
 
     def check_refused(self, node: NodeName, pod: Pod, reason: str, waited_s: float) -> None:
         """P8: an agent refuses one pod at most for one cause, and none for what it cannot see.

@@ -26,11 +26,12 @@ from services.node_agent.records.device_guard import close_devices, close_unreco
 from services.node_agent.records.known_leases import KnownLeases
 from services.node_agent.records.lease_sync import LeaseSync
 from services.node_agent.resize.limit_updates import LimitUpdater
+from services.node_agent.service import LEASE_SYNC_RETRY_S
 from shared.dialects.advertised import PluginDeviceId
 from shared.dialects.dialect import Paths
 from shared.dialects.hami_core import MEMORY_LIMIT
 from shared.model.devices.device import Device
-from shared.model.errors import RequestError
+from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.event import Event
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.pod_events import LeaseChanged
@@ -191,12 +192,23 @@ class Agent:
         lost = "its records are lost" if self.checkpoint.lost else None
         unready = self.known.unresolved_reason or lost or await self.pods.blind_reason()
         return self.window.admit_binds(
-            leases, unready, unreadable_reason=self.pods.unreadable_reason
+            leases,
+            unready,
+            unreadable_reason=self.pods.unreadable_reason,
+            is_serving=self.handler.patience.is_serving,
         )
 
     def observe(self, event: LeaseChanged) -> None:
         self.leases.observe([event.lease])
         self._leases_changed()
+
+    async def sync_first(self) -> None:
+        """Request all leases until they are known, as the agent's loop does."""
+        while not self.leases.synced:
+            with contextlib.suppress(UnavailableError):
+                await self.sync()
+                return
+            await self.node.clock.sleep(LEASE_SYNC_RETRY_S)
 
     async def sync(self) -> None:
         """Request all leases, and write a lost checkpoint anew, as the agent's loop does."""
@@ -278,6 +290,7 @@ class Node:
         await self.agent.checkpoint.load()
         if self.agent.checkpoint.lost and not self.kubelet.records:
             self.agent.checkpoint.lost = False
+        self.tasks.append(asyncio.create_task(self.agent.sync_first()))
         self.tasks.append(asyncio.create_task(self.agent.publish_outcomes(self.publish)))
         self.tasks.append(asyncio.create_task(self.agent.report_when_due()))
         self.tasks.append(asyncio.create_task(self.agent.leftovers.run()))

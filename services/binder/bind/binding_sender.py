@@ -146,6 +146,11 @@ class BindingSender:
         unknown = BindingResult(BindingOutcome.UNKNOWN, "no response yet")
         return [result.result() if result.done() else unknown for result in results]
 
+    def has_sent(self, lease: Lease) -> bool:
+        """Return whether `send` gets the result of a Binding, and does not begin another one."""
+        binding = self._bindings.get((lease.pod, lease.version))
+        return binding is not None and not binding.in_doubt
+
     def in_flight(self) -> int:
         """Return the number of Bindings without a response of the API server."""
         return sum(not binding.result.done() for binding in self._bindings.values())

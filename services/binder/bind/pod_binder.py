@@ -26,11 +26,16 @@ from shared.model.events.pod_events import (
 )
 from shared.model.leases.lease import Lease, LeaseState
 from shared.model.names import PodUid
+from shared.pods.pod_snapshot import PodSnapshot
 from shared.runtime.service import Publish, handles
 
 GIVE_UP_AGE_S = 2.0
 """A reservation that its node does not admit is released at this age at the earliest: by then the
 ledger has the reason, so that the pod is not placed on the same node again at once."""
+UNSENT_S = 60.0
+"""A committed lease of this age that its node's agent would refuse is released if its pod is not
+bound: a Binding that a stopped binder had sent has arrived by then, as requests to the API server
+end after 10 s."""
 CORDONED_S = 5.0
 """A reservation is released if its node has been cordoned for this long."""
 EXPLAIN_S = 1.0
@@ -40,11 +45,16 @@ EXPLAIN_NEXT_S = 10.0
 ENDED = "the reservation ended before the pod was bound"
 BindEvent = PodBound | BindingFailed | LeaseChanged
 ADMISSION_WAIT_S = 1.0
-"""After this time, the remaining pods are redelivered later, and other batches continue."""
+"""If no pod of a batch is admitted for this time, its pods are redelivered later, and other batches
+continue. A redelivery takes about as long, in which none of them is bound."""
+MAX_ADMISSION_WAIT_S = 5.0
+"""A batch of which pods are still admitted is redelivered after this time: new batches wait for a
+place meanwhile."""
 ADMISSION_RETRY_S = 0.02
 """A kubelet admits a pod within a few of these; the pause for a slower one doubles."""
-MAX_ADMISSION_RETRY_S = 0.3
-"""The longest such pause."""
+MAX_ADMISSION_RETRY_S = 0.1
+"""Pods of one GPU are admitted one after the other: each of them waits for half of this pause, and
+a kubelet takes about as long for a pod."""
 
 
 @dataclass(eq=False)
@@ -121,7 +131,8 @@ class PodBinder:
         """
         remaining = {placement.lease.pod: placement for placement in placements}
         unresolved: list[str] = []
-        deadline = self.clock.ticks() + ADMISSION_WAIT_S
+        began = self.clock.ticks()
+        progressed = began
         pause_s = ADMISSION_RETRY_S
         while True:
             leases = [placement.lease for placement in remaining.values()]
@@ -129,7 +140,11 @@ class PodBinder:
             admitted = [each for pod, each in remaining.items() if pod not in deferrals]
             results, reasons = await self._bind_admitted(admitted)
             unresolved += reasons
-            if not _any_soon(deferrals) or self.clock.ticks() > deadline:
+            now = self.clock.ticks()
+            if admitted:
+                progressed = now
+            deadline = min(progressed + ADMISSION_WAIT_S, began + MAX_ADMISSION_WAIT_S)
+            if unresolved or not _any_soon(deferrals) or now > deadline:
                 break
             await self.publish(results)
             pause_s = ADMISSION_RETRY_S if admitted else min(2 * pause_s, MAX_ADMISSION_RETRY_S)
@@ -149,24 +164,30 @@ class PodBinder:
     async def _as_committed(
         self, deferrals: Mapping[PodUid, Deferral], leases: Iterable[Lease]
     ) -> Mapping[PodUid, Deferral]:
-        """Return deferrals in which no gang is torn apart, and no Binding undone, by a refusal.
+        """Return deferrals in which a refusal tears no gang apart.
 
         A pod that its node's agent would refuse is deferred with its gang, unless its lease is
-        committed: then its Binding may have been sent.
+        committed: then the gang has begun. It waits alone, unless this binder has sent its Binding.
+        If another binder has, the pod is on its node, and its agent sees it there.
         """
-        refused = [pod for pod, deferral in deferrals.items() if deferral.refused]
+        refused = {pod for pod, deferral in deferrals.items() if deferral.refused}
         if not refused:
             return deferrals
-        gangs = {lease.gang: deferrals[lease.pod] for lease in leases if lease.pod in refused}
-        together = [lease.pod for lease in leases if lease.gang and lease.gang in gangs]
-        stored = await self.ledger.load(list({*refused, *together}))
-        reserved = {each.pod for each in stored if each and each.state is LeaseState.RESERVED}
-        others = {lease.pod: gangs[lease.gang] for lease in leases if lease.pod in together}
-        found = {**others, **deferrals}
+        gangs = {lease.gang for lease in leases if lease.gang and lease.pod in refused}
+        members = {lease.pod: lease.gang for lease in leases if lease.gang in gangs}
+        stored = [lease for lease in await self.ledger.load([*refused | members.keys()]) if lease]
+        reserved = {lease.pod for lease in stored if lease.state is LeaseState.RESERVED}
+        reasons = {members[pod]: deferrals[pod] for pod in members.keys() & refused & reserved}
+        together = {
+            pod: reasons[gang]
+            for pod, gang in members.items()
+            if gang in reasons and pod in reserved
+        }
+        sent = {lease.pod for lease in stored if self.sender.has_sent(lease)}
         return {
             pod: deferral
-            for pod, deferral in found.items()
-            if pod in reserved or not deferral.refused
+            for pod, deferral in {**together, **deferrals}.items()
+            if pod not in refused & sent
         }
 
     async def _bind_admitted(
@@ -235,15 +256,18 @@ class PodBinder:
     ) -> tuple[list[BindEvent], list[str]]:
         """Explain pods that wait for their nodes; release reservations on cordoned nodes.
 
-        Returns the events, and why some still wait. A committed lease stays: its Binding may have
-        been sent. A pod whose lease is now on another node does not wait here. Raises ConflictError
-        if a reservation moved on meanwhile.
+        Returns the events, and why some still wait. A committed lease stays while its Binding may
+        have been sent. A pod whose lease is now on another node does not wait here. Raises
+        ConflictError if a reservation moved on meanwhile.
         """
         if not deferrals:
             return [], []
         stored = [lease for lease in await self.ledger.load(list(deferrals)) if lease is not None]
         deferred = [lease for lease in stored if lease.node == placements[lease.pod].lease.node]
-        given_up = await self._give_up(deferred, deferrals)
+        given_up = [
+            *await self._give_up(deferred, deferrals),
+            *await self._give_up_unsent(deferred, deferrals),
+        ]
         released = {lease.pod for lease in given_up}
         waiting = [lease for lease in deferred if lease.pod not in released]
         self._explain(waiting, deferrals)
@@ -264,6 +288,26 @@ class PodBinder:
             if lease.state is LeaseState.RESERVED and self._is_hopeless(lease, deferrals[lease.pod])
         ]
         return await self.updater.release_unmoved(hopeless, reason="its node does not admit it")
+
+    async def _give_up_unsent(
+        self, deferred: Iterable[Lease], deferrals: Mapping[PodUid, Deferral]
+    ) -> list[Lease]:
+        """End committed leases of refused pods whose Bindings were certainly not sent."""
+        latest = self.clock.now() - UNSENT_S
+        refused = [
+            lease
+            for lease in deferred
+            if lease.state is LeaseState.BOUND
+            and deferrals[lease.pod].refused
+            and lease.created_at < latest
+        ]
+        pods = await self.gangs.holders.read(refused)
+        unbound = [
+            lease
+            for lease, pod in zip(refused, pods, strict=True)
+            if isinstance(pod, PodSnapshot) and pod.pod == lease.pod and pod.node is None
+        ]
+        return await release_as_read(self.ledger, unbound, reason="its node does not admit it")
 
     def _is_hopeless(self, lease: Lease, deferral: Deferral) -> bool:
         if self.clock.now() - lease.created_at < GIVE_UP_AGE_S:

@@ -2,17 +2,19 @@
 
 A kubelet requests devices for one pod after the other. If its agent is killed, it permanently fails
 every pod that still waits for devices. So only `MAX_IN_FLIGHT` pods are admitted before they have
-devices, and only one while the kubelet has requested none lately. A kubelet that has lost its API
-server does not receive the pods that are bound to it: the first of them closes the node, until its
-devices are requested.
+devices, and only one while the kubelet has requested none lately. Of each GPU only one pod is: if
+the GPU fails meanwhile, no other pod fails with it. A kubelet that has lost its API server does not
+receive the pods that are bound to it: the first of them closes the node, until its devices are
+requested.
 
 A pod that Allocate would refuse by the agent's records, whose device is not healthy, or could not
-be given its MIG layout, is not admitted: it would fail, and its controller's next one, too. If the
-kubelet's pod list cannot be read, a container is identified only by its request: then pods with the
-same request are bound one after the other.
+be given its MIG layout, is not admitted: it would fail, and its controller's next one, too. That
+includes a pod with a committed lease, as a binder may have been stopped before it sent the Binding.
+If the kubelet's pod list cannot be read, a container is identified only by its request: then pods
+with the same request are bound one after the other.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from services.node_agent.allocate.allocation import NodeSnapshot, check_shares
@@ -47,6 +49,7 @@ ended."""
 REFUSED_S = 5.0
 """How long a refusal is remembered after the last request for its pod."""
 DRAINING = "its agent is being stopped"
+DEVICES_UNKNOWN = "its devices are not known yet"
 WINDOW_FULL = "the kubelet has not requested devices for earlier pods yet"
 LEASES_NOT_SYNCED = "its agent does not know yet which pods the kubelet may request devices for"
 NOT_RECEIVED = (
@@ -71,7 +74,8 @@ class AdmissionWindow:
         """Leases of pods in flight, and since when each is: since it was admitted, or was first
         known to be bound."""
         self._refused: dict[PodUid, tuple[float, float]] = {}
-        """Pods that Allocate would refuse: since when, and at the last request."""
+        """Pods that Allocate would refuse, until they are admitted: since when, and at the last
+        request."""
 
     def in_flight(self) -> dict[PodUid, Lease]:
         """Return the leases of all pods that wait for devices, bound or only admitted."""
@@ -105,24 +109,29 @@ class AdmissionWindow:
         allocate: pods that request one of them wait, others do not. `is_serving` means that the
         kubelet requests devices at this moment.
         """
-        if self.draining:
-            return _closed(leases, DRAINING)
-        node = self.node.snapshot
-        if node is None or unready_reason:
-            return _closed(leases, unready_reason or "its devices are not known yet")
-        if unserved.keys() >= node.served.keys():
-            return _closed(leases, explain_unserved(unserved))
+        closed_reason = self._closed_reason(unready_reason, unserved)
+        if closed_reason:
+            return _closed(leases, closed_reason)
+        node = self.node.require_snapshot()
         late = None if is_serving else self._late_pod()
         if late is not None:
-            others = [lease for lease in leases if lease.pod not in self._waiting]
-            return _closed(others, NOT_RECEIVED.format(f"{late.namespace}/{late.name}"))
+            on_their_way = [lease for lease in leases if lease.pod in self._waiting]
+            reply = self._admit_served(on_their_way, node, unreadable_reason, is_serving=is_serving)
+            others = (lease.pod for lease in leases if lease.pod not in self._waiting)
+            return replace(
+                reply,
+                deferred_pods=(*reply.deferred_pods, *others),
+                reason=NOT_RECEIVED.format(f"{late.namespace}/{late.name}"),
+                retry_soon=False,
+                node_closed=True,
+            )
         missing = {
             lease.pod: names
             for lease in leases
             if (names := resources_of(lease, node) & unserved.keys())
         }
         served = [lease for lease in leases if lease.pod not in missing]
-        reply = self._admit_served(served, node, unreadable_reason)
+        reply = self._admit_served(served, node, unreadable_reason, is_serving=is_serving)
         if not missing:
             return reply
         why = {name: unserved[name] for name in frozenset().union(*missing.values())}
@@ -133,17 +142,36 @@ class AdmissionWindow:
             unserved_s=min(each.for_s for each in why.values()),
         )
 
+    def _closed_reason(
+        self, unready_reason: str | None, unserved: Mapping[str, UnservedResource]
+    ) -> str:
+        """Return why no pod may be bound to the node, or an empty text."""
+        node = self.node.snapshot
+        if self.draining:
+            return DRAINING
+        if node is None or unready_reason:
+            return unready_reason or DEVICES_UNKNOWN
+        if unserved.keys() >= node.served.keys():
+            return explain_unserved(unserved)
+        # A pod may be on its way to a GPU since before the agent was restarted.
+        return "" if self.leases.synced else LEASES_NOT_SYNCED
+
     def _admit_served(
-        self, leases: Sequence[Lease], node: NodeSnapshot, unreadable_reason: str
+        self,
+        leases: Sequence[Lease],
+        node: NodeSnapshot,
+        unreadable_reason: str,
+        *,
+        is_serving: bool,
     ) -> BindReply:
         """Return which of the pods must wait whose resources are registered."""
         for lease in leases:
             waiting = self._waiting.get(lease.pod)
             if waiting and waiting[0].created_at != lease.created_at:  # it was placed again
                 del self._waiting[lease.pod]
-        if unreadable_reason and not self.leases.synced:
-            return _closed(leases, LEASES_NOT_SYNCED)
-        deferred = self._admit(leases, node, distinct=bool(unreadable_reason))
+        deferred = self._admit(
+            leases, node, distinct=bool(unreadable_reason), is_serving=is_serving
+        )
         reason = f"{WINDOW_FULL}; {unreadable_reason}" if unreadable_reason else WINDOW_FULL
         refusals = self._settled(deferred)
         next_pods = tuple(pod for pod in deferred if pod not in refusals)
@@ -160,9 +188,9 @@ class AdmissionWindow:
         """Return the pods that would have been refused for a while now, each with the reason."""
         now = self.ticks()
         self._refused = {
-            pod: (since, now if deferred.get(pod) else last)
+            pod: (since, now if pod in deferred else last)
             for pod, (since, last) in self._refused.items()
-            if deferred.get(pod) or now - last < REFUSED_S
+            if pod in deferred or now - last < REFUSED_S
         }
         return {
             pod: reason
@@ -183,42 +211,55 @@ class AdmissionWindow:
                 lease, lease.containers, checkpoint.entries, node.devices, checkpoint.unrecorded
             )
         except RequestError as error:
-            self._refused.setdefault(lease.pod, (self.ticks(), self.ticks()))
-            self.node.compare_due.set()
             return cut(str(error))
-        self._refused.pop(lease.pod, None)
         return ""
 
     def _admit(
-        self, leases: Sequence[Lease], node: NodeSnapshot, *, distinct: bool
+        self, leases: Sequence[Lease], node: NodeSnapshot, *, distinct: bool, is_serving: bool
     ) -> dict[PodUid, str]:
         """Admit pods until as many as may be are in flight; return the others.
 
-        Each has the reason why Allocate would refuse it, or nothing if it comes next. If they must
-        be `distinct`, a pod waits for those in flight with the same request.
+        Each has the reason why Allocate would refuse it, or nothing if it comes next: then its GPUs
+        are kept for it, so that pods with fewer GPUs do not overtake it for ever. If pods must be
+        `distinct`, a pod waits for those in flight with the same request.
         """
         allocated = self.node.checkpoint.allocated
         most = self._most_in_flight()
-        coming = self.coming()
+        # A kubelet that waits in a call serves no other pod, however old that is.
+        coming = self.in_flight() if is_serving else self.coming()
+        for pod in self._refused:  # its Binding is not sent, unless it was before
+            coming.pop(pod, None)
+        kept = set[DeviceUuid]()
         pending = set[RequestSignature]()
-        for lease in self.in_flight().values() if distinct else ():
-            pending |= signatures_of(lease, node)
+        for pod, lease in self.in_flight().items():
+            if distinct and pod not in self._refused:
+                pending |= signatures_of(lease, node)
         deferred = dict[PodUid, str]()
         for lease in leases:
-            is_admitted = lease.pod in self._waiting
-            is_reserved = lease.state is LeaseState.RESERVED and not self._is_bound(lease.pod)
-            if (is_admitted and not is_reserved) or self._is_done(lease, allocated):
+            if self._has_arrived(lease.pod) or self._is_done(lease, allocated):
                 continue
+            was_refused = lease.pod in self._refused
+            is_admitted = lease.pod in self._waiting and not was_refused
             signatures = signatures_of(lease, node) if distinct else frozenset()
-            is_next = len(coming) < most and pending.isdisjoint(signatures)
-            has_room = is_admitted or (is_next and self._may_be_next(lease))
-            is_examined = has_room or lease.pod in self._refused
-            reason = self._refusal(lease, node) if is_examined else ""
+            devices = _devices_of(lease)
+            has_room = is_admitted or (
+                len(coming) < most
+                and pending.isdisjoint(signatures)
+                and devices.isdisjoint(kept.union(*map(_devices_of, coming.values())))
+                and self._has_same_numa_nodes(lease, coming.values())
+            )
+            reason = self._refusal(lease, node) if has_room or was_refused else ""
+            if reason:
+                self._refused.setdefault(lease.pod, (self.ticks(), self.ticks()))
+                self.node.compare_due.set()
             if reason or not has_room:
-                self._waiting.pop(lease.pod, None)
-                coming.pop(lease.pod, None)
                 deferred[lease.pod] = reason
+                coming.pop(lease.pod, None)
+                kept |= frozenset() if reason else devices
+                if not self._is_bound(lease.pod):
+                    self._waiting.pop(lease.pod, None)
             elif not is_admitted:
+                self._refused.pop(lease.pod, None)
                 self._waiting[lease.pod] = lease, self.ticks()
                 coming[lease.pod] = lease
                 pending |= signatures
@@ -261,38 +302,27 @@ class AdmissionWindow:
         """Return a bound pod that the kubelet should have received, but has not."""
         late = self.ticks() - LATE_S
         for pod, lease in self.coming().items():
-            if self._is_bound(pod) and self._waiting[pod][1] <= late:
+            is_expected_now = self._is_bound(pod) and pod not in self._refused
+            if is_expected_now and self._waiting[pod][1] <= late:
                 return lease
         return None
 
     def _is_bound(self, pod: PodUid) -> bool:
-        known = self.leases.find(pod)
-        return known is not None and known.state is LeaseState.BOUND
+        lease = self.leases.find(pod)
+        return lease is not None and lease.state is LeaseState.BOUND
 
-    def _may_be_next(self, lease: Lease) -> bool:
-        """Return whether the pod may be in flight together with those that are.
+    def _has_arrived(self, pod: PodUid) -> bool:
+        """Return whether the kubelet has requested devices for the pod."""
+        lease = self.leases.find(pod)
+        return lease is not None and lease.state is LeaseState.ACTIVE
 
-        They have the same NUMA nodes, where that counts, and no other one needs a MIG layout of the
-        same device of which it is not known yet whether it can be made: both would fail.
-        """
-        laid_out = self.node.laid_out
-        unproven = {
-            share.device
-            for share in lease.shares
-            if share.mig is not None and laid_out.get(share.device) != share.mig.layout
-        }
-        if unproven and any(
-            pod != lease.pod and any(share.device in unproven for share in other.shares)
-            for pod, other in self.in_flight().items()
-        ):
-            return False
+    def _has_same_numa_nodes(self, lease: Lease, others: Iterable[Lease]) -> bool:
+        """Return whether the pod's GPUs are at the NUMA nodes of the others, if that counts."""
         snapshot = self.node.snapshot
         if not self.aligns_numa or snapshot is None:
             return True
         nodes = numa_nodes_of(lease, snapshot.devices)
-        return all(
-            numa_nodes_of(other, snapshot.devices) == nodes for other in self.coming().values()
-        )
+        return all(numa_nodes_of(other, snapshot.devices) == nodes for other in others)
 
     def _is_done(self, lease: Lease, allocated: Set[tuple[PodUid, str]]) -> bool:
         return self.leases.has_ended(lease) or all(
@@ -305,6 +335,10 @@ def numa_nodes_of(lease: Lease, devices: Mapping[DeviceUuid, Device]) -> frozens
     known = {share.device: devices.get(share.device) for share in lease.shares}
     nodes = {device.numa if device is not None else None for device in known.values()}
     return frozenset() if None in nodes else frozenset(numa for numa in nodes if numa is not None)
+
+
+def _devices_of(lease: Lease) -> frozenset[DeviceUuid]:
+    return frozenset(share.device for share in lease.shares)
 
 
 def _closed(leases: Sequence[Lease], reason: str) -> BindReply:

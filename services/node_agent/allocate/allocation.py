@@ -21,6 +21,7 @@ from services.node_agent.records.checkpoint_entry import (
     new_entry,
     slot_key,
 )
+from services.node_agent.records.device_guard import check_open
 from shared.dialects import DIALECTS
 from shared.dialects.advertised import PluginDeviceId, numbered_id
 from shared.dialects.dialect import ContainerSetup, Dialect, Paths
@@ -213,7 +214,8 @@ def grant(
     """Return the record of what the container gets. Raises RequestError with a reason to refuse it.
 
     `reusable` are IDs of the pod's init containers, which the kubelet reuses regardless of the
-    lease: the container's limits come from its lease, not from the names of IDs.
+    lease: the container's limits come from its lease, not from the names of IDs. A kubelet that
+    chose IDs of another device may have had no choice: the leased one is checked first.
     """
     container = candidate.container
     shares = valid_lease(lease, candidate, node.name).shares_of(container.name)
@@ -221,11 +223,12 @@ def grant(
     wanted = _wanted_ids(lease, container.name, resource)
     chosen = devices_named(device_ids, node.served.get(resource, {}))
     is_reused = None in chosen or not set(reusable).isdisjoint(device_ids)
+    check_shares(shares, lease.pod, node)
     if chosen != wanted and not is_reused:
+        check_open(shares, node.devices, {})
         raise OtherDevicesError(
             f"the kubelet chose {_counted(chosen)}, and the lease is for {_counted(wanted)}"
         )
-    check_shares(shares, lease.pod, node)
     setup = container_setup(lease, container.name, node)
     if ends_at := end_text(lease.term, node.now):
         setup = replace(setup, environment={**setup.environment, ENDS_AT: ends_at})

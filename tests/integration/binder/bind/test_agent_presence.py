@@ -15,7 +15,13 @@ from services.binder.bind.agent_presence import (
     AgentPresence,
     NodeCordons,
 )
-from services.binder.bind.pod_binder import ADMISSION_WAIT_S, CORDONED_S, EXPLAIN_S, GIVE_UP_AGE_S
+from services.binder.bind.pod_binder import (
+    ADMISSION_WAIT_S,
+    CORDONED_S,
+    EXPLAIN_S,
+    GIVE_UP_AGE_S,
+    MAX_ADMISSION_WAIT_S,
+)
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import BindingFailed, LeaseChanged, PodBound
 from shared.model.events.request_reply import BindReply
@@ -139,6 +145,28 @@ async def test_a_batch_is_redelivered_if_its_pods_are_not_admitted_in_time(
 
     assert ADMISSION_WAIT_S < clock.slept < 2 * ADMISSION_WAIT_S
     assert await world.states() == {"p1": LeaseState.RESERVED}
+
+
+async def test_a_batch_goes_on_while_its_pods_are_admitted_one_after_the_other(
+    new_world: NewWorld,
+) -> None:
+    clock = TurningClock()
+    names = [f"p{number}" for number in range(6)]
+    world = await new_world(*map(lease, names), clock=clock)
+    waiting = list(names)
+
+    def admit_next() -> None:
+        if clock.slept > 0.8 * ADMISSION_WAIT_S * (len(names) - len(waiting)):
+            waiting.pop(0)
+        world.agents.replies = {N1: next_in_turn(*waiting)}
+
+    clock.each_sleep = admit_next
+    admit_next()
+    async with running(world.binder.sender.send_bindings):
+        await world.binder.pods.bind_pods(chosen(*map(lease, names)))
+
+    assert [name for name, *_ in world.pods.bindings] == names
+    assert 3 * ADMISSION_WAIT_S < clock.slept < MAX_ADMISSION_WAIT_S
 
 
 async def test_a_reservation_that_ended_while_deferred_is_a_failed_binding(world: World) -> None:
@@ -504,21 +532,6 @@ async def test_only_a_pod_that_is_deferred_for_a_while_is_explained(new_world: N
         await until(lambda: world.pods.patches)
 
     assert [name for name, _ in world.pods.patches] == ["p2"]
-
-
-async def test_a_committed_lease_is_not_given_up_however_long_its_node_is_cordoned(
-    new_world: NewWorld,
-) -> None:
-    bound = lease("p1", state=LeaseState.BOUND)
-    world = await new_world(bound)
-    world.agents.replies = {N1: away("p1")}
-
-    for _ in range(3):
-        with pytest.raises(UnavailableError, match="being stopped"):
-            await world.binder.pods.bind_pods(chosen(bound))
-        world.clock.advance(CORDONED_S)
-
-    assert list(await world.leases()) == [bound.pod]
 
 
 async def test_a_late_placement_does_not_wait_for_a_node_that_its_pod_has_left(

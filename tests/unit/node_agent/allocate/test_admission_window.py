@@ -1,4 +1,4 @@
-"""Admission of binds: few pods in flight, and without the pod list one of equal pods."""
+"""Admission of binds: few pods in flight, one of each GPU, without the pod list of equal pods."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,6 +34,7 @@ UNREADABLE = "the list cannot be read"
 
 
 SLOTS = count()
+GPUS = 4
 LAYOUTS = tuple(
     MigLayout(name=name, profiles=(MigProfile(name=profile, memory_mib=memory_mib, count=number),))
     for name, (profile, memory_mib, number) in PROFILES.items()
@@ -41,13 +42,18 @@ LAYOUTS = tuple(
 
 
 def reserved(uid: str, *shares: Share, **changes: Any) -> Lease:
-    """Return a reservation, by default of a share that no other one has."""
-    shares = shares or (share(memory_mib=1, cores_percent=0, slot=next(SLOTS) % 10),)
+    """Return a reservation, by default of a share of the first GPU that no other one has."""
+    shares = shares or (small(0),)
     return lease_of(uid, *shares, state=LeaseState.RESERVED, version=1, **changes)
 
 
+def small(gpu: int, **changes: Any) -> Share:
+    """Return a small share of a GPU, of a slot that no other one has."""
+    return share(gpu, memory_mib=1, cores_percent=0, slot=next(SLOTS) % 10, **changes)
+
+
 def snapshot() -> NodeSnapshot:
-    gpus = [Gpu(uuid=share(n).device, index=n, model="T4", memory_mib=15360) for n in range(2)]
+    gpus = [Gpu(uuid=share(n).device, index=n, model="T4", memory_mib=15360) for n in range(GPUS)]
     return snapshot_of(*devices_of(gpus, SharingConfig(), ()))
 
 
@@ -59,6 +65,7 @@ class World:
         self.node = node_of(clock=self.clock, snapshot=snapshot())
         self.window = AdmissionWindow(self.node)
         self.unreadable = unreadable
+        self.node.leases.synced = True
 
     def admit(self, *leases: Lease, unready: str | None = None, **more: Any) -> BindReply:
         return self.window.admit_binds(leases, unready, unreadable_reason=self.unreadable, **more)
@@ -134,7 +141,7 @@ def test_a_pod_that_is_placed_again_is_in_flight_with_its_new_lease(
 
 def test_two_binds_are_in_flight_bound_or_not() -> None:
     world = World()
-    pods = [reserved(uid) for uid in ("one", "two", "three", "four")]
+    pods = [reserved(uid, small(gpu)) for gpu, uid in enumerate(("one", "two", "three", "four"))]
     world.serve_one()
 
     assert world.deferred(*pods) == ("three", "four")
@@ -151,8 +158,8 @@ def test_one_bind_is_in_flight_while_the_kubelet_has_requested_no_devices_lately
     """Whether it receives the pods that are bound to its node is not known."""
     pods = [
         reserved("one"),
-        reserved("two", share(0, slot=4), share(1, slot=4)),
-        reserved("three", *(share(n, slot=5, container=f"{n}") for n in (0, 1))),
+        reserved("two", small(1), small(2)),
+        reserved("three", *(small(3, container=name) for name in ("a", "b"))),
     ]
     world.serve_one()
     world.clock.advance(RECENT_S + 0.1)
@@ -164,8 +171,8 @@ def test_one_bind_is_in_flight_while_the_kubelet_has_requested_no_devices_lately
 
 def test_a_bound_pod_that_the_kubelet_does_not_receive_closes_the_node(world: World) -> None:
     world.serve_one()
-    pods = [reserved("one"), reserved("two", share(0, slot=4), share(1, slot=4))]
-    others = [reserved(f"other-{n}") for n in range(3)]
+    pods = [reserved("one"), reserved("two", small(1), small(2))]
+    others = [reserved(f"other-{n}", small(3)) for n in range(3)]
     assert world.deferred(*pods) == ()
     for lease in pods:
         world.bind(lease)
@@ -220,12 +227,7 @@ def test_a_bound_pod_may_arrive_until_a_while_after_an_outage_of_the_api_server(
 def test_no_more_binds_than_two_are_in_flight_whatever_they_request() -> None:
     unreadable = World(UNREADABLE)
     unreadable.serve_one()
-    pods = [
-        reserved(
-            f"pod-{n}", *(share(0, memory_mib=1, cores_percent=0, slot=slot) for slot in slots)
-        )
-        for n, slots in enumerate(([0], [1, 2], [3, 4, 5], [6, 7, 8, 9]))
-    ]
+    pods = [reserved(f"pod-{gpu}", *(small(gpu) for _ in range(gpu + 1))) for gpu in range(GPUS)]
 
     assert unreadable.deferred(*pods) == ("pod-2", "pod-3")
 
@@ -287,7 +289,8 @@ def test_a_pod_is_refused_while_its_device_is_closed(faults: str) -> None:
 
 
 def test_one_pod_tries_a_kubelet_that_has_registered_anew_before_others_follow() -> None:
-    world, first, *others = World(), *(reserved(uid) for uid in ("one", "two", "three"))
+    world = World()
+    first, *others = (reserved(uid, small(gpu)) for gpu, uid in enumerate(("one", "two", "three")))
     world.serve_one()
     world.node.unproven = True
     assert world.deferred(first, *others) == tuple(each.pod for each in others)
@@ -352,29 +355,101 @@ def test_a_pod_whose_layout_its_device_does_not_have_any_more_is_not_admitted() 
     assert "were the layouts changed" in world.admit(lease).refusals[lease.pod]
 
 
-def test_one_pod_tries_a_mig_layout_before_others_follow(world: World) -> None:
-    devices = snapshot().devices.values()
-    world.node.snapshot = snapshot_of(
-        *(replace(each, mode=DeviceMode.MIG, layouts=LAYOUTS) for each in devices)
-    )
+def test_one_pod_of_each_gpu_is_in_flight(world: World) -> None:
+    """If the GPU fails now, no other pod fails with it."""
     one, two, other = (
-        reserved("one", mig_share("group1")),
-        reserved("two", *(mig_share("group1", position) for position in (1, 2))),
-        reserved("other", *(mig_share("group1", position, index=1) for position in (0, 1, 2))),
+        reserved("one"),
+        reserved("two", small(0), small(0)),
+        reserved("other", *(small(1) for _ in range(3))),
     )
-    device = one.shares[0].device
     world.serve_one()
 
     assert world.deferred(one, two, other) == (two.pod,)
+    assert world.admit(two).retry_soon
     world.bind(one)
-    world.release(other)
-    world.clock.advance(LATE_S - 1)
-    world.serve_one()
-    assert world.deferred(two) == (two.pod,), "it is still being laid out"
-    world.node.laid_out[device] = "group4"
-    assert world.deferred(two) == (two.pod,)
-    world.node.laid_out[device] = "group1"
+    assert world.deferred(two) == (two.pod,), "the kubelet has not requested its devices"
+    world.allocate(one)
     assert world.deferred(two) == ()
+
+
+def test_a_pod_with_several_gpus_is_not_overtaken_by_pods_that_come_after_it() -> None:
+    world = World()
+    first = reserved("first")
+    both = reserved("both", small(0), small(1))
+    after = reserved("after", small(1))
+    world.serve_one()
+
+    assert world.deferred(first, both, after) == (both.pod, after.pod)
+    world.allocate(first)
+    assert world.deferred(both, after) == (after.pod,)
+
+
+def test_a_pod_for_which_the_kubelet_waits_in_a_call_is_in_flight_however_old_it_is() -> None:
+    world = World()
+    waiting = reserved("waiting")
+    other = reserved("other")
+    world.deferred(waiting)
+    world.bind(waiting)
+    world.clock.advance(world.node.timing.relist_s)
+
+    assert world.admit(other, is_serving=True).deferred_pods == (other.pod,)
+
+
+def test_a_committed_pod_whose_binding_was_not_sent_is_refused_while_its_device_is_closed() -> None:
+    """A binder was stopped between the two, and another one requests it again."""
+    world = World()
+    lease = reserved("wanted")
+    device = lease.shares[0].device
+    world.deferred(lease)
+    world.bind(lease)
+    world.node.grant_faults[device] = "it cannot be given"
+
+    assert world.deferred(lease) == (lease.pod,)
+    world.clock.advance(SETTLE_S)
+    assert "it cannot be given" in world.admit(lease).refusals[lease.pod]
+    assert world.window.in_flight().keys() == {lease.pod}, "another binder may have sent it"
+
+    world.node.grant_faults.clear()
+    assert world.deferred(lease) == ()
+
+
+def test_a_committed_pod_that_is_refused_closes_no_other_gpu() -> None:
+    world = World()
+    lease = reserved("wanted")
+    other = reserved("other", small(1))
+    world.bind(lease)
+    world.node.grant_faults[lease.shares[0].device] = "it cannot be given"
+
+    for _ in range(int(2 * LATE_S)):
+        world.admit(lease)
+        world.clock.advance(1.0)
+
+    assert lease.pod in world.admit(lease).refusals
+    assert world.deferred(other) == ()
+
+
+def test_a_committed_pod_is_refused_also_while_the_node_is_closed() -> None:
+    world = World()
+    late = reserved("late", small(1))
+    lease = reserved("wanted")
+    for pod in (late, lease):
+        world.bind(pod)
+    world.admit()
+    world.clock.advance(LATE_S)
+    world.node.grant_faults[lease.shares[0].device] = "it cannot be given"
+
+    reply = world.admit(late, lease)
+    assert (reply.node_closed, reply.deferred_pods) == (True, (lease.pod,))
+
+
+def test_a_pod_that_has_its_devices_is_admitted_whatever_has_become_of_them() -> None:
+    world = World()
+    lease = reserved("running", small(0, container="a"), small(0, container="b"))
+    active = structs.replace(lease, state=LeaseState.ACTIVE, version=3)
+    world.node.leases.observe([active])
+    world.node.grant_faults[lease.shares[0].device] = "it cannot be given"
+
+    assert world.admit(lease).deferred_pods == ()
 
 
 def test_a_bound_pod_without_an_allocation_defers_equal_pods(unreadable: World) -> None:
@@ -390,17 +465,17 @@ def test_a_bound_pod_without_an_allocation_defers_equal_pods(unreadable: World) 
 def test_a_bind_with_an_equal_container_at_any_position_is_deferred(unreadable: World) -> None:
     parts = (share(0, container="a"), share(0, container="b", slot=1), share(1, container="b"))
     both = reserved("both", *parts)
-    single = reserved("single", share(1, slot=3))
-    pair = reserved("pair", share(0, slot=4), share(1, slot=4))
+    single = reserved("single", share(2, slot=3))
+    pair = reserved("pair", share(2, slot=4), share(3, slot=4))
 
     assert unreadable.deferred(both, single, pair) == (single.pod, pair.pod)
     assert both.containers == ("a", "b")
 
 
 def test_an_admitted_bind_is_in_flight_until_it_is_allocated_or_times_out(world: World) -> None:
-    one, two = reserved("one"), reserved("two", share(0, slot=4), share(1, slot=4))
+    one, two = reserved("one"), reserved("two", small(1), small(2))
     world.serve_one()
-    assert world.deferred(one, two) == (), "their requests differ"
+    assert world.deferred(one, two) == (), "their requests and GPUs differ"
 
     assert world.window.in_flight().keys() == {"one", "two"}
     world.allocate(one)
@@ -409,12 +484,11 @@ def test_an_admitted_bind_is_in_flight_until_it_is_allocated_or_times_out(world:
     assert world.window.in_flight() == {}
 
 
-def test_without_the_pod_list_no_bind_is_admitted_before_the_leases_are_synced(
-    world: World,
-) -> None:
+def test_no_bind_is_admitted_before_the_leases_are_synced(world: World) -> None:
+    """Another pod may be on its way to the same GPU since before the agent was restarted."""
     world.node.leases.synced = False
 
-    assert world.deferred(reserved("one")) == (("one",) if world.unreadable else ())
+    assert world.deferred(reserved("one")) == ("one",)
 
 
 def test_no_bind_is_admitted_while_the_agent_drains_or_is_not_registered(world: World) -> None:

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from services.node_agent.allocate.allocation import (
     NodeSnapshot,
+    OtherDevicesError,
     grant,
     preferred_device_ids,
     refusal_text,
@@ -151,7 +152,7 @@ def test_a_part_of_a_device_in_mig_mode_is_refused() -> None:
         ({"pod": PodUid("another")}, "of pod another"),
         ({"shares": (share(container="side"),)}, "no share for this container"),
         ({"shares": (share(memory_mib=0),)}, "0 MiB"),
-        ({"shares": (share(DeviceUuid("GPU-cccc")),)}, "1 of GPU-cccc"),
+        ({"shares": (share(DeviceUuid("GPU-cccc")),)}, "GPU-cccc, which is not on this node"),
         ({"dialect": "unknown"}, "requests GPUs as 'unknown'"),
         ({"shares": (share(mig=PLACE),)}, "in hami-core mode, and the lease is for an instance"),
     ],
@@ -176,6 +177,25 @@ def test_ids_other_than_the_leased_ones_are_refused(
 ) -> None:
     with pytest.raises(RequestError, match=text):
         granted(leased, *ids, resource=resource)
+
+
+@pytest.mark.parametrize(
+    ("gone", "changes", "text"),
+    [
+        (True, {}, "GPU 0 .* is missing on the node"),
+        (False, {"healthy": False, "fault": "Xid 79"}, "GPU-aaaa gets no new share: Xid 79"),
+        (False, {"mode": DeviceMode.MIG}, "in mig mode, and the lease is for a part of it"),
+    ],
+)
+def test_what_is_wrong_with_the_device_is_the_reason_if_the_kubelet_could_choose_only_others(
+    gone: bool, changes: dict[str, Any], text: str
+) -> None:
+    node = replace(changed(**changes), absent=frozenset({A} if gone else ()))
+
+    with pytest.raises(RequestError, match=text) as refused:
+        granted(lease(), f"{B}::0", node=node)
+
+    assert not isinstance(refused.value, OtherDevicesError)
 
 
 def test_ids_of_the_leased_device_and_reused_ones_are_accepted() -> None:

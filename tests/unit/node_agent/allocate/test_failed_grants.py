@@ -77,6 +77,7 @@ class FaultyWorld(HandlerWorld):
         layouts = await SimulatedGpus(NodeName(NODE), "2xA100-40GB:mig").discover()
         self.mig = snapshot_of(*devices_of(layouts, SharingConfig()))
         self.node.snapshot = self.plain
+        self.node.leases.synced = True
         return self
 
     def begin(self, fault: Fault, patch: pytest.MonkeyPatch) -> None:
