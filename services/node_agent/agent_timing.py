@@ -13,8 +13,8 @@ class AgentTiming:
     """How long calls of the kubelet that follow one another may wait, all together, for what the
     agent cannot see. The kubelet sets no time limit for Allocate, but admits pods in its main loop,
     and reports itself as unhealthy once one turn of it, which may admit several pods, has taken
-    five minutes. An API server that was away for a minute has been asked again by then, also where
-    the kubelet remembers a denial for 30 s."""
+    five minutes. An API server that was away for a minute has been queried again by then, also
+    where the kubelet caches a denial for 30 s."""
     partition_step_s: float = 15.0
     """Time limit of the driver to create or destroy one MIG instance."""
     starting_s: float = 10.0

@@ -1,7 +1,7 @@
-"""Reads Volcano's device configuration from files or from ConfigMaps, and refreshes it.
+"""Volcano's device configuration, read again and again from files or ConfigMaps.
 
-Of a document that is invalid, the last valid version stays in force, also after a restart; without
-one, what is valid of it. Its errors are logged, and are a metric and an Event of the node.
+Of an invalid document, the last valid version stays in force, also after a restart; without one,
+what is valid of it. Its errors are logged, and are a metric and an Event of the node.
 """
 
 import asyncio
@@ -45,9 +45,9 @@ REQUEST_TIMEOUT_S = 3.0
 class DeviceConfigLoader:
     """How the node's GPUs are shared, from flags and both ConfigMaps together.
 
-    The contents that are in force are cached in a file, so that an agent that starts with an
-    invalid ConfigMap shares GPUs as before, and one that is restarted does so before it asks the
-    API server: a kubelet refuses pods that arrive meanwhile.
+    The contents in force are cached in a file, so that an agent that starts with an invalid
+    ConfigMap shares GPUs as before, and one that is restarted does so before the API server
+    responds: a kubelet refuses pods that arrive meanwhile.
     """
 
     def __init__(self, node: Node, settings: AgentSettings) -> None:
@@ -113,8 +113,8 @@ class DeviceConfigLoader:
                 for namespace in NAMESPACES:
                     with contextlib.suppress(NotFoundError):
                         path = objects_path(namespace, "configmaps", name)
-                        found = await self.client.read(path, RawObject)
-                        text = (found.data or {}).get(key)
+                        stored = await self.client.read(path, RawObject)
+                        text = (stored.data or {}).get(key)
                         break
             self._read_errors.pop(name, None)
         except (LeaseholdError, TimeoutError) as error:
@@ -171,7 +171,7 @@ class DeviceConfigLoader:
 def _document(
     text: str | None, source: str, load: Callable[[str], object], errors: list[str]
 ) -> object:
-    """Return the document in a text; None if there is none, or if its syntax is invalid."""
+    """Return the document in a text, or None if there is none or its syntax is invalid."""
     try:
         return load(text) if text and text.strip() else None
     except ValueError as error:

@@ -37,8 +37,6 @@ PROBE_S = 5.0
 
 
 class DeviceWatcher:
-    """The GPUs of one node."""
-
     def __init__(
         self,
         node: Node,
@@ -66,11 +64,10 @@ class DeviceWatcher:
         self._unready_reason: str | None = "the GPUs have not been discovered yet"
 
     def unready_reason(self) -> str | None:
-        """Return why no GPUs are served, or None if they are."""
         return self._unready_reason
 
     async def run(self) -> None:
-        """Probe the GPUs until cancelled; log why, and wait, while they do not respond."""
+        """Probe the GPUs until cancelled; log why they do not respond."""
         while True:
             try:
                 await self.probe()
@@ -119,22 +116,22 @@ class DeviceWatcher:
         self.health.update((), driver_fault=fault)
         snapshot = self.node.snapshot
         if snapshot is not None and snapshot.devices:
-            known = self.node.devices
+            before = self.node.devices
             present = snapshot.devices.keys() - snapshot.absent
-            devices = inventory.devices_of((), config, known, self.health.faults)
+            devices = inventory.devices_of((), config, before, self.health.faults)
             await self._advertise(devices, config, self.node.software, present)
 
     async def _observe(
         self, gpus: Sequence[Gpu], config: SharingConfig, software: NodeSoftware
     ) -> None:
-        known = self.node.devices or self._remembered or ()
+        before = self.node.devices or self._remembered or ()
         checkpoint = self.node.checkpoint
         leases = self.node.leases
         held = None  # is not known
         if leases.synced and not checkpoint.lost:
             held = held_slots(checkpoint.entries, leases.leases.values())
-        devices = inventory.devices_of(gpus, config, known, self.health.faults, held)
-        removed = {each.uuid for each in known}.difference(each.uuid for each in devices)
+        devices = inventory.devices_of(gpus, config, before, self.health.faults, held)
+        removed = {device.uuid for device in before}.difference(device.uuid for device in devices)
         self.health.forget(removed.difference(gpu.uuid for gpu in gpus))
         self._note_unread(inventory.unread_devices(self.driver.unread, devices, config))
         self.mig.profiles = {gpu.uuid: gpu.mig.profiles for gpu in gpus if gpu.mig is not None}
@@ -160,13 +157,13 @@ class DeviceWatcher:
         software: NodeSoftware,
         present: AbstractSet[DeviceUuid],
     ) -> None:
-        """Advertise the devices, of which the driver lists those that are present."""
+        """Advertise the devices, of which the driver lists those that are `present`."""
         served = self.health.as_served(devices)
         now = (devices, served, software, self.node.files.paths, self.node.cdi.strategies)
-        known = self.node.snapshot
-        if known is not None and now == (
+        snapshot_before = self.node.snapshot
+        if snapshot_before is not None and now == (
             *(self.node.devices, self._served, self.node.software),
-            *(known.paths, known.device_list_strategies),
+            *(snapshot_before.paths, snapshot_before.device_list_strategies),
         ):
             return
         shown = await asyncio.to_thread(

@@ -9,7 +9,8 @@ from threading import get_ident
 def replace_file(path: Path, content: bytes) -> None:
     """Give a file this content by a new inode, on disk when this returns; make its directory.
 
-    Raises OSError; the file is unchanged then.
+    Raises OSError; the file is unchanged then. For example, `replace_file(state_dir / "x.json",
+    b"{}")`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}-{get_ident()}")

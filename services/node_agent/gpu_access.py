@@ -14,8 +14,6 @@ from services.node_agent.settings import AgentSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeGpus:
-    """The GPUs of one node."""
-
     driver: GpuDriver | RemotePartitioner
     sample: SampleDevices
     health_policy: HealthPolicy = field(default_factory=HealthPolicy)

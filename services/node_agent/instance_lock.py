@@ -31,8 +31,6 @@ PROCESS = "process"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentInstance:
-    """The agent that serves the node."""
-
     form: str
     """`unit` of the init system, `pod`, or a `process` that was started by hand."""
     name: str
@@ -56,7 +54,7 @@ def this_instance(environ: Mapping[str, str]) -> AgentInstance:
 
 
 def running_instance(state_dir: Path) -> AgentInstance | None:
-    """Return the agent that serves the node, if any. Raises OSError if the lock cannot be read."""
+    """Return the agent that serves the node, or None. Raises OSError if the lock cannot be read."""
     try:
         file = (state_dir / FILE).open()
     except FileNotFoundError:

@@ -130,16 +130,14 @@ class AgentMetrics:
             raise failure
 
     def count_allocation(self, resource: str, outcome: str, seconds: float) -> None:
-        """Count one Allocate."""
         ALLOCATIONS.labels(resource, outcome).inc()
         ALLOCATING.labels(resource).observe(seconds, telemetry.exemplar_of(_given.get()))
         _given.set("")
 
     def count_overcommit(self) -> None:
-        """Count an Allocate that would have over-committed a device."""
         OVERCOMMITS.inc()
 
     def partitioned(self, outcome: str, seconds: float) -> None:
-        """Count one change of a layout: `done` or `failed`."""
+        """Count a change of a layout: `done` or `failed`."""
         PARTITIONS.labels(outcome).inc()
         PARTITIONING.observe(seconds)

@@ -1,4 +1,4 @@
-"""One node: what all parts of its agent know, and the clients that they use."""
+"""A node: what all parts of its agent know, and the clients that they use."""
 
 import asyncio
 import math
@@ -40,7 +40,6 @@ class Outbox:
         self._added = asyncio.Event()
 
     def add(self, event: ShareActivated | ShareRefused) -> None:
-        """Add an event."""
         self._events.append(event)
         self._added.set()
 
@@ -84,22 +83,22 @@ class Node:
     """Errors of device configurations that have not been reported yet."""
     outbox: Outbox = field(default_factory=Outbox)
     refused: set[PodUid] = field(default_factory=set)
-    """Pods that Allocate refused and that got nothing since; the kubelet fails them. With them,
-    terminal pods that have leases: the kubelet requests nothing for them."""
+    """Pods that Allocate refused and that got nothing since, which the kubelet fails, and terminal
+    pods with leases: the kubelet requests nothing for them."""
     laid_out: dict[DeviceUuid, str] = field(default_factory=dict)
     """The MIG layouts that devices have; whether others can be made is seen by trying."""
     layout_faults: dict[DeviceUuid, str] = field(default_factory=dict)
-    """Devices whose MIG layout could not be made, each with its fault: they get no new share."""
+    """By device, why its MIG layout could not be made: it gets no new share."""
     grant_faults: dict[DeviceUuid, str] = field(default_factory=dict)
-    """Devices of which a share could not be given, each with its fault: they get no new share."""
+    """By device, why a share of it could not be given: it gets no new share."""
     unproven: bool = False
     """The kubelet has registered the resources anew, and nothing was given since."""
     unresolved_reason: str = ""
-    """Why it cannot be said for which container the kubelet requests devices, if it could not."""
+    """Why the container for which the kubelet requests devices is not known, or empty."""
 
     @property
     def closed(self) -> dict[DeviceUuid, str]:
-        """The devices that get no new share until the agent has succeeded, each with its fault."""
+        """By device, why it gets no new share until the agent has succeeded."""
         return {**self.grant_faults, **self.layout_faults}
 
     api_away_at: float = -math.inf
@@ -107,12 +106,11 @@ class Node:
 
     @property
     def leases(self) -> KnownLeases:
-        """The node's leases as far as they are known."""
         return self.lease_sync.leases
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The node's devices as last discovered."""
+        """As last discovered."""
         return () if self.snapshot is None else tuple(self.snapshot.devices.values())
 
     def require_snapshot(self) -> NodeSnapshot:

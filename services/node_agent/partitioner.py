@@ -29,8 +29,6 @@ EXAMPLES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionerSettings:
-    """Flags of `python -m services.node_agent.partitioner`."""
-
     socket: Path = setting(
         Path("/run/leasehold/partition.sock"), "socket on which the agent of this node connects"
     )
@@ -52,7 +50,6 @@ async def partition(settings: PartitionerSettings, gpus: GpuDriver) -> None:
 
 
 def main() -> None:
-    """Read the settings and run."""
     settings = load_or_exit(
         PartitionerSettings,
         "python -m services.node_agent.partitioner",

@@ -73,7 +73,6 @@ LEASE_SYNC_RETRY_S = 1.0
 MIN_REPORT_STEP_S = 0.001
 """A report is later than the one before by this, also if the clock was set back."""
 RUNTIME_S = 600.0
-"""Interval between looks at the container runtime's settings."""
 UNSERVED_S = 5.0
 """A resource that the kubelet could not allocate for this long is not reported as served."""
 REGISTRATION_LOOK_S = 1.0
@@ -83,7 +82,7 @@ RECORDS_LOST = "its node agent rebuilds its records of what runs there"
 
 @publishes(ClaimRestoreRequest, LeasesRequest)
 class NodeAgent:
-    """One node's agent; it publishes and consumes for its own node only."""
+    """A node's agent; it publishes and consumes for its own node only."""
 
     def __init__(
         self,
@@ -138,9 +137,8 @@ class NodeAgent:
 
     @handles
     async def observe_leases(self, events: Sequence[LeaseChanged]) -> None:
-        """Update the known leases of this node."""
         changed = self.leases.observe(event.lease for event in events)
-        if self._exceeded.intersection(share.device for each in changed for share in each.shares):
+        if self._exceeded.intersection(share.device for lease in changed for share in lease.shares):
             self.node.report_due.set()
         self._leases_changed()
 
@@ -154,8 +152,8 @@ class NodeAgent:
     async def report_terminated(self, event: TerminationRequest) -> TerminationReply:
         """Return which of the pods' last containers have ended, as the kubelet shows it.
 
-        A ResourceClaim has not while it is prepared. A pod that was allocated devices in the last
-        `starting_s` may still start its containers.
+        A prepared ResourceClaim has not. A pod that was allocated devices in the last `starting_s`
+        may still start its containers.
         """
         starting = self.checkpoint.allocated_since(self.clock.now() - self.node.timing.starting_s)
         asked = {event.pod, *event.more_pods} - starting - self.checkpoint.claims
@@ -217,7 +215,6 @@ class NodeAgent:
 
     @answers
     async def report_usage(self, event: UsageRequest) -> UsageReply:
-        """Return the usage of every leased share, and the hardware, as of the latest scan."""
         return self.usage.report(self.watcher.health.latest_xids)
 
     async def drain(self) -> None:
@@ -298,7 +295,7 @@ class NodeAgent:
             for name in self.node.shown.served
             if name not in unserved or not unserved[name].plugin_amount
         ]
-        lost = {name for name, each in unserved.items() if each.for_s >= UNSERVED_S}
+        lost = {name for name, resource in unserved.items() if resource.for_s >= UNSERVED_S}
         served = [name for name in usable if name not in lost] or usable
         return tuple(served), tuple(name for name in served if name in newly_served)
 
@@ -309,7 +306,6 @@ class NodeAgent:
 
     @emits
     async def shares(self) -> AsyncIterator[Sequence[ShareActivated | ShareRefused]]:
-        """Report allocations."""
         while True:
             yield await self.node.outbox.take()
 
@@ -321,7 +317,6 @@ class NodeAgent:
 
     @emits
     async def health(self) -> AsyncIterator[Sequence[HealthChanged]]:
-        """Report which devices are cordoned, and which are healthy again."""
         while True:
             yield await self.watcher.health.changes()
 
@@ -329,27 +324,22 @@ class NodeAgent:
 
     @loops
     async def watch_gpus(self) -> None:
-        """Discover the GPUs and advertise them."""
         await self.watcher.run()
 
     @loops
     async def watch_usage(self) -> None:
-        """Measure the usage of containers, and restore altered limits."""
         await self.usage.run()
 
     @loops(every_s=RUNTIME_S)
     async def watch_runtime(self) -> None:
-        """Report settings of the container runtime that give GPUs to pods without leases."""
         await self.runtime.check()
 
     @loops
     async def update_running_limits(self) -> None:
-        """Apply changed leases to running containers."""
         await self.limits.run()
 
     @loops
     async def partition_devices(self) -> None:
-        """Partition devices in MIG mode for their leases."""
         await self.mig.run()
 
     @loops
@@ -359,7 +349,6 @@ class NodeAgent:
 
     @loops
     async def serve_kubelet(self) -> None:
-        """Keep the device plugins registered."""
         await self.plugins.run()
 
     @loops(wait=lambda agent: agent.numa.wait())
@@ -369,7 +358,6 @@ class NodeAgent:
 
     @loops
     async def serve_claims(self) -> None:
-        """Serve ResourceClaims, if the settings ask for it."""
         if self.claims is None:
             await asyncio.Event().wait()
         else:
@@ -391,12 +379,10 @@ class NodeAgent:
 
     @loops
     async def compare_records(self) -> None:
-        """Find what pods that have ended still hold, and report it."""
         await self.leftovers.run()
 
     @loops
     async def update_views(self) -> None:
-        """Write annotations and status of the node and its pods."""
         await self.views.run()
 
     @loops(every_s=CLEANUP_S)

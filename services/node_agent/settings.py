@@ -43,13 +43,11 @@ EXAMPLES = (
 
 SERVICE_ACCOUNT_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 MONITOR = "0.0.0.0:9394"
-"""The port at which HAMi's and Volcano's monitors are scraped."""
+"""HAMi's and Volcano's monitors are scraped at this port."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings(ServiceSettings):
-    """Flags of `python -m services.node_agent`."""
-
     node: str = setting("", "the node's name in Kubernetes; default: this machine's name")
     kubelet_dir: Path = setting(Path("/var/lib/kubelet"), "the kubelet's directory")
     kubelet_address: str = setting(
@@ -170,12 +168,10 @@ class AgentSettings(ServiceSettings):
     )
 
     def check(self) -> None:
-        """Raise RequestError for an unknown strategy."""
         _ = self.device_list_strategies
 
     @property
     def node_name(self) -> NodeName:
-        """The node's name."""
         return NodeName(self.node or platform.node().lower())
 
     @property
@@ -185,7 +181,7 @@ class AgentSettings(ServiceSettings):
 
     @property
     def sharing(self) -> SharingConfig:
-        """How GPUs are shared by the flags that no file overrides."""
+        """By the flags that no file overrides."""
         return SharingConfig(
             strategy=self.gpu_strategy,
             may_partition=self.partitions,
@@ -195,7 +191,7 @@ class AgentSettings(ServiceSettings):
 
     @property
     def device_list_strategies(self) -> DeviceListStrategies:
-        """How devices are passed to containers; empty: the agent chooses.
+        """How devices are passed to containers; empty if the agent chooses.
 
         Raises RequestError for an unknown strategy.
         """
@@ -203,7 +199,6 @@ class AgentSettings(ServiceSettings):
 
     @property
     def cdi_directory(self) -> Path:
-        """The runtimes' directory of CDI specifications."""
         return self.cdi_dir or Path("/var/run/cdi")
 
     @property
@@ -234,7 +229,6 @@ class AgentSettings(ServiceSettings):
 
     @property
     def library_root(self) -> Path:
-        """The directory of installed libraries."""
         return self.state_dir.absolute() / "library"
 
     @property

@@ -34,7 +34,7 @@ Registered = Mapping[str, frozenset[str] | None]
 
 
 def gets_agent_pod(labels: Mapping[str, str]) -> bool:
-    """Tell whether the DaemonSet has a pod for a node with these labels, as its affinity says."""
+    """Whether the DaemonSet's affinity admits a pod on a node with these labels."""
     chosen = labels.get(GPU_LABEL)
     discovered = any(labels.get(name) == "true" for name in DISCOVERED_LABELS)
     is_gpu_node = chosen == "true" or (discovered and chosen != "false")
@@ -81,7 +81,7 @@ def other_plugins(
 ) -> Finding:
     """Judge whether another plugin serves one of our resources, or will when it next registers.
 
-    `other_sockets` are those on which one listens.
+    On `other_sockets`, another plugin listens.
     """
     wrong = sorted(
         resource
@@ -112,7 +112,8 @@ def registration(
     missing = [
         name
         for name in sorted(served)
-        if not registered.get(name) and any(one.healthy for one in served[name].values())
+        if not registered.get(name)
+        and any(served_id.healthy for served_id in served[name].values())
     ]
     if missing:
         return fail(
@@ -129,7 +130,10 @@ def node_resources(
 ) -> Finding:
     """Judge whether the node's status has what its devices have."""
     expected = {
-        **{name: sum(one.healthy for one in ids.values()) for name, ids in served.items()},
+        **{
+            name: sum(served_id.healthy for served_id in ids.values())
+            for name, ids in served.items()
+        },
         **patched,
     }
     wrong = [
@@ -169,10 +173,14 @@ def device_health(
 ) -> Finding:
     """Judge whether all devices are healthy, and none is `closed` for a reason.
 
-    `cordoned`: whether the node is, by kubectl.
+    `cordoned` means by kubectl.
     """
     listed = list(devices)
-    faults = [f"GPU {one.index}: {one.fault or 'not healthy'}" for one in listed if not one.healthy]
+    faults = [
+        f"GPU {device.index}: {device.fault or 'not healthy'}"
+        for device in listed
+        if not device.healthy
+    ]
     if faults:
         return fail(
             "; ".join(faults[:MAX_LISTED]),
@@ -183,7 +191,9 @@ def device_health(
     text = f"healthy devices: {len(listed)}"
     if cordoned:
         return warn(f"{text}; the node gets no new pods: kubectl cordon", "kubectl uncordon NODE")
-    reasons = [f"GPU {one.index}: {closed[one.index]}" for one in listed if one.index in closed]
+    reasons = [
+        f"GPU {device.index}: {closed[device.index]}" for device in listed if device.index in closed
+    ]
     if reasons:
         return warn(
             f"{text}; closed to new pods: {'; '.join(reasons[:MAX_LISTED])}",
@@ -235,7 +245,7 @@ def library(
 ) -> Finding:
     """Judge which library of HAMi-core new containers mount, if one is installed.
 
-    `layout` is that of its regions, if it is known. `replaced_by` is why other content at the
+    `layout` is the layout of its regions, if it is known. `replaced_by` is why other content at the
     source cannot be used, empty if it can, and None if there is no other content.
     """
     if current is None:
@@ -273,11 +283,12 @@ def checkpoint(allocations: Iterable[Allocation], leases: Mapping[PodUid, Lease]
     if leases is None:
         return ok(f"containers in the agent's checkpoint: {len(listed)}")
     wrong = [
-        f"{one.namespace}/{one.name} container {one.container} "
-        f"{'has other shares than its lease' if one.pod in leases else 'has no live lease'}"
-        for one in listed
-        if one.pod not in leases
-        or _devices(one.lease, one.container) != _devices(leases[one.pod], one.container)
+        f"{allocation.namespace}/{allocation.name} container {allocation.container} "
+        f"{'has other shares than its lease' if allocation.pod in leases else 'has no live lease'}"
+        for allocation in listed
+        if allocation.pod not in leases
+        or _devices(allocation.lease, allocation.container)
+        != _devices(leases[allocation.pod], allocation.container)
     ]
     if wrong:
         return fail(
@@ -296,8 +307,10 @@ def pod_resources(
 ) -> Finding:
     """Judge whether the agent allocated every device that the kubelet lists for us."""
     allocated: dict[tuple[str, str], set[str]] = {}
-    for one in allocations:
-        allocated.setdefault((one.namespace, one.name), set()).update(one.device_ids)
+    for allocation in allocations:
+        allocated.setdefault((allocation.namespace, allocation.name), set()).update(
+            allocation.device_ids
+        )
     foreign = {pod: ids - allocated.get(pod, set()) for pod, ids in held_ids.items()}
     wrong = [
         f"{namespace}/{name} holds {len(ids)} devices that the agent has not allocated"
@@ -318,10 +331,10 @@ def kubelet_checkpoint(
 ) -> Finding:
     """Judge whether the kubelet's checkpoint names pods that the agent's does not.
 
-    The kubelet keeps those that have ended until it allocates again. `live` are the names of the
-    others, if they are known.
+    The kubelet keeps ended pods until it allocates again. `live` are the names of the others, if
+    they are known.
     """
-    unknown = pods - {str(one.pod) for one in allocations}
+    unknown = pods - {str(allocation.pod) for allocation in allocations}
     running = sorted(live[pod] for pod in unknown if live is not None and pod in live)
     if running:
         return warn(
@@ -339,7 +352,9 @@ def kubelet_checkpoint(
 def processes(samples: Iterable[DeviceSample], unleased: Iterable[AttributedProcess]) -> Finding:
     """Judge whether processes use devices that their pod has no lease for."""
     index_of = {sample.device: sample.index for sample in samples}
-    wrong = [f"process {one.process.pid} on GPU {index_of[one.device]}" for one in unleased]
+    wrong = [
+        f"process {process.process.pid} on GPU {index_of[process.device]}" for process in unleased
+    ]
     if wrong:
         return fail(
             f"without a lease: {', '.join(wrong[:MAX_LISTED])}",
@@ -350,7 +365,6 @@ def processes(samples: Iterable[DeviceSample], unleased: Iterable[AttributedProc
 
 
 def no_bundles(directories: Sequence[str]) -> Finding:
-    """Judge that no container of the runtime is visible."""
     return warn(
         "containers that could use GPUs without a lease are not noticed: the container runtime "
         f"describes none in {', '.join(directories)}",
@@ -360,14 +374,15 @@ def no_bundles(directories: Sequence[str]) -> Finding:
 
 
 def visible_gpus(violations: Sequence[ViolationFound], count: int) -> Finding:
-    """Judge the pods whose containers may open GPUs that they do not lease."""
-    texts = [f"{one.namespace}/{one.name}: {one.message}" for one in violations]
+    texts = [
+        f"{violation.namespace}/{violation.name}: {violation.message}" for violation in violations
+    ]
     if not texts:
         return ok(f"containers: {count}, none can open a GPU that it does not lease")
     more = f"; and {len(texts) - MAX_LISTED} more pods" if len(texts) > MAX_LISTED else ""
     text = "; ".join(texts[:MAX_LISTED]) + more
     fix = "kubectl delete pod, once the container runtime is closed: see docs/install.md, step 2"
-    is_open = any(one.reason == ViolationReason.VISIBLE for one in violations)
+    is_open = any(violation.reason == ViolationReason.VISIBLE for violation in violations)
     return fail(text, fix) if is_open else warn(text, "deny privileged pods with Pod Security")
 
 

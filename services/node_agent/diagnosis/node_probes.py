@@ -1,4 +1,4 @@
-"""Reads one node for the doctor: one method per check."""
+"""Reads a node for the doctor: one method per check."""
 
 import asyncio
 import contextlib
@@ -138,12 +138,12 @@ RUNTIME_CONFIGURATIONS = (
 
 
 def visible_host(environ: Mapping[str, str]) -> Path | None:
-    """Return where the node's file system is; None in a pod, which sees its own."""
+    """Return where the node's file system is, or None in a pod, which sees its own."""
     return None if this_instance(environ).form == POD else Path("/")
 
 
 async def _connection_error(socket: Path) -> str:
-    """Return why nothing listens on a socket; empty if something does."""
+    """Return why nothing listens on a socket, or an empty text."""
     try:
         _, writer = await asyncio.open_unix_connection(str(socket))
     except OSError as error:
@@ -153,7 +153,7 @@ async def _connection_error(socket: Path) -> str:
 
 
 class NodeProbes:
-    """One node, as its agent's settings describe it.
+    """A node, as its agent's settings describe it.
 
     `host` is where its file system is mounted, if it is visible here.
     """
@@ -177,7 +177,6 @@ class NodeProbes:
 
     @property
     def host(self) -> Path:
-        """The node's file system."""
         if self._host is None:
             raise SkipError(
                 "a pod cannot read its node's files: run `leasehold doctor` on the node"
@@ -201,12 +200,16 @@ class NodeProbes:
     def devices(self) -> tuple[Device, ...]:
         """The node's devices in the ledger, or without it those that its agent has recorded."""
         if self.ledger_is_readable:
-            return () if self.totals is None else tuple(one for one, _ in self.totals.node.devices)
+            return (
+                ()
+                if self.totals is None
+                else tuple(device for device, _ in self.totals.node.devices)
+            )
         states = self.agent_states
         return tuple(
-            replace(one, healthy=state == HEALTHY, fault="" if state == HEALTHY else state)
-            for one in self._checkpoint().devices
-            for state in (states.get(one.uuid, HEALTHY),)
+            replace(device, healthy=state == HEALTHY, fault="" if state == HEALTHY else state)
+            for device in self._checkpoint().devices
+            for state in (states.get(device.uuid, HEALTHY),)
         )
 
     @cached_property
@@ -222,7 +225,7 @@ class NodeProbes:
 
     @property
     def leases(self) -> dict[PodUid, Lease] | None:
-        """The node's live leases, if they are known."""
+        """The node's live leases, or None."""
         if not self.ledger_is_readable:
             return None
         return {lease.pod: lease for lease in (self.totals.leases if self.totals else ())}
@@ -242,7 +245,6 @@ class NodeProbes:
         return asyncio.create_task(self.gpus.driver.discover())
 
     async def agent(self) -> Finding:
-        """Read which agent serves the node, and the node's labels."""
         if not self.settings.state_dir.is_dir():
             raise SkipError(f"{self.settings.state_dir} is missing: no agent has run here")
         instance = running_instance(self.settings.state_dir)
@@ -252,7 +254,6 @@ class NodeProbes:
         return judge.agent(self.settings.node_name, instance, labels)
 
     async def kubelet_socket(self) -> Finding:
-        """Connect to the kubelet."""
         path = self.plugins / "kubelet.sock"
         return judge.kubelet_socket(str(path), await _connection_error(path))
 
@@ -263,7 +264,7 @@ class NodeProbes:
         return devices
 
     async def other_plugins(self) -> Finding:
-        """Compare the kubelet's registered resources with those that we serve."""
+        """Compare the kubelet's registered resources with ours."""
         other_sockets = [
             path.name
             for path in sorted(self.plugins.glob("*.sock"))
@@ -276,11 +277,9 @@ class NodeProbes:
         )
 
     async def registration(self) -> Finding:
-        """Read whether the kubelet has our devices."""
         return judge.registration(self._kubelet_devices().registered or {}, self.shown.served)
 
     async def node_resources(self) -> Finding:
-        """Compare the node's status with its devices."""
         node = await self._node()
         shown = self.shown
         ours = shown.served.keys() | shown.node_status.keys()
@@ -292,11 +291,9 @@ class NodeProbes:
         return judge.node_resources(amounts, shown.served, shown.node_status)
 
     async def list_sizes(self) -> Finding:
-        """Measure the lists of devices that the kubelet receives."""
         return judge.list_sizes(self.shown.served)
 
     async def device_health(self) -> Finding:
-        """Read the devices' health."""
         if not (self.ledger_is_readable or self.agent_states):
             raise SkipError(NO_LEDGER)
         devices = self.devices
@@ -308,15 +305,12 @@ class NodeProbes:
         return judge.device_health(devices, closed, cordoned=cordoned)
 
     async def driver(self) -> Finding:
-        """List the GPUs that NVML, or its simulation, has."""
         return judge.driver(await self._discovery, self.gpus.driver.unreadable)
 
     async def mig_modes(self) -> Finding:
-        """Compare the GPUs' MIG modes with the ledger."""
         return judge.mig_modes(await self._discovery, self.devices)
 
     async def library(self) -> Finding:
-        """Compare the installed library with its source."""
         source, current = self._library()
         if not current.path.is_file():
             return judge.library(None, str(source))
@@ -342,7 +336,6 @@ class NodeProbes:
         return source_file(source), current_library(self.settings.library_root)
 
     async def checkpoint(self) -> Finding:
-        """Compare the agent's checkpoint with leases."""
         return judge.checkpoint(self._allocations(), self.leases)
 
     async def pod_resources(self) -> Finding:
@@ -367,10 +360,7 @@ class NodeProbes:
         return judge.kubelet_checkpoint(pods, self._allocations(), await self._live_pods())
 
     async def _live_pods(self) -> Mapping[str, str] | None:
-        """Return the names of the node's pods that have not ended, by UID.
-
-        Or None if this account may not list pods.
-        """
+        """Return the names of live pods by UID, or None if this account may not list pods."""
         if isinstance(self.kubernetes, LeaseholdError):
             return None
         selector = quote(f"spec.nodeName={self.settings.node_name}")
@@ -386,21 +376,22 @@ class NodeProbes:
         }
 
     async def processes(self) -> Finding:
-        """Find the pods of the processes on devices."""
         if not self.gpus.has_processes:
             raise SkipError("no process runs on simulated GPUs")
         entries = self._checkpoint().entries
         leases = self.leases
         samples = await self.gpus.sample()
-        pids = {one.pid: sample.sampled_at_s for sample in samples for one in sample.processes}
+        pids = {
+            process.pid: sample.sampled_at_s for sample in samples for process in sample.processes
+        }
         proc = self.settings.proc_dir
-        found = ((pid, read_origin(pid, proc, reported_at_s=at)) for pid, at in pids.items())
+        origins = ((pid, read_origin(pid, proc, reported_at_s=at)) for pid, at in pids.items())
         scan = Scan(
             node=self.settings.node_name,
             containers=leased_containers(entries, leases or {}, complete=leases is not None),
             regions={},
             devices=samples,
-            origins={pid: origin for pid, origin in found if origin is not None},
+            origins={pid: origin for pid, origin in origins if origin is not None},
             pods={},
             complete=True,
         )
@@ -422,18 +413,17 @@ class NodeProbes:
 
     async def device_variable(self) -> Finding:
         """Read whether NVIDIA's runtime lets pods name devices themselves."""
-        found = [path for each in TOOLKIT_FILES if (path := self.runtime_root / each).is_file()]
-        if not found:
+        paths = [path for name in TOOLKIT_FILES if (path := self.runtime_root / name).is_file()]
+        if not paths:
             raise SkipError("NVIDIA's runtime has no configuration: no pod can name devices in it")
         strategies, _ = await self._strategies()
-        return device_variable(str(found[0]), found[0].read_text(), strategies)
+        return device_variable(str(paths[0]), paths[0].read_text(), strategies)
 
     async def open_runtime(self) -> Finding:
         """Read by which settings of the container runtime pods can get GPUs without a lease."""
         return judge_open_settings(await asyncio.to_thread(open_settings, self.runtime_root))
 
     async def visible_gpus(self) -> Finding:
-        """Find containers that may open GPUs which they do not lease."""
         directories = self.settings.bundle_directories
         views = ContainerViews(directories, self.settings.proc_dir)
         seen = await asyncio.to_thread(views.look_at_all)
@@ -451,7 +441,7 @@ class NodeProbes:
         unleased = unleased_views(seen, view)
         if isinstance(self.kubernetes, LeaseholdError):
             raise self.kubernetes
-        namespaces = {one.pod.namespace for one in unleased}
+        namespaces = {view.pod.namespace for view in unleased}
         reader = ExemptNamespaces(self.kubernetes, most_read=len(namespaces))
         exempt = await reader.among(namespaces, 0.0)
         violations = visibility_violations(self.settings.node_name, unleased, exempt)
@@ -468,7 +458,6 @@ class NodeProbes:
             return (await client.list_holdings()).claims
 
     async def cdi(self) -> Finding:
-        """Read the CDI specifications."""
         kinds: dict[str, list[str]] = {}
         broken: list[str] = []
         for folder in ("etc/cdi", "var/run/cdi"):

@@ -15,8 +15,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttributedProcess:
-    """A process on a device, with the container it belongs to."""
-
     process: GpuProcess
     origin: ProcessOrigin
     device: DeviceUuid
@@ -27,8 +25,6 @@ class AttributedProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribution:
-    """All processes of the node's devices."""
-
     leased: tuple[AttributedProcess, ...]
     """Processes whose container leases the device they use."""
     unleased: tuple[AttributedProcess, ...]
@@ -40,8 +36,8 @@ def attribute_processes(scan: Scan) -> Attribution:
     """Find the container of each process; one without an origin has ended and is skipped.
 
     A process on a device of which its container has no share uses a ResourceClaim of its pod. If
-    several requests have shares of the device, which one the container uses is not known. A pod
-    that has the device by one of its claims without a lease has administrative access.
+    several requests have shares of the device, the container's is not known. A pod that has the
+    device by one of its claims without a lease has administrative access.
     """
     names_by_pod = _by_pod(container.key for container in scan.containers)
     by_pod = _by_pod((uid, container) for container in scan.containers for uid in container.pods)
@@ -62,7 +58,7 @@ def attribute_processes(scan: Scan) -> Attribution:
         if container is None or len(shares) > 1:
             unattributed += 1
             continue
-        found = AttributedProcess(
+        attributed = AttributedProcess(
             process=process,
             origin=origin,
             device=device,
@@ -70,7 +66,7 @@ def attribute_processes(scan: Scan) -> Attribution:
             leased=shares[0] if shares else None,
             container=container,
         )
-        (leased if shares else unleased).append(found)
+        (leased if shares else unleased).append(attributed)
     return Attribution(
         leased=tuple(leased),
         unleased=_without_access(unleased, scan.claims),
@@ -82,11 +78,12 @@ def _without_access(
     processes: Iterable[AttributedProcess], claims: Set[ClaimHolding]
 ) -> tuple[AttributedProcess, ...]:
     """Return the processes of pods that have not even administrative access to their device."""
-    held = {(each.namespace, each.pod, each.device) for each in claims}
+    held = {(claim.namespace, claim.pod, claim.device) for claim in claims}
     return tuple(
-        one
-        for one in processes
-        if one.pod is None or (one.pod.namespace, one.pod.name, device_name(one.device)) not in held
+        process
+        for process in processes
+        if process.pod is None
+        or (process.pod.namespace, process.pod.name, device_name(process.device)) not in held
     )
 
 
@@ -94,9 +91,13 @@ def _shares_of(
     container: str | None, device: DeviceUuid, usable: Iterable[LeasedContainer]
 ) -> list[LeasedContainer]:
     """Return the container if it leases the device itself, or else the requests of claims."""
-    holders = [one for one in usable if any(share.device == device for share in one.shares)]
-    own = [one for one in holders if one.lease.claim is None and one.name == container]
-    return own or [one for one in holders if one.lease.claim is not None]
+    holders = [
+        container
+        for container in usable
+        if any(share.device == device for share in container.shares)
+    ]
+    own = [holder for holder in holders if holder.lease.claim is None and holder.name == container]
+    return own or [holder for holder in holders if holder.lease.claim is not None]
 
 
 def living_pids(
@@ -106,27 +107,27 @@ def living_pids(
 ) -> dict[ContainerKey, frozenset[int]]:
     """Return the PIDs of each container's processes in its own namespace.
 
-    `users` are the pods of each container, or of each request of a claim. A process whose container
-    is not known counts for each of its pod's, and every process for all claims of its pod.
+    `users` are the pods of each container, or of each request of a claim. A process of an unknown
+    container counts for each of its pod's, and every process for all claims of its pod.
     """
     names_by_pod = _by_pod(users)
     by_pod = _by_pod((uid, key) for key, uids in users.items() for uid in uids)
-    found: dict[ContainerKey, set[int]] = {key: set() for key in users}
+    pids: dict[ContainerKey, set[int]] = {key: set() for key in users}
     for origin in origins:
         if origin.pod is None or origin.pod not in by_pod:
             continue
         own = _container_name(origin, pods.get(origin.pod), names_by_pod)
         for key in by_pod[origin.pod]:
             if own is None or key[0] != origin.pod or key[1] == own:
-                found[key].add(origin.inner_pid)
-    return {key: frozenset(pids) for key, pids in found.items()}
+                pids[key].add(origin.inner_pid)
+    return {key: frozenset(living) for key, living in pids.items()}
 
 
 def _by_pod(pairs: Iterable[tuple[PodUid, T]]) -> dict[PodUid, list[T]]:
-    found: dict[PodUid, list[T]] = {}
-    for uid, each in pairs:
-        found.setdefault(uid, []).append(each)
-    return found
+    values: dict[PodUid, list[T]] = {}
+    for uid, value in pairs:
+        values.setdefault(uid, []).append(value)
+    return values
 
 
 def _container_name(

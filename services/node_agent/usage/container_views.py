@@ -38,7 +38,7 @@ class _Reading:
 
 
 class ContainerViews:
-    """The containers of one node, as their runtime's files describe them."""
+    """The containers of a node, as their runtime's files describe them."""
 
     def __init__(self, directories: Sequence[Path], proc: Path) -> None:
         self.directories = directories
@@ -47,7 +47,6 @@ class ContainerViews:
 
     @property
     def count(self) -> int:
-        """How many containers the latest look has found, sandboxes included."""
         return len(self._readings)
 
     def look(self, now: float) -> tuple[ContainerDevices, ...]:
@@ -69,8 +68,8 @@ class ContainerViews:
     def look_at_all(self) -> tuple[ContainerDevices, ...]:
         """Look at containers of any number."""
         bundles = list_bundles(self.directories)
-        found = ((name, self._read(where / name)) for name, where in bundles.items())
-        self._readings = {name: _Reading(0.0, 0.0, devices) for name, devices in found}
+        readings = ((name, self._read(where / name)) for name, where in bundles.items())
+        self._readings = {name: _Reading(0.0, 0.0, devices) for name, devices in readings}
         return self._seeing()
 
     def _seeing(self) -> tuple[ContainerDevices, ...]:
@@ -81,10 +80,10 @@ class ContainerViews:
         )
 
     def exist(self, containers: Iterable[ContainerDevices]) -> tuple[ContainerDevices, ...]:
-        """Return those of these containers that have not ended."""
+        """Return the containers that have not ended."""
         listed = list(containers)
         bundles = list_bundles(self.directories) if listed else {}
-        return tuple(one for one in listed if one.container_id in bundles)
+        return tuple(container for container in listed if container.container_id in bundles)
 
     def _read(self, bundle: Path) -> ContainerDevices | None:
         try:
@@ -111,7 +110,7 @@ class ExemptNamespaces:
         self._labels: dict[Namespace, tuple[float, bool]] = {}
 
     async def among(self, namespaces: Iterable[Namespace], now: float) -> frozenset[Namespace]:
-        """Return those that are exempt, and those of which that is not known yet.
+        """Return the namespaces that are exempt, or of which that is not known yet.
 
         Raises LeaseholdError if the API server does not respond, or denies access.
         """
@@ -128,7 +127,7 @@ class ExemptNamespaces:
 
     async def _is_exempt(self, name: Namespace) -> bool:
         try:
-            found = await self.kubernetes.read(f"/api/v1/namespaces/{name}", ApiObject)
+            namespace = await self.kubernetes.read(f"/api/v1/namespaces/{name}", ApiObject)
         except NotFoundError:
             return True  # its pods end
-        return found.metadata.labels.get(SEES_DEVICES) == "true"
+        return namespace.metadata.labels.get(SEES_DEVICES) == "true"

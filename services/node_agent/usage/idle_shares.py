@@ -1,9 +1,8 @@
 """When each leased share was last used, and the file by which an agent's successor knows it.
 
 A share is used when a process of its container computes on the device, launches a kernel, or takes
-or frees memory there. A process that only holds memory does not use it, and neither does no
-process. A moment at which use could not be observed counts as use, so that no share is called idle
-for want of a measurement.
+or frees memory there. A process that only holds memory does not use it. A moment at which use could
+not be observed counts as use, so that no share is called idle for want of a measurement.
 """
 
 import asyncio
@@ -31,8 +30,6 @@ SAVE_S = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastUse:
-    """The last use of one share."""
-
     used_at: Seconds
     """Unix seconds."""
     memory_bytes: Amount = 0
@@ -70,13 +67,13 @@ class IdleShares:
 
     @property
     def since(self) -> Mapping[ShareKey, float]:
-        """Since when shares have not been used, Unix seconds; without those in use."""
+        """Since when shares have not been used, in Unix seconds; shares in use are left out."""
         return {
             key: use.used_at for key, use in self._uses.items() if use.used_at < self._observed_at
         }
 
     def observe(self, containers: Iterable[MeasuredContainer], now: float) -> None:
-        """Take the result of one scan; `now` is its time in Unix seconds."""
+        """Take the result of a scan; `now` is its time in Unix seconds."""
         if self._observed_from is None:
             self._observed_from = now
         self._uses = {

@@ -29,36 +29,37 @@ class LeasedContainer:
     name: str
     """Of the container, or of the request."""
     region_path: PurePath | None = None
-    """Location of its region file, if HAMi-core limits it."""
+    """Its region file, if HAMi-core limits it."""
     seed: RegionSeed | None = None
     """The limits that its region was created with."""
     instances: tuple[str, ...] = ()
     """UUIDs of its MIG instances, in the order of the lease's shares that are instances."""
     allocated_at: float = 0.0
-    """When the kubelet got its shares, Unix seconds; 0 if it is not known."""
+    """When the kubelet got its shares, in Unix seconds, or 0."""
 
     def instance_of(self, share: Share) -> str:
-        """Return the UUID of a share's MIG instance, if it has one that is known."""
-        mig_shares = (one for one in self.lease.shares_of(self.name) if one.mig is not None)
-        known = {
-            (one.device, one.mig): uuid
-            for one, uuid in zip(mig_shares, self.instances, strict=False)
+        """Return the UUID of a share's MIG instance, or an empty text."""
+        mig_shares = (
+            mig_share for mig_share in self.lease.shares_of(self.name) if mig_share.mig is not None
+        )
+        uuids = {
+            (mig_share.device, mig_share.mig): uuid
+            for mig_share, uuid in zip(mig_shares, self.instances, strict=False)
         }
-        return known.get((share.device, share.mig), "")
+        return uuids.get((share.device, share.mig), "")
 
     @property
     def shares(self) -> tuple[Share, ...]:
-        """Its shares in the order in which it numbers its devices."""
+        """Shares in the order in which the container numbers its devices."""
         return tuple(shares_by_index(self.lease, self.name))
 
     @property
     def key(self) -> ContainerKey:
-        """Pod and container, or claim and request."""
         return self.lease.pod, self.name
 
     @property
     def described(self) -> str:
-        """Its name in a sentence."""
+        """The name in a sentence."""
         return f"{'container' if self.lease.claim is None else 'request'} {self.name}"
 
     @property
@@ -79,19 +80,18 @@ class Scan:
     """By PID on the node, without processes that ended since the driver listed them."""
     pods: Mapping[PodUid, KubeletPod]
     complete: bool
-    """Otherwise there may be more leases than those of `containers`: no process is unleased."""
+    """Otherwise `containers` may lack leases, and no process counts as unleased."""
     scanned_at: float = 0.0
     instances: Mapping[str, MigInstance] = field(default_factory=dict)
-    """MIG instances by UUID."""
+    """By UUID."""
     living: Mapping[ContainerKey, Set[int]] | None = None
-    """The PIDs of each container's processes in its own namespace, if they are known."""
+    """The PIDs of each container's processes in its own namespace, or None."""
     stuck: Mapping[ContainerKey, str] = field(default_factory=dict)
     uncapped: Set[ContainerKey] = frozenset()
     """Containers with a process whose cores are not limited."""
     claims: Set[ClaimHolding] = frozenset()
 
     def living_in(self, container: ContainerKey) -> Set[int] | None:
-        """Return the PIDs of a container's processes, or None if they are not known."""
         return None if self.living is None else self.living.get(container, frozenset())
 
 
@@ -102,17 +102,17 @@ def leased_containers(
 
     If `leases` is `complete`, containers whose lease has ended are left out.
     """
-    found: dict[ContainerKey, LeasedContainer] = {}
+    containers: dict[ContainerKey, LeasedContainer] = {}
     for entry in entries:
         allocation = entry.allocation
         lease = leases.get(allocation.pod)
         if lease is None and complete:
             continue
         container = _leased_container(entry, lease or allocation.lease)
-        earlier = found.get(container.key)
+        earlier = containers.get(container.key)
         if earlier is None or earlier.region_path is None:
-            found[container.key] = container
-    return tuple(found.values())
+            containers[container.key] = container
+    return tuple(containers.values())
 
 
 def _leased_container(entry: CheckpointEntry, lease: Lease) -> LeasedContainer:

@@ -1,8 +1,7 @@
 """Device usage of each leased container; pure.
 
-There are two sources: the region that HAMi-core writes in the container, and the driver. A
-container can forge the first, and the second does not include memory held in reserve, so the larger
-value counts.
+There are two sources: the region that HAMi-core writes in the container, which the container can
+forge, and the driver, which does not include memory held in reserve. The larger value counts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -20,7 +19,7 @@ from shared.model.leases.lease import MIB, Share, ShareKey, share_key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredShare:
-    """A container's usage of one device."""
+    """A container's usage of a device."""
 
     share: Share
     position: int
@@ -46,7 +45,7 @@ class MeasuredShare:
 
     @property
     def cores_percent(self) -> int | None:
-        """What the driver reports, else what HAMi-core does, which a container can forge."""
+        """What the driver reports, or else HAMi-core, which a container can forge."""
         if self.driver_percent is not None:
             return self.driver_percent
         return None if self.region is None else self.region.sm_percent
@@ -59,7 +58,7 @@ class MeasuredShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnidentifiedProcess:
-    """A process that HAMi-core did not find among those of the driver, or took another one for it.
+    """A process that HAMi-core did not find among the driver's, or took another one for it.
 
     The library compares the driver's lists from before and after it makes a context: processes of
     other containers that start at that moment mislead it. Then it limits the cores by the usage of
@@ -69,16 +68,14 @@ class UnidentifiedProcess:
     slot: Slot
     """Its record in the region."""
     host_pid: int
-    """Its PID on the node."""
+    """PID on the node."""
     contexts: Mapping[int, int]
-    """Bytes by position of the device that the driver reports beyond those counted, for devices of
-    which no context is counted."""
+    """By position of the device, bytes that the driver reports beyond the counted ones, for devices
+    of which no context is counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredContainer:
-    """Usage of one container."""
-
     container: LeasedContainer
     region: Region | InvalidRegion | None
     shares: tuple[MeasuredShare, ...]
@@ -87,15 +84,14 @@ class MeasuredContainer:
     lost_pids: tuple[int, ...] = ()
     """PIDs (in the container) of processes whose new allocations HAMi-core does not count."""
     stuck: str = ""
-    """Why its processes hang in HAMi-core, if they do."""
+    """Why its processes hang in HAMi-core, or empty."""
     unidentified: tuple[UnidentifiedProcess, ...] = ()
     uncapped: bool = False
     """HAMi-core cannot limit the cores of one of its processes."""
     altered: tuple[str, ...] = ()
-    """How the limits in its region differ from those of its lease."""
+    """How the limits in its region differ from the limits of its lease."""
 
     def key_of(self, share: MeasuredShare) -> ShareKey:
-        """Return what distinguishes one of its shares from all others of the node."""
         return share_key(self.container.lease.pod, share.share)
 
     @property
@@ -115,7 +111,7 @@ class MeasuredContainer:
 def measure_container(
     container: LeasedContainer, processes: Sequence[AttributedProcess], scan: Scan
 ) -> MeasuredContainer:
-    """Measure one container by its region and by its processes on its devices."""
+    """Measure a container by its region and by its processes on its devices."""
     region = scan.regions.get(container.key)
     living = scan.living_in(container.key)
     readable = region if isinstance(region, Region) else None
@@ -127,11 +123,11 @@ def measure_container(
     for position, share in enumerate(shares):
         instance = scan.instances.get(container.instance_of(share))
         running = _processes_of(share, processes, instance) if share.device in sampled else None
-        one = _by_driver(share, position, running, instance)
+        measured_share = _by_driver(share, position, running, instance)
         if readable is not None:
             limit = readable.memory_limits[position]
-            one = replace(one, limit_bytes=limit, region=used[position])
-        measured.append(one)
+            measured_share = replace(measured_share, limit_bytes=limit, region=used[position])
+        measured.append(measured_share)
     return MeasuredContainer(
         container=container,
         region=region,
@@ -157,8 +153,8 @@ def _by_driver(
 ) -> MeasuredShare:
     """Measure a share by its processes, which are None if the driver did not report its device."""
     running = processes or ()
-    memory = [one.memory_bytes for one in running if one.memory_bytes is not None]
-    busy = [one.busy_percent for one in running if one.busy_percent is not None]
+    memory = [process.memory_bytes for process in running if process.memory_bytes is not None]
+    busy = [process.busy_percent for process in running if process.busy_percent is not None]
     has_memory = processes is not None and len(memory) == len(running)
     has_percent = processes is not None and len(busy) == len(running)
     return MeasuredShare(
@@ -175,10 +171,10 @@ def _processes_of(
     share: Share, processes: Sequence[AttributedProcess], instance: MigInstance | None
 ) -> list[GpuProcess]:
     """Return the processes on a share's device, or on its MIG instance where that is known."""
-    found = [one.process for one in processes if one.device == share.device]
+    on_device = [process.process for process in processes if process.device == share.device]
     if instance is None:
-        return found
-    return [one for one in found if one.instance in {None, instance.gi}]
+        return on_device
+    return [process for process in on_device if process.instance in {None, instance.gi}]
 
 
 def region_sums(
@@ -204,22 +200,22 @@ def _unidentified(
     processes: Sequence[AttributedProcess],
     living: Set[int] | None,
 ) -> Iterator[UnidentifiedProcess]:
-    """Yield processes whose PID on the node differs from that in the region, or lacks a context."""
+    """Yield processes whose PID on the node differs from the region's, or that lack a context."""
     by_inner: dict[int, list[AttributedProcess]] = {}
-    for one in processes:
-        by_inner.setdefault(one.origin.inner_pid, []).append(one)
+    for process in processes:
+        by_inner.setdefault(process.origin.inner_pid, []).append(process)
     positions = _positions(region, shares)
     for slot in region.processes(living):
-        found = by_inner.get(slot.pid, [])
-        if len({one.process.pid for one in found}) != 1:
+        listed = by_inner.get(slot.pid, [])
+        if len({process.process.pid for process in listed}) != 1:
             continue  # the driver does not list it, or several containers of a claim have the PID
-        used = {one.device: one.process.memory_bytes or 0 for one in found}
+        used = {process.device: process.process.memory_bytes or 0 for process in listed}
         contexts = {
             place: used.get(share.device, 0) - slot.total[place]
             for share, place in zip(shares, positions, strict=True)
             if not slot.context[place] and used.get(share.device, 0) > slot.total[place]
         }
-        host_pid = found[0].process.pid
+        host_pid = listed[0].process.pid
         if contexts or slot.host_pid != host_pid:
             yield UnidentifiedProcess(slot=slot, host_pid=host_pid, contexts=contexts)
 
@@ -231,8 +227,8 @@ def _uncounted_pids(
     inner_pids = {slot.pid for slot in slots}
     host_pids = {slot.host_pid for slot in slots if slot.host_pid > 0}
     pids = {
-        one.process.pid
-        for one in processes
-        if not (one.origin.inner_pid in inner_pids or one.process.pid in host_pids)
+        process.process.pid
+        for process in processes
+        if not (process.origin.inner_pid in inner_pids or process.process.pid in host_pids)
     }
     return tuple(sorted(pids))

@@ -65,7 +65,7 @@ MAX_QUEUED = 256
 SCAN_S = 5.0
 """Interval of scans of processes and memory: use beyond a lease is noticed this late, at most."""
 REPORT_AGAIN_S = 300.0
-"""An ongoing violation is reported again this often."""
+"""Interval between reports of an ongoing violation."""
 ALL_CORES = 100
 LASTING_S = 30.0
 """The library looks for a dead holder of its lock after 10 s, and for the PID of a process before
@@ -102,8 +102,8 @@ class RegionSymptoms:
                 region, None if living is None else living.get(key, frozenset())
             )
         ]
-        self._since = {each: self._since.get(each, now) for each in seen}
-        lasting = [each for each, since in self._since.items() if now - since >= LASTING_S]
+        self._since = {symptom: self._since.get(symptom, now) for symptom in seen}
+        lasting = [symptom for symptom, since in self._since.items() if now - since >= LASTING_S]
         return (
             {key: _hangs(what, number) for key, what, number in lasting if what != _NO_PID},
             frozenset(key for key, what, _ in lasting if what == _NO_PID),
@@ -135,24 +135,22 @@ def share_measurements(
     """Return the usage of each share; memory is rounded up to MiB."""
     for use in containers:
         lease = use.container.lease
-        for one in use.shares:
+        for share in use.shares:
             yield ShareMeasurement(
                 pod=lease.pod,
                 namespace=lease.namespace,
                 name=lease.name,
                 container=use.container.name,
-                device=one.share.device,
-                position=one.share.mig.position if one.share.mig else None,
-                memory_mib=-(-one.measured_bytes // MIB) if one.is_measured else None,
-                cores_percent=one.cores_percent,
-                processes=one.processes,
-                idle_since=idle_since.get(use.key_of(one)),
+                device=share.share.device,
+                position=share.share.mig.position if share.share.mig else None,
+                memory_mib=-(-share.measured_bytes // MIB) if share.is_measured else None,
+                cores_percent=share.cores_percent,
+                processes=share.processes,
+                idle_since=idle_since.get(use.key_of(share)),
             )
 
 
 class UsageMonitor(Collector):
-    """Usage of one node's containers."""
-
     def __init__(
         self,
         node: Node,
@@ -195,10 +193,9 @@ class UsageMonitor(Collector):
         """Containers whose limits the latest scan could not restore."""
         self._identified: set[tuple[ContainerKey, int]] = set()
         """Processes, by PID in the container, whose PIDs on the node the latest scan has written:
-        of these alone the library counts no context later."""
+        only of these the library counts no context later."""
 
     async def run(self) -> None:
-        """Scan periodically until cancelled."""
         record = await self.last_uses.load() if self.last_uses else None
         if record is not None:
             self._idle.restore(record, self.clock.now())
@@ -231,7 +228,9 @@ class UsageMonitor(Collector):
         complete = self.leases.synced and not self.checkpoint.lost
         seeing = await self._known(asyncio.to_thread(self._views.look, self.clock.ticks()), ())
         devices = await self._known(self.sample(), ())
-        pids = {one.pid: sample.sampled_at_s for sample in devices for one in sample.processes}
+        pids = {
+            process.pid: sample.sampled_at_s for sample in devices for process in sample.processes
+        }
         async with self.checkpoint.changing:
             containers = self._leased_containers(complete=complete)
             if containers or pids:
@@ -277,20 +276,20 @@ class UsageMonitor(Collector):
 
     def report(self, xids: Mapping[DeviceUuid, Mapping[int, XidEvent]]) -> UsageReply:
         """Return the usage of every leased share, and the hardware, as of the latest scan."""
-        hardware = (each.hardware for each in self.snapshot.devices)
+        hardware = (sample.hardware for sample in self.snapshot.devices)
         return UsageReply(
             measured_at=self.snapshot.scanned_at,
             shares=tuple(share_measurements(self.snapshot.containers, self._idle.since)),
             hardware=tuple(
-                structs.replace(one, xids=tuple(xids.get(one.device, {}).values()))
-                for one in hardware
-                if one is not None
+                structs.replace(device, xids=tuple(xids.get(device.device, {}).values()))
+                for device in hardware
+                if device is not None
             ),
         )
 
     async def living_pids(self, container: ContainerKey) -> frozenset[int] | None:
-        """Return the PIDs of a container's processes in its own namespace, if they are known."""
-        users = {one.key: one.pods for one in self._leased_containers(complete=False)}
+        """Return the PIDs of a container's processes in its own namespace, or None."""
+        users = {leased.key: leased.pods for leased in self._leased_containers(complete=False)}
         users.setdefault(container, (container[0],))
         origins = await self._processes_of(set(users[container]))
         if origins is None:
@@ -305,14 +304,14 @@ class UsageMonitor(Collector):
         origins: Mapping[int, ProcessOrigin],
         pods: Mapping[PodUid, KubeletPod],
     ) -> dict[ContainerKey, frozenset[int]] | None:
-        """Return the PIDs of each container's processes in its own namespace, if they are known.
+        """Return the PIDs of each container's processes in its own namespace, or None.
 
         A process with memory is one that the driver lists. If a region counts memory of another,
         which was killed or which the driver did not list, all processes of its pod are looked up.
         """
         if not self.processes_in_pods:
             return None
-        users = {one.key: one.pods for one in containers}
+        users = {container.key: container.pods for container in containers}
         living = living_pids(users, origins.values(), pods)
         doubtful = {
             pod
@@ -322,10 +321,10 @@ class UsageMonitor(Collector):
         }
         if not doubtful:
             return living
-        found = await self._processes_of(doubtful)
-        if found is None:
+        more_origins = await self._processes_of(doubtful)
+        if more_origins is None:
             return None
-        return living_pids(users, [*origins.values(), *found.values()], pods)
+        return living_pids(users, [*origins.values(), *more_origins.values()], pods)
 
     async def _processes_of(self, pods: Set[PodUid]) -> dict[int, ProcessOrigin] | None:
         if not self.processes_in_pods:
@@ -348,19 +347,32 @@ class UsageMonitor(Collector):
     async def _list_instances(
         self, containers: Sequence[LeasedContainer]
     ) -> dict[str, MigInstance]:
-        shares = (share for one in containers if one.instances for share in one.shares)
+        shares = (
+            share for container in containers if container.instances for share in container.shares
+        )
         devices = sorted({share.device for share in shares if share.mig is not None})
-        found = [await self._known(self.list_instances(device), ()) for device in devices]
-        return {one.uuid: one for instances in found for one in instances if one.uuid}
+        listed = [await self._known(self.list_instances(device), ()) for device in devices]
+        return {
+            instance.uuid: instance
+            for instances in listed
+            for instance in instances
+            if instance.uuid
+        }
 
     async def _list_pods(self, origins: Iterable[ProcessOrigin]) -> dict[PodUid, KubeletPod] | None:
-        """Return the kubelet's pods; None if they are unreadable.
+        """Return the kubelet's pods, or None if they are unreadable.
 
-        They are listed again only if a process runs in another container than those listed: the
-        pod and the name of a container never change.
+        They are listed again only if a process runs in a container that is not listed: the pod and
+        the name of a container never change.
         """
-        known = {(uid, each) for uid, pod in self._pods.items() for each in pod.container_ids}
-        if not known.issuperset((one.pod, one.container_id) for one in origins if one.pod):
+        listed = {
+            (uid, container_id)
+            for uid, pod in self._pods.items()
+            for container_id in pod.container_ids
+        }
+        if not listed.issuperset(
+            (origin.pod, origin.container_id) for origin in origins if origin.pod
+        ):
             pods = await self._known(self.node.kubelet.list_pods(), None)
             if pods is None:
                 return None
@@ -371,8 +383,8 @@ class UsageMonitor(Collector):
         """Return which pods' containers may open GPUs that they do not lease.
 
         These containers existed before the leases were read. A lease ends after the containers of
-        its pod: one without a lease that still exists had none. What this agent has given to a
-        container counts as well: while the ledger is rebuilt, its lease may be missing there.
+        its pod, so a container without one that still exists had none. What this agent has given to
+        a container counts as well: while the ledger is rebuilt, its lease may be missing there.
         """
         leased = self._leased_containers(complete=False)
         pods = await self._list_pods(self._listable(seeing)) or {}
@@ -382,7 +394,7 @@ class UsageMonitor(Collector):
             return []
         holdings = await self._known(self.node.pod_resources.list_holdings(), None)
         existing = await self._known(asyncio.to_thread(self._views.exist, seeing), ())
-        namespaces = [one.pod.namespace for one in unleased]
+        namespaces = [view.pod.namespace for view in unleased]
         exempt = await self._known(self._exempt.among(namespaces, self.clock.ticks()), None)
         if holdings is None or exempt is None:
             return []
@@ -392,18 +404,18 @@ class UsageMonitor(Collector):
     def _listable(self, seeing: Sequence[ContainerDevices]) -> list[ProcessOrigin]:
         """Return the containers for which the kubelet's pods are listed if they lack them.
 
-        They always lack sandboxes: those are looked for in a few scans only.
+        They always lack sandboxes, which are looked for in a few scans only.
         """
         listed = {name for pod in self._pods.values() for name in pod.container_ids}
         self._unlisted = {
-            one.container_id: self._unlisted.get(one.container_id, 0) + 1
-            for one in seeing
-            if one.container_id not in listed
+            container.container_id: self._unlisted.get(container.container_id, 0) + 1
+            for container in seeing
+            if container.container_id not in listed
         }
         return [
-            ProcessOrigin(pod=one.pod, container_id=one.container_id)
-            for one in seeing
-            if self._unlisted.get(one.container_id, 0) <= MAX_UNLISTED
+            ProcessOrigin(pod=container.pod, container_id=container.container_id)
+            for container in seeing
+            if self._unlisted.get(container.container_id, 0) <= MAX_UNLISTED
         ]
 
     async def _list_claims(
@@ -420,12 +432,12 @@ class UsageMonitor(Collector):
         self, containers: Sequence[LeasedContainer], pids: Mapping[int, float | None]
     ) -> tuple[Regions, dict[int, ProcessOrigin]]:
         regions = {
-            one.key: read_region(one.region_path)
-            for one in containers
-            if one.region_path is not None
+            container.key: read_region(container.region_path)
+            for container in containers
+            if container.region_path is not None
         }
-        found = ((pid, read_origin(pid, self.proc, reported_at_s=at)) for pid, at in pids.items())
-        return regions, {pid: origin for pid, origin in found if origin is not None}
+        read = ((pid, read_origin(pid, self.proc, reported_at_s=at)) for pid, at in pids.items())
+        return regions, {pid: origin for pid, origin in read if origin is not None}
 
     async def _restore(self, altered: Set[ContainerKey], *, complete: bool) -> None:
         """Restore limits, unless they are correct by now: leases may have changed since."""
@@ -434,7 +446,7 @@ class UsageMonitor(Collector):
             return
         async with self.checkpoint.changing:
             containers = self._leased_containers(complete=complete)
-            again = [one for one in containers if one.key in altered]
+            again = [container for container in containers if container.key in altered]
             await asyncio.to_thread(self._restore_regions, again)
 
     def _restore_regions(self, containers: Sequence[LeasedContainer]) -> None:
@@ -443,34 +455,34 @@ class UsageMonitor(Collector):
         Processes that have the old file open continue with it, and count as outside any region.
         """
         failed = set[ContainerKey]()
-        for one in containers:
-            if one.region_path is None or one.seed is None:
+        for container in containers:
+            if container.region_path is None or container.seed is None:
                 continue
             try:
-                self.restored += seed_region(one.region_path, one.seed, starting=False)
+                self.restored += seed_region(container.region_path, container.seed, starting=False)
             except LeaseholdError as error:
-                failed.add(one.key)
-                if one.key not in self._unrestored:
+                failed.add(container.key)
+                if container.key not in self._unrestored:
                     logger.warning("altered limits could not be restored: %s", error)
         self._unrestored = failed
 
     async def _identify(self, containers: Sequence[MeasuredContainer]) -> None:
-        """Tell HAMi-core which processes are its own, where it did not find that out."""
+        """Write which processes are HAMi-core's own where it did not find that out."""
         written = set[tuple[ContainerKey, int]]()
         for use in containers:
             path = use.container.region_path
-            for one in use.unidentified:
+            for process in use.unidentified:
                 if path is None or not isinstance(use.region, Region):
                     continue
-                key = (use.container.key, one.slot.pid)
-                contexts = one.contexts if key in self._identified else {}
-                if not contexts and one.slot.host_pid == one.host_pid:
+                key = (use.container.key, process.slot.pid)
+                contexts = process.contexts if key in self._identified else {}
+                if not contexts and process.slot.host_pid == process.host_pid:
                     continue
-                if one.slot.host_pid == 0:
+                if process.slot.host_pid == 0:
                     written.add(key)
                 layout = use.region.layout
                 writing = asyncio.to_thread(
-                    identify, path, layout, one.slot, one.host_pid, contexts
+                    identify, path, layout, process.slot, process.host_pid, contexts
                 )
                 await self._known(writing, None)
         self._identified = written
@@ -479,14 +491,19 @@ class UsageMonitor(Collector):
         now = self.clock.ticks()
         due = now - REPORT_AGAIN_S
         new = self._limits.admit(
-            (one for one in violations if self._reported_at.get(one.key, due) <= due), now
+            (
+                violation
+                for violation in violations
+                if self._reported_at.get(violation.key, due) <= due
+            ),
+            now,
         )
         self._reported_at = {
-            one.key: self._reported_at[one.key]
-            for one in violations
-            if one.key in self._reported_at
+            violation.key: self._reported_at[violation.key]
+            for violation in violations
+            if violation.key in self._reported_at
         }
-        self._reported_at |= {one.key: now for one in new}
+        self._reported_at |= {violation.key: now for violation in new}
         for violation in new:
             logger.warning(
                 "%s/%s: %s: %s",
@@ -496,7 +513,9 @@ class UsageMonitor(Collector):
                 violation.message,
                 extra={"pod": violation.pod},
             )
-        named = [replace(one, found_at=self.clock.now()) for one in new if one.name]
+        named = [
+            replace(violation, found_at=self.clock.now()) for violation in new if violation.name
+        ]
         if named:
             with contextlib.suppress(asyncio.QueueFull):  # no consumer; the metrics show them
                 self._queue.put_nowait(named)

@@ -9,10 +9,10 @@ from shared.model.names import Namespace, PodUid
 WINDOW_S = 300.0
 """Time over which the reports about one pod are counted."""
 MOST_OF_POD = 8
-"""Reports of one pod within `WINDOW_S`."""
+"""Reports of a pod within `WINDOW_S`."""
 MOST_AT_ONCE = 10
-"""Reports of one scan. Binders look up 32 pods without a lease of a node within 10 s, in which
-there can be three scans, and ignore the others."""
+"""Reports of a scan. Binders look up 32 pods without a lease of a node within 10 s, in which there
+can be three scans, and ignore the others."""
 
 
 class ReportLimits:

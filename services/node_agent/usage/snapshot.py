@@ -1,4 +1,4 @@
-"""Usage of one node's devices at one moment; pure."""
+"""Usage of a node's devices at one moment; pure."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -16,8 +16,6 @@ from shared.model.names import DeviceUuid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageSnapshot:
-    """The result of one scan."""
-
     scanned_at: float = 0.0
     scan_s: float = 0.0
     devices: tuple[DeviceSample, ...] = ()
@@ -36,7 +34,9 @@ def build_snapshot(scan: Scan) -> UsageSnapshot:
     processes = attribute_processes(scan)
     measured = tuple(
         measure_container(
-            container, [one for one in processes.leased if one.leased is container], scan
+            container,
+            [process for process in processes.leased if process.leased is container],
+            scan,
         )
         for container in scan.containers
     )
@@ -47,7 +47,7 @@ def build_snapshot(scan: Scan) -> UsageSnapshot:
         *unleased_violations(scan.node, unleased, scan.containers),
     ):
         violations.setdefault(violation.key, violation)
-    counts = Counter(one.device for one in unleased)
+    counts = Counter(process.device for process in unleased)
     return UsageSnapshot(
         scanned_at=scan.scanned_at,
         devices=tuple(scan.devices),

@@ -1,4 +1,4 @@
-"""The node's usage metrics: those of vendors' node monitors, and Leasehold's own.
+"""The node's usage metrics, under the names of vendors' node monitors and of Leasehold.
 
 Vendors' names are in tables of the dialects. A time series exists as long as its lease.
 """
@@ -98,7 +98,7 @@ _CONTAINER_METRICS: _Table[MeasuredContainer] = {
     "leasehold_container_region_faults": (
         "Values of HAMi-core that fell below zero, and are left out.",
         lambda use: _of_region(
-            use, lambda _: sum(one.region.wrapped for one in use.shares if one.region)
+            use, lambda _: sum(share.region.wrapped for share in use.shares if share.region)
         ),
     ),
     "leasehold_container_region_torn_slots": (
@@ -129,9 +129,7 @@ _DEVICE_METRICS: _Table[DeviceSample] = {
     ),
 }
 """OpenTelemetry's names, as Prometheus maps them.
-
-https://opentelemetry.io/docs/specs/semconv/hardware/gpu/
-"""
+https://opentelemetry.io/docs/specs/semconv/hardware/gpu/"""
 _HARDWARE_METRICS: _Table[Hardware] = {
     "hw_temperature_celsius": ("Temperature.", lambda of: of.temperature_c),
     "hw_power_watts": ("Power draw.", lambda of: of.power_w),
@@ -206,20 +204,21 @@ def usage_metrics(
 
 def _device_metrics(samples: Iterable[DeviceSample], node: NodeName) -> Iterator[Metric]:
     named = [
-        ({"hw_id": one.device, "hw_type": "gpu", "hw_model": one.model}, one) for one in samples
+        ({"hw_id": sample.device, "hw_type": "gpu", "hw_model": sample.model}, sample)
+        for sample in samples
     ]
-    usages = [_device_usage(one, node) for _, one in named]
+    usages = [_device_usage(sample, node) for _, sample in named]
     for metric in (*hami.MONITOR_DEVICES, *volcano.MONITOR_DEVICES):
         yield _published(metric, usages)
-    hardware = [(labels, one.hardware) for labels, one in named if one.hardware]
-    own = [(_of_device(one.device), one) for _, one in hardware]
+    hardware = [(labels, sample.hardware) for labels, sample in named if sample.hardware]
+    own = [(_of_device(values.device), values) for _, values in hardware]
     yield from _families(_DEVICE_METRICS, named)
     yield from _families(_HARDWARE_METRICS, hardware)
     yield from _families(_OWN_HARDWARE_METRICS, own)
     yield _family(
         "leasehold_gpu_throttled",
         "1 for each reason why the clocks of a device are lower than they could be.",
-        ((labels | {"reason": reason}, 1) for labels, one in own for reason in one.throttle),
+        ((labels | {"reason": reason}, 1) for labels, values in own for reason in values.throttle),
     )
 
 
@@ -230,7 +229,9 @@ def _share_metrics(
     usages = [_share_usage(use, share, now) for use, share in shares]
     for metric in (*hami.MONITOR_SHARES, *volcano.MONITOR_SHARES):
         yield _published(metric, usages)
-    own = [(_container_labels(use) | _of_device(one.share.device), one) for use, one in shares]
+    own = [
+        (_container_labels(use) | _of_device(share.share.device), share) for use, share in shares
+    ]
     yield from _families(_SHARE_METRICS, own)
     used_at = [idle_since.get(use.key_of(share), now) for use, share in shares]
     yield _family(

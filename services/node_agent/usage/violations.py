@@ -43,11 +43,11 @@ def container_violations(use: MeasuredContainer) -> Iterator[ViolationFound]:
 
 
 def _overruns(use: MeasuredContainer) -> Iterator[_BrokenRule]:
-    for one in use.shares:
-        device = one.share.device
-        limit = one.share.limit_bytes
-        if one.measured_bytes > limit + UNCOUNTED_BYTES * max(1, one.processes):
-            used = f"uses {one.measured_bytes // MIB} MiB of GPU {device}"
+    for share in use.shares:
+        device = share.share.device
+        limit = share.share.limit_bytes
+        if share.measured_bytes > limit + UNCOUNTED_BYTES * max(1, share.processes):
+            used = f"uses {share.measured_bytes // MIB} MiB of GPU {device}"
             yield ViolationReason.OVERRUN, f"{used}, and its share has {limit // MIB} MiB", device
 
 
@@ -100,24 +100,27 @@ def unleased_violations(
 
     The pod has no name if neither the kubelet nor a lease names it.
     """
-    names = {one.lease.pod: (one.lease.namespace, one.lease.name) for one in containers}
-    for one in unleased:
-        if one.origin.pod is None:
+    names = {
+        container.lease.pod: (container.lease.namespace, container.lease.name)
+        for container in containers
+    }
+    for process in unleased:
+        if process.origin.pod is None:
             continue
         namespace, name = (
-            (one.pod.namespace, one.pod.name)
-            if one.pod
-            else names.get(one.origin.pod, (Namespace(""), ""))
+            (process.pod.namespace, process.pod.name)
+            if process.pod
+            else names.get(process.origin.pod, (Namespace(""), ""))
         )
         yield ViolationFound(
             node=node,
             reason=ViolationReason.UNLEASED,
-            pod=one.origin.pod,
+            pod=process.origin.pod,
             namespace=namespace,
             name=name,
-            container=one.container,
-            device=one.device,
-            message=f"container {one.container or 'unknown'} uses GPU {one.device} without a lease "
-            f"(PID {one.process.pid} on the node): request a share, or remove the GPU from the "
-            "container",
+            container=process.container,
+            device=process.device,
+            message=f"container {process.container or 'unknown'} uses GPU {process.device} without "
+            f"a lease (PID {process.process.pid} on the node): request a share, or remove the GPU "
+            "from the container",
         )

@@ -1,7 +1,7 @@
 """The containers that may open GPUs which they do not lease; pure.
 
-A process that uses a GPU is found by the driver. A container that could use one is found before it
-does, by what its runtime lets it open.
+The driver lists processes that use a GPU. A container that could use one is found before it does,
+by what its runtime lets it open.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -23,7 +23,7 @@ from shared.model.requests.claim import device_name
 
 EXEMPT_NAMESPACES = frozenset({"kube-system", SYSTEM_NAMESPACE, AGENTS_NAMESPACE})
 SEES_DEVICES = "leasehold.dev/sees-devices"
-"""Label of a namespace; `true`: its pods may see devices without a lease."""
+"""Label of a namespace; with `true`, its pods may see devices without a lease."""
 MAX_NAMED = 3
 """Containers of a pod that a message names."""
 PRIVILEGED = (
@@ -98,15 +98,15 @@ def unleased_views(seen: Iterable[ContainerDevices], view: NodeView) -> list[Unl
 
 
 def _by_pod(leased: Iterable[LeasedContainer]) -> dict[PodUid, list[LeasedContainer]]:
-    found: dict[PodUid, list[LeasedContainer]] = {}
+    containers: dict[PodUid, list[LeasedContainer]] = {}
     for container in leased:
         for uid in container.pods:
-            found.setdefault(uid, []).append(container)
-    return found
+            containers.setdefault(uid, []).append(container)
+    return containers
 
 
 def _leased_devices(name: str, leased: Iterable[LeasedContainer]) -> set[DeviceUuid]:
-    """Return the devices that a container of a pod leases, and those of its pod's claims."""
+    """Return the devices that a container leases, and the devices of its pod's claims."""
     return {
         share.device
         for container in leased
@@ -116,12 +116,12 @@ def _leased_devices(name: str, leased: Iterable[LeasedContainer]) -> set[DeviceU
 
 
 def _is_held(device: DeviceUuid, held: Set[str]) -> bool:
-    """Return whether a pod's claims have a device, or an instance of it, also without a lease.
+    """Whether a pod's claims have a device, or an instance of it, also without a lease.
 
     A claim may be for administrative access, or the pod its newest user.
     """
     name = device_name(device)
-    return any(one == name or one.startswith(f"{name}-") for one in held)
+    return any(held_name == name or held_name.startswith(f"{name}-") for held_name in held)
 
 
 def visibility_violations(
