@@ -60,7 +60,6 @@ class DeviceConfigLoader:
         self.cache_file = settings.state_dir / "device-config.json"
         self.clock = node.clock
         self.report_error = node.config_errors.append
-        """Called once for each invalid version."""
         self._sharing: SharingConfig | None = None
         self._read_at = 0.0
         self._texts: dict[str, str | None] = {}

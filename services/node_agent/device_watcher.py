@@ -60,14 +60,12 @@ class DeviceWatcher:
         self._served: tuple[Device, ...] = ()
         self._warnings: tuple[str, ...] = ()
         self._remembered: tuple[Device, ...] | None = None
-        """The devices of the agent's earlier run, once a probe has succeeded."""
         self._unready_reason: str | None = "the GPUs have not been discovered yet"
 
     def unready_reason(self) -> str | None:
         return self._unready_reason
 
     async def run(self) -> None:
-        """Probe the GPUs until cancelled; log why they do not respond."""
         while True:
             try:
                 await self.probe()
@@ -106,7 +104,6 @@ class DeviceWatcher:
         await self.record_devices()
 
     async def record_devices(self) -> None:
-        """Record the devices, so that a missing one is noticed after a restart."""
         try:
             await self.node.checkpoint.record_devices(self.node.devices)
         except UnavailableError as error:  # allocations are refused meanwhile
@@ -157,7 +154,6 @@ class DeviceWatcher:
         software: NodeSoftware,
         present: AbstractSet[DeviceUuid],
     ) -> None:
-        """Advertise the devices, of which the driver lists those that are `present`."""
         served = self.health.as_served(devices)
         now = (devices, served, software, self.node.files.paths, self.node.cdi.strategies)
         snapshot_before = self.node.snapshot

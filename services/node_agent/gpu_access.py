@@ -21,7 +21,6 @@ class NodeGpus:
     """Whether the node's `/proc` shows the processes of its GPUs."""
 
     def partitioner(self, settings: AgentSettings, step_s: float) -> Partitioners | None:
-        """Return what changes MIG layouts, or None if they are not changed."""
         if not settings.partitions:
             return None
         if isinstance(self.driver, RemotePartitioner):
@@ -30,7 +29,6 @@ class NodeGpus:
 
 
 def open_gpus(settings: AgentSettings) -> NodeGpus:
-    """Return the GPUs that NVML has on this machine."""
     gpus = NvmlGpus(proc=settings.proc_dir)
     return NodeGpus(driver=with_partitioner(gpus, settings), sample=NvmlProcesses().sample)
 

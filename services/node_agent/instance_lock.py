@@ -37,14 +37,12 @@ class AgentInstance:
     pid: int
 
     def __str__(self) -> str:
-        """Return a description for operators."""
         return {UNIT: f"a unit of this node, pid {self.pid}", POD: f"pod {self.name}"}.get(
             self.form, f"process {self.pid}"
         )
 
 
 def this_instance(environ: Mapping[str, str]) -> AgentInstance:
-    """Return how this process was started, from the environment that the kubelet or systemd set."""
     form = PROCESS
     if "KUBERNETES_SERVICE_HOST" in environ:
         form = POD

@@ -85,7 +85,6 @@ PODS_UNREADABLE = Gauge(
 
 
 _given: contextvars.ContextVar[str] = contextvars.ContextVar("given", default="")
-"""The trace context of what this call of the kubelet has been given."""
 
 
 class AgentMetrics:

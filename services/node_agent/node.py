@@ -44,7 +44,6 @@ class Outbox:
         self._added.set()
 
     async def take(self) -> list[ShareActivated | ShareRefused]:
-        """Wait for events and take them all."""
         await self._added.wait()
         self._added.clear()
         events = list(self._events)
@@ -74,19 +73,15 @@ class Node:
     unread: tuple[UnreadDevice, ...] = ()
     """GPUs that cannot be read, besides the devices of the snapshot."""
     report_due: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a device report must be sent without delay."""
     compare_due: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the records must be compared with the leases without delay."""
     on_devices: list[Callable[[], None]] = field(default_factory=list)
-    """Called after each change of the devices."""
     config_errors: list[str] = field(default_factory=list)
-    """Errors of device configurations that have not been reported yet."""
     outbox: Outbox = field(default_factory=Outbox)
     refused: set[PodUid] = field(default_factory=set)
     """Pods that Allocate refused and that got nothing since, which the kubelet fails, and terminal
     pods with leases: the kubelet requests nothing for them."""
     laid_out: dict[DeviceUuid, str] = field(default_factory=dict)
-    """The MIG layouts that devices have; whether others can be made is seen by trying."""
     layout_faults: dict[DeviceUuid, str] = field(default_factory=dict)
     """By device, why its MIG layout could not be made: it gets no new share."""
     grant_faults: dict[DeviceUuid, str] = field(default_factory=dict)
@@ -110,11 +105,9 @@ class Node:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """As last discovered."""
         return () if self.snapshot is None else tuple(self.snapshot.devices.values())
 
     def require_snapshot(self) -> NodeSnapshot:
-        """Return the snapshot for allocations. Raises UnavailableError until it is known."""
         if self.snapshot is None:
             raise UnavailableError("the node agent does not know its devices yet")
         return self.snapshot
@@ -131,7 +124,6 @@ class Node:
         event.clear()
 
     def take_config_errors(self) -> str:
-        """Return the errors that were not reported yet."""
         errors = cut("; ".join(self.config_errors))
         self.config_errors.clear()
         return errors
@@ -139,7 +131,6 @@ class Node:
     def update(
         self, snapshot: NodeSnapshot, software: NodeSoftware, shown: NodeAdvertisement
     ) -> None:
-        """Set newly discovered devices; a report is due."""
         self.snapshot = snapshot
         self.software = software
         self.shown = shown

@@ -63,13 +63,9 @@ REPLY_S = 1.0
 logger = logging.getLogger(__name__)
 
 REPORT_S = 10.0
-"""Interval between device reports without a change."""
 CLEANUP_S = 10.0
-"""Interval between cleanups of ended pods, and between probes of the disk."""
 LEASE_SYNC_S = 30.0
-"""Interval between requests for all leases of the node."""
 LEASE_SYNC_RETRY_S = 1.0
-"""After a request for all leases that got no reply."""
 MIN_REPORT_STEP_S = 0.001
 """A report is later than the one before by this, also if the clock was set back."""
 RUNTIME_S = 600.0
@@ -121,11 +117,9 @@ class NodeAgent:
         self._reported_at = 0.0
         self._was_unreadable = False
         self._exceeded: frozenset[DeviceUuid] = frozenset()
-        """Devices whose leases exceed their memory, at the last report."""
 
     @property
     def probes(self) -> Mapping[str, Callable[[], str | None]]:
-        """Return why the agent is not ready, by what is missing."""
         probes = {
             "gpus": self.watcher.unready_reason,
             "kubelet": self.plugins.unready_reason,
@@ -166,7 +160,6 @@ class NodeAgent:
 
     @answers
     async def admit_binds(self, event: BindRequest) -> BindReply:
-        """Return which pods must wait before they are bound to this node."""
         unready = (
             self.node.files.unwritable_reason
             or self.node.files.disk_pressure()
@@ -198,7 +191,6 @@ class NodeAgent:
 
     @answers
     async def update_limits(self, event: LimitsRequest) -> LimitsReply:
-        """Apply the limits of a lease, or of a smaller, proposed one."""
         return await self.limits.apply_request(event)
 
     @answers
@@ -271,7 +263,6 @@ class NodeAgent:
                 ]
 
     def _reported_devices(self) -> tuple[Device, ...]:
-        """Return the devices; those that must not get new shares as unhealthy."""
         closed = close_unrecorded(self.node.devices, self.checkpoint.unrecorded)
         closed = close_devices(closed, self.node.closed)
         reported, self._exceeded = close_exceeded(closed, self.leases.leases.values())
@@ -311,7 +302,6 @@ class NodeAgent:
 
     @emits
     async def violations(self) -> AsyncIterator[Sequence[ViolationFound]]:
-        """Report rules that containers break: at once, and then periodically."""
         while True:
             yield await self.usage.violations()
 

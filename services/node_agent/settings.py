@@ -181,7 +181,6 @@ class AgentSettings(ServiceSettings):
 
     @property
     def sharing(self) -> SharingConfig:
-        """By the flags that no file overrides."""
         return SharingConfig(
             strategy=self.gpu_strategy,
             may_partition=self.partitions,
@@ -203,7 +202,6 @@ class AgentSettings(ServiceSettings):
 
     @property
     def driver_places(self) -> DriverPaths | None:
-        """Where the driver's files are, or None if there are none."""
         return DriverPaths(
             roots=(self.nvidia_driver_root,) if self.nvidia_driver_root else DRIVER_ROOTS,
             host=self.host_root,
@@ -213,7 +211,6 @@ class AgentSettings(ServiceSettings):
 
     @property
     def bundle_directories(self) -> tuple[Path, ...]:
-        """Where the container runtime describes each container."""
         named = tuple(map(Path, self.bundle_dir))
         return named or tuple(self.host_root / path for path in BUNDLES)
 
@@ -224,7 +221,6 @@ class AgentSettings(ServiceSettings):
 
     @property
     def monitor_address(self) -> str | None:
-        """Address of the usage metrics, or None if they are not served."""
         return self.monitor_http or MONITOR
 
     @property
@@ -238,8 +234,6 @@ class AgentSettings(ServiceSettings):
 
 
 class _KubeletFile(msgspec.Struct, frozen=True, rename="camel"):
-    """`kubelet.json` in the directory of a kubelet."""
-
     address: str = "127.0.0.1"
     port: int = 10250
     ca_path: str = ""

@@ -127,7 +127,6 @@ def _read(path: Path) -> bytes:
 
 
 def _allowed(linux: _Linux) -> tuple[bool, frozenset[int]]:
-    """Return whether all devices may be opened, and which GPUs, by the rules in their order."""
     every_device = False
     gpus = {minor for device in linux.devices or () for minor in _gpu_of(device)}
     for rule in linux.resources.devices or () if linux.resources else ():

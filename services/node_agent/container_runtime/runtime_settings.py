@@ -57,8 +57,6 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class OpenSetting:
-    """A setting by which a pod can get GPUs without a lease."""
-
     name: str
     text: str
     remedy: str
@@ -102,7 +100,6 @@ class _Runtime:
     program: str
     is_default: bool
     annotations: tuple[str, ...] = ()
-    """Patterns of the pod's annotations that the runtime gets."""
 
     @property
     def is_nvidia(self) -> bool:
@@ -112,7 +109,6 @@ class _Runtime:
 def _nvidia_runtime(
     host: Path, runtimes: Iterable[_Runtime], hooks: Iterable[Path]
 ) -> Iterator[OpenSetting]:
-    """Yield what NVIDIA's runtime gives, if containers can reach it."""
     reached = [runtime for runtime in runtimes if runtime.is_nvidia]
     hooked = list(hooks)
     if not reached and not hooked:
@@ -251,7 +247,6 @@ def _existing(host: Path, patterns: Iterable[str]) -> list[Path]:
 
 
 def _of_containerd(path: Path) -> Settings:
-    """Return the settings of a file with the section's newest name."""
     settings = dict(_parsed(path))
     plugins = dict(_tables(settings, "plugins"))
     for name in EARLIER_CRI_SECTIONS:

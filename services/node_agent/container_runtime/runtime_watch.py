@@ -20,7 +20,6 @@ class RuntimeWatch:
         self._logged: set[str] = set()
 
     async def check(self) -> None:
-        """Read the settings, set the metric, and log each open setting when it is new."""
         if self.root is None:
             return
         try:

@@ -42,7 +42,6 @@ def gets_agent_pod(labels: Mapping[str, str]) -> bool:
 
 
 def agent(node: str, instance: AgentInstance | None, labels: Mapping[str, str] | None) -> Finding:
-    """Judge which agent serves the node, by its labels if they are known."""
     if instance is None:
         return fail(
             "no agent serves this node",
@@ -65,7 +64,6 @@ def agent(node: str, instance: AgentInstance | None, labels: Mapping[str, str] |
 
 
 def kubelet_socket(path: str, error: str) -> Finding:
-    """Judge whether the kubelet listens for device plugins."""
     if not error:
         return ok(f"the kubelet listens on {path}")
     return fail(
@@ -108,7 +106,6 @@ def other_plugins(
 def registration(
     registered: Registered, served: Mapping[str, Mapping[str, PluginDeviceId]]
 ) -> Finding:
-    """Judge whether the kubelet has the resources that the agent serves."""
     missing = [
         name
         for name in sorted(served)
@@ -128,7 +125,6 @@ def node_resources(
     served: Mapping[str, Mapping[str, PluginDeviceId]],
     patched: Mapping[str, int],
 ) -> Finding:
-    """Judge whether the node's status has what its devices have."""
     expected = {
         **{
             name: sum(served_id.healthy for served_id in ids.values())
@@ -203,7 +199,6 @@ def device_health(
 
 
 def driver(gpus: Sequence[Gpu], unseen: Mapping[int, str]) -> Finding:
-    """Judge what the driver lists; `unseen` are devices that it counts and cannot describe."""
     faults = [f"GPU {gpu.index}: {gpu.fault}" for gpu in gpus if gpu.fault is not None]
     faults += [f"number {number} of its GPUs: {why}" for number, why in sorted(unseen.items())]
     if faults:
@@ -221,7 +216,6 @@ def driver(gpus: Sequence[Gpu], unseen: Mapping[int, str]) -> Finding:
 
 
 def mig_modes(gpus: Iterable[Gpu], devices: Iterable[Device]) -> Finding:
-    """Judge whether the hardware's MIG modes match the ledger, also after the next reset."""
     modes = {device.uuid: device.mode for device in devices}
     wrong = [
         f"GPU {gpu.index} is in {gpu.mode} mode, the ledger has {modes[gpu.uuid]}"
@@ -268,7 +262,6 @@ def library(
 
 
 def library_loads(path: str, error: str) -> Finding:
-    """Judge whether a process could load the library; `error` is why it could not."""
     if not error:
         return ok(f"{path} loads, as far as possible without the driver's own libraries")
     return fail(
@@ -278,7 +271,6 @@ def library_loads(path: str, error: str) -> Finding:
 
 
 def checkpoint(allocations: Iterable[Allocation], leases: Mapping[PodUid, Lease] | None) -> Finding:
-    """Judge whether the allocations in the agent's checkpoint match their leases."""
     listed = list(allocations)
     if leases is None:
         return ok(f"containers in the agent's checkpoint: {len(listed)}")
@@ -305,7 +297,6 @@ def _devices(lease: Lease, container: str) -> set[tuple[str, int]]:
 def pod_resources(
     held_ids: Mapping[tuple[str, str], frozenset[str]], allocations: Iterable[Allocation]
 ) -> Finding:
-    """Judge whether the agent allocated every device that the kubelet lists for us."""
     allocated: dict[tuple[str, str], set[str]] = {}
     for allocation in allocations:
         allocated.setdefault((allocation.namespace, allocation.name), set()).update(
@@ -350,7 +341,6 @@ def kubelet_checkpoint(
 
 
 def processes(samples: Iterable[DeviceSample], unleased: Iterable[AttributedProcess]) -> Finding:
-    """Judge whether processes use devices that their pod has no lease for."""
     index_of = {sample.device: sample.index for sample in samples}
     wrong = [
         f"process {process.process.pid} on GPU {index_of[process.device]}" for process in unleased
@@ -387,7 +377,6 @@ def visible_gpus(violations: Sequence[ViolationFound], count: int) -> Finding:
 
 
 def runtime(tools: Sequence[str], *, is_configured: bool) -> Finding:
-    """Judge whether the container runtime can pass GPUs to containers."""
     if not tools:
         return fail(
             "NVIDIA's container toolkit is not installed",
@@ -411,7 +400,6 @@ def not_by_cdi(why: str) -> Finding:
 
 
 def cdi_devices(path: str, expected: Iterable[str], named: frozenset[str] | None) -> Finding:
-    """Judge whether the agent's CDI specification names the devices that containers get by CDI."""
     if named is None:
         return fail(
             f"containers get their devices by CDI, and {path} is missing",
@@ -428,7 +416,6 @@ def cdi_devices(path: str, expected: Iterable[str], named: frozenset[str] | None
 
 
 def cdi(kinds: Mapping[str, Sequence[str]], broken: Sequence[str]) -> Finding:
-    """Judge the CDI specifications: files by kind."""
     repeated = {kind: files for kind, files in kinds.items() if len(files) > 1}
     if broken:
         return fail(

@@ -119,7 +119,6 @@ def device_variable(path: str, text: str, strategies: Sequence[DeviceListStrateg
 
 
 def read_cdi_kind(path: Path) -> str:
-    """Return the kind of a CDI specification, or an empty text if the file is not one."""
     try:
         document = yaml.safe_load(path.read_text())
     except (yaml.YAMLError, ValueError):
@@ -143,7 +142,6 @@ def visible_host(environ: Mapping[str, str]) -> Path | None:
 
 
 async def _connection_error(socket: Path) -> str:
-    """Return why nothing listens on a socket, or an empty text."""
     try:
         _, writer = await asyncio.open_unix_connection(str(socket))
     except OSError as error:
@@ -193,7 +191,6 @@ class NodeProbes:
 
     @property
     def plugins(self) -> Path:
-        """The kubelet's directory of plugin sockets."""
         return self.settings.kubelet_dir / "device-plugins"
 
     @cached_property
@@ -225,14 +222,12 @@ class NodeProbes:
 
     @property
     def leases(self) -> dict[PodUid, Lease] | None:
-        """The node's live leases, or None."""
         if not self.ledger_is_readable:
             return None
         return {lease.pod: lease for lease in (self.totals.leases if self.totals else ())}
 
     @cached_property
     def shown(self) -> NodeAdvertisement:
-        """The advertisement of an agent with these settings for the devices in the ledger."""
         dialects = enabled(Rules(enabled=self.settings.systems))
         shown = advertisement_of(dialects, self.devices, self.settings.gpu_strategy)
         entries: Sequence[CheckpointEntry] = ()
@@ -264,7 +259,6 @@ class NodeProbes:
         return devices
 
     async def other_plugins(self) -> Finding:
-        """Compare the kubelet's registered resources with ours."""
         other_sockets = [
             path.name
             for path in sorted(self.plugins.glob("*.sock"))
@@ -339,7 +333,6 @@ class NodeProbes:
         return judge.checkpoint(self._allocations(), self.leases)
 
     async def pod_resources(self) -> Finding:
-        """Compare the kubelet's PodResources with the agent's checkpoint."""
         allocations = self._allocations()
         served = self.shown.served.keys()
         socket = self.settings.kubelet_dir / "pod-resources" / "kubelet.sock"
@@ -353,7 +346,6 @@ class NodeProbes:
         return judge.pod_resources(held_ids, allocations)
 
     async def kubelet_checkpoint(self) -> Finding:
-        """Compare the kubelet's checkpoint with the agent's."""
         served = self.shown.served.keys()
         allocated = self._kubelet_devices().allocated or ()
         pods = {str(entry.pod) for entry in allocated if entry.resource in served}
@@ -398,7 +390,6 @@ class NodeProbes:
         return judge.processes(samples, attribute_processes(scan).unleased)
 
     async def runtime(self) -> Finding:
-        """Find NVIDIA's toolkit and the runtime's configuration."""
         if self.settings.driver_places is None:
             raise SkipError("the containers of `leasehold up` need no container runtime")
         folders = ("usr/bin", "usr/local/bin", "usr/local/nvidia/toolkit", "opt/bin")
@@ -412,7 +403,6 @@ class NodeProbes:
         return judge.runtime(tools, is_configured=is_configured)
 
     async def device_variable(self) -> Finding:
-        """Read whether NVIDIA's runtime lets pods name devices themselves."""
         paths = [path for name in TOOLKIT_FILES if (path := self.runtime_root / name).is_file()]
         if not paths:
             raise SkipError("NVIDIA's runtime has no configuration: no pod can name devices in it")
@@ -420,7 +410,6 @@ class NodeProbes:
         return device_variable(str(paths[0]), paths[0].read_text(), strategies)
 
     async def open_runtime(self) -> Finding:
-        """Read by which settings of the container runtime pods can get GPUs without a lease."""
         return judge_open_settings(await asyncio.to_thread(open_settings, self.runtime_root))
 
     async def visible_gpus(self) -> Finding:
@@ -473,7 +462,6 @@ class NodeProbes:
         return judge.cdi(kinds, broken)
 
     async def cdi_devices(self) -> Finding:
-        """Compare the agent's own CDI specification with the GPUs."""
         path = self.settings.cdi_directory / FILE
         strategies, why = await self._strategies()
         by_cdi = DeviceListStrategy.CDI_CRI in strategies

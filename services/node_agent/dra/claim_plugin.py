@@ -36,7 +36,6 @@ UID_LENGTH = 64
 UID = re.compile(rf"[A-Za-z0-9-]{{1,{UID_LENGTH}}}")
 UNREGISTERED = "the kubelet has not registered the DRA driver"
 LOOK_S = 1.0
-"""Interval at which both sockets are checked."""
 HEALTH_REPEAT_S = 10.0
 """Interval of updates of the devices' health; the kubelet's limit is `HEALTH_TIMEOUT_S`."""
 HEALTH_TIMEOUT_S = 30
@@ -67,7 +66,6 @@ class ClaimPlugin(
             check_socket(socket)
 
     async def run(self) -> None:
-        """Serve until cancelled; on new sockets whenever one of them has been removed."""
         while True:
             try:
                 await self._serve()
@@ -123,7 +121,6 @@ class ClaimPlugin(
     async def NodePrepareResources(  # noqa: N802 - the interface's name
         self, request: dra.NodePrepareResourcesRequest, context: grpc.aio.ServicerContext
     ) -> dra.NodePrepareResourcesResponse:
-        """Prepare claims, each for itself; the replies have the errors."""
         replies = await asyncio.gather(*map(self._prepare, request.claims))
         uids = (claim.uid for claim in request.claims)
         return dra.NodePrepareResourcesResponse(claims=dict(zip(uids, replies, strict=True)))
@@ -131,7 +128,6 @@ class ClaimPlugin(
     async def NodeUnprepareResources(  # noqa: N802 - the interface's name
         self, request: dra.NodeUnprepareResourcesRequest, context: grpc.aio.ServicerContext
     ) -> dra.NodeUnprepareResourcesResponse:
-        """Forget claims whose containers have ended; the replies have the errors."""
         errors = await asyncio.gather(*(self._unprepare(claim) for claim in request.claims))
         return dra.NodeUnprepareResourcesResponse(
             claims={
@@ -148,7 +144,6 @@ class ClaimPlugin(
         return dra.NodePrepareResourceResponse(devices=devices)
 
     async def _unprepare(self, claim: dra.Claim) -> str:
-        """Return why the claim stays prepared, or an empty text."""
         try:
             await self.preparation.unprepare(_reference(claim))
         except LeaseholdError as error:
@@ -158,7 +153,6 @@ class ClaimPlugin(
     async def NodeWatchResources(  # noqa: N802 - the interface's name
         self, request: health.NodeWatchResourcesRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[health.NodeWatchResourcesResponse]:
-        """Report the health of all devices, again after each change."""
         changed = asyncio.Event()
         self.node.on_devices.append(changed.set)
         try:

@@ -38,7 +38,6 @@ class ClaimDriver:
         )
         node.on_devices.append(self.slices.request)
         self._retries: dict[PodUid, tuple[float, float]] = {}
-        """When a pod is retried, and the pause before that."""
 
     async def run(self) -> None:
         await self.preparation.restore()

@@ -106,7 +106,6 @@ class ClaimPreparation:
         return self.cdi_directory / f"{PREFIX}{claim}.json"
 
     async def _write(self, claim: PodUid, entries: Iterable[CheckpointEntry]) -> None:
-        """Write a claim's file. Raises UnavailableError naming what cannot be written."""
         specification = build_claim_specification(entries)
         if specification is not None:
             await asyncio.to_thread(write_specification, self._path(claim), specification)
@@ -150,7 +149,6 @@ class ClaimPreparation:
     async def _recorded_now(
         self, claim: LeaseHolder, generation: str
     ) -> tuple[CheckpointEntry, ...]:
-        """Return the records of all requests, made now unless they exist."""
         recorded = self._recorded(claim.pod, generation)
         for entry in recorded:
             await self.grants.prepare_again(entry)
@@ -182,7 +180,6 @@ class ClaimPreparation:
         return tuple(entries.values()) if complete else ()
 
     async def _give(self, lease: Lease, request: str, until: float) -> None:
-        """Give the containers with a request what the lease has for it."""
 
         def decide(snapshot: NodeSnapshot) -> CheckpointEntry:
             return claim_entry(lease, request, snapshot)
@@ -198,7 +195,6 @@ class ClaimPreparation:
         )
 
     async def _lease(self, claim: LeaseHolder, generation: str, until: float) -> Lease:
-        """Wait for the lease of this allocation."""
         missing = ""
         fetch_at = 0.0
         clock = self.node.clock

@@ -18,7 +18,6 @@ from shared.model.requests.claim import DRIVER
 def results_on(
     claim: ApiResourceClaim, node: NodeName
 ) -> tuple[DeviceRequestAllocationResult, ...]:
-    """Return the devices of our driver on a node that a claim was allocated."""
     allocation = claim.status.allocation
     return tuple(
         result

@@ -68,7 +68,6 @@ class SliceWriter:
         self.clock = node.clock
         self.selector = f"spec.driver={DRIVER},spec.nodeName={node.name}"
         self.unwritten_reason: str | None = "the ResourceSlices have not been written yet"
-        """Why the slices are not as they should be, or None."""
         self._deallocated: Collection[HeldAllocation] = ()
         self._due = asyncio.Event()
         self._writing = asyncio.Lock()
@@ -79,7 +78,6 @@ class SliceWriter:
         self._node_uid = ""
 
     def request(self) -> None:
-        """Compare the slices soon: devices, leases or the kubelet's registration have changed."""
         self._due.set()
 
     def write_anew(self) -> None:
@@ -218,7 +216,6 @@ class SliceWriter:
         return self._node_uid
 
     async def _watch(self) -> None:
-        """Notice when the kubelet, or another client, deletes or changes a slice."""
         retry_s = UNSUPPORTED_RETRY_S
         selector = self.selector
         changes = follow(
@@ -259,7 +256,6 @@ def slice_path(name: str) -> str:
 
 
 def _complete(stored: RawObject, wanted: Mapping[str, Any]) -> RawObject:
-    """Return a slice that has all its fields; raise UnsupportedError naming missing ones."""
     dropped = find_dropped_fields(wanted["spec"], stored.spec)
     if not dropped:
         return stored

@@ -74,28 +74,23 @@ MAX_DEVICES = 64
 """Devices that a slice may have, if some have taints or counters."""
 MAX_COUNTER_SETS = 8
 STRING_LENGTH = 64
-"""Characters that the value of an attribute may have."""
 _NO_LABEL = re.compile(r"[^A-Za-z0-9_.-]+")
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 
 
 HeldAllocation = tuple[PodUid, str]
-"""A claim and the generation of its allocation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimableNode:
     name: NodeName
     uid: str
-    """Of the Node, which owns its slices."""
     devices: tuple[Device, ...]
     leases: tuple[Lease, ...]
     """All live leases of the node."""
     driver_version: str = ""
     profiles: Mapping[DeviceUuid, Sequence[InstanceProfile]] = field(default_factory=dict)
-    """What instances devices in MIG mode can have."""
     taint_effect: TaintEffect = TaintEffect.NO_SCHEDULE
-    """Of unhealthy devices."""
     least_share_mib: int = LEAST_SHARE_MIB
     """The scheduler rounds less memory up to this."""
 
@@ -175,7 +170,6 @@ class _Left:
         self.unknown: dict[DeviceUuid, list[Booking]] = {}
         """What the scheduler does not subtract itself."""
         self.layouts: dict[DeviceUuid, str] = {}
-        """The layouts that leases require."""
         self.unknown_positions: set[tuple[DeviceUuid, int]] = set()
         """MIG instances that the scheduler does not know as allocated."""
         for lease in leases:
@@ -232,7 +226,6 @@ class _Left:
         }
 
     def instances(self, device: Device) -> dict[str, Instance]:
-        """Return the instances that claims may be allocated, by name of their slice's device."""
         layout = self.layouts.get(device.uuid)
         return {
             name: instance
@@ -277,7 +270,6 @@ def _instance(name: str, instance: Instance, device: Device, node: ClaimableNode
 
 
 def _guarded(device: Device, effect: TaintEffect) -> dict[str, Any]:
-    """Return the fields for the ledger's guard, and the taint of an unhealthy device."""
     guarded: dict[str, Any] = {
         "bindsToNode": True,
         "bindingConditions": [LEASED],
@@ -332,7 +324,6 @@ def mib_quantity(mib: int) -> str:
 
 
 def nvlink_groups(devices: Iterable[Device]) -> dict[DeviceUuid, int]:
-    """Return the group of each device that NVLinks connect: the lowest index in it."""
     by_uuid = {device.uuid: device for device in devices}
     groups: dict[DeviceUuid, int] = {}
     for first in sorted(by_uuid.values(), key=lambda device: device.index):

@@ -35,21 +35,17 @@ class DeviceHealth:
 
     state: HealthState = HealthState.HEALTHY
     since: float = 0.0
-    """On a monotonic clock."""
     fault: Fault | None = None
     streak: int = 0
     """Failed probes in a row while suspect, successful ones while probing."""
     cordons: int = 0
-    """Since the backoff was last reset."""
     probe_at: float = 0.0
     memory_mib: int = 0
     mode: DeviceMode = DeviceMode.HAMI_CORE
     ecc_errors: int | None = None
-    """As last reported, or None."""
 
     @property
     def message(self) -> str:
-        """State and fault, or an empty text without a fault."""
         return "" if self.fault is None else f"{self.state}: {self.fault}"
 
 
@@ -63,10 +59,8 @@ class HealthPolicy:
     failure_threshold: int = 2
     """In a row: then a fault is not transient."""
     success_threshold: int = 3
-    """In a row."""
 
     def next_record(self, record: DeviceHealth, fault: Fault | None, now: float) -> DeviceHealth:
-        """Return the record after a probe that had this fault, or None."""
         match record.state:
             case HealthState.HEALTHY:
                 return self._healthy(record, fault, now)
@@ -141,7 +135,6 @@ def update_health(
     now: float,
     missing_fault: Callable[[DeviceUuid], Fault] = lambda _: NOT_LISTED,
 ) -> dict[DeviceUuid, DeviceHealth]:
-    """Return the health of all devices after a probe, also of those that it did not find."""
     present = {gpu.uuid: gpu for gpu in gpus}
     xid_faults: dict[DeviceUuid, Fault] = {}
     for xid in xids:

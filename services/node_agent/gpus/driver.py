@@ -11,7 +11,6 @@ from shared.model.devices.device import UnreadDevice
 SampleDevices = Callable[[], Awaitable[tuple[DeviceSample, ...]]]
 """Returns the usage of all devices. Raises UnavailableError while the driver does not respond."""
 TakeXids = Callable[[], tuple[Xid, ...]]
-"""Returns the XID events since the last call."""
 
 
 class GpuDiscovery(Protocol):
@@ -31,6 +30,4 @@ class GpuDiscovery(Protocol):
 
 
 class GpuDriver(GpuDiscovery, MigDriver, Protocol):
-    def xids(self) -> tuple[Xid, ...]:
-        """Return the events since the last call."""
-        ...
+    def xids(self) -> tuple[Xid, ...]: ...

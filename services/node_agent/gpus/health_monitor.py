@@ -59,7 +59,6 @@ class HealthMonitor:
         self.clock = clock
         self.devices: dict[DeviceUuid, DeviceHealth] = {}
         self.latest_xids: dict[DeviceUuid, dict[int, XidEvent]] = {}
-        """By device and number."""
         self._gpus: Sequence[Gpu] = ()
         self._indices: dict[DeviceUuid, int] = {}
         self._queue: asyncio.Queue[list[HealthChanged]] = asyncio.Queue(MAX_QUEUED)
@@ -167,7 +166,6 @@ class HealthMonitor:
                 del kept[next(iter(kept))]
 
     async def changes(self) -> list[HealthChanged]:
-        """Wait until devices are cordoned, or healthy again."""
         return await self._queue.get()
 
     def _event(

@@ -24,18 +24,15 @@ from shared.model.names import DeviceUuid
 _UUID = re.compile(r"[\w.-]{1,56}", re.ASCII)
 """NVML's have 40 characters; IDs for the kubelet, which end in a slot, at most 63."""
 PER_NVLINK = 100
-"""What each NVLink adds to the score of a pair."""
 NO_FAULTS: Mapping[DeviceUuid, str] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharingConfig:
     split_count: int = 10
-    """Slots per device."""
     unit_mib: int = 1
     """MiB per unit in which pods request memory."""
     strategy: str = "auto"
-    """How gpushare's memory is advertised; see `Strategy`."""
     geometries: tuple[MigGeometries, ...] = KNOWN_GEOMETRIES
     """MIG layouts by model; the first entry that names a model applies."""
     may_partition: bool = True
@@ -43,14 +40,11 @@ class SharingConfig:
     hidden: frozenset[str] = frozenset()
     """UUIDs, and indices as text, of devices that are not served."""
     isolation: Isolation = Isolation.SHARED
-    """Of devices that are not partitioned."""
     unified_mib: int | None = None
     """Memory to share of a GPU whose driver does not report it, as it is the host's."""
     expected_mode: DeviceMode | None = None
-    """By the configuration."""
 
     def without_isolation(self) -> "SharingConfig":
-        """Return the configuration that applies while HAMi-core's library does not load."""
         if self.isolation is Isolation.STRICT:
             return self
         return replace(self, isolation=Isolation.UNHELD)
@@ -79,11 +73,9 @@ class Gpu:
 
     uuid: DeviceUuid
     index: int
-    """Minor number."""
     model: str
     memory_mib: int
     reserved_mib: int = 0
-    """What the driver keeps for itself."""
     measured: bool = True
     """False if the driver does not report its memory, as it is the host's."""
     fault: Fault | None = None
@@ -91,14 +83,11 @@ class Gpu:
     """Uncorrected errors since the driver was loaded, or None."""
     numa: int | None = None
     pcie: str = ""
-    """Root complex, or empty."""
     bus: str = ""
-    """PCI address, or empty."""
     power_limit_w: int = 0
     """In force, or 0 if it is unknown."""
     links: Mapping[DeviceUuid, int] = field(default_factory=dict)
     driver: str = ""
-    """Version, or empty."""
     mig: MigState | None = None
     """None if the model does not support MIG."""
     instances: tuple[MigInstance, ...] = ()
@@ -145,7 +134,6 @@ class DeviceSample:
 
 
 def problem_of(gpu: Gpu) -> str:
-    """Return why a GPU cannot be served as its driver describes it, or an empty text."""
     if not _UUID.fullmatch(gpu.uuid):
         return (
             f"the driver reports the UUID {gpu.uuid[:64]!r}, which is none: check `nvidia-smi -L`"
@@ -208,7 +196,6 @@ def visible_gpus(gpus: Iterable[Gpu], sharing: SharingConfig) -> list[Gpu]:
 def unread_devices(
     unread: Iterable[UnreadDevice], devices: Iterable[Device], sharing: SharingConfig
 ) -> tuple[UnreadDevice, ...]:
-    """Return the unread GPUs that are neither hidden nor among the devices."""
     uuids = {device.uuid for device in devices}
     return tuple(gpu for gpu in unread if gpu.uuid not in uuids and not _is_hidden(gpu, sharing))
 

@@ -25,7 +25,6 @@ PATIENCE_S = 0.05
 
 _Calls = SimpleQueue[Callable[[], None]]
 idle: list[_Calls] = []
-"""Threads that wait for calls."""
 
 
 class _Batch:
@@ -33,11 +32,9 @@ class _Batch:
         self.loop = loop
         self.waiting: deque[Callable[[], None]] = deque()
         self.returned: deque[Callable[[], None]] = deque()
-        """What settles the futures of calls that have returned."""
         self._timer: asyncio.TimerHandle | None = None
 
     def advance(self) -> None:
-        """Settle what has returned, and make waiting calls in one more thread."""
         _forming.pop(self.loop, None)
         if self._timer is not None:
             self._timer.cancel()

@@ -45,15 +45,12 @@ class ContainerFiles:
         self.unwritable_reason = ""
         """Why no container could be prepared at the last probe, or empty."""
         self._unprepared: tuple[ContainerSetup, Path] | None = None
-        """The new container that could not be prepared last, and the library at that time."""
 
     @property
     def paths(self) -> Paths:
-        """The paths that new containers mount."""
         return Paths.below(self.state_dir, self.library.current.path)
 
     async def create_shared_files(self) -> None:
-        """Create the files that all containers share; raises UnavailableError naming the path."""
         await asyncio.to_thread(self._create_shared_files)
 
     async def prepare(
@@ -83,7 +80,6 @@ class ContainerFiles:
         await asyncio.to_thread(self._remove_unused, live, mounted)
 
     async def probe_disk(self) -> None:
-        """Check whether a container could be prepared now."""
         reason = await asyncio.to_thread(self._probe_disk)
         unprepared = self._unprepared
         if unprepared is not None and not reason:
@@ -99,7 +95,6 @@ class ContainerFiles:
         self.unwritable_reason = reason
 
     def _why_unprepared(self, setup: ContainerSetup, library: Path) -> str:
-        """Try a container again, with the library that new ones mount; return why that fails."""
         if self.library.unusable_reason:
             return ""
         current = str(self.library.current.path)
@@ -171,7 +166,6 @@ class ContainerFiles:
             seed_region(region, seed_of(setup.environment), starting=starting)
 
     def _check_file(self, file: str) -> None:
-        """Raise UnavailableError if a file that the agent does not create cannot be mounted."""
         unusable = self.library.unusable_reason
         if unusable and file == str(self.library.current.path):
             raise UnavailableError(f"limits cannot be enforced: {unusable}")

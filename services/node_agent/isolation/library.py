@@ -40,7 +40,6 @@ _ELF_HEAD = 20
 """Bytes at the start of a library that contain its machine type."""
 _SHARED_OBJECT = 3
 _MACHINES = {"x86_64": 62, "aarch64": 183}
-"""ELF's numbers, by the machine's own name."""
 _NUMBERS = re.compile(r"\d+")
 _LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
 _IN_CONTAINERS = ("libcuda.so", "libnvidia-ml.so")
@@ -52,10 +51,7 @@ Identity = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredLibrary:
-    """A content of the library."""
-
     path: Path
-    """Below the store, in a directory that is named after the content."""
     version: str = ""
     """From the name of its source, such as `v2.9.0` of libvgpu.so.v2.9.0, or empty."""
 
@@ -76,11 +72,8 @@ class NodeLibrary:
         self.root = root
         self.source = source
         self.current = current_library(root) if source else simulated_library(root)
-        """What new containers mount; it may not exist."""
         self.unusable_reason = ""
-        """Why it cannot enforce limits, or empty."""
         self._checked: tuple[Identity, Identity] | None = None
-        """The source and the current library at the last check."""
         self._reported = ""
 
     @property
@@ -139,7 +132,6 @@ class NodeLibrary:
         self._reported = text
 
     async def _install_usable(self, source: Path) -> str:
-        """Make the source the current library, or return why not."""
         try:
             stored = await asyncio.to_thread(_store, source, self.root)
             if wrong := await unusable_reason(stored.path):
@@ -154,7 +146,6 @@ class NodeLibrary:
 
 
 def simulated_library(root: Path) -> StoredLibrary:
-    """Return the empty file that stands for the library of simulated GPUs."""
     return StoredLibrary(path=root / "simulated" / LIBRARY_NAME)
 
 
@@ -211,7 +202,6 @@ def _store(source: Path, root: Path) -> StoredLibrary:
 
 
 def digest_of(path: Path) -> str:
-    """Return the directory name for a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:32]
 
@@ -225,7 +215,6 @@ def _identity(path: Path) -> Identity:
 
 
 async def unusable_reason(path: Path) -> str:
-    """Return why the library cannot enforce limits, or an empty text."""
     try:
         content = await asyncio.to_thread(path.read_bytes)
     except OSError as unreadable:
@@ -248,7 +237,6 @@ def is_loadable(library: bytes, machine: str) -> bool:
 
 
 def layout_name(path: Path) -> str:
-    """Return the layout of the library's regions, or an empty text."""
     try:
         layout = region_layout_of(path.read_bytes())
     except OSError:

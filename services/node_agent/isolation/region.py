@@ -105,7 +105,6 @@ class Region:
         return tuple(slot for pid, slot in latest.items() if pid in living)
 
     def holders(self) -> frozenset[int]:
-        """Return the PIDs for which slots, counted or not, have memory."""
         slots = (*self.slots, *self.orphans)
         return frozenset(slot.pid for slot in slots if not slot.ended and any(slot.total))
 
@@ -115,14 +114,11 @@ class Region:
 
     @property
     def torn(self) -> int:
-        """How many slots were torn."""
         return sum(slot.torn for slot in self.slots)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSums(MemoryUsage):
-    """Usage of a device by all processes together, in bytes."""
-
     enforced: int = 0
     """The sum that the library compares with the limit; includes ended processes until cleared."""
     wrapped: int = 0
@@ -176,12 +172,10 @@ def decode(layout: RegionLayout, data: bytes | bytearray, torn: Set[int] = froze
 
 
 def slot_count(layout: RegionLayout, data: bytes | bytearray) -> int:
-    """Return how many slots the library counts, never more than there are."""
     return min(max(int(_I32.unpack_from(data, layout.slot_count)[0]), 0), SLOTS)
 
 
 def _slots_with_pids(layout: RegionLayout, data: bytes | bytearray, first: int) -> Iterable[int]:
-    """Return the slots from `first` on, or none if none of them has a PID."""
     start, end = layout.slot_at(first), layout.slot_at(SLOTS)
     has_pids = any(any(data[start + byte : end : layout.slot.size]) for byte in range(_I32.size))
     return range(first, SLOTS) if has_pids else ()

@@ -20,7 +20,6 @@ from shared.model.errors import RequestError
 NO_CORE_LIMIT = 100
 SWITCH_ON = 1
 ACTIVE = 2
-"""The activity counter of an unused region."""
 FREE_SEMAPHORE = bytes.fromhex("0100000000000000 80000000") + bytes(20)
 """A glibc `sem_t` of 64 bits: free, and shared between processes."""
 _AMOUNT = re.compile(r"([1-9][0-9]{0,18})([kmgKMG]?)")
@@ -29,8 +28,6 @@ _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionSeed:
-    """The limits of a container, by device in the container's CUDA order."""
-
     memory_bytes: tuple[int, ...]
     cores_percent: tuple[int, ...]
     """0, or 100 and more, is no limit."""
@@ -139,7 +136,6 @@ def pieces_of(seed: RegionSeed, layout: RegionLayout = V1_2) -> dict[int, bytes]
 
 
 def image_of(seed: RegionSeed, layout: RegionLayout = V1_2) -> bytes:
-    """Return all bytes of a fresh region."""
     image = bytearray(layout.file_size)
     for at, piece in pieces_of(seed, layout).items():
         image[at : at + len(piece)] = piece

@@ -46,8 +46,6 @@ class SlotLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionLayout:
-    """The offsets of a version of the file."""
-
     name: str
     size: int
     """Of the struct; the file has one byte more."""
@@ -182,7 +180,6 @@ def region_layout_of(library: bytes) -> RegionLayout | None:
 
 
 def incompatible_region_layout(library: bytes) -> str:
-    """Return why a library does not read our regions, or an empty text if it does or may."""
     layout = region_layout_of(library)
     if layout is None or layout.size == V1_2.size:
         return ""

@@ -17,7 +17,6 @@ from services.node_agent.isolation.region import InvalidRegion, Region, decode, 
 from services.node_agent.isolation.region_layouts import BY_FILE_SIZE, RegionLayout, layout_of
 
 ROUNDS = 5
-"""How many times slots that are being written are read again."""
 PAUSE_S = 0.001
 """Pause before a region is read again that a program was changing."""
 _HEAD = struct.Struct("<iII")
@@ -125,7 +124,6 @@ def _read_torn_slots_again(descriptor: int, layout: RegionLayout, data: bytearra
 def _slots_being_written(
     descriptor: int, layout: RegionLayout, data: bytearray, indices: Iterable[int]
 ) -> set[int]:
-    """Return the slots whose counter is odd, or has changed since they were read."""
     written = set()
     for index in indices:
         at = layout.slot_at(index) + (layout.slot.seqlock or 0)

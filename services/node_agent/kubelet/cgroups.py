@@ -58,7 +58,6 @@ def _parse_path(path: str) -> tuple[PodUid | None, str]:
 
 
 def parse_inner_pid(status: str) -> int:
-    """Return a process's PID inside its container, from `/proc/<pid>/status`, or 0."""
     for line in status.splitlines():
         if line.startswith("NSpid:"):
             pids = line.split()[1:]
@@ -137,7 +136,6 @@ def _read(path: Path) -> str:
 
 
 def processes_of(pods: Container[PodUid], proc: Path) -> dict[int, ProcessOrigin]:
-    """Return the processes of these pods, by PID on the node."""
     pids = (pid for pid, pod in pods_of_processes(proc).items() if pod in pods)
     origins = ((pid, read_origin(pid, proc)) for pid in pids)
     return {pid: origin for pid, origin in origins if origin is not None}

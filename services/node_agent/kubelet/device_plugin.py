@@ -32,7 +32,6 @@ OPTIONS = api_pb2.DevicePluginOptions(
 
 
 def check_socket(path: Path) -> None:
-    """Raise RequestError if a path is too long for a socket."""
     if len(os.fsencode(path)) > MAX_SOCKET_PATH:
         raise RequestError(
             f"{path} is longer than the {MAX_SOCKET_PATH} bytes a socket's path may have: set a "
@@ -143,7 +142,6 @@ class PluginServer:
             self.socket.unlink(missing_ok=True)
 
     def end(self, reason: str) -> None:
-        """Note that the kubelet does not have this registration any more."""
         self.ended_by = self.ended_by or reason
         self.ended.set()
 

@@ -28,8 +28,6 @@ class _Configuration(Struct):
 
 
 class KubeletPods:
-    """A kubelet's HTTPS endpoint, over persistent connections."""
-
     def __init__(
         self, kubelet: KubernetesClient, read_credentials: Callable[[], ClusterCredentials]
     ) -> None:
@@ -104,7 +102,6 @@ def _container_ids(status: PodStatus) -> dict[str, str]:
 
 
 def _limits(container: FullContainer) -> dict[str, int]:
-    """Return the limits of extended resources; an amount of 0 is none."""
     limits = container.resources.limits
     counts = {name: parse_count(amount) for name, amount in limits.items() if "/" in name}
     return {name: count for name, count in counts.items() if count}

@@ -38,7 +38,7 @@ _OPTIONS = (
 
 
 class KubeletPodResources:
-    """A persistent connection."""
+    """One connection; calls raise UnavailableError without a response."""
 
     def __init__(self, socket: Path, channel: grpc.aio.Channel) -> None:
         self.socket = socket
@@ -53,11 +53,9 @@ class KubeletPodResources:
             yield cls(socket, channel)
 
     async def list_holdings(self) -> PodResources:
-        """Return the devices of every container. Raises UnavailableError without a response."""
         return _decode(await self._call(self._stub.List, api_pb2.ListPodResourcesRequest()))
 
     async def list_allocatable(self) -> AllocatableResources:
-        """Return what can be allocated. Raises UnavailableError without a response."""
         request = api_pb2.AllocatableResourcesRequest()
         response = await self._call(self._stub.GetAllocatableResources, request)
         numa: dict[str, dict[str, NumaNodes]] = {}

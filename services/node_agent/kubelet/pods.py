@@ -15,8 +15,6 @@ STILL_PLUGIN = (
 
 @dataclass(frozen=True, slots=True)
 class UnservedResource:
-    """A resource that the kubelet cannot allocate now, and for how long."""
-
     for_s: float
     plugin_amount: str = ""
     """What the kubelet still allocates of it by device plugin, if that is the reason."""
@@ -60,7 +58,6 @@ class KubeletPod:
 
     @property
     def terminal(self) -> bool:
-        """Whether all its containers have ended and will not restart."""
         return self.phase in TERMINAL_PHASES
 
 
@@ -77,8 +74,6 @@ class RunningPods:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """The devices of one resource that PodResources shows for a container."""
-
     namespace: str
     name: str
     container: str
@@ -98,7 +93,6 @@ class ClaimHolding:
     pod: str
     claim: str
     device: str
-    """In ResourceSlices."""
     share_id: str = ""
 
 
@@ -119,8 +113,6 @@ class PodResources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatableResources:
-    """What the kubelet can allocate, in use or not."""
-
     numa: Mapping[str, Mapping[str, NumaNodes]]
     """The NUMA nodes of each healthy device ID, by resource."""
     cpus: frozenset[int]
@@ -139,13 +131,10 @@ class ProcessOrigin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerDevices:
-    """The GPUs that a container may open."""
-
     pod: PodUid | None
     """None for a container of no pod."""
     container_id: str
     gpus: frozenset[int] = frozenset()
-    """Minor numbers."""
     every_device: bool = False
     """It is privileged, and may open every device of the node."""
 

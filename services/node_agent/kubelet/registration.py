@@ -57,7 +57,6 @@ MIN_PAUSE_S = 1.0
 
 MOST_ALIGNED_IDS = 10_000
 AMOUNTS_S = 2.0
-"""Interval between comparisons of the kubelet's checkpoint with the amounts in node status."""
 NO_AMOUNTS: Mapping[str, frozenset[str]] = {}
 
 
@@ -81,7 +80,6 @@ class DevicePlugins:
         self.served_changed = asyncio.Event()
         """Set when other resources are served, or the kubelet can allocate others than before."""
         self.registered = asyncio.Event()
-        """Set at each registration."""
         self._changed = asyncio.Event()
 
     def serve(
@@ -124,7 +122,6 @@ class DevicePlugins:
 
     @property
     def registrations(self) -> int:
-        """How often resources were registered, in all."""
         return sum(endpoint.registrations for endpoint in self.endpoints.values())
 
     async def run(self) -> None:
@@ -142,7 +139,6 @@ class DevicePlugins:
                 await self._changed.wait()
 
     async def _look(self) -> None:
-        """Look at the sockets of the kubelet and of all resources together."""
         while True:
             kubelet = file_identity(self.kubelet)
             for endpoint in self.endpoints.values():
@@ -150,7 +146,6 @@ class DevicePlugins:
             await asyncio.sleep(until_tick(LOOK_S))
 
     async def _watch_amounts(self) -> None:
-        """Watch which amounts in node status the kubelet allocates by device plugin."""
         while True:
             amounts = frozenset().union(*self.amounts.values()) - self.endpoints.keys()
             before = self.plugin_resources.since.keys()
@@ -184,7 +179,6 @@ class DevicePlugins:
         return unserved
 
     def newly_served(self) -> frozenset[str]:
-        """Return the resources that node status may still show as not served."""
         return frozenset(
             name for name, endpoint in self.endpoints.items() if endpoint.is_newly_served
         )
@@ -197,15 +191,12 @@ class DevicePlugins:
 
 
 class PluginEndpoint:
-    """A resource, from registration to registration."""
-
     def __init__(
         self, resource: str, plugins: DevicePlugins, ids: Mapping[str, PluginDeviceId]
     ) -> None:
         self.resource = resource
         self.registered = False
         self._registered_with: tuple[FileIdentity | None, FileIdentity | None] = None, None
-        """The kubelet's socket at that time, and our own."""
         self._registered_at = 0.0
         self.registrations = 0
         self.lost_at = time.monotonic()
@@ -295,7 +286,6 @@ class PluginEndpoint:
         return identity
 
     async def _serve_once(self, before: FileIdentity) -> tuple[str, bool]:
-        """Serve until something ends it; return the reason, and whether it had been registered."""
         server = PluginServer(
             self.resource,
             self._socket(),
@@ -363,7 +353,6 @@ class PluginEndpoint:
             server.end(f"the kubelet did not request the list within {FIRST_LIST_S:g} s")
 
     async def _watch(self, server: PluginServer) -> str:
-        """Return why the registration has ended, once it has."""
         pause_s = self._plugins.node.timing.registration_check_s
         check_s = pause_s
         while not await wait_for_event(server.ended, pause_s):
@@ -383,7 +372,6 @@ class PluginEndpoint:
 
 
 async def register(kubelet: Path, endpoint: str, resource: str) -> None:
-    """Register a plugin. Raises UnavailableError with the kubelet's message."""
     options = (("grpc.default_authority", "localhost"), ("grpc.use_local_subchannel_pool", 1))
     request = api_pb2.RegisterRequest(
         version=VERSION, endpoint=endpoint, resource_name=resource, options=OPTIONS

@@ -8,10 +8,7 @@ from services.node_agent.mig.instances import InstanceProfile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuModel:
-    """A model with the values that NVML reports for it."""
-
     product: str
-    """NVML's product name."""
     memory_mib: int
     mig: tuple[InstanceProfile, ...] = ()
     """With NVML's IDs; empty if the model does not support MIG."""

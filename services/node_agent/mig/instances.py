@@ -23,29 +23,23 @@ class InstanceProfile:
     compute_slices: int
     memory_slices: int
     count: int
-    """Maximum number of instances on the device."""
     starts: tuple[int, ...]
-    """Memory slices at which it may start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigInstance:
     gi: int
-    """NVML's ID of the GPU instance."""
     profile: str
     start: int
     memory_slices: int
     compute_slices: int
     compute_ids: tuple[int, ...] = ()
-    """NVML's IDs of its compute instances."""
     uuid: str = ""
     """UUID of its MIG device, if one compute instance fills it; else empty."""
     busy: bool = False
-    """A process uses it."""
 
 
 InstanceUuids = Mapping[tuple[DeviceUuid, int], str]
-"""By device and position."""
 ListInstances = Callable[[DeviceUuid], Awaitable[tuple[MigInstance, ...]]]
 """Returns the instances of a device. Raises UnavailableError while the driver does not respond."""
 
@@ -60,7 +54,6 @@ class MigState:
 
 
 def is_laid_out(layout: MigLayout, instances: Sequence[MigInstance]) -> bool:
-    """Whether the instances are exactly the layout's, each ready for use."""
     return count_profiles(layout) == Counter(instance.profile for instance in instances) and all(
         instance.uuid for instance in instances
     )
@@ -105,7 +98,6 @@ def container_instances(
 
 
 def find_layout(place: MigPlacement, uuid: DeviceUuid, device: Device | None) -> MigLayout:
-    """Return the layout of a placement. Raises RequestError if its device does not have it."""
     layouts = device.layouts if device is not None else ()
     for layout in layouts:
         if layout.name == place.layout:

@@ -30,15 +30,11 @@ class DestroyInstance:
 
 @dataclass(frozen=True, slots=True)
 class CompleteInstance:
-    """Create the missing compute instance of a GPU instance."""
-
     instance: MigInstance
 
 
 @dataclass(frozen=True, slots=True)
 class CreateInstance:
-    """Create a GPU instance and its compute instance."""
-
     profile: InstanceProfile
     start: int
 
@@ -87,7 +83,6 @@ def plan_layout(
 def _known_profiles(
     layout: MigLayout, profiles: Sequence[InstanceProfile]
 ) -> dict[str, InstanceProfile]:
-    """Return the device's profiles. Raises RequestError if the layout needs another one."""
     by_name = {profile.name: profile for profile in profiles}
     unknown = sorted(set(count_profiles(layout)) - set(by_name))
     if unknown:

@@ -16,7 +16,6 @@ from shared.model.devices.device import MigLayout, MigProfile
 NEAR_PERCENT = 12
 """How much a profile's memory may differ from the geometry's and still match it."""
 CURRENT = "present"
-"""Name of a device's current layout if no geometry has it."""
 
 
 def layouts_for(

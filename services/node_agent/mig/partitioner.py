@@ -30,31 +30,20 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STEP_S = 15.0
-"""Time limit of the driver to create or destroy an instance."""
 
 
 class MigDriver(Protocol):
     """The driver's MIG calls; each raises UnavailableError with the driver's message."""
 
-    async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
-        """Return the instances of a device."""
-        ...
+    async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]: ...
 
-    async def create_instance(self, device: DeviceUuid, profile: int, start: int) -> int:
-        """Create a GPU instance at a memory slice, and return its ID."""
-        ...
+    async def create_instance(self, device: DeviceUuid, profile: int, start: int) -> int: ...
 
-    async def create_compute(self, device: DeviceUuid, gi: int) -> None:
-        """Create the compute instance that fills a GPU instance."""
-        ...
+    async def create_compute(self, device: DeviceUuid, gi: int) -> None: ...
 
-    async def destroy_compute(self, device: DeviceUuid, gi: int, compute: int) -> None:
-        """Destroy a compute instance."""
-        ...
+    async def destroy_compute(self, device: DeviceUuid, gi: int, compute: int) -> None: ...
 
-    async def destroy_instance(self, device: DeviceUuid, gi: int) -> None:
-        """Destroy a GPU instance that has no compute instances."""
-        ...
+    async def destroy_instance(self, device: DeviceUuid, gi: int) -> None: ...
 
 
 class Partitioner:

@@ -48,11 +48,9 @@ LIST_TIMEOUT_S = 5.0
 """Time limit of reading the kubelet's pods and devices before a layout changes."""
 DRIVER_SLOW = "the driver takes longer"
 NOT_LAID_OUT = "LayoutFailed"
-"""Code of the fault of a device that could not be given a MIG layout."""
 
 
 Partitioners = Partitioner | RemotePartitioner
-"""What changes layouts: in this process, or in the partitioner's."""
 
 
 class LayoutReconciler:
@@ -75,7 +73,6 @@ class LayoutReconciler:
         self._handled_fences: dict[DeviceUuid, int] = {}
         """Fence of the newest lease that each device was laid out for."""
         self._blocked_by: dict[DeviceUuid, str] = {}
-        """Why a device's layout cannot be changed now, by device."""
         self._failed: dict[DeviceUuid, tuple[str, float]] = {}
         """The layout that each closed device could not be given, and since when in Unix seconds."""
 
@@ -84,7 +81,6 @@ class LayoutReconciler:
         self._wake.set()
 
     async def run(self) -> None:
-        """Partition devices for their newest leases, and closed ones again, until cancelled."""
         again: dict[DeviceUuid, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
@@ -115,7 +111,6 @@ class LayoutReconciler:
         }
 
     async def list_instances(self) -> dict[DeviceUuid, tuple[MigInstance, ...]]:
-        """Return the current instances of each device in MIG mode."""
         return {
             device: await self._list(device)
             for device, profiles in self.profiles.items()
@@ -156,7 +151,6 @@ class LayoutReconciler:
             await self.node.clock.sleep(RETRY_S)
 
     def _holders(self, instance: str, pod: PodUid) -> list[CheckpointEntry]:
-        """Return the records of other pods that were given the instance."""
         return [
             entry
             for entry in self.node.checkpoint.entries
@@ -179,7 +173,6 @@ class LayoutReconciler:
             )
 
     def _find_newer(self, lease: Lease, share: Share) -> tuple[Lease, str] | None:
-        """Return a newer lease of another layout, with that layout."""
         for other, newest in self._newest_shares():
             if (
                 newest.device == share.device
@@ -193,7 +186,6 @@ class LayoutReconciler:
         return None
 
     def _newest_shares(self) -> list[tuple[Lease, Share]]:
-        """Return each device's newest share that is a MIG instance."""
         newest: dict[DeviceUuid, tuple[Lease, Share]] = {}
         for lease in self.node.leases.leases.values():
             for share in lease.shares if lease.state in HONOURED_STATES else ():
@@ -352,7 +344,6 @@ class LayoutReconciler:
     def _leased_instances(
         self, device: DeviceUuid, instances: Sequence[MigInstance], pods: Set[PodUid]
     ) -> frozenset[str]:
-        """Return the UUIDs of a device's instances that these pods have leases of."""
         return frozenset(
             instance_at(layout, share.mig.position, instances).uuid
             for pod in pods & self.node.leases.leases.keys()

@@ -48,7 +48,6 @@ class RemotePartitioner:
         self._last_error = ""
 
     async def discover(self) -> tuple[Gpu, ...]:
-        """Return all GPUs. Raises UnavailableError while the driver does not respond."""
         gpus = await self.gpus.discover()
         return tuple(await asyncio.gather(*(self._with_mig_state(gpu) for gpu in gpus)))
 
@@ -64,7 +63,6 @@ class RemotePartitioner:
         return self.gpus.xids()
 
     async def read_device(self, device: DeviceUuid) -> InstancesReply:
-        """Return a device's instances. Raises UnavailableError if there is no reply."""
         return await self._request(InstancesRequest(device), READ_TIMEOUT_S)
 
     async def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
@@ -83,7 +81,6 @@ class RemotePartitioner:
         profiles: Sequence[InstanceProfile],
         in_use: Collection[str],
     ) -> tuple[MigInstance, ...]:
-        """Give the device this layout; see `Partitioner.partition`."""
         request = PartitionRequest(device, layout, tuple(sorted(in_use)))
         return (await self._request(request, PARTITION_TIMEOUT_S)).instances
 

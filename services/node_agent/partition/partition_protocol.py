@@ -18,7 +18,6 @@ ERROR_CODES: tuple[tuple[str, type[LeaseholdError]], ...] = (
     ("request", RequestError),
     ("unavailable", UnavailableError),
 )
-"""The first class that matches applies."""
 
 
 class InstancesRequest(msgspec.Struct, tag=True, frozen=True):
@@ -36,8 +35,6 @@ class PartitionRequest(msgspec.Struct, tag=True, frozen=True):
 
 
 class InstancesReply(msgspec.Struct, tag=True, frozen=True):
-    """Reply to both: the device's current MIG state and instances."""
-
     state: MigState | None
     instances: tuple[MigInstance, ...] = ()
 
@@ -58,7 +55,6 @@ def encode_line(message: Request | Reply) -> bytes:
 
 
 def decode_request(line: bytes) -> Request:
-    """Decode a request. Raises RequestError if it is invalid."""
     try:
         return _request_decoder.decode(line)
     except UNDECODABLE as error:
@@ -66,7 +62,6 @@ def decode_request(line: bytes) -> Request:
 
 
 def decode_reply(line: bytes) -> InstancesReply:
-    """Decode a reply. Raises the error that a FailureReply carries."""
     try:
         reply = _reply_decoder.decode(line)
     except UNDECODABLE as error:

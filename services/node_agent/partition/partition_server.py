@@ -37,9 +37,7 @@ logger = logging.getLogger(__name__)
 
 SOCKET_MODE = 0o600
 IDLE_TIMEOUT_S = 30.0
-"""An idle connection is closed after this time."""
 MAX_POSITIONS = 64
-"""More than any device can have."""
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -105,7 +103,6 @@ class PartitionServer:
             return failure_reply(error)
 
     async def _reply_in_order(self, request: Request) -> InstancesReply:
-        """Reply after all earlier requests for the device."""
         async with self._locks.setdefault(request.device, asyncio.Lock()):
             gpu = await self._gpu(request.device)
             if isinstance(request, InstancesRequest):
@@ -127,7 +124,6 @@ class PartitionServer:
 
 
 def _check_request(gpu: Gpu, positions: int) -> None:
-    """Raise RequestError for a request that our agent does not send."""
     if gpu.mode is not DeviceMode.MIG:
         raise RequestError(f"device {gpu.uuid} is not in MIG mode, which only an operator changes")
     if not 0 < positions <= MAX_POSITIONS:
@@ -135,7 +131,6 @@ def _check_request(gpu: Gpu, positions: int) -> None:
 
 
 def _peer_credentials(writer: asyncio.StreamWriter) -> tuple[int, int]:
-    """Return PID and user ID of the client, as the kernel reports them."""
     connection = writer.get_extra_info("socket")
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(credentials)

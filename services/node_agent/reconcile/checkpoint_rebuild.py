@@ -59,7 +59,6 @@ def rebuild_entries(
 def _held_by_claims(
     leases: Mapping[PodUid, Lease], pod_resources: PodResources
 ) -> Iterator[tuple[Lease, str]]:
-    """Yield each request of the claims with a lease whose devices pods have."""
     held: dict[tuple[str, str], set[tuple[str, str]]] = {}
     for claim in pod_resources.claims:
         devices = held.setdefault((claim.namespace, claim.claim), set())
@@ -71,7 +70,6 @@ def _held_by_claims(
 
 
 def may_hold_unrecorded(entries: Iterable[CheckpointEntry], pods: Iterable[KubeletPod]) -> bool:
-    """Whether a container without an entry has limits of extended resources."""
     recorded = {entry.place for entry in entries}
     return any(
         container.limits and (pod.namespace, pod.name, container.name) not in recorded

@@ -128,7 +128,6 @@ class CheckpointReconciler:
     def _may_have_ended(
         self, entries: Sequence[CheckpointEntry], pods: Sequence[KubeletPod]
     ) -> Set[PodUid]:
-        """Return the pods that have ended unless PodResources or a process show otherwise."""
         nothing = NodeObservation(pods=pods, pod_resources=PodResources(), running=RunningPods())
         ends = ends_of_pods(entries, nothing, self.leases)
         return {pod for pod, end in ends.items() if end is PodEnd.ENDED}

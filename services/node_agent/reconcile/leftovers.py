@@ -89,7 +89,6 @@ class Leftovers:
             self.node.compare_due.set()
 
     def described(self, devices: Iterable[Device]) -> tuple[Device, ...]:
-        """Return devices as they are reported, with what ended pods still hold of them."""
         since = {pod: self._since[pod][1] for pod in self._shown if pod in self._since}
         leased = {pod: times[1] for pod, times in self._vanished.items() if pod in self._pids}
         return with_leftovers(
@@ -108,7 +107,6 @@ class Leftovers:
         return beyond_leases(node.checkpoint.entries, node.leases.leases)
 
     async def _find_processes(self, pods: Collection[PodUid]) -> dict[PodUid, tuple[int, ...]]:
-        """Return a few processes of each pod."""
         if not pods:
             return {}
         processes: dict[PodUid, list[int]] = {pod: [] for pod in pods}

@@ -33,8 +33,6 @@ class KubeletListing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodObservation:
-    """What is seen of a pod."""
-
     processes: bool
     """Apart from the sandbox of a pod that is listed as terminal."""
     starts: bool | None
@@ -76,8 +74,6 @@ def end_of(seen: PodObservation) -> PodEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeObservation:
-    """What the agent sees of its node's pods at one moment."""
-
     pods: Sequence[KubeletPod] = ()
     pod_resources: PodResources | None = None
     running: RunningPods | None = None

@@ -55,7 +55,6 @@ class Checkpoint:
         self.by_key: dict[tuple[PodUid, str, str], CheckpointEntry] = {}
         self.fences: dict[str, Fence] = {}
         self.devices: tuple[Device, ...] = ()
-        """As last recorded."""
         self.lost = False
         """The file is missing or unreadable: it must be rebuilt from PodResources."""
         self.unrecorded: Mapping[DeviceUuid, Collection[str]] = {}
@@ -124,7 +123,6 @@ class Checkpoint:
             await self._write(self.by_key, self.fences, facts)
 
     async def write_again(self) -> None:
-        """Write the file as it is. Raises UnavailableError if it cannot be written."""
         async with self._writing:
             if not self.lost:
                 await self._write(self.by_key, self.fences, self.devices)
@@ -147,7 +145,6 @@ class Checkpoint:
         return self.by_key.get((pod, container, resource))
 
     def of_resource(self, resource: str) -> list[CheckpointEntry]:
-        """Return all allocations of a resource, oldest first."""
         return [entry for key, entry in self.by_key.items() if key[2] == resource]
 
     @property
@@ -195,7 +192,6 @@ class Checkpoint:
         )
 
     def note_call(self, entry: CheckpointEntry, now: float, *, starts: bool) -> None:
-        """Note that the kubelet has called for this container: to allocate, or to start it."""
         self._called_at[entry.key] = now, starts
 
     def started_since(self, since: float) -> frozenset[PodUid]:
@@ -273,7 +269,6 @@ class Checkpoint:
         return CheckpointFile()
 
     def _write_newer(self, data: bytes, number: int) -> None:
-        """Write unless a newer content was written before."""
         with self._disk:
             if number > self._newest:
                 replace_file(self.path, data)

@@ -11,7 +11,6 @@ from shared.model.leases.lease import Lease, Share
 from shared.model.names import DeviceUuid, PodUid
 
 ContainerPlace = tuple[str, str, str]
-"""Namespace, pod name and container name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +28,6 @@ def slot_key(share: Share, pod: PodUid) -> str:
 
 
 def device_of_key(key: str) -> DeviceUuid:
-    """Return the device of a key of `slot_key`."""
     return DeviceUuid(key.rpartition("/")[0])
 
 
@@ -52,12 +50,10 @@ class CheckpointEntry:
     setup: ContainerSetup
     init: bool = False
     instances: tuple[str, ...] = ()
-    """UUIDs of the container's MIG instances."""
     lowered: ShrunkLease | None = None
 
     @property
     def key(self) -> tuple[PodUid, str, str]:
-        """Pod, container, resource."""
         allocation = self.allocation
         return allocation.pod, allocation.container, allocation.resource
 
@@ -79,7 +75,6 @@ class CheckpointEntry:
 
     @property
     def lease(self) -> Lease:
-        """The lease of the current limits."""
         return self.lowered.lease if self.lowered else self.allocation.lease
 
 

@@ -17,9 +17,7 @@ from shared.model.names import DeviceUuid, PodUid
 from shared.model.requests.request import SharingPolicy
 
 ALL_CORES = 100
-"""In percent."""
 EXCEEDED = "LeasesExceedMemory"
-"""Code of the fault of a device with less memory than its leases have."""
 
 
 class OvercommitError(RequestError):
@@ -226,7 +224,6 @@ def _held(device: Device, excesses: Sequence[DeviceExcess]) -> Held | None:
 def _overcommitment(
     device: Device, own: Sequence[Share], others: Collection[Sequence[Share]]
 ) -> str:
-    """Return which amount of the device is exceeded, or an empty text if all pods fit."""
     booked = [bookings(shares)[0] for shares in (own, *others)]
     if device.mode is DeviceMode.MIG:
         return _instance_conflict(booked, own, others)
@@ -340,7 +337,6 @@ def close_devices(
 def held_slots(
     entries: Iterable[CheckpointEntry], leases: Iterable[Lease]
 ) -> Mapping[DeviceUuid, int]:
-    """Return the held devices, each with how many slots its holders need."""
     held: dict[DeviceUuid, int] = {}
     for lease in (*(entry.lease for entry in entries), *leases):
         for share in lease.shares:

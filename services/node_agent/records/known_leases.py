@@ -26,14 +26,11 @@ class KnownLeases:
         self.ended: dict[PodUid, tuple[float, float]] = {}
         """Creation and version of ended leases, in the order of their updates."""
         self.revision = 0
-        """Counts updates that changed something."""
         self.synced = synced
         """The complete list has been received at least once."""
         self._revisions: dict[PodUid, int] = {}
-        """Of the last update of each pod's lease, live or ended."""
 
     def observe(self, leases: Iterable[Lease]) -> list[Lease]:
-        """Apply updates; return the leases that they changed."""
         return [lease for lease in leases if self._observe(lease)]
 
     def _observe(self, lease: Lease) -> bool:

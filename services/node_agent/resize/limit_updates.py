@@ -40,7 +40,6 @@ from shared.model.names import PodUid
 logger = logging.getLogger(__name__)
 
 CHECK_S = 5.0
-"""Interval between comparisons of limits with leases."""
 HOLD_S = 20.0
 """How long a lowered limit stays without an update of its lease; a resize ends well before."""
 LATER_S = 0.001
@@ -54,12 +53,10 @@ class LimitUpdater:
         self.checkpoint = node.checkpoint
         self.monitor = monitor
         self.on_change = on_change
-        """Called when an entry of the checkpoint has other limits."""
         self._wake = asyncio.Event()
         self._held_since: dict[tuple[tuple[PodUid, str, str], str], float] = {}
 
     async def apply_request(self, request: LimitsRequest) -> LimitsReply:
-        """Set the limits of a lease, or lower them to those of a proposed one."""
         try:
             if not request.resize_id:
                 self.leases.observe([request.lease])
@@ -182,7 +179,6 @@ class LimitUpdater:
     # Leases that may become smaller
 
     async def _lower(self, lease: Lease, resize_id: str) -> None:
-        """Lower limits to those of a smaller lease. Raises RequestError with the obstacle."""
         node = self.node.require_snapshot()
         async with self.checkpoint.changing:
             lowered = [
@@ -208,7 +204,6 @@ class LimitUpdater:
             raise
 
     async def _check(self, entry: CheckpointEntry) -> None:
-        """Raise RequestError if a container uses more than its new limit."""
         key = entry.allocation.pod, entry.allocation.container
         path = region_path_of(entry.limits)
         if path is None:
@@ -237,7 +232,6 @@ class LimitUpdater:
         return not refused
 
     async def _fetch_unconfirmed(self) -> None:
-        """Fetch leases whose proposed size no update has confirmed."""
         now = self.node.clock.ticks()  # setting the machine's clock must not shorten it
         lowered = {
             (entry.key, entry.lowered.resize_id): entry

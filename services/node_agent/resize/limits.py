@@ -81,7 +81,6 @@ def lower_limits(
 
 
 def is_larger(entry: CheckpointEntry, before: CheckpointEntry) -> bool:
-    """Whether the container gets more of a device than before."""
     shares = zip(entry.lease.shares, before.lease.shares, strict=True)
     return any(
         now.memory_mib > old.memory_mib or now.cores_percent > old.cores_percent
@@ -90,7 +89,6 @@ def is_larger(entry: CheckpointEntry, before: CheckpointEntry) -> bool:
 
 
 def is_grown(entry: CheckpointEntry, before: CheckpointEntry) -> bool:
-    """Whether the container gets more of a device by a resize of its lease."""
     is_resized = entry.lease.resized_at > before.allocation.lease.resized_at
     return is_resized and is_larger(entry, before)
 

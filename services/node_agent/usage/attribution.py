@@ -29,7 +29,6 @@ class Attribution:
     """Processes whose container leases the device they use."""
     unleased: tuple[AttributedProcess, ...]
     unattributed: int
-    """Processes whose container is not known (yet)."""
 
 
 def attribute_processes(scan: Scan) -> Attribution:

@@ -38,8 +38,6 @@ class _Reading:
 
 
 class ContainerViews:
-    """The containers of a node, as their runtime's files describe them."""
-
     def __init__(self, directories: Sequence[Path], proc: Path) -> None:
         self.directories = directories
         self.proc = proc
@@ -66,7 +64,6 @@ class ContainerViews:
         return self._seeing()
 
     def look_at_all(self) -> tuple[ContainerDevices, ...]:
-        """Look at containers of any number."""
         bundles = list_bundles(self.directories)
         readings = ((name, self._read(where / name)) for name, where in bundles.items())
         self._readings = {name: _Reading(0.0, 0.0, devices) for name, devices in readings}
@@ -80,7 +77,6 @@ class ContainerViews:
         )
 
     def exist(self, containers: Iterable[ContainerDevices]) -> tuple[ContainerDevices, ...]:
-        """Return the containers that have not ended."""
         listed = list(containers)
         bundles = list_bundles(self.directories) if listed else {}
         return tuple(container for container in listed if container.container_id in bundles)

@@ -31,22 +31,16 @@ SAVE_S = 15.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastUse:
     used_at: Seconds
-    """Unix seconds."""
     memory_bytes: Amount = 0
-    """Memory in use when it was observed last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastUses:
-    """The last use of every share of the node, as observed until `observed_at` (Unix seconds)."""
-
     observed_at: Seconds
     shares: tuple[tuple[ShareKey, LastUse], ...] = ()
 
 
 class IdleShares:
-    """The last uses, observed scan by scan."""
-
     def __init__(self) -> None:
         self._uses: dict[ShareKey, LastUse] = {}
         self._observed_from: float | None = None
@@ -55,14 +49,12 @@ class IdleShares:
         """Between the restored record and the first scan, something may have happened."""
 
     def restore(self, record: LastUses, now: float) -> None:
-        """Continue with the record of an earlier agent, before the first scan."""
         self._uses = dict(record.shares)
         self._missed = not 0 <= now - record.observed_at <= UNOBSERVED_S
         self._observed_from = None if self._missed else record.observed_at
 
     @property
     def record(self) -> LastUses:
-        """The record for the next agent."""
         return LastUses(observed_at=self._observed_at, shares=tuple(self._uses.items()))
 
     @property
@@ -121,7 +113,6 @@ class LastUseFile:
         self._saved_at = float("-inf")
 
     async def load(self) -> LastUses | None:
-        """Return the record, or None if there is none that can be read."""
         try:
             data = await asyncio.to_thread(self.path.read_bytes)
             return msgspec.json.decode(data, type=LastUses)

@@ -27,18 +27,13 @@ class LeasedContainer:
 
     lease: Lease
     name: str
-    """Of the container, or of the request."""
     region_path: PurePath | None = None
-    """Its region file, if HAMi-core limits it."""
     seed: RegionSeed | None = None
-    """The limits that its region was created with."""
     instances: tuple[str, ...] = ()
-    """UUIDs of its MIG instances, in the order of the lease's shares that are instances."""
     allocated_at: float = 0.0
     """When the kubelet got its shares, in Unix seconds, or 0."""
 
     def instance_of(self, share: Share) -> str:
-        """Return the UUID of a share's MIG instance, or an empty text."""
         mig_shares = (
             mig_share for mig_share in self.lease.shares_of(self.name) if mig_share.mig is not None
         )
@@ -59,12 +54,10 @@ class LeasedContainer:
 
     @property
     def described(self) -> str:
-        """The name in a sentence."""
         return f"{'container' if self.lease.claim is None else 'request'} {self.name}"
 
     @property
     def pods(self) -> tuple[PodUid, ...]:
-        """The pods whose processes may use the shares."""
         return self.lease.users
 
 
@@ -83,7 +76,6 @@ class Scan:
     """Otherwise `containers` may lack leases, and no process counts as unleased."""
     scanned_at: float = 0.0
     instances: Mapping[str, MigInstance] = field(default_factory=dict)
-    """By UUID."""
     living: Mapping[ContainerKey, Set[int]] | None = None
     """The PIDs of each container's processes in its own namespace, or None."""
     stuck: Mapping[ContainerKey, str] = field(default_factory=dict)

@@ -19,13 +19,9 @@ from shared.model.leases.lease import MIB, Share, ShareKey, share_key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredShare:
-    """A container's usage of a device."""
-
     share: Share
     position: int
-    """The device's number inside the container."""
     limit_bytes: int | None = None
-    """The limit in its region, if it has one."""
     region: DeviceSums | None = None
     driver_bytes: int | None = None
     """None if the driver did not respond, or does not report it."""
@@ -40,7 +36,6 @@ class MeasuredShare:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the driver or HAMi-core reports its memory."""
         return self.driver_bytes is not None or self.region is not None
 
     @property
@@ -52,7 +47,6 @@ class MeasuredShare:
 
     @property
     def overrun_bytes(self) -> int:
-        """Usage beyond the lease."""
         return max(0, self.measured_bytes - self.share.limit_bytes)
 
 
@@ -66,9 +60,7 @@ class UnidentifiedProcess:
     """
 
     slot: Slot
-    """Its record in the region."""
     host_pid: int
-    """PID on the node."""
     contexts: Mapping[int, int]
     """By position of the device, bytes that the driver reports beyond the counted ones, for devices
     of which no context is counted."""
@@ -102,7 +94,6 @@ class MeasuredContainer:
 
     @property
     def isolation_lost(self) -> bool:
-        """Whether HAMi-core should limit it and does not."""
         unlimited = bool(self.uncounted_pids or self.lost_pids)
         limited = self.container.region_path is not None
         return limited and (not isinstance(self.region, Region) or unlimited)
@@ -111,7 +102,6 @@ class MeasuredContainer:
 def measure_container(
     container: LeasedContainer, processes: Sequence[AttributedProcess], scan: Scan
 ) -> MeasuredContainer:
-    """Measure a container by its region and by its processes on its devices."""
     region = scan.regions.get(container.key)
     living = scan.living_in(container.key)
     readable = region if isinstance(region, Region) else None
@@ -151,7 +141,6 @@ def _by_driver(
     processes: Sequence[GpuProcess] | None,
     instance: MigInstance | None,
 ) -> MeasuredShare:
-    """Measure a share by its processes, which are None if the driver did not report its device."""
     running = processes or ()
     memory = [process.memory_bytes for process in running if process.memory_bytes is not None]
     busy = [process.busy_percent for process in running if process.busy_percent is not None]
@@ -170,7 +159,6 @@ def _by_driver(
 def _processes_of(
     share: Share, processes: Sequence[AttributedProcess], instance: MigInstance | None
 ) -> list[GpuProcess]:
-    """Return the processes on a share's device, or on its MIG instance where that is known."""
     on_device = [process.process for process in processes if process.device == share.device]
     if instance is None:
         return on_device

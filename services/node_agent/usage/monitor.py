@@ -65,7 +65,6 @@ MAX_QUEUED = 256
 SCAN_S = 5.0
 """Interval of scans of processes and memory: use beyond a lease is noticed this late, at most."""
 REPORT_AGAIN_S = 300.0
-"""Interval between reports of an ongoing violation."""
 ALL_CORES = 100
 LASTING_S = 30.0
 """The library looks for a dead holder of its lock after 10 s, and for the PID of a process before
@@ -181,7 +180,6 @@ class UsageMonitor(Collector):
         self._earlier_errors: set[str] = set()
         """Why the scan before the latest one was incomplete; logged then."""
         self._pods: dict[PodUid, KubeletPod] = {}
-        """As the kubelet has listed them last."""
         self._views = ContainerViews(bundles, proc)
         self._exempt = ExemptNamespaces(node.kubernetes)
         self._unlisted: dict[str, int] = {}
@@ -190,7 +188,6 @@ class UsageMonitor(Collector):
         self._symptoms = RegionSymptoms()
         self._idle = IdleShares()
         self._unrestored: set[ContainerKey] = set()
-        """Containers whose limits the latest scan could not restore."""
         self._identified: set[tuple[ContainerKey, int]] = set()
         """Processes, by PID in the container, whose PIDs on the node the latest scan has written:
         only of these the library counts no context later."""
@@ -204,11 +201,9 @@ class UsageMonitor(Collector):
             await self.clock.sleep(until_tick(SCAN_S))
 
     async def violations(self) -> list[ViolationFound]:
-        """Wait for violations that are new, or due to be reported again."""
         return await self._queue.get()
 
     def collect(self) -> Iterator[Metric]:
-        """Return the metrics of the latest scan."""
         return usage_metrics(
             self.snapshot,
             self.node.name,
@@ -275,7 +270,6 @@ class UsageMonitor(Collector):
         self._report(snapshot.violations)
 
     def report(self, xids: Mapping[DeviceUuid, Mapping[int, XidEvent]]) -> UsageReply:
-        """Return the usage of every leased share, and the hardware, as of the latest scan."""
         hardware = (sample.hardware for sample in self.snapshot.devices)
         return UsageReply(
             measured_at=self.snapshot.scanned_at,

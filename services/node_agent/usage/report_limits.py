@@ -9,7 +9,6 @@ from shared.model.names import Namespace, PodUid
 WINDOW_S = 300.0
 """Time over which the reports about one pod are counted."""
 MOST_OF_POD = 8
-"""Reports of a pod within `WINDOW_S`."""
 MOST_AT_ONCE = 10
 """Reports of a scan. Binders look up 32 pods without a lease of a node within 10 s, in which there
 can be three scans, and ignore the others."""

@@ -22,15 +22,11 @@ class UsageSnapshot:
     containers: tuple[MeasuredContainer, ...] = ()
     violations: tuple[ViolationFound, ...] = ()
     unleased: Mapping[DeviceUuid, int] = field(default_factory=dict)
-    """Number of processes without a lease on each device."""
     unattributed: int = 0
-    """Number of processes whose container is not known (yet)."""
     seen_containers: int = 0
-    """Number of containers whose devices are known from the container runtime."""
 
 
 def build_snapshot(scan: Scan) -> UsageSnapshot:
-    """Return what a scan shows of each container, and the rules that are broken."""
     processes = attribute_processes(scan)
     measured = tuple(
         measure_container(

@@ -174,7 +174,6 @@ def usage_metrics(
     idle_since: Mapping[ShareKey, float],
     restored: int = 0,
 ) -> Iterator[Metric]:
-    """Return every metric of the node, from the snapshot alone."""
     build = hami.build_labels(f"leasehold-{version('leasehold')}")
     yield _family(hami.BUILD_INFO, "Build.", [(build, 1)])
     yield from _device_metrics(snapshot.devices, node)

@@ -25,7 +25,6 @@ _BrokenRule = tuple[ViolationReason, str, DeviceUuid | None]
 
 
 def container_violations(use: MeasuredContainer) -> Iterator[ViolationFound]:
-    """Return the rules that a container with a lease breaks."""
     container = use.container
     lease = use.container.lease
     for reason, message, device in (*_overruns(use), *_region_rules(use)):

@@ -25,7 +25,6 @@ EXEMPT_NAMESPACES = frozenset({"kube-system", SYSTEM_NAMESPACE, AGENTS_NAMESPACE
 SEES_DEVICES = "leasehold.dev/sees-devices"
 """Label of a namespace; with `true`, its pods may see devices without a lease."""
 MAX_NAMED = 3
-"""Containers of a pod that a message names."""
 PRIVILEGED = (
     "is privileged, so it can open every GPU of the node, without a lease. Remove `privileged`, or "
     f"label namespace {{namespace}} {SEES_DEVICES}=true if its pods may see all GPUs"
@@ -39,8 +38,6 @@ VISIBLE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """What decides which containers may open which GPUs."""
-
     node: NodeName
     devices: Sequence[Device]
     leased: Sequence[LeasedContainer]
@@ -50,8 +47,6 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnleasedView:
-    """A container of a running pod that may open GPUs which it does not lease."""
-
     pod: KubeletPod
     container: str
     gpus: tuple[int, ...] = ()
@@ -59,7 +54,6 @@ class UnleasedView:
 
     @property
     def reason(self) -> ViolationReason:
-        """The rule that it breaks."""
         return ViolationReason.VISIBLE if self.gpus else ViolationReason.PRIVILEGED
 
 
@@ -106,7 +100,6 @@ def _by_pod(leased: Iterable[LeasedContainer]) -> dict[PodUid, list[LeasedContai
 
 
 def _leased_devices(name: str, leased: Iterable[LeasedContainer]) -> set[DeviceUuid]:
-    """Return the devices that a container leases, and the devices of its pod's claims."""
     return {
         share.device
         for container in leased

@@ -21,10 +21,7 @@ _HEALTH_LENGTHS = {True: len("Healthy"), False: len("Unhealthy")}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAdvertisement:
-    """The node's advertisement for all its dialects together."""
-
     served: Mapping[str, Mapping[str, PluginDeviceId]] = field(default_factory=dict)
-    """By resource and ID, in the order of the list."""
     amounts: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Resources of node status that pods request beside a served one, by the latter."""
     node_status: Mapping[str, int] = field(default_factory=dict)
@@ -35,7 +32,6 @@ class NodeAdvertisement:
     objects: tuple[NodeObject, ...] = ()
 
     def with_more(self, more: Mapping[str, int]) -> "NodeAdvertisement":
-        """Return the same with larger amounts of resources that are written into node status."""
         node_status = {
             name: amount + more.get(name, 0) for name, amount in self.node_status.items()
         }

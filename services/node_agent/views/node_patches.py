@@ -15,7 +15,6 @@ from shared.model.quantity import timestamp
 TRANSITION_TIME = "lastTransitionTime"
 
 DeviceEntry = Mapping[str, Any]
-"""An entry of `spec.devices`."""
 
 
 def merge_own_entries(
@@ -43,7 +42,6 @@ def _entries(text: str | None) -> list[str]:
 def new_object(
     wanted: NodeObject, node: NodeName, node_uid: str, *, now_s: float
 ) -> dict[str, Any]:
-    """Return the complete object, owned by its node."""
     _, _, group, version, _ = wanted.collection.split("/")
     return {
         "apiVersion": f"{group}/{version}",
@@ -69,7 +67,6 @@ def new_object(
 def changes_to(
     wanted: NodeObject, labels: Mapping[str, str], devices: Sequence[DeviceEntry], *, now_s: float
 ) -> dict[str, Any]:
-    """Return the merge patch for a stored object; empty if it is up to date."""
     stale_labels = {key: text for key, text in wanted.labels.items() if labels.get(key) != text}
     dated = date_conditions(wanted.devices, devices, now_s=now_s)
     changes: dict[str, Any] = {}

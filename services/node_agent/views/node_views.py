@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 NODES = "/api/v1/nodes"
 COMPARE_S = 30.0
-"""Interval of reads of the Node object, although it is watched."""
 OBJECT_RETRY_S = 60.0
 """Before a custom object is retried whose kind is not defined, or which we may not write."""
 REPLY_S = 3.0
@@ -65,7 +64,6 @@ class ViewWriter:
         """When the Node object was last read, or first to be read, by the clock's ticks."""
         self._failure = ""
         self._observed: ApiNode | None = None
-        """The Node object that the watch showed, if it must be written."""
         self._written = "0"
         """Resource version of the last write: the watch shows older ones afterwards."""
         self._reading = asyncio.Lock()
@@ -252,7 +250,6 @@ class ViewWriter:
                     backoff_s = await _back_off("pod annotations", backoff_s, error)
 
     async def _write_pod(self, lease: Lease, annotations: Mapping[str, str]) -> None:
-        """Patch the pod, if it is still the one with the lease."""
         body = {"metadata": {"uid": lease.pod, "annotations": annotations}}
         await self.client.patch_merge(pod_path(lease.namespace, lease.name), body)
 
@@ -271,7 +268,6 @@ class ViewWriter:
 
 
 async def _back_off(what: str, pause_s: float, error: LeaseholdError) -> float:
-    """Pause before the next try; return the pause after that."""
     logger.warning("%s could not be written, retrying in %g s: %s", what, pause_s, error)
     await asyncio.sleep(pause_s)
     return min(2 * pause_s, MAX_BACKOFF_S)

@@ -34,7 +34,6 @@ Any other error is a fault of the GPU, unless the value can be done without.
 ODD = (ValueError, LookupError)
 """What the library raises for a value that it cannot represent, such as text that is not UTF-8."""
 UNNAMED = "NVIDIA GPU"
-"""Model of a GPU whose driver does not report it."""
 
 
 def with_nvml(function: Callable[[], T]) -> T:
@@ -99,12 +98,10 @@ def model_of(handle: Any) -> str:
 
 
 def index_of(handle: Any, number: int) -> int:
-    """Return a GPU's minor number, or NVML's own number if the driver reports none."""
     minor = value_or(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle)), number)
     return minor if 0 <= minor <= HIGHEST_INDEX else number
 
 
 def text_of(name: str | bytes) -> str:
-    """Return NVML's text, without what cannot be printed."""
     text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
     return "".join(filter(str.isprintable, text))

@@ -49,7 +49,6 @@ MEMINFO = Path("/proc/meminfo")
 T = TypeVar("T")
 
 Links = Mapping[DeviceUuid, Mapping[DeviceUuid, int]]
-"""Scores of pairs of GPUs."""
 
 
 class NvmlGpus:
@@ -83,7 +82,6 @@ class NvmlGpus:
 
     @property
     def unreadable(self) -> Mapping[int, str]:
-        """By NVML's index, why the latest probe could not read a GPU."""
         return self._prober.unreadable
 
     async def _refresh_links(self, sound: frozenset[DeviceUuid]) -> None:
@@ -178,7 +176,6 @@ def _host_memory_mib() -> int:
 
 
 def _fault_of(handle: Any) -> Fault | None:
-    """Return the fault of a GPU that does not respond, or has broken memory, or None."""
     rows = value_or(lambda: pynvml.nvmlDeviceGetRemappedRows(handle), None)
     if rows is not None and rows[3]:
         return ROW_REMAP_FAILED

@@ -70,7 +70,6 @@ def instances(device: DeviceUuid) -> tuple[MigInstance, ...]:
 
 
 def create_instance(device: DeviceUuid, profile: int, start: int) -> int:
-    """Create a GPU instance at a memory slice, and return its ID."""
     handle = _handle(device)
     place = _first(place for place in _placements(handle, profile) if place.start == start)
     made = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(handle, profile, ctypes.byref(place))
@@ -78,7 +77,6 @@ def create_instance(device: DeviceUuid, profile: int, start: int) -> int:
 
 
 def create_compute(device: DeviceUuid, gi: int) -> None:
-    """Create the compute instance that fills a GPU instance."""
     handle = _handle(device)
     gpu_instance = pynvml.nvmlDeviceGetGpuInstanceById(handle, gi)
     number = pynvml.nvmlGpuInstanceGetInfo(gpu_instance).profileId
@@ -99,7 +97,6 @@ def destroy_compute(device: DeviceUuid, gi: int, compute: int) -> None:
 
 
 def destroy_instance(device: DeviceUuid, gi: int) -> None:
-    """Destroy a GPU instance that has no compute instances."""
     pynvml.nvmlGpuInstanceDestroy(pynvml.nvmlDeviceGetGpuInstanceById(_handle(device), gi))
 
 
@@ -225,7 +222,6 @@ def _busy(handle: Any) -> frozenset[int]:
 
 
 def _first(options: Iterator[Any]) -> Any:
-    """Return the first option, or raise NVML's error for an unknown object."""
     for option in options:
         return option
     raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)

@@ -49,7 +49,6 @@ class NvmlProcesses:
         self._reader = GpuReader(count_gpus, _sample, limit_s=lambda: timeout_s)
 
     async def sample(self) -> tuple[DeviceSample, ...]:
-        """Return all devices that respond. Raises UnavailableError if none does."""
         results = (await self._reader.read_all()).values()
         errors = [result for result in results if isinstance(result, LeaseholdError)]
         if errors and len(errors) == len(results):
@@ -122,7 +121,6 @@ def _listed(handle: Any) -> list[Any]:
 
 
 def _memory_bytes(listed: list[Any]) -> dict[int, int | None]:
-    """Return each process's memory, from the entry that has it."""
     memory: dict[int, int | None] = {}
     for process in listed:
         counted = memory.get(process.pid)

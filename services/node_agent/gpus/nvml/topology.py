@@ -35,9 +35,7 @@ _ANCESTOR_SCORES: Mapping[Any, int] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PciLocation:
     address: str = ""
-    """Such as `0000:3b:00.0`, or empty."""
     root_complex: str = ""
-    """Such as `pci0000:3a`, or empty."""
     numa: int | None = None
 
 

@@ -42,7 +42,6 @@ class XidListener:
                 thread.start()
 
     def drain(self) -> tuple[Xid, ...]:
-        """Return the events since the last call."""
         events: list[Xid] = []
         while self._pending:  # threads may add events meanwhile
             xid, _ = self._pending.popitem()
