@@ -16,9 +16,11 @@ class AgentTiming:
     five minutes. An API server that was away for a minute has been queried again by then, also
     where the kubelet caches a denial for 30 s."""
     partition_step_s: float = 15.0
+    """Time limit of the driver to create or destroy one MIG instance."""
     starting_s: float = 10.0
     """How long after Allocate a pod's first process may start, although the pod was deleted."""
     registration_check_s: float = 20.0
+    """Interval between checks that a registered resource is allocatable on the node."""
     status_late_s: float = 15.0
     """How long node status may show no allocatable amount of a resource after the kubelet got its
     list. The kubelet admits pods at once, and updates the status every 10 s by default:

@@ -63,12 +63,17 @@ REPLY_S = 1.0
 logger = logging.getLogger(__name__)
 
 REPORT_S = 10.0
+"""Interval between device reports without a change."""
 CLEANUP_S = 10.0
+"""Interval between cleanups of ended pods, and between probes of the disk."""
 LEASE_SYNC_S = 30.0
+"""Interval between requests for all leases of the node."""
 LEASE_SYNC_RETRY_S = 1.0
+"""Pause after a request for all leases that got no reply."""
 MIN_REPORT_STEP_S = 0.001
 """A report is later than the one before by this, also if the clock was set back."""
 RUNTIME_S = 600.0
+"""Interval between looks at the container runtime's settings."""
 UNSERVED_S = 5.0
 """A resource that the kubelet could not allocate for this long is not reported as served."""
 REGISTRATION_LOOK_S = 1.0

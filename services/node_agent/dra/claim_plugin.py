@@ -36,6 +36,7 @@ UID_LENGTH = 64
 UID = re.compile(rf"[A-Za-z0-9-]{{1,{UID_LENGTH}}}")
 UNREGISTERED = "the kubelet has not registered the DRA driver"
 LOOK_S = 1.0
+"""Interval at which both sockets are checked."""
 HEALTH_REPEAT_S = 10.0
 """Interval of updates of the devices' health; the kubelet's limit is `HEALTH_TIMEOUT_S`."""
 HEALTH_TIMEOUT_S = 30

@@ -52,6 +52,7 @@ class DeviceHealth:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthPolicy:
     first_backoff_s: float = 30.0
+    """How long a device that is cordoned for the first time is not probed."""
     max_backoff_s: float = 960.0
     """The longest such time; it doubles up to this."""
     reset_after_s: float = 3600.0

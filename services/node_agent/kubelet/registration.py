@@ -57,6 +57,7 @@ MIN_PAUSE_S = 1.0
 
 MOST_ALIGNED_IDS = 10_000
 AMOUNTS_S = 2.0
+"""Interval between comparisons of the kubelet's checkpoint with the amounts in node status."""
 NO_AMOUNTS: Mapping[str, frozenset[str]] = {}
 
 

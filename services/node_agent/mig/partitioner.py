@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STEP_S = 15.0
+"""Time limit of the driver to create or destroy an instance."""
 
 
 class MigDriver(Protocol):

@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 SOCKET_MODE = 0o600
 IDLE_TIMEOUT_S = 30.0
+"""An idle connection is closed after this time."""
 MAX_POSITIONS = 64
 _CREDENTIALS = struct.Struct("3i")
 

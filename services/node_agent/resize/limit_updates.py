@@ -40,6 +40,7 @@ from shared.model.names import PodUid
 logger = logging.getLogger(__name__)
 
 CHECK_S = 5.0
+"""Interval between comparisons of limits with leases."""
 HOLD_S = 20.0
 """How long a lowered limit stays without an update of its lease; a resize ends well before."""
 LATER_S = 0.001

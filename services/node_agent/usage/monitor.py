@@ -65,6 +65,7 @@ MAX_QUEUED = 256
 SCAN_S = 5.0
 """Interval of scans of processes and memory: use beyond a lease is noticed this late, at most."""
 REPORT_AGAIN_S = 300.0
+"""Interval between reports of an ongoing violation."""
 ALL_CORES = 100
 LASTING_S = 30.0
 """The library looks for a dead holder of its lock after 10 s, and for the PID of a process before

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 NODES = "/api/v1/nodes"
 COMPARE_S = 30.0
+"""Interval of reads of the Node object, although it is watched."""
 OBJECT_RETRY_S = 60.0
 """Before a custom object is retried whose kind is not defined, or which we may not write."""
 REPLY_S = 3.0
