@@ -159,7 +159,7 @@ def encode_reservation(
             most_bytes = max(most_bytes, len(demand) + len(shares) + grants_bytes)
         _check_lease(_NUMBERS_BYTES + len(pieces[0]) + len(pieces[1]) + most_bytes)
     except _UNENCODABLE as error:
-        return TooLarge(pod=wanted.pod, reason=str(error))
+        return TooLarge(pod=wanted.pod, reason=_reason(error))
     return pieces
 
 
@@ -210,11 +210,15 @@ def encode_leases(
         try:
             value = encode_lease(lease)
         except _UNENCODABLE as error:
-            refused.append((lease, str(error)))
+            refused.append((lease, _reason(error)))
         else:
             packed.append(lease)
             values.append(value)
     return packed, values, refused
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, RequestError) else f"a field is out of bounds: {error}"
 
 
 def encode_lease(lease: Lease) -> bytes:
