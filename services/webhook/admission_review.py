@@ -144,7 +144,7 @@ class NewAllocation:
         """Return the decision on the write; an empty reply leaves it as it is."""
         if reply.refusal:
             return AdmissionDecision(allowed=False, message=reply.refusal, code=FORBIDDEN)
-        patches = [add(f"{DEVICES}/-", msgspec.Raw(each.encode())) for each in reply.devices]
+        patches = [add(f"{DEVICES}/-", msgspec.Raw(device.encode())) for device in reply.devices]
         if patches and not self.has_statuses:
             patches.insert(0, add(DEVICES, []))
         return AdmissionDecision(allowed=True, patches=tuple(patches))

@@ -81,18 +81,20 @@ def rename_amounts(
     Raises RequestError for both names of one resource.
     """
     amounts = container.amounts
-    found = {other: name for other, name in names.items() if other in amounts}
-    for other, name in found.items():
+    renamed_amounts = {other: name for other, name in names.items() if other in amounts}
+    for other, name in renamed_amounts.items():
         if name in amounts:
             raise RequestError(
                 f"container {container.name}: {other} is another name of {name} here: write one"
             )
     limits, requests = (
-        {found.get(name, name): amount for name, amount in part.items()}
+        {renamed_amounts.get(name, name): amount for name, amount in part.items()}
         for part in (container.limits, container.requests)
     )
-    changes: dict[str, int | None] = {name: amounts[other] for other, name in found.items()}
-    changes |= dict.fromkeys(found)
+    changes: dict[str, int | None] = {
+        name: amounts[other] for other, name in renamed_amounts.items()
+    }
+    changes |= dict.fromkeys(renamed_amounts)
     renamed = replace(container, limits=limits, requests=requests)
     return renamed, tuple(complete_limits(container, changes))
 

@@ -99,14 +99,14 @@ def application(
 
 def _review_s(request: web.Request) -> float:
     """Return within how many seconds of its arrival a review is decided: half of its timeout."""
-    found = _TIMEOUT.fullmatch(request.query.get("timeout", ""))
-    return min(float(found[1]), LONGEST_TIMEOUT_S) / 2 if found else USUAL_TIMEOUT_S / 2
+    timeout = _TIMEOUT.fullmatch(request.query.get("timeout", ""))
+    return min(float(timeout[1]), LONGEST_TIMEOUT_S) / 2 if timeout else USUAL_TIMEOUT_S / 2
 
 
 def _late(request: web.Request, head: bytes) -> web.Response:
     """Deny a pod whose review has not arrived: a webhook that fails open would let it in."""
-    found = _UID.search(head)
-    uid = found[1].decode(errors="replace") if found else ""
+    match = _UID.search(head)
+    uid = match[1].decode(errors="replace") if match else ""
     body = late_response(uid, all_pods=request.path == ALL_PODS_PATH)
     return web.Response(body=body, content_type="application/json")
 

@@ -197,18 +197,18 @@ class Webhook:
         if not self.knows_callers:
             return ALLOWED
         try:
-            found = None if request.dry_run else new_allocation(request)
+            allocation = None if request.dry_run else new_allocation(request)
         except RequestError as error:
             logger.warning("an allocation is not answered: %s", error)
-            found = None
-        if found is None:
+            allocation = None
+        if allocation is None:
             return ALLOWED
         (asked,), spans = self.tracing.start(
-            "lease claim", [ClaimLeaseRequest(claim=found.claim)], kind=SpanKind.SERVER
+            "lease claim", [ClaimLeaseRequest(claim=allocation.claim)], kind=SpanKind.SERVER
         )
         fault: LeaseholdError | None = None
         try:
-            decision = found.decide(await self.lease_claim(asked))
+            decision = allocation.decide(await self.lease_claim(asked))
         except UnavailableError as error:
             decision = ALLOWED
             fault = error

@@ -67,7 +67,7 @@ class RegistrationWriter:
         }
         path = f"{CONFIGURATIONS}/{NAME}"
         try:
-            found = await self.client.read(path, WebhookConfiguration)
+            configuration_in_cluster = await self.client.read(path, WebhookConfiguration)
         except NotFoundError as error:
             if not self.url:
                 raise UnavailableError(
@@ -76,11 +76,13 @@ class RegistrationWriter:
             await self.client.create(CONFIGURATIONS, _with_clients(wanted))
             self.paths = frozenset(webhook_paths().values())
             return
-        registered = {hook.name for hook in found.webhooks} if not self.url else wanted
+        registered = (
+            {hook.name for hook in configuration_in_cluster.webhooks} if not self.url else wanted
+        )
         self.paths = frozenset(path for name, path in webhook_paths().items() if name in registered)
         changed = [
             number
-            for number, hook in enumerate(found.webhooks)
+            for number, hook in enumerate(configuration_in_cluster.webhooks)
             if hook.client_config != wanted.get(hook.name, hook.client_config)
         ]
         operations: list[dict[str, object]] = [
@@ -91,7 +93,7 @@ class RegistrationWriter:
             hooks = _with_clients(wanted)["webhooks"]
             operations = [{"op": "add", "path": "/webhooks", "value": hooks}]
         if operations:
-            version = found.metadata.resource_version
+            version = configuration_in_cluster.metadata.resource_version
             test = {"op": "test", "path": "/metadata/resourceVersion", "value": version}
             try:
                 await self.client.patch_json(path, [test, *operations])
@@ -101,7 +103,7 @@ class RegistrationWriter:
 
 
 def _with_clients(clients: Mapping[str, ClientConfig]) -> Manifest:
-    return configuration({name: msgspec.to_builtins(each) for name, each in clients.items()})
+    return configuration({name: msgspec.to_builtins(client) for name, client in clients.items()})
 
 
 PRIORITY_CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
@@ -115,8 +117,14 @@ async def default_priority_class(client: KubernetesClient) -> str:
     Of several the API server uses the one with the lowest value.
     """
     classes = await client.read(PRIORITY_CLASSES, ObjectList[PriorityClass])
-    defaults = [each for each in classes.items or () if each.global_default]
-    return min(defaults, key=lambda each: each.value).metadata.name if defaults else ""
+    defaults = [
+        priority_class for priority_class in classes.items or () if priority_class.global_default
+    ]
+    return (
+        min(defaults, key=lambda priority_class: priority_class.value).metadata.name
+        if defaults
+        else ""
+    )
 
 
 async def read_quotas(

@@ -7,6 +7,7 @@ from shared.model.names import NodeName, PodUid
 from shared.nats.bus import Bus
 
 REPLY_S = 0.9
+"""Binders sweep each second, and wait for the agents' replies."""
 
 
 async def list_terminated(bus: Bus, node: NodeName, pods: Sequence[PodUid]) -> set[PodUid]:

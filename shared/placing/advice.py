@@ -90,7 +90,7 @@ class Advice:
     def _text_of_changes(self) -> str:
         changed = " and ".join(_sentence_parts(self.changes))
         node = f"node {self.node}"
-        if self.models and any(each.place is Place.ANNOTATION for each in self.changes):
+        if self.models and any(change.place is Place.ANNOTATION for change in self.changes):
             node += f" ({self.models})"
         if self.waiting:
             return (
@@ -115,8 +115,8 @@ def _sentence_parts(changes: Iterable[Change]) -> Iterator[str]:
 
 
 def _limits_text(changes: Sequence[Change]) -> str:
-    amounts = [f"{each.name}: {each.value}" for each in changes if each.value]
-    removed = [each.name for each in changes if not each.value]
+    amounts = [f"{change.name}: {change.value}" for change in changes if change.value]
+    removed = [change.name for change in changes if not change.value]
     texts = [f"set {', '.join(amounts)}"] * bool(amounts)
     return " and ".join(texts + [f"remove {', '.join(removed)}"] * bool(removed))
 
@@ -138,13 +138,13 @@ def _text(change: Change) -> str:
 def changes_between(before: PodRequest, after: PodRequest) -> tuple[Change, ...]:
     """Return the changes of the pod's manifest that lead from one request to the other."""
     dialect = DIALECTS.get(before.dialect)
-    found = list[Change]()
+    changes = list[Change]()
     if dialect is not None:
         for old, new in zip(before.containers, after.containers, strict=True):
-            found += _limit_changes(old, new, before, after, dialect)
+            changes += _limit_changes(old, new, before, after, dialect)
         for name, annotations in dialect.request_fields.items():
             if field_of(before, name) != field_of(after, name):
-                found += [Change(Place.ANNOTATION, each) for each in annotations]
+                changes += [Change(Place.ANNOTATION, annotation) for annotation in annotations]
     for name, amount in after.resources.items():
         beside = before.resources[name] - limits_peak(name, before)
         if amount - limits_peak(name, after) != beside:
@@ -152,9 +152,11 @@ def changes_between(before: PodRequest, after: PodRequest) -> tuple[Change, ...]
             place, container = (
                 (Place.LIMIT, after.containers[0].container) if own else (Place.TOTAL, "")
             )
-            found.append(Change(place, name, _amount(name, amount), container))
-    found += _node_changes(before.node_requirements, after.node_requirements)
-    return tuple({(each.place, each.name, each.container): each for each in found}.values())
+            changes.append(Change(place, name, _amount(name, amount), container))
+    changes += _node_changes(before.node_requirements, after.node_requirements)
+    return tuple(
+        {(change.place, change.name, change.container): change for change in changes}.values()
+    )
 
 
 def limits_peak(name: str, request: PodRequest) -> int:
@@ -197,5 +199,5 @@ def _node_changes(before: NodeRequirements, after: NodeRequirements) -> Iterator
         yield Change(Place.FIELD, "spec.affinity.nodeAffinity")
     for path in before.unsupported if not after.unsupported else ():
         yield Change(Place.FIELD, path)
-    for each in after.tolerations[len(before.tolerations) :]:
-        yield Change(Place.TOLERATION, each.key, f"{each.value}:{each.effect}")
+    for toleration in after.tolerations[len(before.tolerations) :]:
+        yield Change(Place.TOLERATION, toleration.key, f"{toleration.value}:{toleration.effect}")

@@ -42,11 +42,11 @@ def matches_labels(selector: Iterable[LabelRequirement], labels: Mapping[str, st
 
 
 def repelled_from(
-    found: Iterable[Domain], namespace: Namespace, labels: Mapping[str, str]
+    repelling: Iterable[Domain], namespace: Namespace, labels: Mapping[str, str]
 ) -> RepelledFrom:
     """Return the values of node labels that a pod is repelled from, sorted by label."""
     values: dict[str, set[str]] = {}
-    for term, value in found:
+    for term, value in repelling:
         if selects(term, namespace, labels):
             values.setdefault(term.topology_key, set()).add(value)
     return tuple((key, frozenset(values[key])) for key in sorted(values))
@@ -60,6 +60,6 @@ def with_repelled(request: PodRequest, repelled: RepelledFrom) -> PodRequest:
     return structs.replace(request, node_requirements=requirements)
 
 
-def repelled_request(queued: PodQueued, found: Iterable[Domain]) -> PodRequest:
+def repelled_request(queued: PodQueued, repelling: Iterable[Domain]) -> PodRequest:
     """Return a pod's request with what it is repelled from in any of the domains."""
-    return with_repelled(queued.request, repelled_from(found, queued.namespace, queued.labels))
+    return with_repelled(queued.request, repelled_from(repelling, queued.namespace, queued.labels))

@@ -121,13 +121,13 @@ def matches_term(term: tuple[NodeTerm, ...], facts: NodeFacts) -> bool:
 
 
 def _requirement_holds(need: NodeTerm, facts: NodeFacts) -> bool:
-    found: str | None
+    text: str | None
     if need.field:
-        found = facts.name if need.key == "metadata.name" else None
+        text = facts.name if need.key == "metadata.name" else None
     else:
-        found = facts.labels.get(need.key)
+        text = facts.labels.get(need.key)
     check = _OPERATORS.get(need.operator)
-    return check is not None and check(found, need.values)
+    return check is not None and check(text, need.values)
 
 
 _COMPARISONS = {"Gt": 1, "Lt": -1}
@@ -135,16 +135,16 @@ _INTEGER = re.compile(r"[+-]?0{0,99}[0-9]{1,18}")
 """Within int64, with which kubelets compare: they reject a pod that they understand differently."""
 _OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = {
     **LABEL_OPERATORS,
-    "Gt": lambda found, values: _larger(found, values, by=_COMPARISONS["Gt"]),
-    "Lt": lambda found, values: _larger(found, values, by=_COMPARISONS["Lt"]),
+    "Gt": lambda text, values: _larger(text, values, by=_COMPARISONS["Gt"]),
+    "Lt": lambda text, values: _larger(text, values, by=_COMPARISONS["Lt"]),
 }
 
 
-def _larger(found: str | None, values: Sequence[str], *, by: int) -> bool:
+def _larger(label: str | None, values: Sequence[str], *, by: int) -> bool:
     """Return whether both are integers, as Go parses them, and the label's is larger (`by` 1)."""
-    if found is None or len(values) != 1:
+    if label is None or len(values) != 1:
         return False
-    numbers = [int(text) for text in (found, values[0]) if _INTEGER.fullmatch(text)]
+    numbers = [int(text) for text in (label, values[0]) if _INTEGER.fullmatch(text)]
     return len(numbers) == 2 and (numbers[0] - numbers[1]) * by > 0
 
 

@@ -161,7 +161,7 @@ def _random_nodes(best: BestNodes, rng: Rng) -> Iterator[MirroredNode]:
 def place_before(request: PodRequest, index: NodeIndex, end: float) -> tuple[Placement, ...]:
     """Place a pod on a node with devices that are claimed for starts after its end; or nowhere."""
     claimed = index.mirror.claimed.values()
-    nodes = {each.node for each in claimed if each.ledger_use.claimed_until >= end}
+    nodes = {device.node for device in claimed if device.ledger_use.claimed_until >= end}
     for node in sorted(nodes, key=lambda node: node.name):
         picks = devices_on(request, index.without_claims(node, end))
         if picks is not None:
@@ -280,10 +280,12 @@ def _nodes_of(
     return _in_turn(tight, index.sets.random_nodes(fitting, TRIED_NODES, rng))
 
 
-def _in_turn(one: Iterator[MirroredNode], other: Iterator[MirroredNode]) -> Iterator[MirroredNode]:
+def _in_turn(
+    first: Iterator[MirroredNode], other: Iterator[MirroredNode]
+) -> Iterator[MirroredNode]:
     """Yield nodes of both in turn, each node once, up to `TRIED_NODES` of each."""
     seen = set[MirroredNode]()
-    for pair in zip_longest(islice(one, TRIED_NODES), other):
+    for pair in zip_longest(islice(first, TRIED_NODES), other):
         for node in pair:
             if node is not None and node not in seen:
                 seen.add(node)

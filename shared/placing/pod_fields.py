@@ -61,14 +61,14 @@ def handed_over(pod: Mapping[str, object]) -> Iterator[FoundField]:
 
 
 def _find(
-    found: object, segments: list[str], path: str, when: Mapping[str, object]
+    value_above: object, segments: list[str], path: str, when: Mapping[str, object]
 ) -> Iterator[str]:
     """Yield the paths at which a field is set: empty values count as not set."""
-    if not isinstance(found, Mapping):
+    if not isinstance(value_above, Mapping):
         return
     name = segments[0].removesuffix("[]")
     is_list = segments[0].endswith("[]")
-    value = found.get(name)
+    value = value_above.get(name)
     below = segments[1:]
     path = f"{path}.{name}" if path else name
     items = [(path, value)]
@@ -79,15 +79,15 @@ def _find(
         if below:
             yield from _find(item, below, place, when)
         elif when:
-            if _has_values(item if is_list else found, when):
+            if _has_values(item if is_list else value_above, when):
                 yield place
         elif item:
             yield place
 
 
-def _has_values(found: object, values: Mapping[str, object]) -> bool:
-    return isinstance(found, Mapping) and all(
-        found.get(key) == each for key, each in values.items()
+def _has_values(item: object, values: Mapping[str, object]) -> bool:
+    return isinstance(item, Mapping) and all(
+        item.get(key) == value for key, value in values.items()
     )
 
 

@@ -79,4 +79,4 @@ def pending_pod_of(preemption: Preemption) -> PendingPod | None:
 
 def expiry(victims: Collection[Victim], notice_s: float, now: float) -> float:
     """Return when a preemption is given up: after notice, the longest grace period, and slack."""
-    return now + notice_s + max((each.grace_s for each in victims), default=0.0) + SLACK_S
+    return now + notice_s + max((victim.grace_s for victim in victims), default=0.0) + SLACK_S

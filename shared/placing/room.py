@@ -56,22 +56,22 @@ class Room:
     @property
     def leases(self) -> tuple[Lease, ...]:
         """The leases that would end."""
-        return tuple(each.lease for each in self.ends)
+        return tuple(end.lease for end in self.ends)
 
     @property
     def used_gpu_s(self) -> float:
         """GPU-seconds that these leases have used."""
-        return sum(each.used_gpu_s for each in self.ends)
+        return sum(end.used_gpu_s for end in self.ends)
 
 
 def cost_of(ends: Collection[EndableLease]) -> Cost:
     """Return the cost of a set of leases; less is cheaper."""
     return (
-        max(each.tier for each in ends),
+        max(end.tier for end in ends),
         len(ends),
-        round(sum(each.used_gpu_s for each in ends), 3),
-        -min(each.lease.created_at for each in ends),
-        tuple(sorted(f"{each.lease.namespace}/{each.lease.name}" for each in ends)),
+        round(sum(end.used_gpu_s for end in ends), 3),
+        -min(end.lease.created_at for end in ends),
+        tuple(sorted(f"{end.lease.namespace}/{end.lease.name}" for end in ends)),
     )
 
 
@@ -146,7 +146,7 @@ class ClusterTrials:
         if name != self._changed:
             self.restore()
         self._changed = name
-        ended = {each.lease.pod for each in ends}
+        ended = {end.lease.pod for end in ends}
         self.cluster.put_node(without(self.nodes[name], ended).node)
         return self.cluster.placement_on(name, request)
 
@@ -186,7 +186,7 @@ class RoomSearch:
         """
         able = self._able_nodes(candidates)
         lowest = {name: self._lowest_tier(name, among) for name, among in able.items()}
-        for tier in sorted({each.tier for among in able.values() for each in among}):
+        for tier in sorted({endable.tier for among in able.values() for endable in among}):
             up_to = {
                 name: _up_to(tier, among) for name, among in able.items() if lowest[name] <= tier
             }
@@ -197,14 +197,14 @@ class RoomSearch:
     def _able_nodes(self, candidates: Iterable[EndableLease]) -> dict[NodeName, list[EndableLease]]:
         """Return the candidates by node, where the pod fits once all of them have ended."""
         by_node: dict[NodeName, list[EndableLease]] = {}
-        for each in sorted(candidates, key=_spare_order):
-            if self._allows([each]):
-                by_node.setdefault(each.lease.node, []).append(each)
+        for endable in sorted(candidates, key=_spare_order):
+            if self._allows([endable]):
+                by_node.setdefault(endable.lease.node, []).append(endable)
         return {name: by_node[name] for name in sorted(by_node) if self._fits(name, by_node[name])}
 
     def _lowest_tier(self, name: NodeName, among: Sequence[EndableLease]) -> tuple[int, ...]:
         """Return the lowest tier with which the pod fits once all leases up to it have ended."""
-        tiers = sorted({each.tier for each in among})
+        tiers = sorted({endable.tier for endable in among})
         return tiers[
             bisect_left(tiers[:-1], True, key=lambda tier: self._fits(name, _up_to(tier, among)))
         ]
@@ -214,17 +214,19 @@ class RoomSearch:
     ) -> Iterator[Room]:
         """Yield rooms whose worst lease is of the tier, which no lease in `able` exceeds."""
         tried = dict.fromkeys(able, 0)
-        found = set[NodeName]()
+        nodes_with_room = set[NodeName]()
         spared: list[Endables] = []
         size = 0
         while (tried or spared) and size < self._most_leases:
             size += 1
             sets, too_many = self._sets_of_size(size, able, tried)
-            spared += [self._spared(name, able[name]) for name in too_many if name not in found]
+            spared += [
+                self._spared(name, able[name]) for name in too_many if name not in nodes_with_room
+            ]
             sets += [ends for ends in spared if len(ends) <= size]
             spared = [ends for ends in spared if len(ends) > size]
             for room in self._fitting(tier, sets):
-                found.add(room.placement.node)
+                nodes_with_room.add(room.placement.node)
                 yield room
 
     def _sets_of_size(
@@ -246,7 +248,7 @@ class RoomSearch:
 
     def _fitting(self, tier: tuple[int, ...], sets: Iterable[Endables]) -> Iterator[Room]:
         costs = ((cost_of(ends), ends) for ends in sets if self._allows(ends))
-        for cost, ends in sorted(costs, key=lambda each: each[0]):
+        for cost, ends in sorted(costs, key=lambda entry: entry[0]):
             placement = self._placement(ends[0].lease.node, ends) if cost[0] == tier else None
             if placement is not None:
                 yield Room(placement=placement, ends=ends)
@@ -264,10 +266,14 @@ class RoomSearch:
             yield from combinations(among, size)
             return
         seen: set[tuple[PodUid, ...]] = set()
-        for device in sorted({share.device for each in among for share in each.lease.shares}):
-            on_it = [each for each in among if any(s.device == device for s in each.lease.shares)]
+        for device in sorted({share.device for endable in among for share in endable.lease.shares}):
+            on_it = [
+                endable
+                for endable in among
+                if any(s.device == device for s in endable.lease.shares)
+            ]
             for ends in combinations(on_it, size):
-                pods = tuple(each.lease.pod for each in ends)
+                pods = tuple(endable.lease.pod for endable in ends)
                 if pods not in seen:
                     seen.add(pods)
                     yield ends
@@ -275,19 +281,19 @@ class RoomSearch:
     def _spared(self, name: NodeName, among: Sequence[EndableLease]) -> Endables:
         """Spare leases one by one, the most expensive first, as long as the pod fits."""
         ends = list(among)
-        for each in reversed(among):
-            fewer = [other for other in ends if other is not each]
+        for endable in reversed(among):
+            fewer = [other for other in ends if other is not endable]
             if fewer and self._fits(name, fewer):
                 ends = fewer
         return tuple(ends)
 
 
 def _up_to(tier: tuple[int, ...], among: Sequence[EndableLease]) -> list[EndableLease]:
-    return [each for each in among if each.tier <= tier]
+    return [endable for endable in among if endable.tier <= tier]
 
 
-def _spare_order(each: EndableLease) -> tuple[tuple[int, ...], float, PodUid]:
-    return (each.tier, each.used_gpu_s, each.lease.pod)
+def _spare_order(endable: EndableLease) -> tuple[tuple[int, ...], float, PodUid]:
+    return (endable.tier, endable.used_gpu_s, endable.lease.pod)
 
 
 def rooms_by_few(

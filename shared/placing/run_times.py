@@ -53,18 +53,18 @@ class RunTimes:
 
     def expected_s(self, lease: Lease) -> float | None:
         """Return how long the pod of a lease is expected to run; None: too few ended before."""
-        known = self.series.get(series_of(lease.namespace, lease.name)) if self.series else None
-        return math.exp(known.log_mean_s) if known and known.runs >= LEAST_RUNS else None
+        series = self.series.get(series_of(lease.namespace, lease.name)) if self.series else None
+        return math.exp(series.log_mean_s) if series and series.runs >= LEAST_RUNS else None
 
     def learn(self, ended: Iterable[tuple[Lease, float]]) -> None:
         """Add how many seconds the pods of leases ran."""
         for lease, run_s in ended:
             name = series_of(lease.namespace, lease.name)
             seconds = math.log(min(max(run_s, 1.0), MOST_RUN_S))
-            known = self.series.pop(name, RunSeries())
-            weight = max(NEWEST_WEIGHT, 1 / (known.runs + 1))
-            mean = known.log_mean_s + weight * (seconds - known.log_mean_s)
-            self.series[name] = RunSeries(known.runs + 1, mean)
+            series = self.series.pop(name, RunSeries())
+            weight = max(NEWEST_WEIGHT, 1 / (series.runs + 1))
+            mean = series.log_mean_s + weight * (seconds - series.log_mean_s)
+            self.series[name] = RunSeries(series.runs + 1, mean)
         self._forget()
 
     def _forget(self) -> None:

@@ -76,12 +76,14 @@ class PlannedStart:
     @property
     def nodes(self) -> tuple[NodeName, ...]:
         """The nodes on which they run."""
-        return tuple(dict.fromkeys(each.node for each in self.placements if each))
+        return tuple(dict.fromkeys(placement.node for placement in self.placements if placement))
 
     @property
     def devices(self) -> frozenset[DeviceUuid]:
         """The devices that the pods get."""
-        return frozenset(share.device for each in self.placements if each for share in each.shares)
+        return frozenset(
+            share.device for placement in self.placements if placement for share in placement.shares
+        )
 
 
 def lease_end(lease: Lease, now: float, learned_s: float | None = None) -> LeaseEnd | None:
@@ -169,11 +171,11 @@ def plan_start(
     totals = list(nodes)
     ends = [
         (end, lease)
-        for each in totals
-        for lease in each.leases
+        for node_totals in totals
+        for lease in node_totals.leases
         if (end := end_of(lease)) is not None and end.at <= before
     ]
-    ends.sort(key=lambda each: (each[0].at, each[1].pod))
+    ends.sort(key=lambda entry: (entry[0].at, entry[1].pod))
     search = _Search(requests, needed, totals, ends, trials or StartTrials())
     return search.earliest(now, is_bounded=before < inf)
 
@@ -191,7 +193,7 @@ class WaitingUnit:
     @property
     def priority(self) -> int:
         """The highest of its pods' priorities."""
-        return max(each.queued.request.priority for each in self.pods)
+        return max(pod.queued.request.priority for pod in self.pods)
 
     @property
     def namespace(self) -> Namespace:
@@ -201,12 +203,12 @@ class WaitingUnit:
     @property
     def since(self) -> float:
         """How long it has waited: Unix seconds of the first."""
-        return min(each.waiting_since for each in self.pods)
+        return min(pod.waiting_since for pod in self.pods)
 
     def requests(self, nodes: Iterable[NodeTotals]) -> list[PodRequest]:
         """Return the requests of its pods, with what repels them from nodes."""
-        found = all_domains(totals.node.facts for totals in nodes)
-        return [repelled_request(each.queued, found) for each in self.pods]
+        repelling = all_domains(totals.node.facts for totals in nodes)
+        return [repelled_request(pod.queued, repelling) for pod in self.pods]
 
 
 def waiting_units(
@@ -217,27 +219,27 @@ def waiting_units(
     A pod without a gang has to have waited for `after_s`.
     """
     running = {lease.gang for totals in nodes for lease in totals.leases if lease.gang}
-    found = defaultdict[str, list[WaitingPod]](list)
-    for each in waiting:
-        queued = each.queued
-        gang = each.queued.request.gang
-        if queued.by_kube_scheduler or each.refusal.permanent or each.refusal.quota:
+    gangs = defaultdict[str, list[WaitingPod]](list)
+    for waiting_pod in waiting:
+        queued = waiting_pod.queued
+        gang = waiting_pod.queued.request.gang
+        if queued.by_kube_scheduler or waiting_pod.refusal.permanent or waiting_pod.refusal.quota:
             continue
         if gang is not None and gang.min_member > 1:
-            found[gang.name].append(each)
-        elif now - each.waiting_since >= after_s and queued.request.containers:
-            found[queued.pod].append(each)
+            gangs[gang.name].append(waiting_pod)
+        elif now - waiting_pod.waiting_since >= after_s and queued.request.containers:
+            gangs[queued.pod].append(waiting_pod)
     units = list[WaitingUnit]()
-    for id_, pods in found.items():
+    for id_, pods in gangs.items():
         gang = pods[0].queued.request.gang
         if gang is None or gang.min_member <= 1:
             units.append(WaitingUnit(id=id_, pods=tuple(pods), needed=1, gang=None))
             continue
-        kinds = {placement_key(each.queued.request) for each in pods}
-        has_gpus = any(each.queued.request.containers for each in pods)
+        kinds = {placement_key(pod.queued.request) for pod in pods}
+        has_gpus = any(pod.queued.request.containers for pod in pods)
         is_whole = len(pods) >= gang.min_member and id_ not in running
         if is_whole and has_gpus and len(kinds) <= MOST_KINDS:
-            pods.sort(key=lambda each: each.queued.request.size, reverse=True)
+            pods.sort(key=lambda pod: pod.queued.request.size, reverse=True)
             units.append(WaitingUnit(id=id_, pods=tuple(pods), needed=gang.min_member, gang=gang))
     return units
 
@@ -254,7 +256,7 @@ def with_some_end(end_of: Callable[[Lease], LeaseEnd | None]) -> Callable[[Lease
 
 def no_end_text(endless: Sequence[Lease], visible: Callable[[Namespace], bool]) -> str:
     """Return which leases without a known end have to end before a start."""
-    seen = [f"{each.namespace}/{each.name}" for each in endless if visible(each.namespace)]
+    seen = [f"{lease.namespace}/{lease.name}" for lease in endless if visible(lease.namespace)]
     named = seen[:MOST_NAMED]
     left = len(endless) - len(named)
     if named:
@@ -305,8 +307,8 @@ class StartTrials:
             ended[lease.node].add(lease.pod)
         for totals in nodes:
             name = totals.node.facts.name
-            known, pods = self._put.get(name, (None, None))
-            if known is not totals or pods != ended[name]:
+            last_totals, pods = self._put.get(name, (None, None))
+            if last_totals is not totals or pods != ended[name]:
                 self.cluster.put_node(without(totals, ended[name]).node)
                 self._put[name] = totals, ended[name]
 
@@ -387,10 +389,10 @@ class _Search:
     def _placed_after(self, ended: int) -> tuple[Placement | None, ...]:
         """Place the pods once the first so many leases have ended; empty: they do not fit."""
         self._trials.end(self._nodes.values(), (lease for _, lease in self._ends[:ended]))
-        found = dict[int, Placement]()
+        placements = dict[int, Placement]()
         refused: PodRequest | None = None
         for number, request in enumerate(self._requests):
-            if len(found) == self._needed:
+            if len(placements) == self._needed:
                 break
             if request == refused:
                 continue
@@ -398,9 +400,9 @@ class _Search:
             if isinstance(result, NoFit):
                 refused = request
             else:
-                found[number] = result
-        for number in found:
+                placements[number] = result
+        for number in placements:
             self._trials.cluster.remove(PodUid(str(number)))
-        if len(found) < self._needed:
+        if len(placements) < self._needed:
             return ()
-        return tuple(map(found.get, range(len(self._requests))))
+        return tuple(map(placements.get, range(len(self._requests))))

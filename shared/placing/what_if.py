@@ -96,7 +96,7 @@ class Forecast(View, frozen=True, kw_only=True):
     @property
     def waiting(self) -> tuple[TriedOutcome, ...]:
         """Those that would wait."""
-        return tuple(each for each in self.pods if not each.node)
+        return tuple(pod for pod in self.pods if not pod.node)
 
 
 def forecast(
@@ -132,7 +132,7 @@ def forecast(
         outcomes.append(structs.replace(outcome, refusal=refusal.text, room=room))
     if end_of is not None:
         planned = StartTrials()
-        first = [pod.request for pod, found in zip(pods, outcomes, strict=True) if found.node]
+        first = [pod.request for pod, outcome in zip(pods, outcomes, strict=True) if outcome.node]
         for numbers in islice(by_origin.values(), MOST_PLANNED):
             tried = first + [pods[number].request for number in numbers]
             plan = plan_start(tried, len(tried), nodes, end_of, now=now, trials=planned)
@@ -158,14 +158,14 @@ def _room(
     def may_end(lease: Lease) -> bool:
         return not lease.claim and visible(lease.namespace)
 
-    found = next(rooms_by_few(request, trials, may_end, now=now), None)
+    room = next(rooms_by_few(request, trials, may_end, now=now), None)
     trials.restore()
-    if found is None:
+    if room is None:
         return None
     return RoomView(
-        node=found.placement.node,
-        leases=tuple(f"{lease.namespace}/{lease.name}" for lease in found.leases),
-        gpu_s_used=round(found.used_gpu_s, 3),
+        node=room.placement.node,
+        leases=tuple(f"{lease.namespace}/{lease.name}" for lease in room.leases),
+        gpu_s_used=round(room.used_gpu_s, 3),
     )
 
 
@@ -173,8 +173,10 @@ def _additions(waiting: Sequence[PodRequest], nodes: Iterable[NodeTotals]) -> li
     kinds: dict[Hashable, LedgerNode] = {}
     for totals in nodes:
         kinds.setdefault(_kind(totals.node), totals.node)
-    found = [each for example in kinds.values() if (each := _addition(waiting, example)).pods]
-    return sorted(found, key=lambda each: (-each.pods, each.count * len(each.gpus), each.like))
+    additions = [added for example in kinds.values() if (added := _addition(waiting, example)).pods]
+    return sorted(
+        additions, key=lambda added: (-added.pods, added.count * len(added.gpus), added.like)
+    )
 
 
 def _addition(waiting: Sequence[PodRequest], example: LedgerNode) -> AddedNodes:

@@ -67,8 +67,8 @@ def requirements_of(selector: LabelSelector) -> Selector:
     """Return all that a selector requires."""
     equal = (LabelRequirement(key, "In", (value,)) for key, value in selector.match_labels.items())
     others = (
-        LabelRequirement(each.key, each.operator, each.values)
-        for each in selector.match_expressions
+        LabelRequirement(requirement.key, requirement.operator, requirement.values)
+        for requirement in selector.match_expressions
     )
     return tuple(sorted((*equal, *others)))
 

@@ -179,7 +179,9 @@ class PodParser:
                 (spec.host_network, spec.host_users),
                 (spec.active_deadline_seconds, spec.termination_grace_period_seconds),
                 runs_on(pod.metadata),
-                [each for each in spec.volumes if each != Volume(each.name)] if ours else (),
+                [volume for volume in spec.volumes if volume != Volume(volume.name)]
+                if ours
+                else (),
                 _running(pod),
             )
         )
@@ -286,8 +288,8 @@ def _with_exclusive_cpus(
         if limited["cpu"] % 1000 == 0:
             cpus[container.name] = limited["cpu"] // 1000
     return tuple(
-        structs.replace(each, exclusive_cpus=cpus.get(each.container, 0))
-        for each in requests_of_gpus
+        structs.replace(gpu_request, exclusive_cpus=cpus.get(gpu_request.container, 0))
+        for gpu_request in requests_of_gpus
     )
 
 
@@ -298,10 +300,13 @@ def pod_resources(pod: ApiPod) -> dict[str, int]:
     """
     running = _running(pod)
     init = [
-        (_requests(each, running), each.restart_policy != SIDECAR)
-        for each in pod.spec.init_containers
+        (_requests(container, running), container.restart_policy != SIDECAR)
+        for container in pod.spec.init_containers
     ]
-    requests = [*init, *((_requests(each, running), False) for each in pod.spec.containers)]
+    requests = [
+        *init,
+        *((_requests(container, running), False) for container in pod.spec.containers),
+    ]
     at_once = {
         key: peak(((amounts.get(key, 0), ends_first) for amounts, ends_first in requests), 0)
         for key in dict.fromkeys(chain.from_iterable(amounts for amounts, _ in requests))
@@ -322,8 +327,11 @@ def _running(pod: ApiPod) -> dict[str, Quantities]:
         return {}
     statuses = (*pod.status.init_container_statuses, *pod.status.container_statuses)
     return {
-        each.name: {**(each.resources or Resources()).requests, **each.allocated_resources}
-        for each in statuses
+        container_status.name: {
+            **(container_status.resources or Resources()).requests,
+            **container_status.allocated_resources,
+        }
+        for container_status in statuses
     }
 
 
@@ -371,13 +379,20 @@ def node_requirements(pod: ApiPod) -> NodeRequirements:
             Toleration(key=t.key, operator=t.operator or "Equal", value=t.value, effect=t.effect)
             for t in spec.tolerations
         ),
-        unsupported=tuple(found.path for found in handed_over({"spec": msgspec.to_builtins(spec)})),
+        unsupported=tuple(
+            field_of_pod.path for field_of_pod in handed_over({"spec": msgspec.to_builtins(spec)})
+        ),
     )
 
 
 def _terms(term: NodeSelectorTerm) -> tuple[NodeTerm, ...]:
     return tuple(
-        NodeTerm(key=one.key, operator=one.operator, values=one.values, field=field)
+        NodeTerm(
+            key=requirement.key,
+            operator=requirement.operator,
+            values=requirement.values,
+            field=field,
+        )
         for requirements, field in ((term.match_expressions, False), (term.match_fields, True))
-        for one in requirements
+        for requirement in requirements
     )

@@ -260,7 +260,8 @@ def _search_fault(value: str, *, has_source: bool) -> str:
 
 def _searches_library(value: str) -> bool:
     return any(
-        f"{normalized(each)}/".startswith(f"{LIBRARY_DIRECTORY}/") for each in value.split(":")
+        f"{normalized(directory)}/".startswith(f"{LIBRARY_DIRECTORY}/")
+        for directory in value.split(":")
     )
 
 

@@ -52,7 +52,9 @@ def snapshot_of(pod: ApiPod) -> PodSnapshot:
     metadata = pod.metadata
     spec = pod.spec
     grace_s = spec.termination_grace_period_seconds
-    conditions = (each for each in pod.status.conditions if each.type == "PodScheduled")
+    conditions = (
+        condition for condition in pod.status.conditions if condition.type == "PodScheduled"
+    )
     return PodSnapshot(
         PodUid(metadata.uid),
         NodeName(spec.node_name) or None,
@@ -61,7 +63,7 @@ def snapshot_of(pod: ApiPod) -> PodSnapshot:
         resource_version=metadata.resource_version,
         annotations=metadata.annotations,
         labels=metadata.labels,
-        owner=next((each.uid for each in metadata.owner_references if each.controller), ""),
+        owner=next((owner.uid for owner in metadata.owner_references if owner.controller), ""),
         priority=spec.priority or 0,
         preempts=spec.preemption_policy != "Never",
         grace_s=30.0 if grace_s is None else grace_s,

@@ -111,21 +111,23 @@ class PodView(PodManifest):
     @cached_property
     def handed_over(self) -> tuple[FoundField, ...]:
         """The first fields that only kube-scheduler supports."""
-        found = handed_over({"spec": msgspec.to_builtins(self.spec)})
-        return tuple(islice(found, MOST_HANDED_OVER))
+        fields = handed_over({"spec": msgspec.to_builtins(self.spec)})
+        return tuple(islice(fields, MOST_HANDED_OVER))
 
     @property
     def host_paths(self) -> Mapping[str, str]:
         """Path by volume name."""
-        return {each.name: each.host_path.path for each in self.spec.volumes if each.host_path}
+        return {
+            volume.name: volume.host_path.path for volume in self.spec.volumes if volume.host_path
+        }
 
     @property
     def empty_dirs(self) -> frozenset[str]:
         """Names of volumes of the kind `emptyDir`."""
         return frozenset(
-            each.name
-            for each in self.spec.volumes
-            if isinstance(each, FullVolume) and each.empty_dir is not None
+            volume.name
+            for volume in self.spec.volumes
+            if isinstance(volume, FullVolume) and volume.empty_dir is not None
         )
 
 
@@ -172,7 +174,7 @@ def view_of(pod: ApiPod, namespace: str = "") -> PodView:
 
 def runs_on(meta: ObjectMeta) -> bool:
     """Return whether a DaemonSet, or a node's kubelet, runs the pod for ever."""
-    return any(each.controller and each.kind in NODE_OWNERS for each in meta.owner_references)
+    return any(owner.controller and owner.kind in NODE_OWNERS for owner in meta.owner_references)
 
 
 def _container(container: Container, path: str, kind: str) -> PodContainer:
@@ -197,7 +199,7 @@ def _container(container: Container, path: str, kind: str) -> PodContainer:
         has_claims=bool(resources.claims),
         variables={name: variable.value for name, variable in variables.items()},
         places={variable.name: place for place, variable in enumerate(full.env)},
-        value_from=frozenset(name for name, one in variables.items() if one.value_from),
+        value_from=frozenset(name for name, variable in variables.items() if variable.value_from),
         prefixes=tuple(source.prefix for source in full.env_from),
         image=full.image,
         mounts=tuple(_mounts(container)),
@@ -209,7 +211,7 @@ def _container(container: Container, path: str, kind: str) -> PodContainer:
 
 def _mounts(container: Container) -> Iterator[ContainerMount]:
     if not isinstance(container, FullContainer):
-        yield from (ContainerMount(path=each.mount_path) for each in container.volume_mounts)
+        yield from (ContainerMount(path=mount.mount_path) for mount in container.volume_mounts)
         return
     for mount in container.volume_mounts:
         partial = mount.sub_path or mount.sub_path_expr or mount.read_only

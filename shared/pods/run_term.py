@@ -40,7 +40,7 @@ def deadline_s(pod: PodView, quota: Quota | None = None) -> int | None:
     """
     spec = _seconds(pod.spec.active_deadline_seconds)
     annotated = _annotated(pod, MAX_RUN_TIME)
-    given = min((each for each in (spec, annotated) if each is not None), default=None)
+    given = min((seconds for seconds in (spec, annotated) if seconds is not None), default=None)
     if quota is None or pod.runs_on:
         return given
     if given is None:

@@ -173,9 +173,9 @@ def pods_on_empty_nodes(
     """
     inventory = index.mirror.inventory_changes.end
     key = (placement_key(request), most, as_is)
-    known = index.pods_on_empty.get(key)
-    if known is not None and known[0] == inventory:
-        return known[1]
+    cached = index.pods_on_empty.get(key)
+    if cached is not None and cached[0] == inventory:
+        return cached[1]
     if len(index.pods_on_empty) >= CACHED_COUNTS:
         index.pods_on_empty.clear()
     count = 0
@@ -283,7 +283,7 @@ def changed_verdicts(
 
     So a gang of a thousand pods that still does not fit does not cost a thousand writes.
     """
-    known = {
+    stored = {
         waiting.queued.pod: (waiting.refusal.reason, waiting.queued.request)
         for waiting in enrollment.waiting
         if not waiting.receives_offers
@@ -291,7 +291,7 @@ def changed_verdicts(
     return [
         event
         for event in members
-        if event.pod in included or known.get(event.pod) != (refusal.reason, event.request)
+        if event.pod in included or stored.get(event.pod) != (refusal.reason, event.request)
     ]
 
 

@@ -79,13 +79,18 @@ def reservation_spans(
     Yields what is to be reserved, so that spans of a lease become children of that of its
     reservation, and the list of outcomes, to be filled.
     """
-    spans = [tracing.span("reserve devices", one.trace, _attributes(one)) for one in wanted]
+    spans = [
+        tracing.span("reserve devices", reservation.trace, _attributes(reservation))
+        for reservation in wanted
+    ]
     outcomes: list[ReservationOutcome] = []
     try:
         yield (
             [
-                one if span is None else structs.replace(one, trace=telemetry.context_of(span))
-                for one, span in zip(wanted, spans, strict=True)
+                reservation
+                if span is None
+                else structs.replace(reservation, trace=telemetry.context_of(span))
+                for reservation, span in zip(wanted, spans, strict=True)
             ],
             outcomes,
         )

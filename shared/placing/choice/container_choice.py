@@ -229,11 +229,11 @@ def choose_mig_instances(
         ):
             continue
         layout, taken, free_mib = instance_availability(device, container, request, pod_uses)
-        found = find_instance(
+        instance = find_instance(
             device.layout_shapes, layout, taken, need_mib=need_mib, free_mib=free_mib
         )
-        if found is not None:
-            chosen.append((container, device, found[1], found[0]))
+        if instance is not None:
+            chosen.append((container, device, instance[1], instance[0]))
             if len(chosen) == enough:
                 break
     return _best_together(container, request, chosen)
@@ -458,18 +458,18 @@ PairScores = list[list[int]]
 
 
 def _pair_scores(devices: Sequence[MirroredDevice]) -> PairScores:
-    return [[_pair_score(one, other) for other in devices] for one in devices]
+    return [[_pair_score(device, other) for other in devices] for device in devices]
 
 
 _LINK_WEIGHT = 1 << 10
 """Links come before NUMA nodes: no set of devices has so many pairs on one NUMA node."""
 
 
-def _pair_score(one: MirroredDevice, other: MirroredDevice) -> int:
-    link = one.device.links.get(other.uuid, 0)
-    if link != other.device.links.get(one.uuid, 0):
+def _pair_score(device: MirroredDevice, other: MirroredDevice) -> int:
+    link = device.device.links.get(other.uuid, 0)
+    if link != other.device.links.get(device.uuid, 0):
         link = 0
-    same_numa = one.device.numa is not None and one.device.numa == other.device.numa
+    same_numa = device.device.numa is not None and device.device.numa == other.device.numa
     return link * _LINK_WEIGHT + same_numa
 
 
@@ -482,7 +482,7 @@ def _best_of_all(scores: PairScores, wanted: int) -> tuple[int, Positions]:
 
 
 def _set_score(scores: PairScores, positions: Positions) -> int:
-    return sum(scores[one][other] for one, other in combinations(positions, 2))
+    return sum(scores[position][other] for position, other in combinations(positions, 2))
 
 
 def _best_grown(scores: PairScores, wanted: int) -> tuple[int, Positions]:

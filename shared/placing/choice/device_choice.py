@@ -157,7 +157,7 @@ def numa_cpus(picks: Sequence[DevicePick]) -> dict[str, int]:
             if name in device.node.free_resources:
                 of_containers = taken.setdefault(name, {})
                 of_containers[container.container] = container.exclusive_cpus, container.init
-    return {name: peak(each.values(), 0) for name, each in taken.items()}
+    return {name: peak(cpus.values(), 0) for name, cpus in taken.items()}
 
 
 def cpus_refusal(request: PodRequest, device: MirroredDevice) -> DeviceRefusal | None:
@@ -183,7 +183,9 @@ def _tightest_first(request: PodRequest, devices: list[MirroredDevice]) -> Seque
 
     Those that leave the fewest CPUs come first, so that pods that need more still fit elsewhere.
     """
-    wanted = peak([(each.exclusive_cpus, each.init) for each in request.containers], 0)
+    wanted = peak(
+        [(container.exclusive_cpus, container.init) for container in request.containers], 0
+    )
     if not wanted:
         return devices
     return sorted(
@@ -318,7 +320,8 @@ def allowed_modes(request: PodRequest) -> tuple[DeviceMode, ...]:
     if not allows_instances(request):
         return _SHARES_ONLY
     if any(
-        each.strict and each.sharing is not SharingPolicy.EXCLUSIVE for each in request.containers
+        container.strict and container.sharing is not SharingPolicy.EXCLUSIVE
+        for container in request.containers
     ):
         return _INSTANCES_ONLY
     return _INSTANCES_FIRST if request.prefer_mig else _SHARES_FIRST

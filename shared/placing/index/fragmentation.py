@@ -195,21 +195,21 @@ class UsableGpu:
     """The valuation of nodes with devices of one model, by the typical kinds of pods."""
 
     def __init__(self, typical: Sequence[TypicalKind], device: Device) -> None:
-        requests = [_PartRequest.of(each, device) for each in typical]
+        requests = [_PartRequest.of(kind, device) for kind in typical]
         total = sum(map(attrgetter("weight"), requests)) or 1.0
         usable = sorted(filter(attrgetter("fits"), requests), key=attrgetter("part"))
         scale = (1 - RANDOM_POD_PART) / total
         self._kinds = [
             _WeighedKind(
-                each.kind.gpus,
-                2 * each.kind.cpu or 1,
-                2 * each.kind.memory or 1,
-                scale * each.weight * each.kind.gpus * each.part,
-                RANDOM_POD_PART * each.frequency,
+                request.kind.gpus,
+                2 * request.kind.cpu or 1,
+                2 * request.kind.memory or 1,
+                scale * request.weight * request.kind.gpus * request.part,
+                RANDOM_POD_PART * request.frequency,
             )
-            for each in usable
+            for request in usable
         ]
-        self._parts = [each.part for each in usable]
+        self._parts = [request.part for request in usable]
         """In ascending order."""
         self._shares: dict[int, tuple[int, int]] = {}
         self._values: dict[tuple[int, int, FreeParts], float] = {}
@@ -257,8 +257,8 @@ class UsableGpu:
             for part, kind in zip(self._parts, self._kinds, strict=True)
         ]
         idle = [free * (part <= free) for part in self._parts]
-        found = self._shares[free] = _packed(counts), _packed(idle)
-        return found
+        shares = self._shares[free] = _packed(counts), _packed(idle)
+        return shares
 
     def _unpacked(self, lanes: int) -> list[int]:
         data = lanes.to_bytes(LANE_BYTES * len(self._parts), "little")

@@ -192,10 +192,8 @@ class NodeIndex:
         """Return a copy of a node as it is without the claims for starts at `until` or later."""
         claimed = tuple([d.index for d in node.devices if d.ledger_use.claimed_until >= until])
         key = node, node.changes, claimed
-        known = self.unclaimed_copies.get(key)
-        return known or store(
-            self.unclaimed_copies, key, unclaimed_copy(node, until), CACHED_COPIES
-        )
+        copy = self.unclaimed_copies.get(key)
+        return copy or store(self.unclaimed_copies, key, unclaimed_copy(node, until), CACHED_COPIES)
 
 
 def placement_key(request: PodRequest) -> Hashable:

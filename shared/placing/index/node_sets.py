@@ -189,18 +189,18 @@ class NodeClasses(Generic[Class]):
         unknown = nodes & ~self._known
         if unknown:
             self._classify(unknown)
-        found = ((each, members & nodes) for each, members in self._sets.items())
-        return {each: members for each, members in found if members}
+        classes = ((node_class, members & nodes) for node_class, members in self._sets.items())
+        return {node_class: members for node_class, members in classes if members}
 
     def _classify(self, unknown: NodeSet) -> None:
         members = self._positions.nodes
-        found: dict[Class, list[int]] = {}
+        classes: dict[Class, list[int]] = {}
         for position in positions_in(unknown, unknown.bit_count()):
             node = members[position]
             if node is not None:
-                found.setdefault(self._class_of(node), []).append(position)
-        for each, positions in found.items():
-            self._sets[each] = self._sets.get(each, 0) | nodes_at(positions)
+                classes.setdefault(self._class_of(node), []).append(position)
+        for node_class, positions in classes.items():
+            self._sets[node_class] = self._sets.get(node_class, 0) | nodes_at(positions)
         self._known |= unknown
 
     def _catch_up(self) -> None:
@@ -215,7 +215,9 @@ class NodeClasses(Generic[Class]):
         kept = ~nodes_at({positions[node] for node in changed if node in positions})
         self._known &= kept
         self._sets = {
-            each: members & kept for each, members in self._sets.items() if members & kept
+            node_class: members & kept
+            for node_class, members in self._sets.items()
+            if members & kept
         }
 
 
@@ -323,9 +325,9 @@ class NodeSets:
         for name, amount in resources.items():
             column = self._column(("allocatable", name), _allocatable(name), changes)
             nodes &= column.at_least(amount)
-        known = self._kinds.get((uuids, locations))
-        if known is not None and known[:2] == (changes.end, nodes):
-            return known[2]
+        last = self._kinds.get((uuids, locations))
+        if last is not None and last[:2] == (changes.end, nodes):
+            return last[2]
         kinds = _cached(
             self._hardware,
             (uuids, locations),
@@ -336,9 +338,9 @@ class NodeSets:
             ),
             CACHED_CLASSES,
         ).split(nodes)
-        found = [(next(self.nodes_in(alike & -alike)), alike) for alike in kinds.values()]
-        self._kinds[uuids, locations] = changes.end, nodes, found
-        return found
+        examples = [(next(self.nodes_in(alike & -alike)), alike) for alike in kinds.values()]
+        self._kinds[uuids, locations] = changes.end, nodes, examples
+        return examples
 
     def _split_by_facts(self, request: PodRequest, excluded: Excluded) -> NodeSet:
         left = self.positions.all
@@ -501,8 +503,8 @@ class NodeSets:
 def _cached(
     cache: dict[Hashable, _Cached], key: Hashable, make: Callable[[], _Cached], limit: int
 ) -> _Cached:
-    found = cache.pop(key, None)
-    return store(cache, key, make() if found is None else found, limit)
+    cached = cache.pop(key, None)
+    return store(cache, key, make() if cached is None else cached, limit)
 
 
 def _with_devices(

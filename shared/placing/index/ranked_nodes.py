@@ -317,9 +317,9 @@ class RankedNodes:
             return
         place.changes = node.changes
         rank = NO_RANK if node.removed else self.ranking.rank(node)
-        known = place.rank
-        if rank != known:
-            if known != NO_RANK:
+        last_rank = place.rank
+        if rank != last_rank:
+            if last_rank != NO_RANK:
                 self._leave(node, place)
             if rank != NO_RANK:
                 self._join(node, place, rank)
@@ -436,7 +436,7 @@ class RankedNodes:
         first = -1
         total = 0
         tied = 0
-        found = best.groups
+        best_groups = best.groups
         ends = best.ends
         for rank in ranks:
             group = groups[rank]
@@ -446,7 +446,7 @@ class RankedNodes:
             if level == first and tied == total and total < limit:
                 tied += len(group)
             total += len(group)
-            found.append(group)
+            best_groups.append(group)
             ends.append(total)
             if total >= enough:
                 break
@@ -478,8 +478,8 @@ class RankedNodes:
         if self._uncontested_at != self.mirror.applied_changes:
             self._uncontested_at = self.mirror.applied_changes
             self._uncontested.clear()
-        known, idle = self._uncontested.get(need, ((), ()))
-        used = [node for node in known if has_headroom(self._rank(node), need, packs=True)]
+        cached, idle = self._uncontested.get(need, ((), ()))
+        used = [node for node in cached if has_headroom(self._rank(node), need, packs=True)]
         if not used:
             used, idle = self._find_uncontested(need, rng)
             self._uncontested[need] = (used, idle)
@@ -495,13 +495,13 @@ class RankedNodes:
         since = self.mirror.applied_changes - RECENT_CHANGES
         left = SEARCHED_NODES
         for rank in self.ranks_with_headroom(need):
-            found = idle if rank & MAX_FULLNESS == MAX_FULLNESS else used
+            chosen = idle if rank & MAX_FULLNESS == MAX_FULLNESS else used
             group = self.groups[rank]
             start = int(rng() * len(group))
             for node in islice(chain(group[start:], group[:start]), left):
                 if node.changed_by_others < since:
-                    found.append(node)
-                    if len(found) == UNCONTESTED_NODES:
+                    chosen.append(node)
+                    if len(chosen) == UNCONTESTED_NODES:
                         return used, idle
             left -= len(group)
             if left <= 0:

@@ -103,11 +103,11 @@ class ThresholdColumn:
     def _derive(self, threshold: int, below: NodeSet, above: NodeSet) -> NodeSet:
         """Return and store the set between those of the next lower and higher threshold."""
         met, amounts = self._compare(below ^ above, threshold)
-        found = above | met
+        met_nodes = above | met
         # Stored for the end of all thresholds that have the same set as a known one.
-        if found == above:
+        if met_nodes == above:
             threshold = 1 + max(filter(threshold.__gt__, amounts))
-        elif found == below:
+        elif met_nodes == below:
             threshold = min(filter(threshold.__le__, amounts))
         thresholds = self._thresholds
         sets = self._sets
@@ -115,8 +115,8 @@ class ThresholdColumn:
             del thresholds[::2], sets[::2]
         at = bisect_left(thresholds, threshold)
         thresholds.insert(at, threshold)
-        sets.insert(at, found)
-        return found
+        sets.insert(at, met_nodes)
+        return met_nodes
 
     def _compare(self, nodes: NodeSet, threshold: int) -> tuple[NodeSet, list[int]]:
         """Return those of the nodes that have `threshold` or more, and the amounts compared."""
@@ -198,9 +198,9 @@ def positions_in(nodes: NodeSet, limit: int) -> list[int]:
     if nodes.bit_count() * SPARSE > len(digits):
         flags = digits.encode().translate(_AS_FLAGS)
         return list(islice(compress(range(len(flags)), flags), limit))
-    found: list[int] = []
+    positions: list[int] = []
     position = digits.find("1")
-    while position >= 0 and len(found) < limit:
-        found.append(position)
+    while position >= 0 and len(positions) < limit:
+        positions.append(position)
         position = digits.find("1", position + 1)
-    return found
+    return positions

@@ -158,12 +158,14 @@ class ClusterMirror:
         before = {device.uuid: device for device in mirrored.devices}
         devices = []
         for device, use in node.devices:
-            known = before.pop(device.uuid, None) or MirroredDevice(mirrored, device)
-            known.update_device(device, closed=device.index in node.facts.excluded_devices)
-            known.update_ledger_use(use)
-            self._note_claim(known)
-            self._devices[device.uuid] = known
-            devices.append(known)
+            mirrored_device = before.pop(device.uuid, None) or MirroredDevice(mirrored, device)
+            mirrored_device.update_device(
+                device, closed=device.index in node.facts.excluded_devices
+            )
+            mirrored_device.update_ledger_use(use)
+            self._note_claim(mirrored_device)
+            self._devices[device.uuid] = mirrored_device
+            devices.append(mirrored_device)
         self._remove_devices(before.values())
         mirrored.update_node(node, devices)
         self._count_facts(mirrored, 1)
@@ -263,7 +265,9 @@ class ClusterMirror:
 
     def drop_counted(self) -> None:
         """Drop the tentative reservations that the totals contain by now."""
-        counted = [pod for pod, one in self._reservations.items() if one.is_counted()]
+        counted = [
+            pod for pod, reservation in self._reservations.items() if reservation.is_counted()
+        ]
         for pod in counted:
             del self._reservations[pod]
 

@@ -199,7 +199,7 @@ class MirroredDevice:
         before = self._sums()
         self.ledger_use = use
         if self.tentative_uses:
-            self.tentative_uses = [one for one in self.tentative_uses if not self.counts(one)]
+            self.tentative_uses = [use for use in self.tentative_uses if not self.counts(use)]
         self.sum_up()
         return before != self._sums()
 
@@ -470,9 +470,9 @@ def idle_copy(node: MirroredNode, *, healthy: bool) -> MirroredNode:
     copy.serving = node.serving
     copy.paused = node.paused
     copy.free_resources = dict(node.facts.allocatable)
-    for each in node.devices:
-        is_healthy = healthy or each.healthy
-        device = each.device
+    for mirrored in node.devices:
+        is_healthy = healthy or mirrored.healthy
+        device = mirrored.device
         if device.healthy != is_healthy:
             device = replace(device, healthy=is_healthy)
         devices.append(MirroredDevice(copy, device))

@@ -47,11 +47,11 @@ SYSTEM_TAINTS = ("node.kubernetes.io/", "node-role.kubernetes.io/")
 Step = Callable[[PodRequest, MirroredNode, Dialect | None], PodRequest]
 
 
-def is_tiny(found: PodRequest, request: PodRequest, node: MirroredNode) -> bool:
+def is_tiny(changed: PodRequest, request: PodRequest, node: MirroredNode) -> bool:
     """Return whether some container would get much less memory of a device than it requests."""
     return any(
         share_mib(new, node.devices[0]) * SENSIBLE < share_mib(old, node.devices[0])
-        for new, old in zip(found.containers, request.containers, strict=True)
+        for new, old in zip(changed.containers, request.containers, strict=True)
     )
 
 
@@ -73,7 +73,7 @@ def _least(
     steps: list[Step], request: PodRequest, node: MirroredNode, dialect: Dialect | None
 ) -> PodRequest | None:
     for step in list(steps):
-        kept = [each for each in steps if each is not step]
+        kept = [other for other in steps if other is not step]
         if fits(_applied(kept, request, node, dialect), node):
             steps = kept
     for at, step in enumerate(steps):
@@ -108,13 +108,17 @@ def _read_again(
     """Return the request that the dialect parses from the changed limits, or None if it cannot."""
     if dialect is None or after.containers == before.containers:
         return after
-    limits = {each.container: dialect.limits(each, after) for each in after.containers}
+    limits = {
+        container.container: dialect.limits(container, after) for container in after.containers
+    }
     mode = dialect.request_fields.get("mode", ())
     manifest = PodManifest(
         namespace=Namespace(""),
         containers=tuple(
-            ContainerManifest(name=each.container, limits=limits[each.container], init=each.init)
-            for each in after.containers
+            ContainerManifest(
+                name=container.container, limits=limits[container.container], init=container.init
+            )
+            for container in after.containers
         ),
         annotations={mode[0]: after.selection.mode} if mode and after.selection.mode else {},
         scheduler=dialect.scheduler,
@@ -127,9 +131,10 @@ def _read_again(
             parsed = strict_request(parsed)
     except RequestError:
         return None
-    if any(_part_sharing(each) is IDLE_DEVICE for each in before.containers):
+    if any(_part_sharing(container) is IDLE_DEVICE for container in before.containers):
         parsed = _with_containers(
-            parsed, lambda each: structs.replace(each, sharing=each.sharing or IDLE_DEVICE)
+            parsed,
+            lambda container: structs.replace(container, sharing=container.sharing or IDLE_DEVICE),
         )
     needs = after.node_requirements
     selector = tuple(sorted({*needs.selector, *parsed.node_requirements.selector}))
@@ -168,15 +173,15 @@ def _any_labels(request: PodRequest, node: MirroredNode, dialect: Dialect | None
 
 
 def _tolerate(request: PodRequest, node: MirroredNode, _: Dialect | None) -> PodRequest:
-    known = request.node_requirements.tolerations
+    tolerations = request.node_requirements.tolerations
     added = [
         Toleration(key=taint.key, value=taint.value, effect=taint.effect)
         for taint in node.facts.taints
         if taint.effect in HARD_EFFECTS
         and not taint.key.startswith(SYSTEM_TAINTS)
-        and not any(tolerates(each, taint) for each in known)
+        and not any(tolerates(toleration, taint) for toleration in tolerations)
     ]
-    return _needs(request, tolerations=(*known, *added)) if added else request
+    return _needs(request, tolerations=(*tolerations, *added)) if added else request
 
 
 def _supported(request: PodRequest, _: MirroredNode, __: Dialect | None) -> PodRequest:
@@ -230,7 +235,7 @@ def _with_containers(request: PodRequest, change: Callable[[GpuRequest], GpuRequ
 
 def _fewer_gpus(most: int) -> Step:
     return lambda request, _, __: _with_containers(
-        request, lambda each: structs.replace(each, gpus=min(each.gpus, most))
+        request, lambda container: structs.replace(container, gpus=min(container.gpus, most))
     )
 
 
@@ -239,7 +244,10 @@ def _less_cores(most: int, parts: int = 0) -> Step:
 
     def step(request: PodRequest, _: MirroredNode, __: Dialect | None) -> PodRequest:
         return _with_containers(
-            request, lambda each: _with_cores(each, most or each.cores_percent * parts // PARTS)
+            request,
+            lambda container: _with_cores(
+                container, most or container.cores_percent * parts // PARTS
+            ),
         )
 
     return step
@@ -275,11 +283,11 @@ def _less_memory(
         if dialect is None:
             return request
 
-        def resized(each: GpuRequest) -> GpuRequest:
-            if each.whole and not divide:
-                return each
-            own = share_mib(each, device) * parts // PARTS if device else 0
-            return _resized(each, mib or own, device, dialect)
+        def resized(container: GpuRequest) -> GpuRequest:
+            if container.whole and not divide:
+                return container
+            own = share_mib(container, device) * parts // PARTS if device else 0
+            return _resized(container, mib or own, device, dialect)
 
         return _with_containers(request, resized)
 
@@ -321,14 +329,14 @@ def _whole_devices(request: PodRequest, _: MirroredNode, dialect: Dialect | None
         return request
     return _with_containers(
         request,
-        lambda each: structs.replace(
-            each,
+        lambda container: structs.replace(
+            container,
             whole=True,
             sharing=SharingPolicy.EXCLUSIVE,
             memory_units=None,
             memory_bytes=None,
             # The container's percentage is not known where an amount counts instead.
-            memory_percent=ALL_PERCENT if each.memory_units else None,
+            memory_percent=ALL_PERCENT if container.memory_units else None,
             cores_percent=ALL_PERCENT,
         ),
     )
@@ -338,7 +346,7 @@ def _no_groups(request: PodRequest, _: MirroredNode, dialect: Dialect | None) ->
     """Leave out the pod's group. An administrator's rules about labels stay."""
     if dialect is None or "anti_affinity_groups" not in dialect.request_fields:
         return request
-    kept = [each for each in request.anti_affinity_groups if each.startswith("labels ")]
+    kept = [group for group in request.anti_affinity_groups if group.startswith("labels ")]
     return structs.replace(request, anti_affinity_groups=tuple(kept))
 
 
@@ -371,7 +379,7 @@ _SIZES: tuple[tuple[Step, ...], ...] = (
 
 def _larger(step: Step, request: PodRequest, node: MirroredNode) -> Iterator[Step]:
     """Yield steps to larger amounts than the least, the largest first."""
-    one = len(request.containers) == 1
+    has_one_container = len(request.containers) == 1
     devices = [device for device in node.devices if device.healthy]
     devices.sort(key=_free_mib, reverse=True)
     if step is _ONE_GPU:
@@ -379,12 +387,12 @@ def _larger(step: Step, request: PodRequest, node: MirroredNode) -> Iterator[Ste
         yield from map(_fewer_gpus, range(most - 1, 1, -1))
     elif step is _LEAST_CORES:
         free = sorted({100 - device.used_cores for device in devices}, reverse=True)
-        yield from map(_less_cores, free if one else [])
+        yield from map(_less_cores, free if has_one_container else [])
         for parts in range(PARTS - 1, 0, -1):
             yield _less_cores(0, parts)
     elif step in {_LEAST_MEMORY, _LEAST_PART} and devices:
         divide = step is _LEAST_PART
-        for device in devices if one else ():
+        for device in devices if has_one_container else ():
             yield _less_memory(_free_mib(device), device, divide=divide)
         for parts in range(PARTS - 1, 0, -1):
             yield _less_memory(0, devices[0], parts, divide=divide)

@@ -37,9 +37,9 @@ def narrowed(request: PodRequest, excesses: Iterable[QuotaExcess]) -> PodRequest
         if excess.model or excess.measure in {"pool", "model"}:
             request = _exclude(request, excess)
         elif excess.measure == "cards" and excess.values:
-            known = request.selection.uuids
-            uuids = tuple(each for each in excess.values if not known or each in known)
-            if not uuids or uuids == known:
+            allowed = request.selection.uuids
+            uuids = tuple(uuid for uuid in excess.values if not allowed or uuid in allowed)
+            if not uuids or uuids == allowed:
                 return None
             request = structs.replace(
                 request, selection=structs.replace(request.selection, uuids=uuids)
@@ -54,7 +54,7 @@ def _exclude(request: PodRequest, excess: QuotaExcess) -> PodRequest:
     if excess.label:
         operator = "NotIn" if excess.model else "In"
         term = NodeTerm(key=excess.label, operator=operator, values=excess.values)
-        required = tuple((*each, term) for each in request.node_requirements.required or ((),))
+        required = tuple((*terms, term) for terms in request.node_requirements.required or ((),))
         return structs.replace(
             request, node_requirements=structs.replace(request.node_requirements, required=required)
         )
@@ -75,9 +75,9 @@ def _intersect_types(requested: tuple[str, ...], allowed: tuple[str, ...]) -> tu
     return tuple(dict.fromkeys(within)) or ("\n",)
 
 
-def _overlap(one: str, other: str) -> bool:
-    one, other = one.lower(), other.lower()
-    return one in other or other in one
+def _overlap(name: str, other: str) -> bool:
+    name, other = name.lower(), other.lower()
+    return name in other or other in name
 
 
 class QuotaRefusals:
@@ -95,8 +95,8 @@ class QuotaRefusals:
         """Add the ledger's refusal, decided when the mirror had reached `capacity`."""
         if excesses:
             key = _key(event)
-            since, known = self._excesses.get(key, (capacity, ()))
-            self._excesses[key] = (min(since, capacity), known + excesses)
+            since, earlier = self._excesses.get(key, (capacity, ()))
+            self._excesses[key] = (min(since, capacity), earlier + excesses)
 
     def forget(self, events: Iterable[PodQueued]) -> None:
         """Remove the refusals of these pods, so that the ledger decides again."""
@@ -137,7 +137,7 @@ def over_quota(
     excesses = tuple(excesses)
     if any(excess.measure == BUDGET for excess in excesses):
         return no_budget(namespace)
-    if too_long := next((each for each in excesses if each.measure == RUN_TIME), None):
+    if too_long := next((excess for excess in excesses if excess.measure == RUN_TIME), None):
         return _too_long(namespace, too_long)
     reasons = list(dict.fromkeys(_reason(excess) for excess in excesses))
     reason = f"the GPU quota of namespace {namespace} blocks the pod: {'; '.join(reasons)}"
@@ -165,23 +165,23 @@ def _hint(
     """Return what the pod's author can do, and what else an administrator can."""
     administrator = f"ask an administrator to raise its GPUQuota (kubectl get gpuquota {namespace})"
     ends = f"wait until other pods of namespace {namespace} have ended"
-    amounts = [each for each in excesses if each.measure not in {"pool", "model"}]
-    cards = next((each for each in amounts if each.measure == "cards" and each.used), None)
+    amounts = [excess for excess in excesses if excess.measure not in {"pool", "model"}]
+    cards = next((excess for excess in amounts if excess.measure == "cards" and excess.used), None)
     if cards is not None:  # those that the namespace holds are not among the requested ones
         ends += f", if the pod needs at most {cards.limit} GPU cards"
     if other_refusal is not None and not other_refusal.permanent:
         return f"wait until pods have ended where the quota allows the pod, or {administrator}"
     if len(amounts) < len(excesses):
         return f"waiting does not help: {administrator}"
-    free = dict.fromkeys(_at_most(each, _left(each)) for each in amounts)
+    free = dict.fromkeys(_at_most(excess, _left(excess)) for excess in amounts)
     if not any(map(_never_met, amounts)):
         less = [f"request {' and '.join(free)}"] * all(map(_left, amounts))
         return "; or ".join([*less, ends, administrator])
-    if any(each.limit == 0 for each in amounts):
+    if any(excess.limit == 0 for excess in amounts):
         return f"waiting does not help: {administrator}"
     if all(map(_left, amounts)):
         return f"waiting does not help: request {' and '.join(free)}; or {administrator}"
-    most = " and ".join(dict.fromkeys(_at_most(each, each.limit) for each in amounts))
+    most = " and ".join(dict.fromkeys(_at_most(excess, excess.limit) for excess in amounts))
     return f"waiting alone does not help: request {most}, and {ends}; or {administrator}"
 
 

@@ -161,19 +161,19 @@ def advise(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex)
     for node in nodes:
         if fits(eventually, _idle(node, index)):
             first = nodes[0]
-            found = changed_to_fit(request, first)
-            if found is None or is_tiny(found, request, first):
+            changed = changed_to_fit(request, first)
+            if changed is None or is_tiny(changed, request, first):
                 return Advice(waiting=node.name)
-            changes = changes_between(request, found)
+            changes = changes_between(request, changed)
             return Advice(
                 changes=changes, node=first.name, models=_models_of(first), waiting=node.name
             )
     best: Advice | None = None
     for node in nodes:
-        found = changed_to_fit(eventually, _idle(node, index))
-        changes = changes_between(eventually, found) if found else ()
-        if found is not None and (best is None or len(changes) < len(best.changes)):
-            now = with_repelled(found, request.node_requirements.repelled_from)
+        changed = changed_to_fit(eventually, _idle(node, index))
+        changes = changes_between(eventually, changed) if changed else ()
+        if changed is not None and (best is None or len(changes) < len(best.changes)):
+            now = with_repelled(changed, request.node_requirements.repelled_from)
             ends = not fits(now, node)
             best = Advice(changes=changes, node=node.name, models=_models_of(node), ends=ends)
     return best
@@ -274,8 +274,8 @@ def possible_nodes(request: PodRequest, index: NodeIndex) -> NodeSet:
 
 def _idle(node: MirroredNode, index: NodeIndex, *, healthy: bool = False) -> MirroredNode:
     key = node, index.mirror.inventory_changes.end, healthy
-    known = index.idle_copies.get(key)
-    return known or store(index.idle_copies, key, idle_copy(node, healthy=healthy), CACHED_COPIES)
+    copy = index.idle_copies.get(key)
+    return copy or store(index.idle_copies, key, idle_copy(node, healthy=healthy), CACHED_COPIES)
 
 
 def _reserved_until(request: PodRequest, nodes: Iterable[MirroredNode], index: NodeIndex) -> int:
@@ -318,7 +318,7 @@ def _remedy(request: PodRequest, nearest: BlockedNodes, nodes: Iterable[Mirrored
     """Return what an administrator can do about what blocks the nearest node."""
     node, blocked = nearest[0]
     for name in unknown_gpus(request.resources):
-        if not any(name in each.facts.allocatable for each in nodes):
+        if not any(name in node.facts.allocatable for node in nodes):
             return Advice(meant=no_node_has(name), administrator="add a node that has it")
     text = REMEDIES.get(blocked.code, "")
     if not isinstance(text, str):
