@@ -22,11 +22,9 @@ _counter = functools.cache(DECISIONS.labels)
 
 
 def count(outcome: str, amount: int = 1) -> None:
-    """Add to the number of an outcome."""
     if amount:
         _counter(outcome).inc(amount)
 
 
 def export_mirror(mirror: ClusterMirror) -> None:
-    """Export the mirror's size from now on."""
     NODES.set_function(lambda: len(mirror.nodes))

@@ -60,7 +60,6 @@ class Placer:
         )
 
     def unready_reason(self) -> str | None:
-        """Return why the placer cannot decide, or None."""
         return self.ledger_mirror.unready_reason()
 
     @handles
@@ -88,7 +87,6 @@ class Placer:
 
     @loops
     async def follow_ledger(self) -> None:
-        """Keep the mirror up to date: a snapshot, then every change."""
         try:
             await self.ledger_mirror.follow()
         except FeedTruncatedError:

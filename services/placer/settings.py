@@ -7,8 +7,6 @@ from shared.runtime.settings import LedgerSettings, setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacerSettings(LedgerSettings):
-    """Settings of the placer."""
-
     reservation_ttl: float = setting(
         30.0, "seconds until an unbound reservation expires", at_least=0.1
     )

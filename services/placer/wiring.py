@@ -13,7 +13,6 @@ from shared.runtime.telemetry import open_tracing
 
 
 async def serve_placer(settings: PlacerSettings, process: SharedProcess | None = None) -> None:
-    """Serve the placer until SIGTERM or SIGINT."""
     clock = LedgerClock()
     tracing = open_tracing("placer", settings)
     async with (

@@ -9,7 +9,6 @@ PROGRAM = "python -m services.scheduler"
 
 
 def main() -> None:
-    """Parse the settings and run."""
     with exit_if_invalid(PROGRAM):
         common, watcher, placer, planner, binder = load_each(
             KINDS,

@@ -27,8 +27,6 @@ async def serve_scheduler(
     planner: PlannerSettings,
     binder: BinderSettings,
 ) -> None:
-    """Serve these services until SIGTERM or SIGINT. If one ends with an error, all end."""
-
     def served(service: str, process: SharedProcess) -> Coroutine[Any, Any, None]:
         match service:
             case "watcher":

@@ -29,15 +29,11 @@ REASONS = {
 
 
 class ReviewedResource(msgspec.Struct, frozen=True):
-    """The resource under review."""
-
     group: str = ""
     resource: str = ""
 
 
 class ReviewRequest(msgspec.Struct, frozen=True, rename="camel"):
-    """The request of a review."""
-
     uid: str
     operation: str = ""
     resource: ReviewedResource | None = None
@@ -51,7 +47,6 @@ class ReviewRequest(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def is_new_pod(self) -> bool:
-        """Whether a pod is created."""
         return self.operation == "CREATE" and self._is_pod and not self.sub_resource
 
     @property
@@ -62,7 +57,6 @@ class ReviewRequest(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def is_claim_status(self) -> bool:
-        """Whether the status of a ResourceClaim is changed."""
         resource = self.resource or ReviewedResource()
         return (self.operation, resource.group, resource.resource, self.sub_resource) == (
             "UPDATE",

@@ -15,8 +15,6 @@ PatchValue = str | int | dict[str, str] | list[dict[str, str]] | msgspec.Raw
 
 
 class PatchOperation(msgspec.Struct, frozen=True, kw_only=True):
-    """One operation; `remove` has no value."""
-
     op: str
     path: str
     value: PatchValue | msgspec.UnsetType = msgspec.UNSET
@@ -28,12 +26,10 @@ def escape_pointer(key: str) -> str:
 
 
 def add(path: str, value: PatchValue) -> PatchOperation:
-    """Add a value at a path."""
     return PatchOperation(op="add", path=path, value=value)
 
 
 def remove(path: str, key: str) -> PatchOperation:
-    """Remove a key of an object."""
     return PatchOperation(op="remove", path=f"{path}/{escape_pointer(key)}")
 
 
@@ -47,14 +43,12 @@ def add_annotation(
 
 
 def add_label(pod: PodView, key: str, value: str) -> PatchOperation:
-    """Add a label, keeping those of the pod."""
     return (
         add(f"{LABELS}/{escape_pointer(key)}", value) if pod.labels else add(LABELS, {key: value})
     )
 
 
 def add_gate(pod: PodView, name: str) -> Iterator[PatchOperation]:
-    """Add a scheduling gate unless the pod has it."""
     gates = [gate.name for gate in pod.spec.scheduling_gates]
     if not gates:
         yield add("/spec/schedulingGates", [{"name": name}])

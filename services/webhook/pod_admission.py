@@ -100,7 +100,6 @@ class AdmissionPolicy:
     least_share_mib: int = LEAST_SHARE_MIB
     """Requests for less memory of a device cause a warning."""
     quota: Quota | None = None
-    """The GPUQuota of the pod's namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +123,7 @@ class PodAdmission:
     old: PodView | None = None
     """The pod before an update, or None if the pod is new."""
     budget: BudgetChanged | None = None
-    """The last report on the budget of the pod's namespace."""
     largest: DeviceMaximum | None = None
-    """The cluster's largest device, or None if it is unknown."""
     default_class: str = ""
     """The cluster's default priority class. The API server sets it before it calls webhooks, so a
     pod with this class has probably not chosen it."""
@@ -147,7 +144,6 @@ class PodAdmission:
 
     @cached_property
     def gpu_containers(self) -> Sequence[PodContainer]:
-        """The containers under review that request GPUs, by resources or by ResourceClaims."""
         return [container for container in self.containers if self.holds_gpu(container)]
 
     @cached_property
@@ -167,7 +163,6 @@ class PodAdmission:
 
     @property
     def is_leased(self) -> bool:
-        """Whether the pod gets a lease of its own."""
         return bool(self.leased_containers)
 
     def uses_claims(self, container: PodContainer) -> bool:
@@ -183,6 +178,5 @@ class PodAdmission:
 
 
 def denial_of(reasons: Iterable[str]) -> Denial | None:
-    """Return one denial with the first of the reasons, or None if there is no reason."""
     text = cut("; ".join(islice(reasons, MAX_SHOWN)))
     return Denial(text) if text else None

@@ -41,13 +41,11 @@ def configuration(clients: Mapping[str, Mapping[str, str]] = MappingProxyType({}
 
 @cache
 def webhook_paths() -> Mapping[str, str]:
-    """Return the path of each webhook by its name."""
     hooks = configuration()["webhooks"]
     return {hook["name"]: hook["clientConfig"]["service"]["path"] for hook in hooks}
 
 
 def admission_policies() -> list[Manifest]:
-    """Return the ValidatingAdmissionPolicies and their bindings."""
     return [*_objects("annotation-policy.yaml"), *_objects("service-policies.yaml")]
 
 

@@ -85,7 +85,6 @@ class Webhook:
     """Only API servers can call, by their client certificates. Otherwise a review is no proof that
     one sent it, and nothing is leased because of it."""
     budgets: ExpiringMap[Namespace, BudgetChanged] = field(init=False)
-    """The last report of each, while it is not old."""
     largest: LargestDevice = field(default_factory=LargestDevice)
     default_class: str = ""
     quotas: Mapping[Namespace, Quota] = field(default_factory=dict)
@@ -96,24 +95,20 @@ class Webhook:
 
     @handles
     async def note_budgets(self, events: Sequence[BudgetChanged]) -> None:
-        """Note the state of namespaces' budgets."""
         for event in events:
             self.budgets.set(event.namespace, event)
 
     @handles
     async def note_largest(self, events: Sequence[LargestDeviceReported]) -> None:
-        """Note the memory of the largest device."""
         for event in events:
             self.largest.note(event, self.clock.ticks())
 
     @loops
     async def maintain_certificate(self) -> None:
-        """Keep the certificate valid and trusted."""
         await self.rotate_certificate(self.clock.sleep)
 
     @loops(every_s=PRIORITY_CLASSES_S)
     async def read_default_class(self) -> None:
-        """Read the default priority class."""
         try:
             self.default_class = await self.default_priority_class()
         except RequestError as error:
@@ -121,7 +116,6 @@ class Webhook:
 
     @loops(every_s=QUOTAS_S)
     async def follow_quotas(self) -> None:
-        """Read the GPUQuotas, for the run times of their namespaces."""
         try:
             self.quotas = await self.read_quotas()
         except RequestError as error:

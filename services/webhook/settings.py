@@ -131,7 +131,6 @@ class WebhookSettings(ApiServerSettings, ServiceSettings):
     )
 
     def check(self) -> None:
-        """Raise RequestError for settings that contradict each other."""
         _ = self.policy
         if self.client_name and self.client_ca_file is None:
             raise RequestError("--client-name needs --client-ca-file, which has its authority")

@@ -18,10 +18,7 @@ from shared.model.requests.request import (
 
 
 class Place(StrEnum):
-    """What a change is of."""
-
     LIMIT = "limit"
-    """A container's limit."""
     TOTAL = "total"
     """What all containers of the pod request together."""
     ANNOTATION = "annotation"
@@ -36,8 +33,6 @@ RECOVERS = "the pod gets one that has recovered"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change of a pod's manifest."""
-
     place: Place
     name: str
     value: str = ""
@@ -51,7 +46,6 @@ class Advice:
 
     changes: tuple[Change, ...] = ()
     node: str = ""
-    """The node that fits the pod then."""
     models: str = ""
     """Those of its GPUs."""
     ends: bool = False
@@ -73,7 +67,6 @@ class Advice:
 
     @property
     def text(self) -> str:
-        """One sentence."""
         text = self._text_of_changes() if self.changes else self._text_without_changes()
         if not self.leftovers:
             return text
@@ -136,7 +129,6 @@ def _text(change: Change) -> str:
 
 
 def changes_between(before: PodRequest, after: PodRequest) -> tuple[Change, ...]:
-    """Return the changes of the pod's manifest that lead from one request to the other."""
     dialect = DIALECTS.get(before.dialect)
     changes = list[Change]()
     if dialect is not None:
@@ -185,7 +177,6 @@ def _amount(name: str, amount: int) -> str:
 
 
 def field_of(request: PodRequest, name: str) -> object:
-    """Return a field of `Dialect.request_fields`."""
     part = request.selection if name in DeviceSelection.__struct_fields__ else request
     return getattr(part, name)
 

@@ -14,7 +14,6 @@ Domain = tuple[AntiAffinityTerm, str]
 
 
 def domains(facts: NodeFacts) -> Iterator[Domain]:
-    """Yield the domains that pods on a node repel others from."""
     for term in facts.anti_affinity:
         value = facts.labels.get(term.topology_key)
         if value is not None:
@@ -22,12 +21,10 @@ def domains(facts: NodeFacts) -> Iterator[Domain]:
 
 
 def all_domains(nodes: Iterable[NodeFacts]) -> list[Domain]:
-    """Return the domains that pods on any of the nodes repel others from."""
     return [domain for facts in nodes for domain in domains(facts)]
 
 
 def selects(term: AntiAffinityTerm, namespace: Namespace, labels: Mapping[str, str]) -> bool:
-    """Return whether a term repels a pod with these labels."""
     in_namespace = term.all_namespaces or namespace in term.namespaces
     return in_namespace and matches_labels(term.selector, labels)
 
@@ -53,7 +50,6 @@ def repelled_from(
 
 
 def with_repelled(request: PodRequest, repelled: RepelledFrom) -> PodRequest:
-    """Return the request with these values."""
     if repelled == request.node_requirements.repelled_from:
         return request
     requirements = structs.replace(request.node_requirements, repelled_from=repelled)
@@ -61,5 +57,4 @@ def with_repelled(request: PodRequest, repelled: RepelledFrom) -> PodRequest:
 
 
 def repelled_request(queued: PodQueued, repelling: Iterable[Domain]) -> PodRequest:
-    """Return a pod's request with what it is repelled from in any of the domains."""
     return with_repelled(queued.request, repelled_from(repelling, queued.namespace, queued.labels))

@@ -15,12 +15,9 @@ from shared.model.requests.request import GpuRequest
 
 
 class InstanceShape(NamedTuple):
-    """The instances of one profile in a layout."""
-
     memory_mib: int
     profile: str
     positions: int
-    """A bit for each position."""
 
 
 LayoutShapes = Mapping[str, tuple[InstanceShape, ...]]
@@ -29,7 +26,6 @@ LayoutShapes = Mapping[str, tuple[InstanceShape, ...]]
 
 @lru_cache(maxsize=256)
 def layout_shapes(layouts: tuple[MigLayout, ...]) -> LayoutShapes:
-    """Return the layouts of a device with the shapes of their instances."""
     return {layout.name: _instance_shapes(layout) for layout in layouts}
 
 
@@ -51,7 +47,6 @@ def largest_instance_mib(shapes_by_layout: LayoutShapes) -> int:
 
 
 def parse_positions(taken: str) -> int:
-    """Return the positions of a string of 0 and 1 as bits."""
     return int(taken[::-1], 2) if taken else 0
 
 
@@ -69,8 +64,6 @@ def instance_mib(container: GpuRequest, device: Device, largest_mib: int) -> int
 
 
 def largest_first(containers: Iterable[GpuRequest]) -> list[GpuRequest]:
-    """Sort containers by the size of their instances, the largest first."""
-
     def size(container: GpuRequest) -> tuple[int, ...]:
         amounts = (container.memory_percent, container.memory_bytes, container.memory_units)
         return (-container.wants_all_memory, *(-(amount or 0) for amount in amounts))

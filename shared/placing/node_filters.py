@@ -29,18 +29,14 @@ SOFT_TAINT_PENALTY = 10
 
 @dataclass(frozen=True, slots=True)
 class NodeFilterFailure:
-    """Why a node cannot take the pod."""
-
     code: str
     """Machine-readable, such as `InsufficientCpu`."""
     message: str
     """The scheduler's message, the same for all nodes that it counts together."""
     numbers: str = ""
-    """The requested and the available amount."""
 
 
 def check_node(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailure | None:
-    """Return the first requirement that the node does not meet, or None."""
     return (
         check_supported(demands)
         or check_taints(demands.tolerations, facts)
@@ -106,7 +102,6 @@ def check_node_selector(demands: NodeRequirements, facts: NodeFacts) -> NodeFilt
 
 
 def check_anti_affinity(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailure | None:
-    """Refuse a node where required anti-affinity of a running pod forbids the pod."""
     for key, values in demands.repelled_from:
         value = facts.labels.get(key)
         if value in values:
@@ -116,7 +111,6 @@ def check_anti_affinity(demands: NodeRequirements, facts: NodeFacts) -> NodeFilt
 
 
 def matches_term(term: tuple[NodeTerm, ...], facts: NodeFacts) -> bool:
-    """Return whether all requirements of a term match; an empty term matches nothing."""
     return bool(term) and all(_requirement_holds(need, facts) for need in term)
 
 
@@ -149,9 +143,7 @@ def _larger(label: str | None, values: Sequence[str], *, by: int) -> bool:
 
 
 UNHEALTHY = "GpuUnhealthy", "node(s) had unhealthy GPUs"
-"""Code and message."""
 RESTARTING = "NodeAgentRestarting", "node(s) had a node agent that is restarting"
-"""Code and message."""
 
 
 def check_served(
@@ -211,7 +203,6 @@ def _insufficient(name: str, amount: int, there: int) -> NodeFilterFailure:
 
 @lru_cache(maxsize=256)
 def insufficient_resource(name: str) -> tuple[str, str]:
-    """Return the code and the message for too little of a resource."""
     if name == "pods":
         return "TooManyPods", "Too many pods"
     words = name.replace("/", "-").replace(".", "-").split("-")
@@ -220,7 +211,6 @@ def insufficient_resource(name: str) -> tuple[str, str]:
 
 
 def free_resources(facts: NodeFacts, used: Mapping[str, int]) -> dict[str, int]:
-    """Return what is left of each allocatable resource."""
     return {
         name: amount - facts.used_by_others.get(name, 0) - used.get(name, 0)
         for name, amount in facts.allocatable.items()
@@ -239,12 +229,10 @@ def has_no_node_constraints(demands: NodeRequirements) -> bool:
 
 
 def accepts_any_pod(facts: NodeFacts) -> bool:
-    """Return whether pods without tolerations can run on the node."""
     return not facts.unschedulable and not any(t.effect in HARD_EFFECTS for t in facts.taints)
 
 
 def has_soft_taint(facts: NodeFacts) -> bool:
-    """Return whether the node has a `PreferNoSchedule` taint."""
     return any(taint.effect == SOFT_EFFECT for taint in facts.taints)
 
 

@@ -136,7 +136,6 @@ def _placements(
 
 
 def placement_of(node: MirroredNode, picks: list[DevicePick], weighed: str = "") -> Placement:
-    """Return the placement that picks on a node become."""
     return Placement(
         node=node.name,
         shares=build_shares(picks),
@@ -172,7 +171,6 @@ def place_before(request: PodRequest, index: NodeIndex, end: float) -> tuple[Pla
 def fits_on(
     request: PodRequest, choose: DeviceChooser, index: NodeIndex, nodes: Iterator[MirroredNode]
 ) -> Iterator[Fit]:
-    """Yield those of the nodes that fit, with devices."""
     for node in nodes:
         picks = picks_on(request, choose, index, node)
         if picks is not None:
@@ -182,7 +180,6 @@ def fits_on(
 def picks_on(
     request: PodRequest, choose: DeviceChooser, index: NodeIndex, node: MirroredNode
 ) -> list[DevicePick] | None:
-    """Return the devices that a pod gets on a node, or None if it does not fit."""
     requirements = request.node_requirements
     if not (node.accepts_any_pod and has_no_node_constraints(requirements)) and (
         index.eligibility.check(requirements, node)[0] is not None
@@ -206,7 +203,6 @@ SORTED_FACTOR = 4
 """A set of fewer nodes than the square root of so many times all nodes is sorted by rank. The best
 of a larger set are found sooner among all nodes, which are in order already."""
 WEIGHED_NODES = 3
-"""Nodes that the lease records the costs of."""
 
 
 def place_compared(

@@ -12,8 +12,6 @@ from enum import StrEnum
 
 
 class Effect(StrEnum):
-    """What a field is to the placer."""
-
     OBEYED = "obeyed"
     """The placer obeys it as kube-scheduler does."""
     NO_EFFECT = "no effect"
@@ -26,8 +24,6 @@ class Effect(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodField:
-    """One row."""
-
     path: str
     effect: Effect
     reason: str = ""
@@ -38,7 +34,6 @@ class PodField:
 
     @property
     def text(self) -> str:
-        """The path, with the values that it applies to."""
         values = (f"{key}: {str(value).lower() if isinstance(value, bool) else value}"
                   for key, value in self.when.items())  # fmt: skip
         return f"{self.path} ({', '.join(values)})" if self.when else self.path
@@ -46,8 +41,6 @@ class PodField:
 
 @dataclass(frozen=True, slots=True)
 class FoundField:
-    """A field of a pod that is handed over."""
-
     path: str
     """With the numbers of items, such as `spec.volumes[1].persistentVolumeClaim`."""
     row: PodField

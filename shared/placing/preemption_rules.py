@@ -20,8 +20,6 @@ SLACK_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingPod:
-    """The pod that needs room."""
-
     pod: PodUid
     namespace: Namespace
     priority: int
@@ -66,7 +64,6 @@ def may_still_evict(
 
 
 def pending_pod_of(preemption: Preemption) -> PendingPod | None:
-    """Return the pod that the preemption is for, if it is for one."""
     if preemption.wanted is None:
         return None
     return PendingPod(

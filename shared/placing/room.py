@@ -32,11 +32,8 @@ Cost = tuple[tuple[int, ...], int, float, float, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndableLease:
-    """A lease that may end."""
-
     lease: Lease
     used_gpu_s: float
-    """GPU-seconds that it has used, summed over its devices."""
     tier: tuple[int, ...] = ()
     """How undesirable its end is; less is better."""
 
@@ -48,19 +45,15 @@ Allows = Callable[[Sequence[EndableLease]], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What a pod would get on a node without some of its leases."""
-
     placement: Placement
     ends: Endables
 
     @property
     def leases(self) -> tuple[Lease, ...]:
-        """The leases that would end."""
         return tuple(end.lease for end in self.ends)
 
     @property
     def used_gpu_s(self) -> float:
-        """GPU-seconds that these leases have used."""
         return sum(end.used_gpu_s for end in self.ends)
 
 
@@ -76,7 +69,6 @@ def cost_of(ends: Collection[EndableLease]) -> Cost:
 
 
 def used_gpu_s(lease: Lease, node: LedgerNode, now: float) -> float:
-    """Return the GPU-seconds that a lease has used: the larger part of each device, times time."""
     memory = {device.uuid: max(1, device.memory_mib) for device, _ in node.devices}
     parts = sum(
         max(booking.cores_percent / 100, booking.memory_mib / memory.get(booking.device, 1 << 62))
@@ -86,7 +78,6 @@ def used_gpu_s(lease: Lease, node: LedgerNode, now: float) -> float:
 
 
 def without(totals: NodeTotals, ended: Collection[PodUid]) -> NodeTotals:
-    """Return a node as it is once these pods' leases have ended."""
     ending = [lease for lease in totals.leases if lease.pod in ended]
     if not ending:
         return totals
@@ -151,15 +142,12 @@ class ClusterTrials:
         return self.cluster.placement_on(name, request)
 
     def restore(self) -> None:
-        """Let no lease have ended."""
         if self._changed is not None:
             self.cluster.put_node(self.nodes[self._changed].node)
         self._changed = None
 
 
 class RoomSearch:
-    """The search of room for one pod."""
-
     def __init__(
         self,
         request: PodRequest,

@@ -26,13 +26,10 @@ LONGEST_LOG = math.log(MOST_RUN_S)
 
 _RANDOM = re.compile(r"-[bcdfghjklmnpqrstvwxz2456789]{5}$")
 _TEMPLATE_HASH = re.compile(r"-[bcdfghjklmnpqrstvwxz2456789]{8,10}$")
-"""Endings that Kubernetes appends to names."""
 _NUMBER = re.compile(r"[0-9]+")
 
 
 class RunSeries(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The run times of the pods of one form of names."""
-
     runs: Amount = 0
     log_mean_s: Annotated[float, Meta(ge=0, le=LONGEST_LOG)] = 0.0
     """Weighted mean of the logarithms: a few long runs do not hide that most are short."""
@@ -46,8 +43,6 @@ def series_of(namespace: Namespace, name: str) -> str:
 
 
 class RunTimes:
-    """Series by their forms, the least recently learned first."""
-
     def __init__(self, series: dict[str, RunSeries] | None = None) -> None:
         self.series = series or {}
 
@@ -57,7 +52,6 @@ class RunTimes:
         return math.exp(series.log_mean_s) if series and series.runs >= LEAST_RUNS else None
 
     def learn(self, ended: Iterable[tuple[Lease, float]]) -> None:
-        """Add how many seconds the pods of leases ran."""
         for lease, run_s in ended:
             name = series_of(lease.namespace, lease.name)
             seconds = math.log(min(max(run_s, 1.0), MOST_RUN_S))
@@ -82,7 +76,6 @@ class RunTimes:
             del self.series[name]
 
     def dump(self) -> bytes:
-        """Return them as bytes."""
         return msgspec.msgpack.encode(self.series)
 
     @classmethod

@@ -42,16 +42,12 @@ MOST_KINDS = 16
 FIRST_ENDS = 4
 """So many leases end before the first try; then twice as many each time."""
 MOST_NAMED = 3
-"""Pods that are named as those that would have to end."""
 NEVER = 1e12
 """Unix seconds after all ends that are known."""
 
 
 class LeaseEnd(NamedTuple):
-    """When a lease ends."""
-
     at: float
-    """Unix seconds."""
     enforced: bool
     """It ends by then at the latest; else it is expected to."""
 
@@ -61,11 +57,9 @@ class PlannedStart:
     """Where pods can start once some leases have ended, and when that is."""
 
     at: float
-    """When the last of these leases ends, Unix seconds; the time of the plan if none has to."""
     placements: tuple[Placement | None, ...]
     """Of each pod, in the order of the requests; None: one that the gang does not need."""
     waits_for: tuple[Lease, ...] = ()
-    """The leases that end first, in the order of their ends."""
     enforced: bool = True
     """All of them end by an enforced time."""
 
@@ -75,12 +69,10 @@ class PlannedStart:
 
     @property
     def nodes(self) -> tuple[NodeName, ...]:
-        """The nodes on which they run."""
         return tuple(dict.fromkeys(placement.node for placement in self.placements if placement))
 
     @property
     def devices(self) -> frozenset[DeviceUuid]:
-        """The devices that the pods get."""
         return frozenset(
             share.device for placement in self.placements if placement for share in placement.shares
         )
@@ -192,12 +184,10 @@ class WaitingUnit:
 
     @property
     def priority(self) -> int:
-        """The highest of its pods' priorities."""
         return max(pod.queued.request.priority for pod in self.pods)
 
     @property
     def namespace(self) -> Namespace:
-        """That of its pods."""
         return self.pods[0].queued.namespace
 
     @property
@@ -301,7 +291,6 @@ class StartTrials:
         self._put: dict[NodeName, tuple[NodeTotals, set[PodUid]]] = {}
 
     def end(self, nodes: Iterable[NodeTotals], leases: Iterable[Lease]) -> None:
-        """Let these leases have ended, and no others."""
         ended = defaultdict[NodeName, set[PodUid]](set)
         for lease in leases:
             ended[lease.node].add(lease.pod)

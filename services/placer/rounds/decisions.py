@@ -40,8 +40,6 @@ CACHED_COUNTS = 1024
 
 @dataclass(frozen=True, slots=True)
 class PlacementUnit:
-    """Pods of a batch that are decided together: those of one gang, or of none."""
-
     gang: Gang | None
     pods: list[PodQueued]
 
@@ -74,16 +72,13 @@ class CandidateCount:
         self._contested_pods = 0
 
     def note_contention(self) -> None:
-        """Note that the ledger did not grant a first choice."""
         self._contested_pods = CONTESTED_PODS
 
     @property
     def contested(self) -> bool:
-        """Whether other placers have taken first choices lately."""
         return self._contested_pods > 0
 
     def next(self) -> int:
-        """Return the number for the next pod."""
         if not self._contested_pods:
             return 1
         self._contested_pods -= 1
@@ -97,13 +92,11 @@ class DecisionContext:
     index: NodeIndex
     rng: Rng
     now: Callable[[], float] = lambda: inf
-    """Unix seconds."""
     quotas: QuotaRefusals = field(default_factory=QuotaRefusals)
     candidates: CandidateCount = field(default_factory=CandidateCount)
 
     @property
     def mirror(self) -> ClusterMirror:
-        """The mirror."""
         return self.index.mirror
 
     def choose(self, event: PodQueued) -> tuple[Placement, ...] | Refusal:
@@ -140,8 +133,6 @@ class DecisionContext:
 
 @dataclass(slots=True)
 class RoundDecisions:
-    """Decisions of one round, updated by the ledger's reply."""
-
     chosen: list[ChosenPod] = field(default_factory=list)
     refused: list[RefusedPod] = field(default_factory=list)
     deferred: list[PodQueued] = field(default_factory=list)
@@ -153,7 +144,6 @@ class RoundDecisions:
 
 
 def decide(pods: Sequence[PodQueued], context: DecisionContext) -> RoundDecisions:
-    """Place every pod."""
     decisions = RoundDecisions()
     for event in pods:
         result = context.choose(event)

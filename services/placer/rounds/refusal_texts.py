@@ -15,7 +15,6 @@ GANG_NOT_DECIDED = Refusal(reason="the pods of its gang are being counted")
 
 
 def too_large_refusal(reason: str) -> Refusal:
-    """Return the refusal of a pod whose lease the ledger cannot store."""
     return Refusal(
         reason=f"the pod's lease cannot be stored: {reason}",
         counts=(("RecordTooLarge", 1),),
@@ -25,13 +24,11 @@ def too_large_refusal(reason: str) -> Refusal:
 
 
 def member_refused(gang: Gang, pod: PodQueued, refusal: Refusal) -> Refusal:
-    """Return the refusal of a gang one of whose pods can get no lease."""
     reason = f"pod {pod.name} of gang {gang.name}: {refusal.reason}"
     return structs.replace(refusal, reason=reason)
 
 
 def gang_too_small(gang: Gang, *, live: int, waiting: int) -> Refusal:
-    """Return the refusal of a gang of which pods are missing."""
     missing = gang.min_member - live - waiting
     return Refusal(
         reason=f"{_rule(gang)}; {live + waiting} of {gang.min_member} pods exist",

@@ -131,14 +131,12 @@ class Rounds:
         self.mirror = self.context.mirror
         self.quotas = self.context.quotas
         self.events: list[PlacementEvent] = []
-        """The outcomes of the batch."""
         self._reasons: dict[PodUid, str] = {}
         """The reason that this replica last published for each waiting pod."""
         self._unpublished: set[PodUid] = set()
         """Pods whose handler failed: they may have leases that were not published."""
 
     def begin(self) -> None:
-        """Begin a batch."""
         self.events = []
         self.mirror.drop_counted()
         self.quotas.clear()
@@ -294,7 +292,6 @@ class Rounds:
         return [pod for pod in deferred if pod.pod in ready]
 
     def _drop_gone(self, pods: Collection[PodUid]) -> None:
-        """Forget pods that have terminated or were deleted; no event is published for them."""
         count("gone", len(pods))
         for pod in pods:
             self._reasons.pop(pod, None)
@@ -391,7 +388,6 @@ class Rounds:
         )
 
     async def _pause(self) -> None:
-        """Let the mirror follow the ledger."""
         self.read_changes()
         await self.clock.sleep(ROUND_PAUSE_S)
 

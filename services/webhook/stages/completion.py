@@ -64,7 +64,6 @@ def set_priority_class(admission: PodAdmission) -> Changes | None:
 
 
 def set_runtime_class(admission: PodAdmission) -> Changes | None:
-    """Set the operator's runtime class, unless the pod has chosen one."""
     name = admission.policy.runtime_class
     if not name or admission.pod.spec.runtime_class_name is not None:
         return None

@@ -17,7 +17,6 @@ from shared.dialects.reserved import (
 from shared.pods.pod_view import PodView
 
 MAX_SHOWN = 10
-"""Annotations that warnings name."""
 
 
 def remove_copied_state(admission: PodAdmission) -> Denial | Changes | None:

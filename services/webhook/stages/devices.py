@@ -17,7 +17,6 @@ from shared.pods.pod_policy import Check, PolicySubject, device_names, violation
 from shared.pods.pod_view import PodContainer
 
 SERVED = frozenset().union(*(dialect.served for dialect in DIALECTS.values()))
-"""Resources that device plugins serve, in any dialect."""
 
 
 def deny_device_names(admission: PodAdmission) -> Denial | None:

@@ -38,7 +38,6 @@ def too_large(
 
 
 def _most(pod: PodRequest, request: GpuRequest, largest: DeviceMaximum) -> tuple[Change, ...]:
-    """Return the change of a container's limits to all the memory of the largest device."""
     if request.memory_bytes is None:
         return _changes(pod, request, memory_units=largest.memory_units)
     step = DIALECTS[pod.dialect].memory_step
@@ -46,7 +45,6 @@ def _most(pod: PodRequest, request: GpuRequest, largest: DeviceMaximum) -> tuple
 
 
 def _changes(pod: PodRequest, request: GpuRequest, **amount: int) -> tuple[Change, ...]:
-    """Return the changes of the pod with which one container requests another amount."""
     changed = structs.replace(request, **amount)
     containers = [changed if container is request else container for container in pod.containers]
     return changes_between(pod, structs.replace(pod, containers=tuple(containers)))

@@ -11,7 +11,6 @@ from shared.model.names import DEFAULT_SCHEDULER, HANDED_OVER
 from shared.pods.pod_view import PodView
 
 SCHEDULER = "/spec/schedulerName"
-"""The path of the scheduler's name in patches."""
 ALL_PODS = "all-pods"
 """The label's value where kube-scheduler gets all pods."""
 
@@ -55,7 +54,6 @@ def deny_malformed_gang(admission: PodAdmission) -> Denial | None:
 
 
 def check_gang(pod: PodView) -> None:
-    """Raise RequestError for a gang that the watcher would refuse."""
     group = pod.spec.scheduling_group.pod_group_name
     parse_pod_group(pod.namespace, pod.annotations, pod.labels, group)
 

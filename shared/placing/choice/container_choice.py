@@ -53,7 +53,6 @@ def share_of(
 
 
 def _terms(container: GpuRequest, memory_mib: int) -> RequestedUnits:
-    """Return the requested terms, for dialects whose annotations repeat them."""
     return RequestedUnits(
         memory_mib=memory_mib,
         memory_bytes=None if container.whole else container.memory_bytes,
@@ -117,7 +116,6 @@ def add_pod_uses(picks: Sequence[DevicePick], pod_uses: dict[MirroredDevice, Pod
 
 
 def build_shares(picks: Sequence[DevicePick]) -> tuple[Share, ...]:
-    """Return the shares that picks become."""
     return tuple(
         [
             share_of(container, device.device, memory_mib, instance)
@@ -138,7 +136,6 @@ def choose_shared_devices(
     devices: Sequence[MirroredDevice],
     pod_uses: PodDeviceUses,
 ) -> list[DevicePick] | None:
-    """Choose devices on which HAMi-core enforces shares."""
     wanted = container.gpus
     chosen = list[DevicePick]()
     if wanted > len(devices):
@@ -165,7 +162,6 @@ def choose_shared_devices(
 
 
 def _takes_slot(container: GpuRequest) -> bool:
-    """Return whether the container takes one of the slots that the device itself offers."""
     return container.slotted and not container.slots
 
 
@@ -194,7 +190,6 @@ def _meets_constraints(container: GpuRequest, request: PodRequest, device: Mirro
 def _fits_beside(
     container: GpuRequest, device: MirroredDevice, memory_mib: int, pod_uses: PodDeviceUses
 ) -> bool:
-    """Return whether a share fits on the device beside those of the pod's other containers."""
     pod_use = pod_uses.get(device)
     if pod_use is None:
         return True
@@ -314,7 +309,6 @@ def required_free_cores(container: GpuRequest) -> int:
 
 
 def required_units(container: GpuRequest) -> int:
-    """Return the requested units of memory, 0 if memory is not requested in units."""
     return container.memory_units or 0
 
 
@@ -386,10 +380,8 @@ _KEYS: Mapping[
 EXHAUSTIVE_DEVICES = 8
 """With more devices than this, sets grow greedily from each: 4 of 8 devices are 70 sets."""
 CACHED_SETS = 64
-"""Cached choices per node."""
 
 Positions = tuple[int, ...]
-"""Positions in a list of devices."""
 
 
 def topology_location(device: MirroredDevice, scope: TopologyScope) -> str | int | None:
@@ -442,7 +434,6 @@ def _groups(scope: TopologyScope, devices: Sequence[MirroredDevice]) -> list[lis
 
 
 def _best_linked(devices: Sequence[MirroredDevice], wanted: int) -> tuple[int, Positions]:
-    """Return the score and the positions of the best linked set, the first among equals."""
     cache = devices[0].node.linked_sets
     key = (wanted, *[device.uuid for device in devices])
     best = cache.get(key)

@@ -47,13 +47,11 @@ from shared.placing.node_filters import check_all, has_too_little
 UNCOUNTED = 1 << 60
 """More CPUs than any NUMA node has. An integer, since compiled code has no other type there."""
 CACHED_MODELS = 4096
-"""Verdicts on so many models by selections are remembered."""
 TYPE_PREFIX = "NVIDIA-"
 """Types in annotations are matched against the model with this prefix, as Volcano registers it."""
 
 
 def is_selective(selection: DeviceSelection) -> bool:
-    """Return whether the selection constrains anything."""
     return bool(
         selection.types
         or selection.not_types
@@ -79,13 +77,11 @@ def device_excluded(selection: DeviceSelection, device: Device) -> DeviceRefusal
 
 
 def selects_only_models(selection: DeviceSelection) -> bool:
-    """Return whether the model alone decides about a device."""
     return not (selection.uuids or selection.not_uuids or selection.mode is not None)
 
 
 @lru_cache(CACHED_MODELS)
 def model_excluded(selection: DeviceSelection, model: str) -> DeviceRefusal | None:
-    """Return why the pod excludes devices of a model, or None."""
     kind = f"{TYPE_PREFIX}{model}".lower()
     label = model_label(model)
     type_allowed = not selection.types or any(part.lower() in kind for part in selection.types)
@@ -134,7 +130,6 @@ def _choose_in_modes(
 
 
 def with_numa_scope(request: PodRequest, node: MirroredNode) -> PodRequest:
-    """Return the request with the scope that the node's topology manager requires."""
     if (
         request.topology_scope is TopologyScope.NODE
         and any(container.gpus > 1 for container in request.containers)
@@ -206,12 +201,10 @@ def devices_on(request: PodRequest, node: MirroredNode) -> list[DevicePick] | No
 
 
 def fits(request: PodRequest, node: MirroredNode) -> bool:
-    """Return whether a node can run a pod now."""
     return devices_on(request, node) is not None
 
 
 def allowed_devices(selection: DeviceSelection, node: MirroredNode) -> Sequence[MirroredDevice]:
-    """Return the devices of a node that a pod's selection does not exclude."""
     if not is_selective(selection):
         return node.devices
     if node.model and selects_only_models(selection):
@@ -335,7 +328,6 @@ def allows_instances(request: PodRequest) -> bool:
 
 
 def devices_in_mode(devices: Sequence[MirroredDevice], mode: DeviceMode) -> list[MirroredDevice]:
-    """Return those devices that are in a mode."""
     mig = mode is DeviceMode.MIG
     return [device for device in devices if device.in_mig_mode is mig]
 

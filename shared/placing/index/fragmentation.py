@@ -66,8 +66,6 @@ class PodKind(NamedTuple):
 
 
 class TypicalKind(NamedTuple):
-    """A kind, and which part of the typical pods is of it."""
-
     kind: PodKind
     part: float
 
@@ -85,7 +83,6 @@ class Workload:
         self._refresh_at = FIRST_REFRESH
 
     def learn(self, request: PodRequest) -> None:
-        """Count a pod that arrived."""
         if not request.containers:
             return
         kind = kind_of(request)
@@ -114,7 +111,6 @@ class Workload:
 
 
 def kind_of(request: PodRequest) -> PodKind:
-    """Return the kind of a pod with GPUs."""
     resources = request.resources
     containers = request.containers
     lead = containers[0]
@@ -148,7 +144,6 @@ SIZE_EXPONENT = 0.3
 CPU_PERCENT = 90
 """Of a node's idle cpu, so much is for pods with GPUs: others come that are not placed here."""
 WHOLE = 1000
-"""Thousandths of a device."""
 CACHED_VALUES = 1 << 16
 LANE_BYTES = 4
 """Amounts of all kinds are lanes of one integer, so that those of devices are added in one step."""
@@ -158,12 +153,9 @@ FreeParts = tuple[int, ...]
 
 
 class _PartRequest(NamedTuple):
-    """What a typical kind of pods requests of devices of one model."""
-
     kind: PodKind
     frequency: float
     part: int
-    """Thousandths of each device."""
     weight: float
     fits: bool
     """It fits an idle device, and the pods' selection does not exclude it."""
@@ -178,8 +170,6 @@ class _PartRequest(NamedTuple):
 
 
 class _WeighedKind(NamedTuple):
-    """A typical kind that fits the devices, with its weights."""
-
     gpus: int
     cpu: int
     """Twice the request; 1: none."""
@@ -347,7 +337,6 @@ class Fragmentation:
         return before.value - after
 
     def catch_up(self) -> None:
-        """Apply changes of the mirror and of the workload since the last call."""
         if self._version != self.workload.version:
             self._version = self.workload.version
             self._usable.clear()

@@ -19,12 +19,10 @@ class Explanation:
     """A refusal in words, and what it is based on."""
 
     position: int
-    """The mirror's position then."""
     inventory_position: int
     possible: NodeSet
     """The nodes that would fit if they were empty, as of the inventory's position."""
     details: Mapping[NearNode, tuple[NodeFilterFailure, NodeVerdict]]
-    """Why the nearest nodes do not fit."""
     advice: Advice
     refusal: Refusal
 
@@ -38,9 +36,7 @@ class NoFit:
     """
 
     key: Hashable
-    """The `placement_key` of the request."""
     position: int
-    """The mirror's position at the decision."""
     excluded: Excluded
     """All nodes by the reason that excludes them; empty if `last` explains this decision."""
     last: Explanation | None = None

@@ -24,8 +24,6 @@ CACHED_COPIES = 256
 
 
 class PlannedKind:
-    """A request's kind, and the headroom that it needs."""
-
     __slots__ = ("kind", "likely", "need")
 
     def __init__(self, kind: RequestKind, need: int) -> None:
@@ -44,20 +42,16 @@ def _one_object(kind: RequestKind) -> RequestKind:
 
 
 class RequestPlan:
-    """The kinds of a request and the choice of its devices."""
-
     __slots__ = ("choose", "kinds", "refused", "share_kinds")
 
     def __init__(self, request: PodRequest) -> None:
         modes = allowed_modes(request)
         self.kinds = [PlannedKind(*request_kind(request, mode)) for mode in modes]
-        """Its kind for each of `allowed_modes`."""
         self.share_kinds = [
             kind
             for kind, mode in zip(self.kinds, modes, strict=True)
             if mode is DeviceMode.HAMI_CORE
         ]
-        """Those for shares that HAMi-core enforces."""
         self.choose = device_chooser(request)
         self.refused = False
         """No node fitted the last request: likely ones are not tried before the next is decided."""
@@ -80,7 +74,6 @@ class AntiAffinityIndex:
         self._results: dict[_Key, RepelledFrom] = {}
 
     def restricted(self, event: PodQueued, request: PodRequest) -> PodRequest:
-        """Return a request of the pod with the domains that it is repelled from."""
         self._catch_up()
         if not self._domains:
             return request
@@ -143,7 +136,6 @@ class NodeIndex:
         self._exact_uses_left: dict[RequestKind, int] = {}
 
     def plan(self, request: PodRequest) -> RequestPlan:
-        """Return the plan of a request, that of the last one of its kind."""
         key = (device_key(request), request.node_order)
         plan = self._plans.get(key)
         return plan or store(self._plans, key, RequestPlan(request), CACHED_PLANS)

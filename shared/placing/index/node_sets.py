@@ -60,7 +60,6 @@ class NodeEligibility:
     def check(
         self, requirements: NodeRequirements, node: MirroredNode
     ) -> tuple[NodeFilterFailure | None, int]:
-        """Return why the node is excluded, or None, and the weight of its preference."""
         self._catch_up()
         results = self._results.get(requirements)
         if results is None:
@@ -99,7 +98,6 @@ def is_plain(node: MirroredNode) -> int:
 
 
 def largest_free_mib(node: MirroredNode) -> int:
-    """Return the most memory that a healthy device has free."""
     free = [
         device.free_instance_mib if device.in_mig_mode else device.total_mib - device.used_mib
         for device in node.devices
@@ -109,7 +107,6 @@ def largest_free_mib(node: MirroredNode) -> int:
 
 
 def count_of_devices(*, slotted: bool) -> Amount:
-    """Return how many devices are healthy and, for slotted shares, have a free slot."""
     if slotted:
         return lambda node: len([d for d in node.devices if d.healthy and d.shares < d.slots])
     return lambda node: len([d for d in node.devices if d.healthy])
@@ -169,8 +166,6 @@ Class = TypeVar("Class")
 
 
 class NodeClasses(Generic[Class]):
-    """The class of each node, as sets of nodes."""
-
     def __init__(
         self,
         positions: NodePositions,
@@ -184,7 +179,6 @@ class NodeClasses(Generic[Class]):
         self._sets: dict[Class, NodeSet] = {}
 
     def split(self, nodes: NodeSet) -> dict[Class, NodeSet]:
-        """Divide the nodes into their classes."""
         self._catch_up()
         unknown = nodes & ~self._known
         if unknown:
@@ -230,7 +224,6 @@ _SOME_ALLOWED = NodeFilterFailure("", "")
 Reason = tuple[str, str]
 """Code and text, without numbers: nodes are counted by it."""
 Excluded = dict[Reason, NodeSet]
-"""Nodes by the reason that excludes them."""
 _Cached = TypeVar("_Cached")
 
 
@@ -251,10 +244,6 @@ class NodeSets:
         """The last kinds of hardware, with the inventory's position and the nodes."""
 
     def split(self, request: PodRequest, *, explained: bool = True) -> tuple[NodeSet, Excluded]:
-        """Return the nodes that fit the request, and the others by reason.
-
-        Unless `explained`, some of the others are left out where a node fits.
-        """
         self.positions.catch_up()
         excluded: Excluded = {}
         left = self._split_by_facts(request, excluded)
@@ -287,7 +276,6 @@ class NodeSets:
             yield weights[weight]
 
     def nodes_in(self, nodes: NodeSet) -> Iterator[MirroredNode]:
-        """Yield the nodes of a set."""
         members = self.positions.nodes
         for position in positions_in(nodes, len(members)):
             node = members[position]
@@ -307,13 +295,11 @@ class NodeSets:
                 yield node
 
     def membership(self, nodes: NodeSet) -> Callable[[MirroredNode], bool]:
-        """Return a function that returns whether a node is in a set."""
         digits = f"{nodes:b}"[::-1].ljust(len(self.positions.nodes), "0")
         positions = self.positions
         return lambda node: digits[positions.positions[node]] == "1"
 
     def largest_free_mib(self) -> list[int]:
-        """Return the most memory that a healthy device of each node has free, by position."""
         return self._column("largest free MiB", largest_free_mib).amounts
 
     def kinds_of_hardware(

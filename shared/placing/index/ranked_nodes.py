@@ -48,7 +48,6 @@ class RequestKind(NamedTuple):
     cores: int
     """Percent of a device's cores that must be free: see `required_free_cores`."""
     idle: bool
-    """The device must be idle."""
     slotted: bool
     packs: bool
     """Not SPREAD."""
@@ -153,8 +152,6 @@ def _free_of(kind: RequestKind) -> Amount:
 
 
 class Ranking:
-    """Ranks nodes for one kind of request."""
-
     def __init__(self, kind: RequestKind) -> None:
         self.packs = kind.packs
         self.measure = kind.measure
@@ -169,7 +166,6 @@ class Ranking:
         self.free = _free_of(kind)
 
     def rank(self, node: MirroredNode) -> Rank:
-        """Return the rank of a node; NO_RANK where the kind cannot fit."""
         free = self.headroom(node)
         if free < 0:
             return NO_RANK
@@ -220,7 +216,6 @@ class Ranking:
 
 @lru_cache(CACHED_RANKINGS)
 def ranking_for(kind: RequestKind) -> Ranking:
-    """Return the ranking for one kind."""
     return Ranking(kind)
 
 
@@ -250,14 +245,11 @@ LAST_RANK: Rank = 1 << 62
 
 
 class BestNodes:
-    """The best of the ranked nodes, as groups of equal rank."""
-
     __slots__ = ("ends", "groups", "tied", "total")
 
     def __init__(self) -> None:
         self.groups: list[list[MirroredNode]] = []
         self.ends: list[int] = []
-        """The position after the last node of each group."""
         self.tied = 0
         """How many nodes, from the first on, tie: the first choice is random among them."""
         self.total = 0
@@ -270,8 +262,6 @@ class BestNodes:
 
 
 class NodePlace:
-    """Where a node is among the ranked ones."""
-
     __slots__ = ("changes", "position", "rank")
 
     def __init__(self) -> None:
@@ -279,7 +269,6 @@ class NodePlace:
         """`MirroredNode.changes` when its rank was determined."""
         self.rank = NO_RANK
         self.position = 0
-        """Within the group of its rank."""
 
 
 class RankedNodes:
@@ -298,7 +287,6 @@ class RankedNodes:
         self._uncontested_at = -1
 
     def catch_up(self) -> None:
-        """Apply the mirror's changes since the last call."""
         changed = self._changes.read()
         if changed is None:
             self.ranks.clear()
@@ -309,7 +297,6 @@ class RankedNodes:
             self.update(node)
 
     def update(self, node: MirroredNode) -> None:
-        """Move one node to its current rank."""
         place = self._places.get(node)
         if place is None:
             place = self._places[node] = NodePlace()
@@ -349,7 +336,6 @@ class RankedNodes:
         group.append(node)
 
     def ranks_with_headroom(self, need: int) -> Iterator[Rank]:
-        """Yield the ranks of nodes whose headroom is `need` or more, best first."""
         ranks = self.ranks
         packs = self.packs
         at = self._start(need)
@@ -415,7 +401,6 @@ class RankedNodes:
                 yield rank
 
     def best_of(self, nodes: Iterable[MirroredNode], need: int) -> BestNodes:
-        """Return the best of these nodes with a headroom of `need` or more."""
         groups: dict[Rank, list[MirroredNode]] = {}
         for node in nodes:
             rank = self._rank(node)
@@ -464,7 +449,6 @@ class RankedNodes:
         return NO_RANK if place is None else place.rank
 
     def in_order(self, need: int) -> Iterator[MirroredNode]:
-        """Yield the nodes with a headroom of `need` or more, best first."""
         for rank in self.ranks_with_headroom(need):
             yield from self.groups[rank]
 

@@ -20,7 +20,6 @@ SPARSE = 16
 FIRST_POSITIONS = (1 << 256) - 1
 """Where these are enough, a set is not searched further."""
 ABSENT = -(1 << 62)
-"""The amount of a node that was removed: less than any requested one."""
 
 NodeSet = int
 """A bit for each node, at its position."""
@@ -37,12 +36,10 @@ class NodePositions:
         self.nodes: list[MirroredNode | None] = []
         self.positions: dict[MirroredNode, int] = {}
         self.all: NodeSet = 0
-        """All nodes of the mirror."""
         self._free: list[int] = []
         self._changes = ChangeReader(mirror.inventory_changes)
 
     def catch_up(self) -> None:
-        """Follow the mirror: nodes that came or went."""
         changed = self._changes.read()
         if changed is None:
             changed = [*self.positions, *self.mirror.nodes.values()]
@@ -90,7 +87,6 @@ class ThresholdColumn:
         self._sets: list[NodeSet] = []
 
     def at_least(self, threshold: int) -> NodeSet:
-        """Return the nodes that have `threshold` or more, as of the last `catch_up`."""
         thresholds = self._thresholds
         sets = self._sets
         at = bisect_left(thresholds, threshold)
@@ -130,7 +126,6 @@ class ThresholdColumn:
         return nodes_at(met_at), [amounts[at] for at in positions]
 
     def catch_up(self) -> None:
-        """Apply the mirror's changes since the last call, each node once."""
         changed = self._changes.read()
         if changed is None:
             self._rebuild()
@@ -180,7 +175,6 @@ def store(cache: dict[Key, Value], key: Key, value: Value, limit: int) -> Value:
 
 
 def nodes_at(positions: Collection[int]) -> NodeSet:
-    """Return the set of the nodes at these positions."""
     if not positions:
         return 0
     octets = bytearray((max(positions) >> 3) + 1)
@@ -190,7 +184,6 @@ def nodes_at(positions: Collection[int]) -> NodeSet:
 
 
 def positions_in(nodes: NodeSet, limit: int) -> list[int]:
-    """Return the first positions in a set."""
     first = nodes & FIRST_POSITIONS
     if first.bit_count() >= limit:
         nodes = first

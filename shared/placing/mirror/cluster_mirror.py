@@ -29,11 +29,9 @@ class ChangeLog:
 
     @property
     def end(self) -> int:
-        """The position after the last change."""
         return self._trimmed + len(self._nodes)
 
     def add(self, node: MirroredNode) -> None:
-        """Append a change."""
         node.changes += 1
         self._nodes.append(node)
         if len(self._nodes) > CHANGE_LOG_LENGTH:
@@ -41,7 +39,6 @@ class ChangeLog:
             self._trimmed += CHANGE_LOG_LENGTH // 2
 
     def since(self, position: int) -> list[MirroredNode] | None:
-        """Return the changes from `position` on, or None if they have been trimmed."""
         if position < self._trimmed:
             return None
         return self._nodes[position - self._trimmed :]
@@ -73,17 +70,11 @@ class ClusterMirror:
         self.inventory_changes = ChangeLog()
         """Changes of more than amounts in use: facts, devices, served resources."""
         self.capacity = -1
-        """The ledger's capacity number that the mirror has reached; -1 before any snapshot."""
         self.version = 0
-        """The ledger's version that the mirror has reached."""
         self.applied_changes = 0
-        """Number of the ledger's changes that were applied."""
         self.soft_taint_nodes = 0
-        """Nodes with a PreferNoSchedule taint."""
         self.restricted_nodes = 0
-        """Nodes that only pods with tolerations can use."""
         self.mig_nodes = 0
-        """Nodes with devices in MIG mode."""
         self.claimed: dict[DeviceUuid, MirroredDevice] = {}
         """Devices that leases may use up to the time until which they are claimed."""
         self._devices: dict[DeviceUuid, MirroredDevice] = {}
@@ -127,7 +118,6 @@ class ClusterMirror:
     def update_uses(
         self, devices: Mapping[DeviceUuid, DeviceUse], nodes: Mapping[NodeName, NodeUse]
     ) -> None:
-        """Apply totals of devices and of nodes' other resources."""
         for uuid, use in devices.items():
             self.update_device_use(uuid, use)
         for name, node_use in nodes.items():
@@ -144,7 +134,6 @@ class ClusterMirror:
         return self._largest
 
     def put_node(self, node: LedgerNode) -> None:
-        """Apply a whole node: facts, devices, totals."""
         name = node.facts.name
         mirrored = self.nodes.get(name)
         if mirrored is None:
@@ -173,7 +162,6 @@ class ClusterMirror:
         self.inventory_changes.add(mirrored)
 
     def remove_node(self, name: NodeName) -> None:
-        """Remove a node and its devices."""
         node = self.nodes.pop(name, None)
         if node is None:
             return
@@ -258,7 +246,6 @@ class ClusterMirror:
         self.changes.add(node)
 
     def note_contention(self, name: NodeName) -> None:
-        """Note that others have taken what was chosen on a node."""
         node = self.nodes.get(name)
         if node is not None:
             node.changed_by_others = self.applied_changes

@@ -45,8 +45,6 @@ class SharingConstraints(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TentativeDeviceUse:
-    """A tentative reservation's use of one device."""
-
     __slots__ = ("constraints", "cores_percent", "fence", "memory_mib", "shares")
 
     def __init__(
@@ -75,7 +73,6 @@ def tentative_uses(
 
 
 def _use_of_share(share: Share, groups: tuple[str, ...]) -> TentativeDeviceUse:
-    """Return the use of a device by one share, the only one of its pod there."""
     cores_percent = share.cores_percent
     constraints = None
     if groups or share.mig or share.sharing is EXCLUSIVE:
@@ -156,18 +153,15 @@ class MirroredDevice:
         self.tentative_uses: list[TentativeDeviceUse] = []
         self.used_mib = 0
         self.used_cores = 0
-        """Reserved percent of the cores."""
         self.shares = 0
         self.anti_affinity_groups: frozenset[str] = frozenset()
         self.exclusive = False
         self.layout = ""
         """MIG layout that live instances pin; empty if none is live."""
         self.taken_positions = 0
-        """Taken positions of the layout, as bits."""
         self.update_device(device)
 
     def update_device(self, device: Device, *, closed: bool = False) -> None:
-        """Apply the node agent's report of the device; an excluded device gets no new shares."""
         self.device = device
         self.uuid = device.uuid
         self.index = device.index
@@ -175,7 +169,6 @@ class MirroredDevice:
         self.unit_mib = device.unit_mib
         self.slots = device.slots
         self.whole_units_mib = device.memory_mib // device.unit_mib * device.unit_mib
-        """MiB of all of the device's whole units."""
         self.in_mig_mode = device.mode is DeviceMode.MIG
         self.layout_shapes: LayoutShapes = layout_shapes(device.layouts) if self.in_mig_mode else {}
         self.largest_instance_mib = largest_instance_mib(self.layout_shapes)
@@ -208,7 +201,6 @@ class MirroredDevice:
         return any(use.fence == 0 for use in self.tentative_uses)
 
     def counts(self, use: TentativeDeviceUse) -> bool:
-        """Return whether the ledger's totals of the device contain the use."""
         return 0 < use.fence <= self.ledger_use.fence
 
     def _sums(self) -> tuple[object, ...]:
@@ -216,7 +208,6 @@ class MirroredDevice:
         return self.used_mib, self.used_cores, self.shares, constraints
 
     def sum_up(self) -> None:
-        """Add the tentative uses to the ledger's totals."""
         ledger_use = self.ledger_use
         tentative = self.tentative_uses
         self.update_constraints()
@@ -279,14 +270,12 @@ class MirroredDevice:
         return largest_free_mib(self.layout_shapes, self.layout, self.taken_positions, free_mib)
 
     def add_tentative_use(self, use: TentativeDeviceUse) -> None:
-        """Count a tentative use."""
         self.tentative_uses.append(use)
         if use.constraints is not None:
             self.update_constraints()
         self.add_use(use.memory_mib, use.cores_percent, use.shares)
 
     def remove_tentative_use(self, use: TentativeDeviceUse) -> None:
-        """Stop counting a tentative use, unless the ledger's totals have replaced it."""
         if use in self.tentative_uses:
             self.tentative_uses.remove(use)
             if use.constraints is not None:
@@ -294,7 +283,6 @@ class MirroredDevice:
             self.add_use(-use.memory_mib, -use.cores_percent, -use.shares)
 
     def use(self) -> DeviceUse:
-        """Return the sum as the model's value."""
         taken = self.taken_positions
         return DeviceUse(
             memory_mib=self.used_mib,
@@ -313,8 +301,6 @@ class MirroredDevice:
 
 
 class MirroredNode:
-    """One node: its facts, its devices by ascending index, and its free resources."""
-
     __slots__ = (
         "accepts_any_pod",
         "aligns_numa",
@@ -345,7 +331,6 @@ class MirroredNode:
     def __init__(self, name: NodeName) -> None:
         self.name = name
         self.changes = 0
-        """How often it has changed."""
         self.changed_by_others = NEVER
         """When others last took or freed capacity of it, as `ClusterMirror.applied_changes`."""
         self.facts = NodeFacts(name=name)
@@ -353,7 +338,6 @@ class MirroredNode:
         self.used_resources: Mapping[str, int] = {}
         """Use of resources other than devices by live leases."""
         self.serving: frozenset[str] = frozenset()
-        """Resource names that the node agent serves."""
         self.paused: frozenset[str] = frozenset()
         """Others that it serves, and of which its kubelet has none to allocate."""
         self.put_devices(())
@@ -362,19 +346,14 @@ class MirroredNode:
         self.accepts_any_pod = True
         self.has_soft_taint = False
         self.total_mib = 0
-        """MiB of all its devices."""
         self.used_mib = 0
-        """Used MiB of all its devices."""
         self.shares = 0
-        """Shares on all its devices."""
         self.free_resources: dict[str, int] = {}
         """What is left of each resource, also of the CPUs of NUMA nodes."""
 
     def put_devices(self, devices: Iterable[MirroredDevice]) -> None:
-        """Replace the devices."""
         self.devices = tuple(sorted(devices, key=lambda device: device.index))
         self.has_mig = any(device.in_mig_mode for device in self.devices)
-        """At least one device is in MIG mode."""
         self.isolation_restricted = any(device.isolation_restricted for device in self.devices)
         self.shareable_devices = tuple(
             device
@@ -398,7 +377,6 @@ class MirroredNode:
 
     @property
     def all_sick(self) -> bool:
-        """Whether it has devices, and none of them is healthy."""
         return bool(self.devices) and not any(device.healthy for device in self.devices)
 
     def has_same_inventory(self, node: LedgerNode) -> bool:
@@ -412,7 +390,6 @@ class MirroredNode:
         )
 
     def update_node(self, node: LedgerNode, devices: Sequence[MirroredDevice]) -> None:
-        """Apply the ledger's record of the node."""
         self.facts = node.facts
         self.version = node.version
         self.used_resources = node.used
@@ -427,7 +404,6 @@ class MirroredNode:
         self.sum_up()
 
     def sum_up(self) -> bool:
-        """Recompute the free amount of each resource; return whether one changed."""
         before = self.free_resources
         if self.tentative_reservations:
             self.tentative_reservations = [
@@ -447,13 +423,11 @@ class MirroredNode:
         return self.free_resources != before
 
     def subtract_resources(self, resources: dict[str, int]) -> None:
-        """Subtract a tentative reservation's use."""
         free = self.free_resources
         for name, amount in resources.items():
             free[name] = free.get(name, 0) - amount
 
     def add_resources(self, resources: dict[str, int]) -> None:
-        """Add a removed tentative reservation's use."""
         free = self.free_resources
         for name, amount in resources.items():
             free[name] = free.get(name, 0) + amount
@@ -514,7 +488,6 @@ class TentativeReservation:
         resources: dict[str, int],
         groups: tuple[str, ...],
     ) -> "TentativeReservation":
-        """Make a reservation of `shares` and count it on the node and its devices."""
         uses: list[tuple[MirroredDevice, TentativeDeviceUse]] = []
         for uuid, use in tentative_uses(shares, groups):
             device = devices.get(uuid)
@@ -536,11 +509,9 @@ class TentativeReservation:
         return True
 
     def is_counted(self) -> bool:
-        """Return whether the ledger's totals contain it: one change brings all of a lease."""
         return any(device.counts(use) for device, use in self.uses)
 
     def remove(self) -> None:
-        """Stop counting the reservation."""
         for device, use in self.uses:
             device.remove_tentative_use(use)
         if self in self.node.tentative_reservations:

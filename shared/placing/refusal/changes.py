@@ -41,14 +41,12 @@ SENSIBLE = 8
 PARTS = 16
 """Amounts of several containers are reduced together, in so many steps."""
 SYSTEM_TAINTS = ("node.kubernetes.io/", "node-role.kubernetes.io/")
-"""Prefixes of taints that pods should not tolerate."""
 
 
 Step = Callable[[PodRequest, MirroredNode, Dialect | None], PodRequest]
 
 
 def is_tiny(changed: PodRequest, request: PodRequest, node: MirroredNode) -> bool:
-    """Return whether some container would get much less memory of a device than it requests."""
     return any(
         share_mib(new, node.devices[0]) * SENSIBLE < share_mib(old, node.devices[0])
         for new, old in zip(changed.containers, request.containers, strict=True)
@@ -218,7 +216,6 @@ def _own_trigger(request: PodRequest, node: MirroredNode, _: Dialect | None) -> 
 
 
 def _less_of_others(request: PodRequest, node: MirroredNode, _: Dialect | None) -> PodRequest:
-    """Request what the node has free of ordinary resources."""
     less = {}
     for name, amount in request.resources.items():
         free = max(node.free_resources.get(name, 0), limits_peak(name, request))
@@ -254,7 +251,6 @@ def _less_cores(most: int, parts: int = 0) -> Step:
 
 
 def _part_sharing(container: GpuRequest) -> SharingPolicy:
-    """Return how the container would share a device that it has not exclusively."""
     if container.idle_parts:
         return IDLE_DEVICE
     exclusive = container.sharing is SharingPolicy.EXCLUSIVE

@@ -50,7 +50,6 @@ def narrowed(request: PodRequest, excesses: Iterable[QuotaExcess]) -> PodRequest
 
 
 def _exclude(request: PodRequest, excess: QuotaExcess) -> PodRequest:
-    """Limit the request to the nodes or models that the quota allows."""
     if excess.label:
         operator = "NotIn" if excess.model else "In"
         term = NodeTerm(key=excess.label, operator=operator, values=excess.values)
@@ -88,7 +87,6 @@ class QuotaRefusals:
         """By pod or gang, the capacity number of the first refusal, and what was exceeded."""
 
     def clear(self) -> None:
-        """Clear all: a batch begins."""
         self._excesses.clear()
 
     def add(self, event: PodQueued, excesses: tuple[QuotaExcess, ...], capacity: int) -> None:
@@ -99,7 +97,6 @@ class QuotaRefusals:
             self._excesses[key] = (min(since, capacity), earlier + excesses)
 
     def forget(self, events: Iterable[PodQueued]) -> None:
-        """Remove the refusals of these pods, so that the ledger decides again."""
         for event in events:
             self._excesses.pop(_key(event), None)
 
@@ -117,7 +114,6 @@ class QuotaRefusals:
         return result
 
     def decided_at(self, event: PodQueued, capacity: int) -> int:
-        """Return the capacity number of the state that the verdict is based on."""
         return min(capacity, self._excesses.get(_key(event), (capacity, ()))[0])
 
 
@@ -186,7 +182,6 @@ def _hint(
 
 
 def no_budget(namespace: Namespace) -> Refusal:
-    """Return the refusal of a namespace whose budget is exhausted."""
     return Refusal(
         reason=f"the GPU budget of namespace {namespace} is used up or invalid: new pods wait",
         counts=(("BudgetExhausted", 1),),

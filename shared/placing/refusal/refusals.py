@@ -97,7 +97,6 @@ def _details(
     possible: NodeSet,
     last: Explanation | None,
 ) -> tuple[NodeDetails, Advice]:
-    """Return why each of the nearest nodes does not fit, and advice."""
     nearest = tuple(_nearest(index, excluded, possible))
     last_details = last.details if last else {}
     names = {"", *(node.name for _, node, _ in nearest)}
@@ -135,7 +134,6 @@ def _advice(
 
 
 def _leftovers(nodes: Iterable[MirroredNode]) -> str:
-    """Return what earlier pods still hold on the first of the nodes on which they do."""
     for node in nodes:
         for device in node.devices:
             if text := device.device.leftover_text:
@@ -146,7 +144,6 @@ def _leftovers(nodes: Iterable[MirroredNode]) -> str:
 def _others(
     index: NodeIndex, excluded: Excluded, possible: NodeSet, nearest: Collection[MirroredNode]
 ) -> Iterator[MirroredNode]:
-    """Yield some nodes of each reason that excludes any, `possible` ones first."""
     for members in excluded.values():
         for alike in (members & possible, members & ~possible):
             for position in positions_in(alike, COMPARED_NODES):
