@@ -26,14 +26,15 @@ MIG_DEVICES = (("node-2", 1),)
 DOUBLED_DEVICES = ("node-0:0", "node-0:1", "node-1:0", "node-2:0")
 """Those that can report the UUID of the same device of the next node."""
 SERVICES = (
-    *("watcher", "placer-0", "binder", "scheduler"),
+    *("watcher", "placer-0", "planner", "binder", "scheduler"),
     *("timekeeper", "webhook", *(f"agent-{node}" for node in NODES)),
 )
-"""`scheduler` is another watcher, placer and binder, in one process."""
+"""`scheduler` is another watcher, placer, planner and binder, in one process."""
 LINKED = tuple(name for name in SERVICES if name != "webhook")
 SERVERS_OF = {
     "watcher": ("nats", "api"),
     "placer": ("nats", "redis"),
+    "planner": ("nats", "redis", "api"),
     "binder": ("nats", "redis", "api"),
     "scheduler": ("nats", "redis", "api"),
     "timekeeper": ("nats", "redis", "api"),

@@ -162,7 +162,7 @@ async def _proxied_one(component: Component, cluster: CampaignCluster) -> Compon
     environment = {
         **component.environment,
         **cluster.clocks.environment(name),
-        **(QUICK_PREEMPTION if name in {"binder", "scheduler"} else {}),
+        **(QUICK_PREEMPTION if name in {"planner", "scheduler"} else {}),
     }
     return replace(component, argv=tuple(argv), environment=environment)
 
