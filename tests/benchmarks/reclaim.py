@@ -46,6 +46,9 @@ NO_LIMITS = {
 }
 CREATED_PER_S = 400
 """Pods that fill the nodes, and those that wait, are created at this rate."""
+CALM_S = 4.0
+CALLS_WHEN_CALM = 20
+"""Writes to the API server within `CALM_S`."""
 
 
 class ReclaimApi(TrivialApi):
@@ -70,7 +73,7 @@ class ReclaimApi(TrivialApi):
             line = line.replace(SPEC, SPEC + b'"nodeSelector": {"pool": "serve"}, ', 1)
             lines.append(line)
             self.pods[f"p-{run}-{number}"] = line
-        self.watcher.feed(b"".join(lines))
+        self.send(*lines)
 
     def create_whole(self, run, number, priority):
         """Create a pod of a whole GPU for the pool `train`."""
@@ -81,7 +84,7 @@ class ReclaimApi(TrivialApi):
         pod["spec"]["containers"][0]["resources"] = {"limits": WHOLE, "requests": WHOLE}
         line = json.dumps(event).encode() + b"\n"
         self.pods[pod["metadata"]["name"]] = line
-        self.watcher.feed(line)
+        self.send(line)
         return pod["metadata"]["name"]
 
     def evict(self, name, body):
@@ -95,7 +98,7 @@ class ReclaimApi(TrivialApi):
         event["object"]["metadata"]["resourceVersion"] = str(self.version)
         event["object"]["status"] = {"phase": "Succeeded"}
         self.pods[name] = json.dumps(event).encode() + b"\n"
-        self.watcher.feed(self.pods[name])
+        self.send(self.pods[name])
 
     def write(self, path, body):
         if path.endswith("/eviction"):
@@ -114,8 +117,10 @@ async def create_all(api, run, count, priority):
 
 async def window(api, pids, options, *, planning):
     """Let pods arrive for some seconds, with the planner at work or stopped."""
-    os.kill(pids["planner"], signal.SIGCONT if planning else signal.SIGSTOP)
     evicted = len(api.evicted)
+    if planning:
+        os.kill(pids["planner"], signal.SIGCONT)
+        await until(lambda: len(api.evicted) > evicted, limit_s=120)
     before = cpu_ms(pids)
     latencies, missing = await at_rate(api, options.rate, options.seconds)
     row = {
@@ -134,11 +139,12 @@ async def window(api, pids, options, *, planning):
 
 
 async def calm(api):
-    """Wait until binders have carried out what is planned."""
-    count = -1
-    while count != len(api.evicted) + len(api.bound):
-        count = len(api.evicted) + len(api.bound)
-        await asyncio.sleep(2)
+    """Wait until binders have carried out what is planned, and written what pods read of it."""
+    while True:
+        before = len(api.evicted) + api.calls()
+        await asyncio.sleep(CALM_S)
+        if len(api.evicted) + api.calls() - before < CALLS_WHEN_CALM:
+            return
 
 
 async def measure(options, directory):
@@ -163,7 +169,7 @@ async def measure(options, directory):
         os.kill(pids["planner"], signal.SIGSTOP)
         try:
             urgent = await create_all(api, "urgent", options.pods, URGENT_PRIORITY)
-            await asyncio.sleep(options.rest)
+            await calm(api)
             await windows(api, pids, options)
         finally:
             os.kill(pids["planner"], signal.SIGCONT)
@@ -206,7 +212,6 @@ def main():
     add("--rate", type=float, default=60.0, help="pods that arrive in a second")
     add("--seconds", type=float, default=15.0, help="of each window")
     add("--windows", type=int, default=6, help="of each kind")
-    add("--rest", type=float, default=20.0, help="seconds until the first window")
     options = parser.parse_args()
     os.environ |= NO_LIMITS
     with tempfile.TemporaryDirectory(prefix="lh-reclaim-") as folder:

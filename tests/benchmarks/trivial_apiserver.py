@@ -102,7 +102,7 @@ class TrivialApi:
             self.version += 1
             lines.append(pod_event(number, run, self.version))
             self.pods[f"p-{run}-{number}"] = lines[-1]
-        self.watcher.feed(b"".join(lines))
+        self.send(*lines)
 
     def calls(self):
         """Bindings, Events, conditions."""
@@ -134,9 +134,14 @@ class TrivialApi:
         """Do nothing about other writes."""
 
     def notify(self):
-        if self.watcher is not None:
+        if self.new_lines and self.watcher is not None:
             self.watcher.feed(b"".join(self.new_lines))
         self.new_lines.clear()
+
+    def send(self, *lines):
+        """Write watch lines at once, after those with lower versions that are not written yet."""
+        self.notify()
+        self.watcher.feed(b"".join(lines))
 
     def node(self, number):
         return node_object(number)

@@ -14,7 +14,12 @@ from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import ViolationFound, ViolationReason
 from shared.model.leases.lease import Lease
-from shared.model.leases.preemption import EvictionOutcome, PreemptionCause, Victim
+from shared.model.leases.preemption import (
+    EvictionOutcome,
+    PreemptionCause,
+    PreemptionStage,
+    Victim,
+)
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.pods.pod_snapshot import PodSnapshot
 from tests.support.placer.ledger import rebuild, uuid
@@ -330,6 +335,23 @@ async def test_two_binders_do_not_both_evict(at: Scene) -> None:
 
     assert at.writes("old")["delete/eviction"] == 1
     assert len(await at.evictions()) == 1
+
+
+async def test_another_planner_plans_once_the_turn_of_a_dead_one_is_over(at: Scene) -> None:
+    dead = at.binder()
+    await at.running("old", mib=16_000)
+    await at.save_budget("a")
+    await dead.preempt()
+    await at.waiting("new")
+    successor = at.binder()
+
+    await successor.planner.preemptions.plan()
+    before = await at.stages()
+    await _turn_over(at)
+    at.clock.advance(3)
+    await successor.planner.preemptions.plan()
+
+    assert (before, await at.stages()) == ([], [PreemptionStage.OPENED])
 
 
 async def test_a_rebuilt_ledger_cancels(at: Scene) -> None:

@@ -1,14 +1,12 @@
 """Planned starts on a real Valkey and the simulated API server, step by step."""
 
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from msgspec import structs
 
-from services.binder.report.event_writer import MIN_INTERVAL_S
-from services.binder.report.explanations import NO_END, PLANNED, WITHDRAWN
+from services.binder.report.explanations import PLANNED, WITHDRAWN
 from services.planner.start_planner import (
     AGED_S,
     MAX_PLAN_S,
@@ -22,34 +20,22 @@ from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quantity import timestamp
 from shared.model.requests.placement import Placement
 from shared.model.requests.request import NO_TERM, Gang, PodRequest, Term
-from shared.placing.starts import AGAIN_S, LATE_S, MOST_KINDS, MOST_TRIED, RESERVE_AFTER_S, SOON_S
-from tests.support.binder.world import running as background
+from shared.placing.starts import AGAIN_S, LATE_S, MOST_KINDS, MOST_TRIED, RESERVE_AFTER_S
 from tests.support.placer.ledger import assert_sound, device, report, share, uses
 from tests.support.planner.scene import (
     HOUR,
-    Replicas,
     Scene,
     events,
+    idle_node,
     promised,
     running,
-    scene,
     starts,
     step,
 )
-from tests.support.servers.valkey import ValkeyServer
-from tests.support.waiting import until
 
 MINUTE = Term(max_run_s=60)
-
-
-@pytest.fixture
-async def at(server: ValkeyServer, request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
-    """A node with two idle GPUs of 16,000 MiB, or as many as a test names."""
-    await server.ready()
-    await server.command("FLUSHALL")
-    async with scene(server.url, gpus=getattr(request, "param", 2)) as made:
-        made.clock.time = time.time()  # the leases' times are the server's
-        yield made
+at = idle_node
+__all__ = ["at"]
 
 
 async def test_a_pod_is_promised_the_end_of_a_lease_and_gets_its_device(at: Scene) -> None:
@@ -157,117 +143,6 @@ async def test_no_pod_is_preempted_on_a_gpu_that_is_claimed_for_a_start(at: Scen
     assert read.preemption.id == urgent
     assert [each.devices for each in read.preemption.victims] == [("GPU-a-1",)]
     assert state.starts == (start,)
-
-
-async def condition(at: Scene, binder: Replicas, wanted: str) -> None:
-    """The condition of pod `new` of namespace `b` gets this message."""
-
-    async def message() -> str:
-        found = await at.get_pod("new", "b") or {}
-        at.clock.advance(MIN_INTERVAL_S)
-        conditions = found["status"].get("conditions", [])
-        return "".join(each["message"] for each in conditions if each["type"] == "PodScheduled")
-
-    async with background(binder.starts.conditions.write_conditions):
-        await until(message, lambda found: found == wanted)
-
-
-def no_end(who: str) -> str:
-    return (
-        f"no end in sight: no maximum run time (leasehold.dev/max-run-time) is set for {who}, "
-        "which would have to end first"
-    )
-
-
-async def test_no_end_in_sight_is_said_once_until_it_is_no_longer_so(at: Scene) -> None:
-    old = await at.running("old", namespace="b", gpu=0, mib=16_000, age_s=0)
-    other = await running(at, 1, NO_TERM)
-    await at.waiting("new", mib=16_000, gpus=2)
-    binder = at.binder()
-    at.clock.advance(60)
-    for _ in range(3):
-        await step(at, binder)
-        at.clock.advance(MAX_PLAN_S)
-
-    assert await starts(at) == ()
-    text = no_end("b/old and 1 more")
-    assert events(at, NO_END) == [text]
-    await condition(at, binder, f"Planned start: {text}")
-
-    await at.terminate(old)
-    at.clock.advance(MAX_PLAN_S)
-    await step(at, binder)
-    assert events(at, NO_END) == [text, no_end("a pod of another namespace")]
-
-    await at.terminate(other)
-    await at.running("brief", gpu=1, mib=16_000, age_s=0, term=HOUR)
-    at.clock.advance(MAX_PLAN_S)
-    await step(at, binder)
-    [start] = await starts(at)
-    await condition(at, binder, f"Planned start: {start.text}")
-    assert len(events(at, NO_END)) == 2
-
-
-async def test_no_end_in_sight_is_taken_back_from_a_pod_for_which_others_are_preempted(
-    at: Scene,
-) -> None:
-    await running(at, 0, NO_TERM)
-    await running(at, 1, HOUR)
-    new = await at.waiting("new", mib=16_000, gpus=2)
-    binder = at.binder()
-    at.clock.advance(60)
-    await step(at, binder)
-    await condition(at, binder, f"Planned start: {no_end('a pod of another namespace')}")
-
-    await at.save_budget("a")
-    at.clock.advance(at.rules.preemption_min_runtime_s)
-    for _ in range(2):
-        await step(at, binder)
-    assert [each.preemption.id for each in (await at.state()).open] == [new]
-    at.clock.advance(MAX_PLAN_S)
-    await step(at, binder)
-    await condition(at, binder, "")
-
-
-async def test_only_the_first_pods_are_told_that_no_end_is_in_sight(at: Scene) -> None:
-    await running(at, 0, NO_TERM)
-    await running(at, 1, NO_TERM)
-    for number in range(MOST_TRIED + 1):
-        await at.waiting(f"new-{number}", mib=16_000)
-    at.clock.advance(60)
-    await step(at, at.binder())
-
-    assert len(events(at, NO_END)) == MOST_TRIED
-
-
-async def test_what_is_expected_is_no_promise(at: Scene) -> None:
-    await running(at, 0, Term(expected_run_s=600))
-    await running(at, 1, NO_TERM)
-    await at.waiting("new", mib=16_000)
-
-    await step(at, at.binder())
-
-    [text] = events(at, PLANNED)
-    assert text.startswith("expected to start at ")
-    assert text.endswith("not promised: 1 pod before it has no maximum run time")
-
-
-async def test_no_device_is_claimed_for_long_for_what_is_only_expected(at: Scene) -> None:
-    old = await running(at, 0, Term(expected_run_s=int(SOON_S) + 60), mib=8_000)
-    await running(at, 1, NO_TERM)
-    await at.waiting("new", mib=16_000)
-    binder = at.binder()
-    for _ in range(3):
-        await step(at, binder)
-    assert await starts(at) == ()
-    end = timestamp((old.activated_at or 0) + SOON_S + 60)
-    text = f"expected to start at {end}, not promised: 1 pod before it has no maximum run time"
-    assert events(at, PLANNED) == [text]
-    await condition(at, binder, f"Planned start: {text}")
-
-    at.clock.advance(60)
-    await step(at, binder)
-    assert len(await starts(at)) == 1
 
 
 async def test_a_start_whose_time_has_passed_is_withdrawn_with_the_reason_and_planned_anew(

@@ -1,6 +1,7 @@
 """A scene for preemption: a ledger, an API server with PodDisruptionBudgets, and a clock."""
 
 import json
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -435,3 +436,13 @@ async def step(at: Scene, binder: Replicas) -> list[PlacementChosen]:
 
 def events(at: Scene, reason: str) -> list[str]:
     return [event.message for event in at.reports.events if event.reason == reason]
+
+
+@pytest.fixture
+async def idle_node(server: ValkeyServer, request: pytest.FixtureRequest) -> AsyncIterator[Scene]:
+    """A node with two idle GPUs of 16,000 MiB, or as many as a test names, and the real time."""
+    await server.ready()
+    await server.command("FLUSHALL")
+    async with scene(server.url, gpus=getattr(request, "param", 2)) as made:
+        made.clock.time = time.time()  # the leases' times are the server's
+        yield made

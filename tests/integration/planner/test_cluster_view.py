@@ -1,0 +1,55 @@
+"""The planner's mirror of the ledger, on a real Valkey."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from services.planner.cluster_view import LeaseMirror
+from shared.ledger.leases import RedisLeases
+from shared.model.leases.ledger import NodeTotals
+from shared.model.names import NodeName, PodUid
+from tests.support.binder.world import running
+from tests.support.placer.ledger import ledger, reservation, reserve, share
+from tests.support.waiting import until
+
+
+async def everything(leases: RedisLeases) -> list[NodeTotals]:
+    return [totals async for page in leases.totals.pages() for totals in page]
+
+
+async def test_only_nodes_that_have_changed_are_read_again(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with ledger(url, {"a": 1, "b": 1}) as leases:
+        mirror = LeaseMirror(leases)
+        read: list[Sequence[NodeName]] = []
+        of_nodes = leases.totals.of_nodes
+
+        async def noted(names: Sequence[NodeName]) -> list[NodeTotals]:
+            read.append(names)
+            return await of_nodes(names)
+
+        async def is_current() -> bool:
+            return await mirror.nodes() == await everything(leases)
+
+        monkeypatch.setattr(leases.totals, "of_nodes", noted)
+        async with running(mirror.follow_ledger):
+            await until(mirror.nodes, lambda _: len(read) > 0)
+            assert read == [["a", "b"]]
+            for name, node in (("p", "a"), ("q", "b")):
+                await reserve(leases, reservation(name, share(node, 0, 4_000), node=node))
+                await until(is_current)
+            await leases.release([PodUid("p")], reason="it was deleted")
+            await until(is_current)
+
+    assert read[1:] == [["a"], ["b"], ["a"]]
+
+
+async def test_without_the_feed_of_changes_everything_is_read(url: str) -> None:
+    async with ledger(url, {"a": 1, "b": 1}) as leases:
+        mirror = LeaseMirror(leases)
+        await mirror.nodes()
+
+        await reserve(leases, reservation("p", share("a", 0, 4_000)))
+
+        assert await mirror.nodes() == await everything(leases)
