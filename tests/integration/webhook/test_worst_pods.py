@@ -20,8 +20,6 @@ from tests.support.yardstick import yardstick_s
 ENOUGH_YARDSTICKS = 4.0
 FLOOD_S = 30
 """The longest timeout of an API server: both ends of the flood run in this process."""
-MOST_YARDSTICKS = 20.0
-"""Processor time until an answer during the flood, most of which is the flood's sending."""
 TRIES = 3
 """Of which one must be fast: another program may have had the processor's cache."""
 
@@ -93,25 +91,24 @@ async def test_many_large_pods_delay_no_other_namespace_and_are_never_let_in_uns
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, ssl=False)) as session,
     ):
 
-        async def reviewed(body: bytes, timeout_s: int) -> tuple[float, float, Obj]:
+        async def reviewed(body: bytes, timeout_s: int) -> tuple[float, Obj]:
             began = time.monotonic()
-            worked = time.process_time()
             url = f"{one.registration.url}{PATH}?timeout={timeout_s}s"
             async with session.post(url, data=io.BytesIO(body)) as response:
                 assert response.status == 200
                 answer = (await response.json())["response"]
-                return time.monotonic() - began, time.process_time() - worked, answer
+                return time.monotonic() - began, answer
 
         async with asyncio.TaskGroup() as group:
             floods = [group.create_task(reviewed(body, FLOOD_S)) for body in flood]
-            others = [group.create_task(reviewed(asking, 5)) for _ in range(5)]
+            others = [group.create_task(reviewed(asking, FLOOD_S)) for _ in range(5)]
 
-    unit_s = yardstick_s()
-    waits = [task.result()[1] / unit_s for task in others]
-    assert max(waits) < MOST_YARDSTICKS, waits
-    assert all(task.result()[2]["allowed"] for task in others)
-    for took, _, answer in (task.result() for task in floods):
-        assert took < FLOOD_S, "the API server would let the pod in"
+    waits_s = [task.result()[0] for task in others]
+    before = [task for task in floods if task.result()[0] < max(waits_s)]
+    assert len(before) < len(floods) / 2, "in the order of arrival, all would be before the others"
+    assert all(task.result()[1]["allowed"] for task in others)
+    for took_s, answer in (task.result() for task in floods):
+        assert took_s < FLOOD_S, "the API server would let the pod in"
         assert not answer["allowed"] or hides(answer)
 
 
