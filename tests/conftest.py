@@ -23,12 +23,27 @@ settings.load_profile("any machine")
 ROOT = Path(__file__).parents[1]
 SERVERS = {"e2e", "hardware", "integration"}
 """Folders of tests that run real servers and processes."""
+LONGEST = (
+    "tests/e2e/three_nodes/",
+    "tests/e2e/one_node/",
+    "tests/e2e/faults/",
+    "tests/e2e/test_ledger_damage.py",
+    "tests/integration/webhook/test_floods.py",
+    "tests/e2e/test_campaign.py",
+    "tests/integration/manifests/test_pages_on_a_cluster.py",
+    "tests/integration/api/test_pictures.py",
+)
+"""They begin first, or others would wait for them at the end."""
 MOST_REPEATED = 3
 """A run with more repetitions fails: so a race that is met often does not pass unnoticed."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests that need real servers. In CI, end-to-end tests run again after a failure."""
+    """Mark tests that need real servers, and put the longest first.
+
+    In CI, end-to-end tests run again after a failure.
+    """
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
     for item in items:
         folders = item.path.relative_to(ROOT).parts
         if SERVERS.intersection(folders) and item.get_closest_marker("servers") is None:
