@@ -22,11 +22,11 @@ class EventRecorder:
     ) -> None:
         """Write an event about an object of a kind, or raise the count of an equal one."""
         key = (about["metadata"]["uid"], container, reason, message)
-        known = self._written.get(key)
+        written = self._written.get(key)
         namespace = namespace_of(about)
         try:
-            if known is not None and self._store.find("events", namespace, known):
-                self._store.patch("events", namespace, known, self._counted)
+            if written is not None and self._store.find("events", namespace, written):
+                self._store.patch("events", namespace, written, self._counted)
                 return
             event = self._event(about, kind, container)
             event |= {"type": level, "reason": reason, "message": message}

@@ -47,12 +47,12 @@ class Installation(msgspec.Struct, frozen=True, kw_only=True):
         types = {(kind.api_version, kind.kind): kind.table for kind in store.kinds}
         for obj in self.objects:
             table = types[obj["apiVersion"], obj["kind"]]
-            found = store.find(table, obj["metadata"].get("namespace"), name_of(obj))
-            if found is None:
+            record = store.find(table, obj["metadata"].get("namespace"), name_of(obj))
+            if record is None:
                 store.create(table, deep_copy(obj))
             elif obj.keys() > _IDENTITY:
                 store.update(
-                    table, {**deep_copy(obj), "metadata": deep_copy(found.obj["metadata"])}
+                    table, {**deep_copy(obj), "metadata": deep_copy(record.obj["metadata"])}
                 )
 
     def write_kubeconfigs(self, tokens: ServiceAccountTokens, url: str, ca_pem: bytes) -> None:

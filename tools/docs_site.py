@@ -27,12 +27,12 @@ def without_links_out(markdown: str, source: str) -> str:
     Of a link to a folder of the site, which has no page either, the text stays.
     """
 
-    def shown(found: re.Match[str]) -> str:
-        path = normpath(join("docs", dirname(source), found[2]))
-        if found[2].endswith("/") and path.startswith("docs/"):
-            return found[1]
+    def shown(match: re.Match[str]) -> str:
+        path = normpath(join("docs", dirname(source), match[2]))
+        if match[2].endswith("/") and path.startswith("docs/"):
+            return match[1]
         if path.startswith("docs/"):
-            return found[0]
-        return found[1] if path in found[1] else f"{found[1]} (`{path}`)"
+            return match[0]
+        return match[1] if path in match[1] else f"{match[1]} (`{path}`)"
 
     return LINK.sub(shown, markdown)

@@ -45,14 +45,16 @@ def main() -> None:
 
 def check_python() -> None:
     if sys.version_info < (3, 11):  # noqa: UP036
-        found = [name for name in map("python3.{}".format, (13, 12, 11, 14)) if shutil.which(name)]
+        programs = [
+            name for name in map("python3.{}".format, (13, 12, 11, 14)) if shutil.which(name)
+        ]
         sys.exit(
             "{} is Python {}, and Leasehold needs 3.11 or newer: name another one, as in "
             "`make up PYTHON={}`{}".format(
                 sys.executable,
                 platform.python_version(),
-                found[0] if found else "python3.12",
-                "" if found else "; none is on PATH, so install one first",
+                programs[0] if programs else "python3.12",
+                "" if programs else "; none is on PATH, so install one first",
             )
         )
 

@@ -159,7 +159,7 @@ def _text(comments: list[str]) -> str:
         if not line.startswith(("+", "TODO")):
             kept.append(line)
     paragraphs = "\n".join(kept).strip().split("\n\n")
-    return "\n\n".join(" ".join(each.split("\n")) for each in paragraphs)
+    return "\n\n".join(" ".join(paragraph.split("\n")) for paragraph in paragraphs)
 
 
 def _markers(comments: list[str]) -> Iterator[tuple[str, Any]]:
@@ -217,14 +217,14 @@ def _with_inlined(schemas: dict[str, dict[str, Any]], name: str) -> dict[str, An
 
 
 def _reachable(schemas: dict[str, dict[str, Any]], roots: list[str]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    definitions: dict[str, dict[str, Any]] = {}
     waiting = list(roots)
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found[name] = _SPECIAL.get(name) or _with_inlined(schemas, name)
-            waiting += re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(found[name]))
-    return dict(sorted(found.items()))
+        if name not in definitions:
+            definitions[name] = _SPECIAL.get(name) or _with_inlined(schemas, name)
+            waiting += re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(definitions[name]))
+    return dict(sorted(definitions.items()))
 
 
 def main() -> None:

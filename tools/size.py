@@ -58,11 +58,11 @@ def room_of(path: Path) -> str:
 
 def sizes(paths: Iterable[Path]) -> Mapping[str, Size]:
     """Return the size of each room, sorted by name."""
-    found: dict[str, Size] = {}
+    sizes: dict[str, Size] = {}
     for path in paths:
         room = room_of(path)
-        found[room] = found.get(room, Size()) + size_of((ROOT / path).read_text())
-    return dict(sorted(found.items()))
+        sizes[room] = sizes.get(room, Size()) + size_of((ROOT / path).read_text())
+    return dict(sorted(sizes.items()))
 
 
 def files() -> list[Path]:

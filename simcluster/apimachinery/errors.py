@@ -93,8 +93,8 @@ class ApiError(Exception):
     @classmethod
     def invalid(cls, kind: str, group: str, name: str, causes: Sequence[Cause]) -> Self:
         """422: fields are invalid; each of them is listed as a cause."""
-        each = [f"{cause.field}: {cause.message}" for cause in causes]
-        joined = each[0] if len(each) == 1 else f"[{', '.join(each)}]"
+        messages = [f"{cause.field}: {cause.message}" for cause in causes]
+        joined = messages[0] if len(messages) == 1 else f"[{', '.join(messages)}]"
         qualified = f"{kind}.{group}" if group else kind
         details = _details(qualified, name, causes)
         details["kind"] = kind

@@ -71,7 +71,7 @@ def _merged_field(schema: Json, old: JsonValue, new: JsonValue) -> JsonValue:
     present = old if isinstance(old, list) else []
     if _KEY in schema:
         return _merged_list(schema, present, new)
-    return [*present, *(each for each in new if each not in present)]
+    return [*present, *(value for value in new if value not in present)]
 
 
 def _merged_list(schema: Json, old: list[JsonValue], new: list[JsonValue]) -> list[JsonValue]:
@@ -90,9 +90,9 @@ def _merged_item(schema: Json, items: list[JsonValue], patch: Json) -> list[Json
     """Merge a patch into the item of its key; append it if there is none."""
     key = schema[_KEY]
     below = schema["items"]
-    places = [at for at, each in enumerate(items) if each.get(key) == patch[key]]
+    places = [at for at, item in enumerate(items) if item.get(key) == patch[key]]
     if patch.get("$patch") == "delete":
-        return [each for at, each in enumerate(items) if at not in places]
+        return [item for at, item in enumerate(items) if at not in places]
     if not places:
         return [*items, apply_strategic_merge_patch(below, {}, patch)]
     first = places[0]
@@ -108,8 +108,8 @@ def _ordered(schema: Json, items: list[JsonValue], order: list[JsonValue]) -> li
 
     def rank(item: JsonValue) -> int:
         wanted = identity(item)
-        for at, each in enumerate(order):
-            if identity(each) == wanted:
+        for at, key in enumerate(order):
+            if identity(key) == wanted:
                 return at
         return -1
 
@@ -124,4 +124,4 @@ def _ordered(schema: Json, items: list[JsonValue], order: list[JsonValue]) -> li
 
 def _remove_primitives(target: Json, field: str, values: list[JsonValue]) -> None:
     if isinstance(target.get(field), list):
-        target[field] = [each for each in target[field] if each not in values]
+        target[field] = [value for value in target[field] if value not in values]

@@ -31,7 +31,7 @@ def tolerates_node(tolerations: Iterable[Json], node: Json) -> bool:
     if at_path(node, "spec.unschedulable"):
         taints.append(_UNSCHEDULABLE)
     hard = (taint for taint in taints if taint.get("effect") in _HARD_EFFECTS)
-    return all(any(_tolerates(each, taint) for each in own) for taint in hard)
+    return all(any(_tolerates(toleration, taint) for toleration in own) for taint in hard)
 
 
 def _tolerates(toleration: Json, taint: Json) -> bool:
@@ -49,36 +49,36 @@ def _term_matches(term: Json, name: str, labels: Mapping[str, str]) -> bool:
     of_fields = term.get("matchFields") or ()
     if not of_labels and not of_fields:
         return False
-    return all(_expression_matches(each, labels) for each in of_labels) and all(
-        _expression_matches(each, {"metadata.name": name}) for each in of_fields
+    return all(_expression_matches(requirement, labels) for requirement in of_labels) and all(
+        _expression_matches(requirement, {"metadata.name": name}) for requirement in of_fields
     )
 
 
 def _expression_matches(expression: Json, labels: Mapping[str, str]) -> bool:
-    found = labels.get(expression["key"])
+    value = labels.get(expression["key"])
     test = _OPERATORS.get(expression["operator"])
-    return test is not None and test(found, expression.get("values") or [])
+    return test is not None and test(value, expression.get("values") or [])
 
 
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.lstrip("-").isdigit() else None
 
 
-def _above(found: str | None, values: Sequence[str]) -> bool:
-    number = _number(found)
+def _above(value: str | None, values: Sequence[str]) -> bool:
+    number = _number(value)
     return number is not None and number > int(values[0])
 
 
-def _below(found: str | None, values: Sequence[str]) -> bool:
-    number = _number(found)
+def _below(value: str | None, values: Sequence[str]) -> bool:
+    number = _number(value)
     return number is not None and number < int(values[0])
 
 
 _OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = {
-    "In": lambda found, values: found in values,
-    "NotIn": lambda found, values: found not in values,
-    "Exists": lambda found, _values: found is not None,
-    "DoesNotExist": lambda found, _values: found is None,
+    "In": lambda value, values: value in values,
+    "NotIn": lambda value, values: value not in values,
+    "Exists": lambda value, _values: value is not None,
+    "DoesNotExist": lambda value, _values: value is None,
     "Gt": _above,
     "Lt": _below,
 }

@@ -44,20 +44,25 @@ def _statuses(pod: Json, field: str) -> list[Json]:
 def ready_containers(pod: Json) -> tuple[int, int]:
     """Return the number of ready containers, and of all containers."""
     statuses = _statuses(pod, "containerStatuses")
-    ready = sum(1 for each in statuses if each.get("ready") and at_path(each, "state.running"))
+    ready = sum(
+        1 for status in statuses if status.get("ready") and at_path(status, "state.running")
+    )
     return ready, len(at_path(pod, "spec.containers") or ())
 
 
 def restart_count(pod: Json) -> int:
     """Return how many times its containers have restarted."""
-    return sum(int(each.get("restartCount") or 0) for each in _statuses(pod, "containerStatuses"))
+    return sum(
+        int(container_status.get("restartCount") or 0)
+        for container_status in _statuses(pod, "containerStatuses")
+    )
 
 
 def is_ready(pod: Json) -> bool:
     """Return whether the pod's condition `Ready` is true."""
     return any(
-        each.get("type") == "Ready" and each.get("status") == "True"
-        for each in _statuses(pod, "conditions")
+        condition.get("type") == "Ready" and condition.get("status") == "True"
+        for condition in _statuses(pod, "conditions")
     )
 
 

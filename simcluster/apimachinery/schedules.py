@@ -60,11 +60,11 @@ class Schedule:
 
     def last(self, until: datetime, after: datetime) -> datetime | None:
         """Return the last time after one and until the other, or None."""
-        found = None
+        latest = None
         at = self.next(after)
         while at is not None and at <= until:
-            found, at = at, self.next(at)
-        return found
+            latest, at = at, self.next(at)
+        return latest
 
     def _has_day(self, at: datetime) -> bool:
         if at.month not in self.months:

@@ -46,7 +46,7 @@ def resolved(name: str) -> Json:
 
 def _resolve(schema: JsonValue) -> JsonValue:
     if isinstance(schema, list):
-        return [_resolve(each) for each in schema]
+        return [_resolve(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:
@@ -79,9 +79,9 @@ def _checked(name: str, *, is_kind: bool = False) -> Any:
 
 def _checked_value(schema: Json) -> Any:
     references = [schema, *schema.get("allOf", ())]
-    found = next((str(each["$ref"]) for each in references if "$ref" in each), "")
-    if found:
-        return _checked(found.removeprefix(REFERENCE))
+    target = next((str(reference["$ref"]) for reference in references if "$ref" in reference), "")
+    if target:
+        return _checked(target.removeprefix(REFERENCE))
     if form := _LENIENT.get(schema.get("x-protobuf-form", "")):
         return form
     match schema.get("type"):

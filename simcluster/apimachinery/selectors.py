@@ -24,15 +24,15 @@ _BOOLEANS: Mapping[str, tuple[JsonValue, ...]] = {"true": (True,), "false": (Fal
 
 def parse_label_selector(text: str) -> tuple[LabelRequirement, ...]:
     """Parse a label selector of equality-based and set-based terms; all of them must hold."""
-    found: list[LabelRequirement] = []
+    requirements: list[LabelRequirement] = []
     at = 0
     while text.strip() and at < len(text):
         match = _TERM.match(text, at)
         if match is None or match.end() == at:
             raise ApiError.bad_request(f"unable to parse label selector {text!r} at {at}")
-        found.append(_requirement(match))
+        requirements.append(_requirement(match))
         at = match.end()
-    return tuple(found)
+    return tuple(requirements)
 
 
 def _requirement(match: re.Match[str]) -> LabelRequirement:
@@ -97,25 +97,25 @@ def _field_requirement(path: str, value: str, *, equal: bool) -> FieldRequiremen
         wanted = (value, *_BOOLEANS[value])
 
     def holds(obj: Json) -> bool:
-        found: JsonValue = obj.get(first)
+        value: JsonValue = obj.get(first)
         for part in rest:
-            found = found.get(part) if isinstance(found, dict) else None
-        return (found in wanted) is equal
+            value = value.get(part) if isinstance(value, dict) else None
+        return (value in wanted) is equal
 
     return holds
 
 
 def parse_field_selector(text: str, resource: Resource) -> tuple[FieldRequirement, ...]:
     """Parse a field selector; 400 for a field that this kind does not support."""
-    known = {"metadata.name", *resource.selectable}
+    selectable = {"metadata.name", *resource.selectable}
     if resource.namespaced:
-        known.add("metadata.namespace")
+        selectable.add("metadata.namespace")
     terms = []
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         match = _FIELD_TERM.fullmatch(part)
         if match is None:
             raise ApiError.bad_request(f"invalid selector: {text!r}; can't understand {part!r}")
-        if match["path"] not in known:
+        if match["path"] not in selectable:
             raise ApiError.bad_request(
                 f'Unable to find "{resource.api_version}, Resource={resource.plural}" that match '
                 f'label selector "", field selector "{text}": field label not supported: '

@@ -32,7 +32,7 @@ class RoleIndex:
             return
         if self._grants is None:
             self._grants = self._indexed()
-        subjects = (("User", str(user.get("username"))), *(("Group", each) for each in groups))
+        subjects = (("User", str(user.get("username"))), *(("Group", group) for group in groups))
         for subject in subjects:
             for scope, rules in self._grants.get(subject, ()):
                 if scope in {"", namespace}:
@@ -66,8 +66,8 @@ class RoleIndex:
         if reference["kind"] == "ClusterRole":
             role = cluster_roles.get(reference["name"])
             return () if role is None else role_rules(role, cluster_roles)
-        found = self._store.find("roles", scope, reference["name"])
-        return () if found is None else found.obj.get("rules") or ()
+        record = self._store.find("roles", scope, reference["name"])
+        return () if record is None else record.obj.get("rules") or ()
 
 
 def role_rules(role: Json, cluster_roles: Mapping[str, Json]) -> Sequence[Json]:

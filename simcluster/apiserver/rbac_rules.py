@@ -38,7 +38,7 @@ def allows(rule: Json, request: ResourceAttributes) -> bool:
     return (
         _named(rule.get("verbs"), request.verb)
         and _named(rule.get("apiGroups"), request.group)
-        and any(_covers(each, request.resource) for each in rule.get("resources") or ())
+        and any(_covers(resource, request.resource) for resource in rule.get("resources") or ())
         and (not names or request.name in names)
     )
 
@@ -47,7 +47,7 @@ def allows_url(rule: Json, verb: str, path: str) -> bool:
     """Return whether a rule allows a request of a path that is no resource."""
     urls = rule.get("nonResourceURLs") or ()
     return _named(rule.get("verbs"), verb) and any(
-        each in {"*", path} or (each.endswith("*") and path.startswith(each[:-1])) for each in urls
+        url in {"*", path} or (url.endswith("*") and path.startswith(url[:-1])) for url in urls
     )
 
 
@@ -85,7 +85,7 @@ def _attributes(part: Json) -> ResourceAttributes:
 
 
 def _named(listed: Sequence[str] | None, wanted: str) -> bool:
-    return any(each in {"*", wanted} for each in listed or ())
+    return any(value in {"*", wanted} for value in listed or ())
 
 
 def _covers(pattern: str, resource: str) -> bool:

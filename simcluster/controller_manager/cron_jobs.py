@@ -64,7 +64,9 @@ def _last_start(cron_job: Json, zone: tzinfo) -> datetime:
 def _ended(job: Json) -> str:
     """Return the condition with which a Job has ended, empty if it has not."""
     held = (
-        each["type"] for each in list_at(job, "status.conditions") if each.get("status") == "True"
+        condition["type"]
+        for condition in list_at(job, "status.conditions")
+        if condition.get("status") == "True"
     )
     return next((kind for kind in held if kind in {"Complete", "Failed"}), "")
 

@@ -143,9 +143,9 @@ def _node_of(pod: Json) -> str:
         ".nodeSelectorTerms",
     )
     for term in terms or ():
-        for each in term.get("matchFields") or ():
-            if each.get("key") == "metadata.name":
-                return str((each.get("values") or [""])[0])
+        for requirement in term.get("matchFields") or ():
+            if requirement.get("key") == "metadata.name":
+                return str((requirement.get("values") or [""])[0])
     return str(at_path(pod, "spec.nodeName") or "")
 
 

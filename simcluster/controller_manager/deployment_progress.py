@@ -49,7 +49,7 @@ def with_progress(
     """
     before = _progressing(conditions)
     if _deadline_s(deployment) >= _NEVER_S:
-        return [each for each in conditions if each is not before]
+        return [condition for condition in conditions if condition is not before]
     condition = _condition(deployment, before, current, counts, now)
     if condition is None:
         return conditions
@@ -81,7 +81,7 @@ def _condition(
         (reason in {AVAILABLE, TIMED_OUT}, None),
         (is_late, ("False", TIMED_OUT, f"{subject} has timed out progressing.")),
     )
-    chosen = next((found for applies, found in cases if applies), None)
+    chosen = next((result for applies, result in cases if applies), None)
     return None if chosen is None else condition_of(PROGRESSING, *chosen)
 
 
@@ -97,7 +97,7 @@ def _has_progressed(deployment: Json, counts: Mapping[str, int]) -> bool:
 
 
 def _progressing(conditions: Sequence[Json]) -> Json:
-    return next((each for each in conditions if each.get("type") == PROGRESSING), {})
+    return next((condition for condition in conditions if condition.get("type") == PROGRESSING), {})
 
 
 def _updated_at(condition: Json, now: float) -> float:
@@ -106,5 +106,5 @@ def _updated_at(condition: Json, now: float) -> float:
 
 
 def _deadline_s(deployment: Json) -> int:
-    found = deployment["spec"].get("progressDeadlineSeconds")
-    return _NEVER_S if found is None else int(found)
+    deadline_s = deployment["spec"].get("progressDeadlineSeconds")
+    return _NEVER_S if deadline_s is None else int(deadline_s)

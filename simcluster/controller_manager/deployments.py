@@ -38,7 +38,7 @@ def plan_deployment(
 ) -> WorkloadPlan:
     """Plan for a Deployment, the ReplicaSets that it owns, and the pods of these."""
     current = _current(deployment, replica_sets)
-    old = [each for each in replica_sets if each is not current]
+    old = [replica_set for replica_set in replica_sets if replica_set is not current]
     plan = WorkloadPlan(status=_status(deployment, current, old, now))
     plan.again_in_s = deadline_in_s(deployment, plan.status["conditions"], now)
     if is_deleted(deployment) or deployment["spec"].get("paused"):
@@ -57,22 +57,28 @@ def plan_deployment(
     else:
         step = _recreate if deployment["spec"]["strategy"]["type"] == "Recreate" else _roll
         step(plan, deployment, current, old, pods)
-        plan.delete = [("replicasets", each) for each in _forgotten(deployment, old)]
+        plan.delete = [("replicasets", name) for name in _forgotten(deployment, old)]
     return plan
 
 
 def _forgotten(deployment: Json, old: Objects) -> Objects:
     """Return the unused ReplicaSets beyond those that are kept for a rollback, oldest first."""
-    unused = [each for each in old if not (_replicas(each) or number_at(each, "status.replicas"))]
+    unused = [
+        replica_set
+        for replica_set in old
+        if not (_replicas(replica_set) or number_at(replica_set, "status.replicas"))
+    ]
     surplus = len(unused) - deployment["spec"]["revisionHistoryLimit"]
     return sorted(unused, key=_revision)[: max(surplus, 0)]
 
 
 def _current(deployment: Json, replica_sets: Objects) -> Json | None:
     wanted = template_hash(deployment["spec"]["template"])
-    hashes = (labels_of(each).get(HASH) for each in replica_sets)
-    found = (each for each, own in zip(replica_sets, hashes, strict=True) if own == wanted)
-    return next(found, None)
+    hashes = (labels_of(replica_set).get(HASH) for replica_set in replica_sets)
+    matching = (
+        replica_set for replica_set, own in zip(replica_sets, hashes, strict=True) if own == wanted
+    )
+    return next(matching, None)
 
 
 def _new_replica_set(deployment: Json, revision: int) -> Json:
@@ -153,14 +159,14 @@ def _room_for_new(deployment: Json, present: int, old: Objects, pods: Objects) -
 
 def _pods_of(replica_sets: Objects, pods: Objects) -> bool:
     """Return whether ReplicaSets have pods that have not finished."""
-    hashes = {labels_of(each).get(HASH) for each in replica_sets}
+    hashes = {labels_of(replica_set).get(HASH) for replica_set in replica_sets}
     return any(labels_of(pod).get(HASH) in hashes for pod in pods)
 
 
 def _recreate(
     plan: WorkloadPlan, deployment: Json, current: Json, old: Objects, pods: Objects
 ) -> None:
-    plan.update += [_scaled(each, 0) for each in old if _replicas(each)]
+    plan.update += [_scaled(replica_set, 0) for replica_set in old if _replicas(replica_set)]
     wanted = _room_for_new(deployment, _replicas(current), old, pods)
     if not plan.update and _replicas(current) != wanted:
         plan.update.append(_scaled(current, wanted))
@@ -177,18 +183,18 @@ def _roll(plan: WorkloadPlan, deployment: Json, current: Json, old: Objects, pod
     starting = _replicas(current) - _available(current)
     spare = total - must_stay - starting
     # Pods that are not available end first: they are no loss.
-    for each in sorted(old, key=_revision):
-        broken = min(_replicas(each) - _available(each), spare)
+    for replica_set in sorted(old, key=_revision):
+        broken = min(_replicas(replica_set) - _available(replica_set), spare)
         if broken > 0:
-            plan.update.append(_scaled(each, _replicas(each) - broken))
+            plan.update.append(_scaled(replica_set, _replicas(replica_set) - broken))
             spare -= broken
     if plan.update:
         return
     spare = min(spare, _available(current) + sum(map(_available, old)) - must_stay)
-    for each in sorted(old, key=_revision):
-        ended = min(_replicas(each), spare)
+    for replica_set in sorted(old, key=_revision):
+        ended = min(_replicas(replica_set), spare)
         if ended > 0:
-            plan.update.append(_scaled(each, _replicas(each) - ended))
+            plan.update.append(_scaled(replica_set, _replicas(replica_set) - ended))
             spare -= ended
 
 
@@ -197,7 +203,7 @@ def _status(deployment: Json, current: Json | None, old: Objects, now: float) ->
     every = [*old, *([current] if current else [])]
 
     def total(field: str, replica_sets: Objects) -> int:
-        return sum(number_at(each, f"status.{field}") for each in replica_sets)
+        return sum(number_at(replica_set, f"status.{field}") for replica_set in replica_sets)
 
     replicas = total("replicas", every)
     available = total("availableReplicas", every)

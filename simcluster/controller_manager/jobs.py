@@ -142,7 +142,7 @@ def _pause_s(failed: Objects, now: float) -> float:
 
 def _ended_at(pod: Json) -> float:
     statuses = list_at(pod, "status.containerStatuses")
-    ends = (at_path(each, "state.terminated.finishedAt") for each in statuses)
+    ends = (at_path(status, "state.terminated.finishedAt") for status in statuses)
     return max(
         (parse_time(end) for end in ends if end),
         default=parse_time(metadata(pod)["creationTimestamp"]),
@@ -176,9 +176,9 @@ def _after_end(plan: WorkloadPlan, job: Json, counted: _Counts, now: float) -> W
     if ttl_s is None:
         return plan
     ended = max(
-        parse_time(each["lastTransitionTime"])
-        for each in plan.status["conditions"]
-        if each["type"] in _ENDED
+        parse_time(condition["lastTransitionTime"])
+        for condition in plan.status["conditions"]
+        if condition["type"] in _ENDED
     )
     plan.delete_itself = now >= ended + ttl_s
     plan.again_in_s = None if plan.delete_itself else ended + ttl_s - now + 0.1
@@ -187,7 +187,9 @@ def _after_end(plan: WorkloadPlan, job: Json, counted: _Counts, now: float) -> W
 
 def _is_ended(status: Json) -> bool:
     conditions = status.get("conditions") or ()
-    return any(each["type"] in _ENDED and each["status"] == "True" for each in conditions)
+    return any(
+        condition["type"] in _ENDED and condition["status"] == "True" for condition in conditions
+    )
 
 
 def _status(job: Json, counted: _Counts, now: float) -> Json:
@@ -213,7 +215,7 @@ def _set_suspended(status: Json, now: float, *, suspended: bool) -> None:
     conditions = list_at(status, "conditions")
     if suspended:
         condition = condition_of("Suspended", "True", "JobSuspended")
-    elif any(each["type"] == "Suspended" for each in conditions):
+    elif any(condition["type"] == "Suspended" for condition in conditions):
         condition = condition_of("Suspended", "False", "JobResumed")
     else:
         return

@@ -186,10 +186,10 @@ class ControllerManager:
 
     async def _reconcile(self, key: WorkloadKey) -> None:
         table = TABLES[key.kind]
-        found = self._store.find(table, key.namespace, key.name)
-        if found is None:
+        record = self._store.find(table, key.namespace, key.name)
+        if record is None:
             return
-        workload = found.obj
+        workload = record.obj
         plan = self._plan(key.kind, workload)
         if key.kind in {"StatefulSet", "DaemonSet"} and not is_deleted(workload):
             revisions = self._owned("controllerrevisions", workload)
@@ -217,7 +217,7 @@ class ControllerManager:
         namespace = namespace_of(workload)
         if kind == "Deployment":
             replica_sets = self._owned("replicasets", workload)
-            pods = [pod for each in replica_sets for pod in self._owned("pods", each)]
+            pods = [pod for replica_set in replica_sets for pod in self._owned("pods", replica_set)]
             return plan_deployment(workload, replica_sets, pods, now)
         if kind == "CronJob":
             return plan_cron_job(workload, self._owned("jobs", workload), now)

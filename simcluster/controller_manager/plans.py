@@ -58,7 +58,7 @@ def controller_uid(obj: Json) -> str:
 def controller_of(obj: Json) -> Json | None:
     """Return the owner reference of an object's controller."""
     references = metadata(obj).get("ownerReferences") or ()
-    return next((each for each in references if each.get("controller")), None)
+    return next((reference for reference in references if reference.get("controller")), None)
 
 
 def is_active(pod: Json) -> bool:
@@ -79,7 +79,9 @@ def is_available(pod: Json, min_ready_s: int, now: float) -> bool:
 def ready_for_s(pod: Json, now: float) -> float:
     """Return for how many seconds a ready pod has been ready."""
     conditions = list_at(pod, "status.conditions")
-    ready: Json = next((each for each in conditions if each.get("type") == "Ready"), {})
+    ready: Json = next(
+        (condition for condition in conditions if condition.get("type") == "Ready"), {}
+    )
     since = ready.get("lastTransitionTime")
     return now - parse_time(since) if since else 0.0
 
@@ -97,7 +99,7 @@ def template_hash(template: Json) -> str:
 def _sorted(value: JsonValue) -> JsonValue:
     if isinstance(value, dict):
         return {key: _sorted(value[key]) for key in sorted(value)}
-    return [_sorted(each) for each in value] if isinstance(value, list) else value
+    return [_sorted(item) for item in value] if isinstance(value, list) else value
 
 
 def record_revision(plan: WorkloadPlan, workload: Json, kind: str, recorded: Objects) -> None:
@@ -105,10 +107,11 @@ def record_revision(plan: WorkloadPlan, workload: Json, kind: str, recorded: Obj
     template = workload["spec"]["template"]
     name = f"{name_of(workload)}-{template_hash(template)}"
     others = sorted(
-        (each for each in recorded if name_of(each) != name), key=lambda each: int(each["revision"])
+        (revision for revision in recorded if name_of(revision) != name),
+        key=lambda revision: int(revision["revision"]),
     )
     newest = int(others[-1]["revision"]) if others else 0
-    current = next((each for each in recorded if name_of(each) == name), None)
+    current = next((revision for revision in recorded if name_of(revision) == name), None)
     if current is None:
         own = {
             "apiVersion": "apps/v1",
@@ -127,7 +130,7 @@ def record_revision(plan: WorkloadPlan, workload: Json, kind: str, recorded: Obj
     elif int(current["revision"]) <= newest:
         plan.update.append(("controllerrevisions", {**current, "revision": newest + 1}))
     surplus = max(len(others) - workload["spec"]["revisionHistoryLimit"], 0)
-    plan.delete += [("controllerrevisions", each) for each in others[:surplus]]
+    plan.delete += [("controllerrevisions", name) for name in others[:surplus]]
 
 
 def new_pod(workload: Json, kind: str, api_version: str, *, name: str = "") -> Json:
@@ -190,10 +193,12 @@ def amount_of(value: int | str | None, total: int, *, round_up: bool) -> int:
 def with_condition(conditions: Sequence[Json], now: str, condition: Json) -> Objects:
     """Return conditions with this one; its transition time changes with its status."""
     kind = condition["type"]
-    before: Json = next((each for each in conditions if each.get("type") == kind), {})
+    before: Json = next(
+        (condition for condition in conditions if condition.get("type") == kind), {}
+    )
     same = before.get("status") == condition["status"]
     since = before.get("lastTransitionTime", now) if same else now
-    others = (each for each in conditions if each.get("type") != kind)
+    others = (condition for condition in conditions if condition.get("type") != kind)
     return [*others, {**condition, "lastTransitionTime": since}]
 
 

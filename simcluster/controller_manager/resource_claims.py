@@ -44,7 +44,7 @@ class ResourceClaimController:
             claims = self._store.watch("resourceclaims")
             try:
                 while True:
-                    changed = [each for watch in (pods, claims) for each in watch.poll()]
+                    changed = [change for watch in (pods, claims) for change in watch.poll()]
                     if any(_uses_claims(event.object) for event in changed):
                         self._sync()
                     await _first((pods.wait(), claims.wait()))
@@ -61,18 +61,20 @@ class ResourceClaimController:
             self._release(claim, pods)
 
     def _create_claims(self, pod: Json) -> None:
-        known = {status["name"]: status for status in list_at(pod, "status.resourceClaimStatuses")}
+        statuses = {
+            status["name"]: status for status in list_at(pod, "status.resourceClaimStatuses")
+        }
         missing = [
             entry
             for entry in list_at(pod, "spec.resourceClaims")
-            if entry.get("resourceClaimTemplateName") and entry["name"] not in known
+            if entry.get("resourceClaimTemplateName") and entry["name"] not in statuses
         ]
         for entry in missing:
             name = self._claim_of(pod, entry["name"]) or self._create(pod, entry)
             if name:
-                known[entry["name"]] = {"name": entry["name"], "resourceClaimName": name}
+                statuses[entry["name"]] = {"name": entry["name"], "resourceClaimName": name}
         if missing:
-            status = {"status": {"resourceClaimStatuses": list(known.values())}}
+            status = {"status": {"resourceClaimStatuses": list(statuses.values())}}
             self._store.patch("pods", namespace_of(pod), name_of(pod), status, subresource="status")
 
     def _claim_of(self, pod: Json, name: str) -> str:
@@ -119,7 +121,9 @@ class ResourceClaimController:
     def _release(self, claim: Json, pods: Mapping[str, Json]) -> None:
         """Remove ended pods from a claim; deallocate it after the last one."""
         reserved = list_at(claim, "status.reservedFor")
-        running = [each for each in reserved if _is_running(pods.get(str(each.get("uid"))))]
+        running = [
+            consumer for consumer in reserved if _is_running(pods.get(str(consumer.get("uid"))))
+        ]
         where = (namespace_of(claim), name_of(claim))
         is_unused = not running and bool(at_path(claim, "status.allocation"))
         if is_unused or running != reserved:
@@ -133,7 +137,9 @@ def _released(claim: Json, running: list[Json]) -> Json:
     """Return the patch that leaves these pods, or deallocates the claim."""
     if running:
         return {"status": {"reservedFor": running}}
-    finalizers = [each for each in metadata(claim).get("finalizers") or () if each != FINALIZER]
+    finalizers = [
+        finalizer for finalizer in metadata(claim).get("finalizers") or () if finalizer != FINALIZER
+    ]
     return {
         "metadata": {"finalizers": finalizers},
         "status": {"reservedFor": None, "allocation": None, "devices": None},

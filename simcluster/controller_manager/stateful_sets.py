@@ -60,12 +60,14 @@ def _create_pods(
     claims: Objects,
 ) -> bool:
     """Create the pods that may be created now; return whether all exist, and work if ordered."""
-    known = {name_of(claim) for claim in claims}
+    claim_names = {name_of(claim) for claim in claims}
     ordered = _is_ordered(stateful_set)
     for at, name in enumerate(names):
         pod = pods.get(name)
         if pod is None:
-            new = [each for each in _claims(stateful_set, name) if name_of(each) not in known]
+            new = [
+                claim for claim in _claims(stateful_set, name) if name_of(claim) not in claim_names
+            ]
             plan.create += [("persistentvolumeclaims", claim) for claim in new]
             plan.create.append(("pods", _pod(stateful_set, name, at)))
         if ordered and not _works(pod):

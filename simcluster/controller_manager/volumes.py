@@ -77,18 +77,18 @@ class VolumeController:
         """Return the volume that a claim names, or a new one of its class; None: not yet."""
         named = at_path(claim, "spec.volumeName")
         if named:
-            found = self._store.find(VOLUMES, None, str(named))
-            return None if found is None else found.obj
+            record = self._store.find(VOLUMES, None, str(named))
+            return None if record is None else record.obj
         wanted = at_path(claim, "spec.storageClassName")
         kind = self._store.find("storageclasses", None, str(wanted)) if wanted else None
         if kind is None:
             return None
         node: Json | None = None
         if kind.obj.get("volumeBindingMode") == "WaitForFirstConsumer":
-            found = self._store.find("nodes", None, annotations_of(claim).get(SELECTED_NODE, ""))
-            if found is None:
+            record = self._store.find("nodes", None, annotations_of(claim).get(SELECTED_NODE, ""))
+            if record is None:
                 return None
-            node = found.obj
+            node = record.obj
         return self._store.create(VOLUMES, provisioned(claim, kind.obj, node))
 
     def _delete_volume(self, claim: Json) -> None:

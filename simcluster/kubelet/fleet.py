@@ -89,9 +89,9 @@ class KubeletFleet:
         streams: ExecStreams,
     ) -> int:
         """Run a command in a running container and return its exit code."""
-        kubelet, found, state = self._running(namespace, pod, container)
+        kubelet, running_pod, state = self._running(namespace, pod, container)
         if kubelet.processes.programs.has(command, built_in=is_built_in(command)):
-            return await kubelet.processes.run(found.uid, state, command, streams, tty=tty)
+            return await kubelet.processes.run(running_pod.uid, state, command, streams, tty=tty)
         return await exec_command(state, command, tty=tty, streams=streams)
 
     async def attach(self, namespace: str, pod: str, container: str, streams: ExecStreams) -> None:
@@ -105,11 +105,11 @@ class KubeletFleet:
         self, namespace: str, pod: str, container: str
     ) -> tuple[SimKubelet, PodState, ContainerState]:
         """Return a running container, its pod and their kubelet."""
-        kubelet, found = self._pod(namespace, pod)
-        state = None if found is None else found.containers.get(container)
+        kubelet, running_pod = self._pod(namespace, pod)
+        state = None if running_pod is None else running_pod.containers.get(container)
         if (
             kubelet is None
-            or found is None
+            or running_pod is None
             or state is None
             or state.phase is not ContainerPhase.RUNNING
         ):
@@ -118,7 +118,7 @@ class KubeletFleet:
                 "InternalError",
                 f'unable to upgrade connection: container not found ("{container}")',
             )
-        return kubelet, found, state
+        return kubelet, running_pod, state
 
     def log(
         self, namespace: str, pod: str, container: str, options: LogOptions
@@ -148,8 +148,8 @@ class KubeletFleet:
             kubelet.miss_api_server(outage)
 
     def _state(self, namespace: str, pod: str, container: str) -> ContainerState | None:
-        _, found = self._pod(namespace, pod)
-        return None if found is None else found.containers.get(container)
+        _, running_pod = self._pod(namespace, pod)
+        return None if running_pod is None else running_pod.containers.get(container)
 
     def _pod(self, namespace: str, pod: str) -> tuple[SimKubelet | None, PodState | None]:
         """Return a pod's kubelet, and its state there."""

@@ -196,11 +196,11 @@ class SimKubelet:
     # The node
 
     def _register_node(self, *, no_checkpoint: bool) -> None:
-        found = self._store.find("nodes", None, self.name)
-        if found is None:
+        record = self._store.find("nodes", None, self.name)
+        if record is None:
             self._store.create("nodes", node_object(self.name, self.settings))
         elif no_checkpoint:
-            status = without_extended(found.obj.get("status") or {})
+            status = without_extended(record.obj.get("status") or {})
             self._store.patch(
                 "nodes", None, self.name, lambda obj: obj | {"status": status}, subresource="status"
             )
@@ -224,10 +224,10 @@ class SimKubelet:
 
     def _write_node(self, devices: DeviceManager) -> None:
         """Write the node's status if it has changed or is more than 300 s old."""
-        found = self._store.find("nodes", None, self.name)
-        if found is None:
+        record = self._store.find("nodes", None, self.name)
+        if record is None:
             return
-        previous = found.obj.get("status") or {}
+        previous = record.obj.get("status") or {}
         counts = devices.counts()
         status = node_status(
             self.name,
@@ -260,8 +260,8 @@ class SimKubelet:
             await asyncio.sleep(self.settings.heartbeat_s)
 
     def _node_facts(self, devices: DeviceManager) -> KubeletNodeFacts:
-        found = self._store.find("nodes", None, self.name)
-        node: Json = {} if found is None else found.obj
+        record = self._store.find("nodes", None, self.name)
+        node: Json = {} if record is None else record.obj
         return KubeletNodeFacts(
             name=self.name,
             labels=(node.get("metadata") or {}).get("labels") or {},

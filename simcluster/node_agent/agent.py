@@ -109,14 +109,14 @@ def check_layout(text: str) -> None:
         parse_layout(text)
         return
     try:
-        found = count_gpus()
+        count = count_gpus()
     except UnavailableError as error:
         why = str(error).partition(". ")[0]
         raise RequestError(
             f"--gpus local needs a GPU of NVIDIA in this machine, and its driver: {why}; check "
             "`nvidia-smi -L`, or omit the flag to simulate GPUs"
         ) from error
-    if not found:
+    if not count:
         raise RequestError("--gpus local: NVIDIA's driver lists no GPU; check `nvidia-smi -L`")
 
 

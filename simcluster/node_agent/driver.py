@@ -54,16 +54,16 @@ class DriverGpus(NvmlGpus):
     async def discover(self) -> tuple[Gpu, ...]:
         """Return all GPUs. Raises RequestError if the fault file is invalid."""
         await asyncio.to_thread(self.describe)
-        found = await super().discover()
+        devices = await super().discover()
         self.unread = hanging_gpus(self.gpus, self.faults)
-        return tuple(replace(gpu, numa=self.gpus[gpu.index].numa) for gpu in found)
+        return tuple(replace(gpu, numa=self.gpus[gpu.index].numa) for gpu in devices)
 
     def describe(self) -> None:
         """Tell the driver which GPUs there are with which faults, and the events of this time."""
         faults = self.faults.read()
         self.timeout_s = self.hang_limit_s if HANGS.intersection(faults) else TIMEOUT_S
         described = zip(self.faults.uuids, self.gpus, faults, strict=True)
-        text = "".join(f"{line}\n" for one in described for line in _lines(*one))
+        text = "".join(f"{line}\n" for description in described for line in _lines(*description))
         if text != self._described:
             control(self.state, "create", stdin=text)
             self._described = text
@@ -82,11 +82,11 @@ def instances_in(folder: Path) -> dict[str, str]:
 def _lines(uuid: DeviceUuid, gpu: SimulatedGpu, fault: str) -> Iterator[str]:
     name, memory_mib, mig = reported(gpu, uuid, fault)
     fault = HANG if fault in HANGS else fault
-    known = f"|{fault}" if fault in DRIVER_FAULTS else ""
-    yield f"gpu|{name}|{gpu.model.product}|{memory_mib}|0|{SMS}|{int(mig)}{known}"
-    for one in gpu.model.mig:
-        starts = ",".join(map(str, one.starts))
+    suffix = f"|{fault}" if fault in DRIVER_FAULTS else ""
+    yield f"gpu|{name}|{gpu.model.product}|{memory_mib}|0|{SMS}|{int(mig)}{suffix}"
+    for profile in gpu.model.mig:
+        starts = ",".join(map(str, profile.starts))
         yield (
-            f"profile|{one.id}|{one.name}|{one.memory_mib}|{one.compute_slices}|"
-            f"{one.memory_slices}|{one.count}|{starts}"
+            f"profile|{profile.id}|{profile.name}|{profile.memory_mib}|{profile.compute_slices}|"
+            f"{profile.memory_slices}|{profile.count}|{starts}"
         )

@@ -92,7 +92,7 @@ def _parse_part(part: str) -> Iterator[SimulatedGpu]:
             f"{', '.join(GPU_MODELS)}"
         )
     if match[4] and not profile.mig:
-        able = ", ".join(name for name, one in GPU_MODELS.items() if one.mig)
+        able = ", ".join(name for name, model in GPU_MODELS.items() if model.mig)
         raise RequestError(f"{part!r}: {match[2]} does not support MIG; {able} do")
     numa = int(match[3]) if match[3] else None
     yield from [SimulatedGpu(model=profile, mig=bool(match[4]), numa=numa)] * int(match[1])
@@ -141,8 +141,8 @@ class FaultFile:
 
     def xids(self) -> tuple[Xid, ...]:
         """Return an event of each GPU whose latest fault is one."""
-        found = zip(self.uuids, map(_XID.fullmatch, self.latest), strict=True)
-        return tuple(Xid(uuid, int(match[1])) for uuid, match in found if match)
+        matches = zip(self.uuids, map(_XID.fullmatch, self.latest), strict=True)
+        return tuple(Xid(uuid, int(match[1])) for uuid, match in matches if match)
 
 
 def reported(gpu: SimulatedGpu, uuid: DeviceUuid, fault: str) -> tuple[DeviceUuid, int, bool]:
@@ -278,7 +278,7 @@ class SimulatedGpus:
 
     def _instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
         busy = self._fault_of(device) == BUSY
-        return tuple(replace(one, busy=busy) for one in self.mig.instances(device))
+        return tuple(replace(instance, busy=busy) for instance in self.mig.instances(device))
 
     async def _fault(self, device: DeviceUuid) -> str:
         return await asyncio.to_thread(self._fault_of, device)

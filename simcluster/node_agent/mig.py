@@ -39,7 +39,8 @@ class SimulatedMig:
     ) -> None:
         self.file = file
         self.profiles = {
-            device: {profile.id: profile for profile in known} for device, known in profiles.items()
+            device: {profile.id: profile for profile in device_profiles}
+            for device, device_profiles in profiles.items()
         }
 
     def instances(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
@@ -73,7 +74,11 @@ class SimulatedMig:
         stored = self._find(device, gi)
         if compute not in stored.computes:
             raise UnavailableError("NVML: Not Found")
-        self._replace(device, stored, tuple(one for one in stored.computes if one != compute))
+        self._replace(
+            device,
+            stored,
+            tuple(other_compute for other_compute in stored.computes if other_compute != compute),
+        )
 
     def destroy_instance(self, device: DeviceUuid, gi: int) -> None:
         """Destroy a GPU instance that has no compute instances."""
@@ -81,7 +86,9 @@ class SimulatedMig:
         if stored.computes:
             raise UnavailableError("NVML: In use by another client")
         state = self._load()
-        self._save({**state, device: tuple(one for one in state[device] if one != stored)})
+        self._save(
+            {**state, device: tuple(instance for instance in state[device] if instance != stored)}
+        )
 
     def _check_room(
         self,
@@ -93,10 +100,12 @@ class SimulatedMig:
         if start not in wanted.starts:
             raise UnavailableError("NVML: Invalid Argument")
         others = [(self._profile(device, stored.profile), stored.start) for stored in existing]
-        taken = {n for one, first in others for n in range(first, first + one.memory_slices)}
-        slices = sum(one.compute_slices for one, _ in others) + wanted.compute_slices
-        max_slices = max(one.compute_slices for one in self.profiles[device].values())
-        same_profile = sum(one.id == wanted.id for one, _ in others)
+        taken = {
+            n for instance, first in others for n in range(first, first + instance.memory_slices)
+        }
+        slices = sum(instance.compute_slices for instance, _ in others) + wanted.compute_slices
+        max_slices = max(profile.compute_slices for profile in self.profiles[device].values())
+        same_profile = sum(instance.id == wanted.id for instance, _ in others)
         needed = range(start, start + wanted.memory_slices)
         if taken.intersection(needed) or slices > max_slices or same_profile >= wanted.count:
             raise UnavailableError("NVML: Insufficient Resources")
@@ -115,10 +124,10 @@ class SimulatedMig:
         )
 
     def _profile(self, device: DeviceUuid, number: int) -> InstanceProfile:
-        found = self.profiles.get(device, {}).get(number)
-        if found is None:
+        profile = self.profiles.get(device, {}).get(number)
+        if profile is None:
             raise UnavailableError("NVML: Not Supported")
-        return found
+        return profile
 
     def _find(self, device: DeviceUuid, gi: int) -> _StoredInstance:
         for stored in self._load().get(device, ()):
@@ -129,7 +138,7 @@ class SimulatedMig:
     def _replace(self, device: DeviceUuid, old: _StoredInstance, computes: tuple[int, ...]) -> None:
         state = self._load()
         new = _StoredInstance(gi=old.gi, profile=old.profile, start=old.start, computes=computes)
-        changed = tuple(new if one == old else one for one in state[device])
+        changed = tuple(new if instance == old else instance for instance in state[device])
         self._save({**state, device: changed})
 
     def _load(self) -> dict[DeviceUuid, tuple[_StoredInstance, ...]]:

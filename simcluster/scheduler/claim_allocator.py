@@ -58,8 +58,8 @@ class PooledDevice:
             domain, _, own = name.rpartition("/")
             attributes[domain or self.driver][own] = next(iter(value.values()))
         capacity = {
-            name: {"quantity": each["value"]}
-            for name, each in (self.spec.get("capacity") or {}).items()
+            name: {"quantity": amount["value"]}
+            for name, amount in (self.spec.get("capacity") or {}).items()
         }
         return {
             "driver": self.driver,
@@ -108,17 +108,21 @@ class NodePools:
 
 def pools_of(node: str, slices: Iterable[Json]) -> NodePools:
     """Return the pools of a node."""
-    own = [found for found in slices if at_path(found, "spec.nodeName") == node]
+    own = [
+        resource_slice
+        for resource_slice in slices
+        if at_path(resource_slice, "spec.nodeName") == node
+    ]
     newest: dict[tuple[str, str], int] = {}
-    for found in own:
-        pool = found["spec"]["pool"]
-        key = (found["spec"]["driver"], pool["name"])
+    for resource_slice in own:
+        pool = resource_slice["spec"]["pool"]
+        key = (resource_slice["spec"]["driver"], pool["name"])
         newest[key] = max(newest.get(key, 0), pool["generation"])
     current = [
-        found["spec"]
-        for found in sorted(own, key=name_of)
-        if found["spec"]["pool"]["generation"]
-        == newest[found["spec"]["driver"], found["spec"]["pool"]["name"]]
+        resource_slice["spec"]
+        for resource_slice in sorted(own, key=name_of)
+        if resource_slice["spec"]["pool"]["generation"]
+        == newest[resource_slice["spec"]["driver"], resource_slice["spec"]["pool"]["name"]]
     ]
     devices = tuple(
         PooledDevice(spec["driver"], spec["pool"]["name"], device)
@@ -130,10 +134,10 @@ def pools_of(node: str, slices: Iterable[Json]) -> NodePools:
 
 def _shared_counters(specs: Iterable[Json]) -> Counters:
     return {
-        (spec["pool"]["name"], each["name"], name): parse_quantity(counter["value"])
+        (spec["pool"]["name"], counters["name"], name): parse_quantity(counter["value"])
         for spec in specs
-        for each in spec.get("sharedCounters") or ()
-        for name, counter in each["counters"].items()
+        for counters in spec.get("sharedCounters") or ()
+        for name, counter in counters["counters"].items()
     }
 
 
@@ -157,10 +161,10 @@ class ClaimAllocator:
         """Return the results for all requests of a claim; None: they do not fit here."""
         results: list[Json] = []
         for request in list_at(claim, "spec.devices.requests"):
-            found = next(self._alternatives(request), None)
-            if found is None:
+            allocation = next(self._alternatives(request), None)
+            if allocation is None:
                 return None
-            results += found
+            results += allocation
         return results
 
     def _alternatives(self, request: Json) -> Iterator[list[Json]]:
@@ -169,14 +173,14 @@ class ClaimAllocator:
             choices = [(request["name"], request["exactly"])]
         else:
             choices = [
-                (f"{request['name']}/{each['name']}", each)
-                for each in request.get("firstAvailable") or ()
+                (f"{request['name']}/{subrequest['name']}", subrequest)
+                for subrequest in request.get("firstAvailable") or ()
             ]
         for name, wanted in choices:
-            found = self._results(name, wanted)
-            if found:
-                self._usage.add(found)
-                yield found
+            results = self._results(name, wanted)
+            if results:
+                self._usage.add(results)
+                yield results
 
     def _results(self, name: str, wanted: Json) -> list[Json]:
         matching = [device for device in self._devices if self._is_eligible(device, wanted)]
@@ -273,10 +277,10 @@ def _tolerates(tolerations: Iterable[Json], taint: Json) -> bool:
     if taint.get("effect") == "None":
         return True
     return any(
-        each.get("key") in {None, "", taint.get("key")}
-        and each.get("effect") in {None, "", taint.get("effect")}
-        and (each.get("operator") == "Exists" or _value(each) == _value(taint))
-        for each in tolerations
+        toleration.get("key") in {None, "", taint.get("key")}
+        and toleration.get("effect") in {None, "", taint.get("effect")}
+        and (toleration.get("operator") == "Exists" or _value(toleration) == _value(taint))
+        for toleration in tolerations
     )
 
 

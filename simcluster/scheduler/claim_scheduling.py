@@ -108,16 +108,18 @@ class ClaimScheduling:
             name = entry.get("resourceClaimName") or generated.get(entry["name"])
             if not name:
                 return "waiting for resource claim to be created"
-            found = self._store.find("resourceclaims", namespace_of(pod), name)
-            if found is None:
+            record = self._store.find("resourceclaims", namespace_of(pod), name)
+            if record is None:
                 return f'resourceclaim.resource.k8s.io "{name}" not found'
-            claims.append(found.obj)
+            claims.append(record.obj)
         if extended:
             name = at_path(pod, "status.extendedResourceClaimStatus.resourceClaimName")
-            found = self._store.find("resourceclaims", namespace_of(pod), name) if name else None
+            record = self._store.find("resourceclaims", namespace_of(pod), name) if name else None
             classes = classes_by_resource(self._store.list("deviceclasses"))
             suffix = secrets.token_hex(3)[:5]
-            claims.append(found.obj if found else claim_for(pod, extended, classes, suffix=suffix))
+            claims.append(
+                record.obj if record else claim_for(pod, extended, classes, suffix=suffix)
+            )
         return claims
 
     async def _allocate(
@@ -142,13 +144,13 @@ class ClaimScheduling:
                 continue
             if not choose_node(pod, [node], pods, volumes).node:
                 continue
-            found = self._allocations(claims, name_of(node))
-            if found is not None:
+            allocations = self._allocations(claims, name_of(node))
+            if allocations is not None:
                 try:
                     for claim in claims:
                         if not metadata(claim).get("uid"):
                             self._create(claim, pod, extended)
-                        await self._reserve(claim, pod, found.get(name_of(claim)))
+                        await self._reserve(claim, pod, allocations.get(name_of(claim)))
                 except ApiError as error:
                     return NodeChoice(refusal=str(error))
                 return NodeChoice(node=name_of(node))
@@ -159,10 +161,13 @@ class ClaimScheduling:
         usage = AllocatedCapacity()
         for other in self._store.list("resourceclaims"):
             usage.add(list_at(other, "status.allocation.devices.results"))
-        classes = {name_of(each): each for each in self._store.list("deviceclasses")}
+        classes = {
+            name_of(device_class): device_class
+            for device_class in self._store.list("deviceclasses")
+        }
         pools = pools_of(node, self._store.list("resourceslices"))
         allocator = ClaimAllocator(pools, usage, classes, self._matches)
-        found: dict[str, Json] = {}
+        by_name: dict[str, Json] = {}
         for claim in claims:
             if at_path(claim, "status.allocation"):
                 continue
@@ -170,12 +175,12 @@ class ClaimScheduling:
             if results is None:
                 return None
             fields = [{"key": "metadata.name", "operator": "In", "values": [node]}]
-            found[name_of(claim)] = {
+            by_name[name_of(claim)] = {
                 "devices": {"results": results},
                 "nodeSelector": {"nodeSelectorTerms": [{"matchFields": fields}]},
                 "allocationTimestamp": self._store.now(),
             }
-        return found
+        return by_name
 
     def _create(self, claim: Json, pod: Json, extended: Sequence[ExtendedRequest]) -> None:
         """Create the claim of a pod's extended resources, and name it in the pod's status."""
@@ -188,7 +193,9 @@ class ClaimScheduling:
     async def _reserve(self, claim: Json, pod: Json, allocation: Json | None) -> None:
         own = {"resource": "pods", "name": name_of(pod), "uid": metadata(pod)["uid"]}
         others = [
-            each for each in list_at(claim, "status.reservedFor") if each.get("uid") != own["uid"]
+            consumer
+            for consumer in list_at(claim, "status.reservedFor")
+            if consumer.get("uid") != own["uid"]
         ]
         status: Json = {"reservedFor": [*others, own][:MAX_CONSUMERS]}
         if allocation is not None:
@@ -219,7 +226,7 @@ class ClaimScheduling:
         return NodeChoice(node=binding.node)
 
     def _deallocate(self, claim: Json, uid: str) -> None:
-        if any(each.get("uid") != uid for each in list_at(claim, "status.reservedFor")):
+        if any(consumer.get("uid") != uid for consumer in list_at(claim, "status.reservedFor")):
             return
         status = {"allocation": None, "reservedFor": None, "devices": None}
         self._store.patch(
@@ -250,15 +257,15 @@ def _node_of(claim: Json) -> str:
 def _conditions(claim: Json, result: Json) -> dict[str, Json]:
     """Return the conditions of a result's device by type; the share ID does not count."""
     keys = ("driver", "pool", "device")
-    found: Json = next(
+    status: Json = next(
         (
-            each
-            for each in list_at(claim, "status.devices")
-            if all(each.get(key) == result.get(key) for key in keys)
+            device_status
+            for device_status in list_at(claim, "status.devices")
+            if all(device_status.get(key) == result.get(key) for key in keys)
         ),
         {},
     )
-    return {each["type"]: each for each in found.get("conditions") or ()}
+    return {condition["type"]: condition for condition in status.get("conditions") or ()}
 
 
 def _is_bound(claim: Json) -> bool:

@@ -53,14 +53,14 @@ def _is_extended(resource: str) -> bool:
 
 def classes_by_resource(classes: Iterable[Json]) -> Mapping[str, str]:
     """Return the DeviceClass of each extended resource; of several, the newest one."""
-    found: dict[str, str] = {}
+    mapping: dict[str, str] = {}
     for device_class in sorted(classes, key=_age):
         name = name_of(device_class)
-        found[f"{OF_CLASS}{name}"] = name
+        mapping[f"{OF_CLASS}{name}"] = name
         own = at_path(device_class, "spec.extendedResourceName")
         if own:
-            found[str(own)] = name
-    return found
+            mapping[str(own)] = name
+    return mapping
 
 
 def _age(device_class: Json) -> tuple[str, str]:

@@ -33,7 +33,7 @@ class SchedulerExtender:
         self.scheduler = scheduler
         """`schedulerName` of the profile."""
         self._url = configuration["urlPrefix"]
-        self._resources = {each["name"] for each in configuration["managedResources"]}
+        self._resources = {resource["name"] for resource in configuration["managedResources"]}
         files = configuration["tlsConfig"]
         self._tls = ssl.create_default_context(cafile=files["caFile"])
         self._tls.load_cert_chain(files["certFile"], files["keyFile"])
@@ -61,7 +61,7 @@ class SchedulerExtender:
         nodes = [name for name in fitting.nodes if name in left]
         if len(nodes) > 1:
             scored = await self._post("prioritize", {"Pod": pod, "NodeNames": nodes})
-            scores = {each["Host"]: each["Score"] for each in scored}
+            scores = {priority["Host"]: priority["Score"] for priority in scored}
             nodes.sort(key=lambda name: -scores.get(name, 0))
         refusals = Counter(reply["FailedAndUnresolvableNodes"].values())
         return FittingNodes(nodes=tuple(nodes), refusals=fitting.refusals + refusals)

@@ -50,8 +50,13 @@ class FittingNodes:
 def requested_resources(pod: Json) -> set[str]:
     """Return the names of the resources that containers request."""
     containers = list_at(pod, "spec.containers") + (list_at(pod, "spec.initContainers"))
-    requests = (at_path(each, "resources.requests") or {} for each in containers)
-    return {name for each in requests for name, amount in parse_resources(each).items() if amount}
+    requests = (at_path(container, "resources.requests") or {} for container in containers)
+    return {
+        name
+        for requested in requests
+        for name, amount in parse_resources(requested).items()
+        if amount
+    }
 
 
 def choose_node(pod: Json, nodes: Objects, pods: Iterable[Json], claims: PodClaims) -> NodeChoice:

@@ -128,9 +128,14 @@ class Scheduler:
 
     def _volume_claims(self, pod: Json) -> PodClaims:
         claims = self._store.list("persistentvolumeclaims")
-        own = {name_of(one): one for one in claims if namespace_of(one) == namespace_of(pod)}
-        volumes = {name_of(one): one for one in self._store.list("persistentvolumes")}
-        kinds = {name_of(one): one for one in self._store.list("storageclasses")}
+        own = {
+            name_of(claim): claim for claim in claims if namespace_of(claim) == namespace_of(pod)
+        }
+        volumes = {name_of(volume): volume for volume in self._store.list("persistentvolumes")}
+        kinds = {
+            name_of(storage_class): storage_class
+            for storage_class in self._store.list("storageclasses")
+        }
         return claims_of(pod, own, volumes, kinds)
 
     def _select_node(self, claims: PodClaims, node: str) -> None:
@@ -145,8 +150,10 @@ class Scheduler:
         if current is None or at_path(current.obj, "spec.nodeName"):
             return
         conditions = list_at(pod, "status.conditions")
-        others = [each for each in conditions if each.get("type") != "PodScheduled"]
-        before: Json = next((each for each in conditions if each.get("type") == "PodScheduled"), {})
+        others = [condition for condition in conditions if condition.get("type") != "PodScheduled"]
+        before: Json = next(
+            (condition for condition in conditions if condition.get("type") == "PodScheduled"), {}
+        )
         if before.get("message") == refusal:
             return
         condition = {

@@ -206,14 +206,14 @@ def all_tests() -> dict[str, str]:
     Rows of tables have names such as "item 12 the register of two GPUs".
     """
     row = re.compile(rf'"((?:{"|".join(LISTS)}) \d+ [^":{{]+)')
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     tests = ROOT / "tests"
     for path in sorted((*tests.rglob("test_*.py"), *(ROOT / "simcluster").rglob("test_*.py"))):
         text = path.read_text()
         names = re.findall(r"^\s*(?:async )?def (test_\w+)", text, re.MULTILINE)
         names += ["test_" + name.strip().replace(" ", "_") for name in row.findall(text)]
-        found |= {name: os.path.relpath(path, tests) for name in names}
-    return found
+        paths |= {name: os.path.relpath(path, tests) for name in names}
+    return paths
 
 
 def numbers_of(name: str) -> Iterator[tuple[str, int]]:
@@ -278,7 +278,7 @@ def resources_table() -> str:
 def words_table() -> str:
     """Return a table of the annotations and labels that have a meaning, and of known others."""
     rows = ["| key | in a pod it is | effect |", "|---|---|---|"]
-    for word in sorted(WORDS.values(), key=lambda each: each.name):
+    for word in sorted(WORDS.values(), key=lambda word: word.name):
         if word.place is not Place.RESOURCE or word.note:
             effect = f"{word.effect}: {word.note}" if word.note else str(word.effect)
             rows.append(f"| `{word.name}` | {word.place} | {effect} |")

@@ -204,8 +204,8 @@ def tries_of(account: str, component: str = "") -> tuple[Try, ...]:
     A component may allow what is denied without it.
     """
     own = COMPONENT_TRIES[component][account] if component else TRIES[account]
-    words = {each.words for each in own}
-    return (*own, *(each for each in EVERYWHERE if each.words not in words))
+    words = {attempt.words for attempt in own}
+    return (*own, *(attempt for attempt in EVERYWHERE if attempt.words not in words))
 
 
 def table() -> str:
@@ -217,13 +217,13 @@ def table() -> str:
         for component, accounts in COMPONENT_TRIES.items()
         for account, tries in accounts.items()
     ]
-    everywhere = "; ".join(each.words for each in EVERYWHERE)
+    everywhere = "; ".join(attempt.words for attempt in EVERYWHERE)
     return "\n".join([*rows, f"| every service, unless allowed above | nothing | {everywhere} |"])
 
 
 def _row(account: str, tries: Sequence[Try]) -> str:
-    allowed = "; ".join(each.words for each in tries if each.outcome is ALLOWED)
-    policy = sum(each.outcome is POLICY for each in tries)
-    denied = sum(each.outcome is not ALLOWED for each in tries)
+    allowed = "; ".join(attempt.words for attempt in tries if attempt.outcome is ALLOWED)
+    policy = sum(attempt.outcome is POLICY for attempt in tries)
+    denied = sum(attempt.outcome is not ALLOWED for attempt in tries)
     by = f", {policy} of them by policies" if policy else ""
     return f"| {account} | {allowed or 'nothing'} | {denied}{by} |"

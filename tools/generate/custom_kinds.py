@@ -117,15 +117,16 @@ def _filled(path: Path, text: str, spec: type, status: type) -> str:
 
 def _described(schema: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Return a schema with its descriptions, and those of its fields."""
-    known = next((each for each in DESCRIPTIONS if f".{path}".endswith(f".{each}")), None)
-    found = {**({"description": DESCRIPTIONS[known]} if known else {}), **schema}
-    found |= MAPS.get(path.rpartition(".")[2], {})
-    for fields in (found, found.get("items", {})):
+    described = next((suffix for suffix in DESCRIPTIONS if f".{path}".endswith(f".{suffix}")), None)
+    described_schema = {**({"description": DESCRIPTIONS[described]} if described else {}), **schema}
+    described_schema |= MAPS.get(path.rpartition(".")[2], {})
+    for fields in (described_schema, described_schema.get("items", {})):
         if "properties" in fields:
             fields["properties"] = {
-                key: _described(each, f"{path}.{key}") for key, each in fields["properties"].items()
+                key: _described(value, f"{path}.{key}")
+                for key, value in fields["properties"].items()
             }
-    return found
+    return described_schema
 
 
 def _with_rules(schema: dict[str, Any], kind: Type) -> dict[str, Any]:
@@ -139,8 +140,8 @@ def _with_rules(schema: dict[str, Any], kind: Type) -> dict[str, Any]:
     if not isinstance(kind, StructType):
         return schema
     fields = {
-        each.encode_name: _with_rules(schema["properties"][each.encode_name], each.type)
-        for each in kind.fields
+        rule.encode_name: _with_rules(schema["properties"][rule.encode_name], rule.type)
+        for rule in kind.fields
     }
     rules = _cel_rules(kind.cls) if issubclass(kind.cls, RuledStruct) else []
     return {**schema, "properties": fields, **({RULES: rules} if rules else {})}

@@ -150,8 +150,8 @@ QUESTIONS = (
 def dashboards() -> dict[Path, str]:
     """Return the files of all dashboards."""
     return {
-        FOLDER / f"{each.name}.json": json.dumps(_dashboard(each), indent=1) + "\n"
-        for each in QUESTIONS
+        FOLDER / f"{question.name}.json": json.dumps(_dashboard(question), indent=1) + "\n"
+        for question in QUESTIONS
     }
 
 
@@ -164,8 +164,8 @@ def _dashboard(question: Question) -> dict[str, Any]:
         "version": 1,
         "time": {"from": "now-3h", "to": "now"},
         "refresh": "30s",
-        "templating": {"list": [_variable(*each) for each in question.variables.items()]},
-        "panels": [_panel(number, each) for number, each in enumerate(question.panels)],
+        "templating": {"list": [_variable(*variable) for variable in question.variables.items()]},
+        "panels": [_panel(number, panel) for number, panel in enumerate(question.panels)],
     }
 
 

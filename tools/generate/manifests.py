@@ -33,7 +33,7 @@ MARKED = re.compile(r"^( *)(//|#) generated: (.+)\n.*\n", re.MULTILINE)
 def lists() -> dict[str, str]:
     """Return the text of each list that a manifest of the webhook may have."""
     dialects = DIALECTS.values()
-    completed = (each for each in COMPLETED_ANNOTATIONS if each != EXEMPT)
+    completed = (annotation for annotation in COMPLETED_ANNOTATIONS if annotation != EXEMPT)
     images = (
         _some("c.image", "startsWith", CUDA_IMAGE_PREFIXES),
         _some("c.image", "contains", CUDA_IMAGES),
@@ -51,15 +51,15 @@ def lists() -> dict[str, str]:
         "schedulers": str(list(SCHEDULERS)),
         "annotations of authors": str(list(AUTHOR_ANNOTATIONS)),
         "annotations of authors and of the webhook": str([*AUTHOR_ANNOTATIONS, *completed]),
-        "labels of nodes": _sorted(it for each in dialects for it in each.node_labels),
+        "labels of nodes": _sorted(it for dialect in dialects for it in dialect.node_labels),
         "annotations of nodes": _sorted(
-            [AGENT_ANNOTATION, *(it for each in dialects for it in each.node_annotations)]
+            [AGENT_ANNOTATION, *(it for dialect in dialects for it in dialect.node_annotations)]
         ),
         "resources of nodes": _sorted(STATUS_RESOURCES),
         "annotations of pods": _sorted(
-            [RETRIED_AT, *(it for each in dialects for it in each.agent_annotations)]
+            [RETRIED_AT, *(it for dialect in dialects for it in dialect.agent_annotations)]
         ),
-        "objects of nodes": _rule(it for each in dialects for it in each.node_objects),
+        "objects of nodes": _rule(it for dialect in dialects for it in dialect.node_objects),
     }
 
 
@@ -84,11 +84,11 @@ def _rule(paths: Iterable[str]) -> str:
 
 def webhook_manifests() -> dict[Path, str]:
     """Return the webhook configuration and the admission policies, by path, with their lists."""
-    found = lists()
+    rules = lists()
     return {
         path: MARKED.sub(
             lambda match: (
-                f"{match[1]}{match[2]} generated: {match[3]}\n{match[1]}{found[match[3]]}\n"
+                f"{match[1]}{match[2]} generated: {match[3]}\n{match[1]}{rules[match[3]]}\n"
             ),
             path.read_text(),
         )

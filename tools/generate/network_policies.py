@@ -118,7 +118,7 @@ def table() -> str:
     for policy in policies():
         selector = policy["spec"]["podSelector"].get("matchLabels", {})
         for rule in policy["spec"]["ingress"]:
-            ports = ", ".join(str(each["port"]) for each in rule["ports"])
+            ports = ", ".join(str(port["port"]) for port in rule["ports"])
             peers = "; ".join(map(_shown, rule.get("from", ()))) or "any address"
             rows.append(f"| {selector.get(NAME, 'all of Leasehold')} | {ports} | {peers} |")
     return "\n".join(dict.fromkeys(rows))
@@ -127,8 +127,8 @@ def table() -> str:
 def _shown(peer: Json) -> str:
     labels = peer.get("namespaceSelector", {}).get("matchLabels", {})
     names = [
-        ", ".join(each["values"])
-        for each in peer.get("podSelector", {}).get("matchExpressions", ())
+        ", ".join(expression["values"])
+        for expression in peer.get("podSelector", {}).get("matchExpressions", ())
     ]
     where = [f"namespaces with `{key}={value}`" for key, value in labels.items()]
     return " in ".join([*names, *where]) or "any pod"

@@ -27,7 +27,7 @@ def filled(page: Path, sections: Mapping[str, str]) -> str:
             raise ValueError(f"{page} has no section {name}")
         text = re.sub(
             place,
-            lambda found, content=content: f"{found[1]}{content}\n{found[2]}",  # type: ignore[misc]
+            lambda match, content=content: f"{match[1]}{content}\n{match[2]}",  # type: ignore[misc]
             text,
             flags=re.DOTALL,
         )

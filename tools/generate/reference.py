@@ -65,7 +65,9 @@ def pieces() -> dict[str, str]:
 
 def _commands() -> str:
     commands = subcommands(build_parser())
-    about = {name: str(found.description).partition("\n\n")[0] for name, found in commands.items()}
+    about = {
+        name: str(command.description).partition("\n\n")[0] for name, command in commands.items()
+    }
     rows = {name: _flags(commands[name]) for name in sorted(commands)}
     users = Counter(row for own in rows.values() for row in own)
     shared = [row for row, number in users.items() if number >= SHARED and "`-" in row[0]]
@@ -83,7 +85,9 @@ def _commands() -> str:
 
 def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     """Return the parsers of the commands, by name."""
-    return next(dict(each.choices) for each in actions(parser) if isinstance(each.choices, dict))
+    return next(
+        dict(action.choices) for action in actions(parser) if isinstance(action.choices, dict)
+    )
 
 
 def actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
@@ -133,13 +137,13 @@ def _settings() -> str:
 
 def settings_kinds() -> dict[str, type[ServiceSettings]]:
     """Return the settings of each service, by its name."""
-    found: dict[str, type[ServiceSettings]] = {}
+    kinds: dict[str, type[ServiceSettings]] = {}
     for path in sorted(ROOT.glob(f"services/*/{MAIN}.py")):
         for module in _modules_of(path.parent.name):
             for value in vars(module).values():
                 if _is_below(value, ServiceSettings):
-                    found[path.parent.name] = value
-    return found
+                    kinds[path.parent.name] = value
+    return kinds
 
 
 def _is_below(value: object, base: type) -> bool:
@@ -201,7 +205,7 @@ def _metrics() -> str:
     )
     parts.append(
         _list(
-            (", ".join(f"`{each}`" for each in labels.split()), bound)
+            (", ".join(f"`{label}`" for label in labels.split()), bound)
             for bound, labels in BOUNDS.items()
         )
     )

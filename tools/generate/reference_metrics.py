@@ -76,7 +76,9 @@ def node_page() -> list[Row]:
 def scheduler_page() -> list[Row]:
     """Return the families of the page with the names of schedulers, labels included."""
     tables = (*legacy_metrics.DEVICES, *legacy_metrics.PODS, *legacy_metrics.CONTAINERS)
-    rows = [_row(Metric(one.name, one.help, "gauge"), one.label_attributes) for one in tables]
+    rows = [
+        _row(Metric(table.name, table.help, "gauge"), table.label_attributes) for table in tables
+    ]
     return sorted([*rows, _row(Metric(*legacy_metrics.LEFT_OUT, "gauge"), ())])
 
 

@@ -25,7 +25,7 @@ def rights() -> str:
 
 
 def _objects(folder: str) -> list[dict[str, Any]]:
-    return [each for each in manifests(folder) if each["kind"] in _KINDS]
+    return [manifest for manifest in manifests(folder) if manifest["kind"] in _KINDS]
 
 
 def _placed(obj: dict[str, Any]) -> dict[str, Any]:

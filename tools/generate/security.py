@@ -25,7 +25,7 @@ def manifests(folder: str = "base") -> Iterator[dict[str, Any]]:
 
 def components() -> list[str]:
     """Return the names of all components."""
-    return sorted(each.name for each in (ROOT / "k8s" / "components").iterdir())
+    return sorted(folder.name for folder in (ROOT / "k8s" / "components").iterdir())
 
 
 def all_rights() -> dict[str, list[str]]:
@@ -45,15 +45,15 @@ def _rights(part: str, parts: Mapping[str, Sequence[dict[str, Any]]]) -> dict[st
     """Describe the permissions of each service account in a part, some by roles of others."""
     objects = parts[part]
     roles = {
-        (found["kind"], found["metadata"]["name"]): [
-            _words(rule) + ("" if home == part else home) for rule in found["rules"]
+        (heading["kind"], heading["metadata"]["name"]): [
+            _words(rule) + ("" if home == part else home) for rule in heading["rules"]
         ]
         for home in parts
-        for found in parts[home]
-        if found["kind"] in {"ClusterRole", "Role"}
+        for heading in parts[home]
+        if heading["kind"] in {"ClusterRole", "Role"}
     }
     may: dict[str, list[str]] = {
-        found["metadata"]["name"]: [] for found in objects if found["kind"] == "ServiceAccount"
+        obj["metadata"]["name"]: [] for obj in objects if obj["kind"] == "ServiceAccount"
     }
     for binding in objects:
         if binding["kind"] in {"ClusterRoleBinding", "RoleBinding"}:
@@ -61,8 +61,8 @@ def _rights(part: str, parts: Mapping[str, Sequence[dict[str, Any]]]) -> dict[st
             for subject in binding["subjects"]:
                 where = _where(binding, subject)
                 rights_of = may.setdefault(subject["name"], [])
-                known = [words + where for words in roles.get(role, ())]
-                rights_of += known or [
+                rights = [words + where for words in roles.get(role, ())]
+                rights_of += rights or [
                     f"what the cluster's own {role[0]} `{role[1]}` allows{where}"
                 ]
     return may
@@ -91,10 +91,10 @@ def containers() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     mig = yaml.safe_load((ROOT / "k8s" / "components" / "mig" / "kustomization.yaml").read_text())
     patched = [yaml.safe_load(patch["patch"]) for patch in mig["patches"]]
     pods: dict[str, dict[str, Any]] = {}
-    for found in (*manifests(), *patched):
-        if found["kind"] in {"Deployment", "DaemonSet"}:
-            name = found["metadata"]["name"]
-            pod = pods[name] = pods.get(name, {}) | found["spec"]["template"]["spec"]
+    for manifest in (*manifests(), *patched):
+        if manifest["kind"] in {"Deployment", "DaemonSet"}:
+            name = manifest["metadata"]["name"]
+            pod = pods[name] = pods.get(name, {}) | manifest["spec"]["template"]["spec"]
             yield from (
                 (container["name"], container, pod)
                 for container in pod["containers"]
@@ -105,7 +105,7 @@ def containers() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
 def privileges() -> str:
     """Return a table of what containers may do on their node; equal ones share a row."""
     rows: dict[str, list[str]] = {}
-    for name, container, pod in sorted(containers(), key=lambda found: found[0]):
+    for name, container, pod in sorted(containers(), key=lambda row: row[0]):
         row = (
             f"{_user(container, pod)} | {capabilities(container)} | "
             f"{'the node' if pod.get('hostPID') else 'its own'} | {_host_paths(container, pod)}"
@@ -129,7 +129,9 @@ def capabilities(container: dict[str, Any]) -> str:
 
 def _host_paths(container: dict[str, Any], pod: dict[str, Any]) -> str:
     volumes = {
-        one["name"]: one["hostPath"]["path"] for one in pod.get("volumes", []) if "hostPath" in one
+        volume["name"]: volume["hostPath"]["path"]
+        for volume in pod.get("volumes", [])
+        if "hostPath" in volume
     }
     mounts = [
         f"`{volumes[mount['name']]}`{' read-only' if mount.get('readOnly') else ''}"

@@ -30,8 +30,10 @@ CHECKSUMS = "SHA256SUMS"
 
 def version() -> str:
     """Return the version of this checkout."""
-    found: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    return found
+    project_version: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "version"
+    ]
+    return project_version
 
 
 def make_all(output: Path, *, image: str, downloads: str) -> list[Path]:
@@ -125,7 +127,7 @@ def _build_distributions(output: Path, built_at: int, release: str) -> None:
 
 def _commit_time() -> int:
     """Return the time of the commit in Unix seconds, or that of the changelog outside of git."""
-    found = subprocess.run(
+    completed = subprocess.run(
         ["git", "log", "-1", "--format=%ct"], cwd=ROOT, capture_output=True, text=True, check=False
     ).stdout.strip()
-    return int(found) if found else int((ROOT / "CHANGELOG.md").stat().st_mtime)
+    return int(completed) if completed else int((ROOT / "CHANGELOG.md").stat().st_mtime)

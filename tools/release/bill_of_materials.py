@@ -51,7 +51,7 @@ def _pins(lock: str) -> Iterator[tuple[str, str, list[str]]]:
 
 def _component(name: str, version: str, hashes: list[str]) -> Json:
     purl = f"pkg:pypi/{name}@{version}"
-    files = [{"alg": "SHA-256", "content": each} for each in hashes]
+    files = [{"alg": "SHA-256", "content": digest} for digest in hashes]
     made: Json = {
         "type": "library",
         "bom-ref": purl,
@@ -79,9 +79,9 @@ def _licences(name: str) -> Json:
         return {"licenses": [{"expression": metadata["License-Expression"]}]}
     stated = metadata["License"].splitlines() if "License" in metadata else []
     classified = [
-        each.rpartition(" :: ")[2]
-        for each in metadata.get_all("Classifier") or ()
-        if each.startswith("License :: ")
+        classifier.rpartition(" :: ")[2]
+        for classifier in metadata.get_all("Classifier") or ()
+        if classifier.startswith("License :: ")
     ]
     names = classified or stated[:1]
-    return {"licenses": [{"license": {"name": each}} for each in names]} if names else {}
+    return {"licenses": [{"license": {"name": name}} for name in names]} if names else {}

@@ -9,12 +9,12 @@ class ChangelogError(Exception):
 
 def section(changelog: str, version: str) -> str:
     """Return the text below the heading of `version`. Raises ChangelogError if there is none."""
-    found = re.search(
+    match = re.search(
         rf"^## {re.escape(version)} \([^\n]*\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL
     )
-    if found is None:
+    if match is None:
         raise ChangelogError(f"CHANGELOG.md has no section of version {version}")
-    return found[1].strip() + "\n"
+    return match[1].strip() + "\n"
 
 
 def check_released(changelog: str, version: str) -> None:

@@ -86,7 +86,7 @@ class AdmissionChain:
         rules = [hook.spec.get("rules") or () for hooks in self._hooks.values() for hook in hooks]
         rules += self._policies.rules()
         return any(
-            matching_version(each, request, versions, exact=False) is not None for each in rules
+            matching_version(rule, request, versions, exact=False) is not None for rule in rules
         )
 
     def _on_change(self, kind: Resource, _change: ObjectChange) -> None:
@@ -231,7 +231,7 @@ class AdmissionChain:
             return None
         conditions = hook.spec.get("matchConditions") or ()
         variables = expression_variables(request, kind)
-        if any("authorizer" in each["expression"] for each in conditions):
+        if any("authorizer" in condition["expression"] for condition in conditions):
             rules = self._roles.rules_of(request.user, request.namespace)
             variables["authorizer"] = {"rules": list(rules)}
         try:
@@ -245,5 +245,5 @@ class AdmissionChain:
 
     def namespace_labels(self, name: str) -> Json | None:
         """Return a namespace's labels; None if it does not exist."""
-        found = self._store.find("namespaces", None, name)
-        return None if found is None else metadata(found.obj).get("labels")
+        record = self._store.find("namespaces", None, name)
+        return None if record is None else metadata(record.obj).get("labels")

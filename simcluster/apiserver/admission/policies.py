@@ -107,8 +107,8 @@ class BoundPolicies:
         return kind if kind and selectors_match(match, request, self._labels) else None
 
     def _labels(self, namespace: str) -> Json | None:
-        found = self._store.find("namespaces", None, namespace)
-        return None if found is None else metadata(found.obj).get("labels")
+        record = self._store.find("namespaces", None, namespace)
+        return None if record is None else metadata(record.obj).get("labels")
 
     def _denials(
         self, policy: Json, binding: Json, request: AdmissionAttributes, kind: Resource
@@ -144,18 +144,18 @@ class BoundPolicies:
         if kind is None:
             raise LookupError(f"paramKind {wanted.get('kind')} is not known")
         namespace = (ref.get("namespace") or request.namespace) if kind.namespaced else None
-        found = self._find_params(kind, namespace, ref)
-        if not found and ref.get("parameterNotFoundAction") != "Allow":
+        params = self._find_params(kind, namespace, ref)
+        if not params and ref.get("parameterNotFoundAction") != "Allow":
             raise LookupError(
                 "no params found for policy binding with `Deny` parameterNotFoundAction"
             )
-        return found
+        return params
 
     def _find_params(self, kind: Resource, namespace: str | None, ref: Json) -> list[Json]:
         """Return the objects that a `paramRef` names or selects."""
         if ref.get("name"):
-            one = self._store.find(kind.table, namespace, ref["name"])
-            return [] if one is None else [one.obj]
+            record = self._store.find(kind.table, namespace, ref["name"])
+            return [] if record is None else [record.obj]
         terms = selector_requirements(ref.get("selector") or {})
         return [
             obj
@@ -194,9 +194,9 @@ def _violations(spec: Json, variables: Json) -> Iterator[tuple[PolicyDenial, boo
 def _variables(described: Sequence[Json], variables: Json) -> Json:
     """Evaluate a policy's variables; one that fails is missing for the expressions that use it."""
     found: Json = {}
-    for each in described:
+    for variable in described:
         try:
-            found[each["name"]] = compile_expression(each["expression"]).evaluate(
+            found[variable["name"]] = compile_expression(variable["expression"]).evaluate(
                 {**variables, "variables": found}
             )
         except ExpressionError:

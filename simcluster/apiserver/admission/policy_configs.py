@@ -18,7 +18,7 @@ def _required(field: str, text: str = "") -> Cause:
 
 
 def _unsupported(field: str, value: object, allowed: tuple[str, ...]) -> Cause:
-    listed = ", ".join(f'"{each}"' for each in allowed)
+    listed = ", ".join(f'"{value}"' for value in allowed)
     text = f"Unsupported value: {json_text(value)}: supported values: {listed}"
     return Cause("FieldValueNotSupported", text, field)
 
@@ -92,9 +92,9 @@ class PolicyBindingStrategy(KindStrategy):
         if not actions:
             causes.append(_required("spec.validationActions"))
         causes += [
-            _unsupported("spec.validationActions", each, _ACTIONS)
-            for each in actions
-            if each not in _ACTIONS
+            _unsupported("spec.validationActions", action, _ACTIONS)
+            for action in actions
+            if action not in _ACTIONS
         ]
         if "Deny" in actions and "Warn" in actions:
             text = "Invalid value: Deny and Warn must not be used together"

@@ -58,7 +58,7 @@ def parse_review(body: JsonValue, *, uid: str, mutating: bool) -> AdmissionRespo
         allowed=response.get("allowed") is True,
         status=response.get("status"),
         patch=_patch(response, mutating=mutating),
-        warnings=[str(each) for each in response.get("warnings") or ()],
+        warnings=[str(warning) for warning in response.get("warnings") or ()],
     )
 
 

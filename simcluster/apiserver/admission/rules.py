@@ -46,7 +46,7 @@ def matching_version(
 
     Unless `exact`, a rule for one version of a kind matches requests in all its versions.
     """
-    same = (each for each in versions if each.plural == request.kind.plural)
+    same = (version for version in versions if version.plural == request.kind.plural)
     candidates = [request.kind, *(() if exact else same)]
     listed = list(rules)
     return next(
@@ -60,13 +60,13 @@ def _rule(rule: Json, kind: Resource, request: AdmissionAttributes) -> bool:
         and _named(rule.get("operations"), request.operation)
         and _named(rule.get("apiGroups"), kind.group)
         and _named(rule.get("apiVersions"), kind.version)
-        and any(_resource(each, kind, request) for each in rule.get("resources") or ())
+        and any(_resource(resource, kind, request) for resource in rule.get("resources") or ())
         and (not rule.get("resourceNames") or request.name in rule["resourceNames"])
     )
 
 
 def _named(listed: Sequence[str] | None, wanted: str) -> bool:
-    return any(each in {"*", wanted} for each in listed or ())
+    return any(value in {"*", wanted} for value in listed or ())
 
 
 def _in_scope(scope: str, request: AdmissionAttributes) -> bool:
@@ -98,7 +98,7 @@ def _namespace_selected(
         labels = namespace_labels(request.namespace)
     else:
         return True
-    return all(each(labels or {}) for each in requirements)
+    return all(matches(labels or {}) for matches in requirements)
 
 
 def _object_selected(hook: Json, request: AdmissionAttributes) -> bool:

@@ -29,12 +29,12 @@ def resolve_address(config: Json, store: ObjectStore) -> WebhookAddress:
     wanted = config["service"]
     namespace, name = wanted["namespace"], wanted["name"]
     port = int(wanted.get("port") or 443)
-    found = store.find("services", namespace, name)
-    if found is None:
+    record = store.find("services", namespace, name)
+    if record is None:
         raise LookupError(f'service "{name}" not found')
     host = f"{name}.{namespace}.svc"
     path = "/" + str(wanted.get("path") or "").lstrip("/")
-    endpoint = endpoint_of_port(store, found.obj, str(port))
+    endpoint = endpoint_of_port(store, record.obj, str(port))
     return WebhookAddress(f"https://{host}:{port}{path}", f"https://{endpoint}{path}", host, host)
 
 
@@ -52,20 +52,22 @@ def endpoint_of_port(store: ObjectStore, service: Json, port: str) -> str:
     if at_path(service, "spec.type") == "ExternalName":
         return f"{at_path(service, 'spec.externalName')}:{port}"
     endpoints = _endpoints(store, namespace_of(service), name, str(chosen.get("name") or ""))
-    found = next(endpoints, "")
-    if not found:
+    endpoint = next(endpoints, "")
+    if not endpoint:
         raise LookupError(f'no endpoints available for service "{name}"')
-    return found
+    return endpoint
 
 
 def _endpoints(store: ObjectStore, namespace: str, name: str, port_name: str) -> Iterator[str]:
     slices = store.list("endpointslices", namespace, labels=f"{_SERVICE_LABEL}={name}")
-    for each in slices:
-        yield from _pairs(_ready_addresses(each), each.get("ports") or [], port_name)
+    for endpoint_slice in slices:
+        yield from _pairs(
+            _ready_addresses(endpoint_slice), endpoint_slice.get("ports") or [], port_name
+        )
     endpoints = store.find("endpoints", namespace, name)
     subsets = [] if endpoints is None else endpoints.obj.get("subsets") or []
     for subset in subsets:
-        addresses = [str(each.get("ip")) for each in subset.get("addresses") or ()]
+        addresses = [str(address.get("ip")) for address in subset.get("addresses") or ()]
         yield from _pairs(addresses, subset.get("ports") or [], port_name)
 
 

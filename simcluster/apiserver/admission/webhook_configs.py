@@ -21,7 +21,7 @@ def _wrong(field: str, value: JsonValue, text: str) -> Cause:
 
 def _one_of(field: str, value: JsonValue, allowed: tuple[str, ...]) -> Iterator[Cause]:
     if value not in allowed:
-        listed = ", ".join(f'"{each}"' for each in allowed)
+        listed = ", ".join(f'"{value}"' for value in allowed)
         text = f"Unsupported value: {json_text(value)}: supported values: {listed}"
         yield Cause("FieldValueNotSupported", text, field)
 

@@ -30,7 +30,7 @@ def custom_kinds(definition: Json) -> tuple[CustomKind, list[CustomKind]]:
     made = {
         str(version["name"]): (_kind(definition, version), version)
         for version in sorted(
-            definition["spec"]["versions"], key=lambda each: version_priority(each["name"])
+            definition["spec"]["versions"], key=lambda version: version_priority(version["name"])
         )
     }
     stored = next(kind for kind, version in made.values() if version.get("storage"))
@@ -64,7 +64,7 @@ def _kind(definition: Json, version: Json) -> CustomKind:
         categories=tuple(names.get("categories") or ()),
         has_status=at_path(version, "subresources.status") is not None,
         selectable=tuple(
-            each["jsonPath"].removeprefix(".") for each in version.get("selectableFields") or ()
+            field["jsonPath"].removeprefix(".") for field in version.get("selectableFields") or ()
         ),
         singular_name=names["singular"],
         list_name=names["listKind"],
@@ -81,7 +81,7 @@ def _columns(version: Json) -> tuple[Column, ...]:
     described = version.get("additionalPrinterColumns") or ()
     if not described:
         return (NAME, AGE)
-    return (NAME, *(_column(each) for each in described))
+    return (NAME, *(_column(column) for column in described))
 
 
 def _column(described: Json) -> Column:
@@ -89,8 +89,8 @@ def _column(described: Json) -> Column:
     show = _CELLS[described["type"]]
 
     def cell(obj: Json, now: float) -> JsonValue:
-        found = find(obj)
-        return None if not found or found[0] is None else show(found[0], now)
+        value = find(obj)
+        return None if not value or value[0] is None else show(value[0], now)
 
     return Column(
         described["name"],

@@ -51,13 +51,15 @@ class DefinitionController:
 
     def _finish(self, name: str) -> None:
         """Remove the finalizer of a terminating definition that has no objects left."""
-        found = self._store.find(TABLE, None, name)
-        if found is None or not metadata(found.obj).get("deletionTimestamp"):
+        record = self._store.find(TABLE, None, name)
+        if record is None or not metadata(record.obj).get("deletionTimestamp"):
             return
         if name in self._store.kinds and self._store.list(name):
             return
-        emptied = deep_copy(found.obj)
+        emptied = deep_copy(record.obj)
         finalizers = metadata(emptied).get("finalizers") or []
         if FINALIZER in finalizers:
-            emptied["metadata"]["finalizers"] = [each for each in finalizers if each != FINALIZER]
+            emptied["metadata"]["finalizers"] = [
+                finalizer for finalizer in finalizers if finalizer != FINALIZER
+            ]
             self._store.update(TABLE, emptied)

@@ -16,8 +16,8 @@ _IMMUTABLE = ("group", "scope", "names.plural", "names.kind")
 def is_established(definition: Json) -> bool:
     """Return whether the definition's kinds are served."""
     return any(
-        each.get("type") == "Established" and each.get("status") == "True"
-        for each in at_path(definition, "status.conditions") or ()
+        condition.get("type") == "Established" and condition.get("status") == "True"
+        for condition in at_path(definition, "status.conditions") or ()
     )
 
 
@@ -73,15 +73,15 @@ class DefinitionStrategy(KindStrategy):
 
 
 def _conditions(status: Json, taken_name: str, *, now: str) -> list[Json]:
-    known = {each["type"]: each for each in status.get("conditions") or ()}
+    by_type = {condition["type"]: condition for condition in status.get("conditions") or ()}
     accepted = ("True", "NoConflicts", "no conflicts found")
     established = ("True", "InitialNamesAccepted", "the initial names have been accepted")
     if taken_name:
         accepted = ("False", "NamesConflict", f"{json_text(taken_name)} is already in use")
         established = ("False", "NotAccepted", "not all names are accepted")
     for name, values in (("NamesAccepted", accepted), ("Established", established)):
-        known[name] = _condition(known.get(name), name, *values, now=now)
-    return list(known.values())
+        by_type[name] = _condition(by_type.get(name), name, *values, now=now)
+    return list(by_type.values())
 
 
 def _stored_versions(spec: Json, status: Json) -> list[str]:
@@ -112,7 +112,7 @@ def _taken_names(definition: Json, others: list[Json]) -> Iterator[str]:
 def _names(names: Json) -> tuple[set[str], set[str]]:
     resources = {names.get("plural"), names.get("singular"), *(names.get("shortNames") or ())}
     kinds = {names.get("kind"), names.get("listKind")}
-    return {str(each) for each in resources if each}, {str(each) for each in kinds if each}
+    return {str(name) for name in resources if name}, {str(name) for name in kinds if name}
 
 
 def _immutable_causes(new: Json, old: Json) -> Iterator[Cause]:

@@ -24,10 +24,10 @@ def compile_path(path: str) -> Callable[[JsonValue], list[JsonValue]]:
     steps = list(_steps(path))
 
     def find(obj: JsonValue) -> list[JsonValue]:
-        found = [obj]
+        matches = [obj]
         for step in steps:
-            found = [below for each in found for below in step(each)]
-        return found
+            matches = [below for match in matches for below in step(match)]
+        return matches
 
     return find
 
@@ -81,12 +81,12 @@ def _filter(path: str, operator: str | None, text: str | None) -> Step:
     wanted = None if text is None else _literal(text)
 
     def holds(item: JsonValue) -> bool:
-        found = find(item)
+        value = find(item)
         if operator is None:
-            return bool(found)
-        return bool(found) and (found[0] == wanted) is (operator == "==")
+            return bool(value)
+        return bool(value) and (value[0] == wanted) is (operator == "==")
 
-    return lambda value: (each for each in _every(value) if holds(each))
+    return lambda value: (item for item in _every(value) if holds(item))
 
 
 def _literal(text: str) -> JsonValue:

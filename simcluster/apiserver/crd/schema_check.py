@@ -71,7 +71,7 @@ def schema_violations(
     wanted = _types(schema)
     if value is None and (schema.get("nullable") or not wanted):
         return
-    if wanted and not any(_has_type(value, each) for each in wanted):
+    if wanted and not any(_has_type(value, type_name) for type_name in wanted):
         kind = _type_of(value)
         text = f'must be of type {",".join(wanted)}: "{kind}"'
         yield Cause(
@@ -102,8 +102,8 @@ def _type_of(value: JsonValue) -> str:
 
 
 def _has_type(value: JsonValue, wanted: str) -> bool:
-    found = _type_of(value)
-    return found == wanted or (wanted == "number" and found == "integer")
+    actual = _type_of(value)
+    return actual == wanted or (wanted == "number" and actual == "integer")
 
 
 def _location(path: str) -> str:
@@ -220,12 +220,12 @@ def _list_type(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
     keys = schema.get("x-kubernetes-list-map-keys") or []
     seen: list[JsonValue] = []
     for at, item in enumerate(value):
-        known = {key: item.get(key) for key in keys} if keys and isinstance(item, dict) else item
-        if known in seen:
+        shown = {key: item.get(key) for key in keys} if keys and isinstance(item, dict) else item
+        if shown in seen:
             yield Cause(
-                "FieldValueDuplicate", f"Duplicate value: {json_text(known)}", f"{path}[{at}]"
+                "FieldValueDuplicate", f"Duplicate value: {json_text(shown)}", f"{path}[{at}]"
             )
-        seen.append(known)
+        seen.append(shown)
 
 
 _Check = Callable[[Json, JsonValue, str], Iterator[Cause]]
@@ -258,14 +258,14 @@ def _combined(schema: Json, value: JsonValue, path: str) -> Iterator[Cause]:
         yield fails("must validate at least one schema (anyOf)")
     one_of = _count_valid(schema.get("oneOf") or (), value, path)
     if schema.get("oneOf") and one_of != 1:
-        found = f"{one_of} valid alternatives" if one_of else "none valid"
-        yield fails(f"must validate one and only one schema (oneOf). Found {found}")
+        matched = f"{one_of} valid alternatives" if one_of else "none valid"
+        yield fails(f"must validate one and only one schema (oneOf). Found {matched}")
     if isinstance(schema.get("not"), dict) and _count_valid([schema["not"]], value, path):
         yield fails("must not validate the schema (not)")
 
 
 def _count_valid(schemas: Iterable[Json], value: JsonValue, path: str) -> int:
-    return sum(next(schema_violations(each, value, path), None) is None for each in schemas)
+    return sum(next(schema_violations(option, value, path), None) is None for option in schemas)
 
 
 def children(
@@ -298,4 +298,6 @@ def old_item_finder(schema: Json, old: JsonValue) -> Callable[[JsonValue], JsonV
     def identity(item: JsonValue) -> list[JsonValue] | None:
         return [item.get(key) for key in keys] if isinstance(item, dict) else None
 
-    return lambda item: next((each for each in old if identity(each) == identity(item)), ABSENT)
+    return lambda item: next(
+        (candidate for candidate in old if identity(candidate) == identity(item)), ABSENT
+    )

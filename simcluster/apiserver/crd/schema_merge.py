@@ -26,7 +26,7 @@ def _field(schema: Json, key: str, old: Json, value: JsonValue) -> JsonValue:
 def _list(schema: Json, old: list[JsonValue], new: list[JsonValue]) -> list[JsonValue]:
     match schema.get("x-kubernetes-list-type"):
         case "set":
-            return [*old, *(each for each in new if each not in old)]
+            return [*old, *(value for value in new if value not in old)]
         case "map":
             return _merged_by_keys(schema, old, new)
         case _:
@@ -41,7 +41,9 @@ def _merged_by_keys(schema: Json, old: list[JsonValue], new: list[JsonValue]) ->
 
     result = list(old)
     for item in new:
-        places = [at for at, each in enumerate(result) if identity(each) == identity(item)]
+        places = [
+            at for at, candidate in enumerate(result) if identity(candidate) == identity(item)
+        ]
         if places:
             result[places[0]] = apply_by_schema(schema.get("items") or {}, result[places[0]], item)
         else:

@@ -65,13 +65,13 @@ class Aggregator:
         )
 
     def _served(self) -> Iterator[Json]:
-        for each in self._store.list("apiservices"):
-            if at_path(each, "spec.service"):
-                yield each["spec"]
+        for api_service in self._store.list("apiservices"):
+            if at_path(api_service, "spec.service"):
+                yield api_service["spec"]
 
     async def kinds(self, path: str) -> list[Resource]:
         """Return the kinds of groups whose servers respond, if the path is one of discovery."""
-        found: list[Resource] = []
+        resources: list[Resource] = []
         for spec in self._served() if path.rstrip("/").count("/") < 4 else ():
             group = spec["group"]
             version = spec["version"]
@@ -80,20 +80,20 @@ class Aggregator:
                     listed = decode(await response.read()) if response.status == 200 else {}
             except (LookupError, aiohttp.ClientError, TimeoutError):
                 continue
-            found += [
+            resources += [
                 Resource(
-                    plural=each["name"],
-                    kind=each["kind"],
+                    plural=resource["name"],
+                    kind=resource["kind"],
                     group=group,
                     version=version,
-                    namespaced=each["namespaced"],
-                    short_names=tuple(each.get("shortNames", ())),
-                    categories=tuple(each.get("categories", ())),
-                    verbs=tuple(each["verbs"]),
+                    namespaced=resource["namespaced"],
+                    short_names=tuple(resource.get("shortNames", ())),
+                    categories=tuple(resource.get("categories", ())),
+                    verbs=tuple(resource["verbs"]),
                 )
-                for each in listed.get("resources", ())
+                for resource in listed.get("resources", ())
             ]
-        return found
+        return resources
 
     async def serve(self, request: web.BaseRequest, spec: Json, user: Json) -> web.StreamResponse:
         """Authorize a request and pass it on; 503 if the server does not respond."""

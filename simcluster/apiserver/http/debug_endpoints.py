@@ -67,10 +67,12 @@ class FaultInjector:
 
     async def inject(self, request: web.BaseRequest) -> None:
         """Apply the first matching fault, if there is one."""
-        hit = next((each for each in self.pending if each.hits(request.method, request.path)), None)
+        hit = next(
+            (fault for fault in self.pending if fault.hits(request.method, request.path)), None
+        )
         if hit is None:
             return
-        self.pending = [each for each in self.pending if each.count > 0]
+        self.pending = [fault for fault in self.pending if fault.count > 0]
         await asyncio.sleep(hit.delay_s)
         if hit.code == 0:
             _reset(request)

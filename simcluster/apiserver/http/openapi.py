@@ -80,8 +80,8 @@ def _kinds_at(kinds: Kinds, path: str) -> list[Resource]:
 def _references(schema: JsonValue) -> Iterator[str]:
     """Yield the names of the published schemas to which a schema refers."""
     if isinstance(schema, list):
-        for each in schema:
-            yield from _references(each)
+        for item in schema:
+            yield from _references(item)
     elif isinstance(schema, dict):
         if isinstance(schema.get("$ref"), str):
             yield schema["$ref"].removeprefix(REFERENCE)

@@ -20,12 +20,12 @@ def resolve_container(pod: Json, requested: str) -> str:
     name = metadata(pod)["name"]
     if not at_path(pod, "spec.nodeName"):
         raise ApiError.bad_request(f"pod {name} does not have a host assigned")
-    names = [str(each.get("name")) for each in containers_of(pod)]
+    names = [str(container.get("name")) for container in containers_of(pod)]
     if requested:
         if requested not in names:
             raise ApiError.bad_request(f"container {requested} is not valid for pod {name}")
         return requested
-    main = [str(each.get("name")) for each in pod["spec"]["containers"]]
+    main = [str(container.get("name")) for container in pod["spec"]["containers"]]
     chosen = (metadata(pod).get("annotations") or {}).get(_DEFAULT_CONTAINER)
     if chosen in names:
         return str(chosen)

@@ -125,7 +125,7 @@ _FORMS: Mapping[str, Callable[[bytes], JsonValue]] = {
     "Time": _time,
     "MicroTime": _micro_time,
     "Duration": lambda data: f"{dict(_fields(data)).get(1, 0) / 1e9}s",
-    "Items": lambda data: [each.decode() for _, each in _fields(data)],
+    "Items": lambda data: [value.decode() for _, value in _fields(data)],
     "JSON": _json,
 }
 

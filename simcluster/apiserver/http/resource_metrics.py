@@ -43,19 +43,19 @@ def _metrics(kind: str, obj: Json, usage: Mapping[str, Usage], now: str) -> Json
     meta: Json = {"name": name_of(obj), "creationTimestamp": now, "labels": labels_of(obj)}
     head = {"metadata": meta, "timestamp": now, "window": "15s"}
     if kind == "NodeMetrics":
-        own = [each for each in usage.values() if each.node == name_of(obj)]
+        own = [measured for measured in usage.values() if measured.node == name_of(obj)]
         return {**head, "usage": _amounts(own)}
     meta["namespace"] = namespace_of(obj)
     containers = [
-        {"name": each["name"], "usage": _amounts([usage[key]] if key in usage else [])}
-        for each in list_at(obj, "status.containerStatuses")
-        for key in [str(each.get("containerID")).rpartition("/")[2]]
+        {"name": status["name"], "usage": _amounts([usage[key]] if key in usage else [])}
+        for status in list_at(obj, "status.containerStatuses")
+        for key in [str(status.get("containerID")).rpartition("/")[2]]
     ]
     return {**head, "containers": containers}
 
 
 def _amounts(usage: Sequence[Usage]) -> Json:
     return {
-        "cpu": f"{int(sum(each.cores for each in usage) * 1e9)}n",
-        "memory": f"{sum(each.memory_bytes for each in usage) // 1024}Ki",
+        "cpu": f"{int(sum(measured.cores for measured in usage) * 1e9)}n",
+        "memory": f"{sum(measured.memory_bytes for measured in usage) // 1024}Ki",
     }

@@ -83,10 +83,10 @@ def static_response(request: web.BaseRequest, kinds: Kinds) -> web.Response | No
         return web.Response(text="ok")
     if path.startswith("/openapi/"):
         return _openapi(request, path, kinds)
-    found = _discovery(request, path, kinds)
-    if found is not None and request.method != "GET":
+    document = _discovery(request, path, kinds)
+    if document is not None and request.method != "GET":
         raise method_not_allowed(request.method)
-    return found
+    return document
 
 
 def _discovery(request: web.BaseRequest, path: str, kinds: Kinds) -> web.Response | None:

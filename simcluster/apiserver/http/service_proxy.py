@@ -61,10 +61,10 @@ async def serve_proxied(
     if request.method not in {"GET", "POST"}:
         raise method_not_allowed(request.method)
     name, port = service.name_and_port
-    found = store.read("services", service.namespace, name)
+    record = store.read("services", service.namespace, name)
     headers = {key: text for key, text in request.headers.items() if key.lower() not in _REMOVED}
     try:
-        address = endpoint_of_port(store, found, port)
+        address = endpoint_of_port(store, record, port)
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)) as session,
             session.request(

@@ -31,7 +31,7 @@ def bind(store: ObjectStore, namespace: str, name: str, binding: Json, *, dry_ru
     conditions = at_path(bound, "status.conditions") or []
     scheduled = {"type": "PodScheduled", "status": "True", "lastProbeTime": None,
                  "lastTransitionTime": store.now()}  # fmt: skip
-    others = [each for each in conditions if each.get("type") != "PodScheduled"]
+    others = [condition for condition in conditions if condition.get("type") != "PodScheduled"]
     bound.setdefault("status", {})["conditions"] = [*others, scheduled]
     store.update("pods", bound, subresource="binding", verb="create", dry_run=dry_run)
 

@@ -19,8 +19,8 @@ _ROLE = "node-role.kubernetes.io/"
 
 def _path(path: str, otherwise: JsonValue = _NONE) -> Callable[[Json, float], JsonValue]:
     def cell(obj: Json, _now: float) -> JsonValue:
-        found = at_path(obj, path)
-        return otherwise if found in (None, "") else found
+        value = at_path(obj, path)
+        return otherwise if value in (None, "") else value
 
     return cell
 
@@ -31,7 +31,10 @@ def _size(path: str) -> Callable[[Json, float], JsonValue]:
 
 def _node_status(node: Json, _now: float) -> str:
     conditions = at_path(node, "status.conditions") or ()
-    ready = next((each.get("status") for each in conditions if each.get("type") == "Ready"), None)
+    ready = next(
+        (condition.get("status") for condition in conditions if condition.get("type") == "Ready"),
+        None,
+    )
     states = [{"True": "Ready", None: "Unknown"}.get(ready, "NotReady")]
     if at_path(node, "spec.unschedulable"):
         states.append("SchedulingDisabled")
@@ -48,7 +51,8 @@ def _node_address(kind: str) -> Callable[[Json, float], str]:
     def cell(node: Json, _now: float) -> str:
         addresses = at_path(node, "status.addresses") or ()
         return next(
-            (each.get("address", "") for each in addresses if each.get("type") == kind), _NONE
+            (address.get("address", "") for address in addresses if address.get("type") == kind),
+            _NONE,
         )
 
     return cell
@@ -73,7 +77,7 @@ def _event_source(event: Json, _now: float) -> str:
 
 def _ports(service: Json, _now: float) -> str:
     ports = at_path(service, "spec.ports") or ()
-    return ",".join(f"{each.get('port')}/{each.get('protocol', 'TCP')}" for each in ports) or _NONE
+    return ",".join(f"{port.get('port')}/{port.get('protocol', 'TCP')}" for port in ports) or _NONE
 
 
 def _quota(part: str) -> Callable[[Json, float], str]:
@@ -96,7 +100,7 @@ def _template(field: str) -> Callable[[Json, float], str]:
 
     def cell(workload: Json, _now: float) -> str:
         containers = at_path(workload, "spec.template.spec.containers") or ()
-        return ",".join(str(each.get(field)) for each in containers)
+        return ",".join(str(container.get(field)) for container in containers)
 
     return cell
 
@@ -115,7 +119,7 @@ def _fraction(part: str, whole: str) -> Callable[[Json, float], str]:
 
 def _job_status(job: Json, _now: float) -> str:
     conditions = at_path(job, "status.conditions") or ()
-    held = {each.get("type") for each in conditions if each.get("status") == "True"}
+    held = {condition.get("type") for condition in conditions if condition.get("status") == "True"}
     return next((name for name in ("Complete", "Failed", "Suspended") if name in held), "Running")
 
 
@@ -135,7 +139,7 @@ def _job_duration(job: Json, now: float) -> str:
 
 def _controller(revision: Json, _now: float) -> str:
     owners = metadata(revision).get("ownerReferences") or ()
-    owner = next((each for each in owners if each.get("controller")), None)
+    owner = next((reference for reference in owners if reference.get("controller")), None)
     return f"{owner['kind'].lower()}.apps/{owner['name']}" if owner else _NONE
 
 

@@ -103,8 +103,8 @@ def _role(name: str, rows: _Rows, *, to: str = "", urls: bool = False) -> tuple[
 
 
 def _aggregated(name: str, *of: str) -> tuple[str, Json]:
-    labels = ({f"rbac.authorization.k8s.io/aggregate-to-{each}": "true"} for each in of)
-    selectors = [{"matchLabels": each} for each in labels]
+    labels = ({f"rbac.authorization.k8s.io/aggregate-to-{role}": "true"} for role in of)
+    selectors = [{"matchLabels": label} for label in labels]
     obj: Json = {
         "metadata": {"name": name},
         "aggregationRule": {"clusterRoleSelectors": selectors},

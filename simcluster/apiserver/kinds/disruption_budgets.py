@@ -60,7 +60,7 @@ class DisruptionController:
     def evict(self, namespace: str, name: str, eviction: Json, *, dry_run: bool) -> None:
         """Delete a pod; 429 if that would violate a budget."""
         pod = self._store.read("pods", namespace, name)
-        budgets = [each for each in self._budgets(namespace) if budget_selects(each, pod)]
+        budgets = [budget for budget in self._budgets(namespace) if budget_selects(budget, pod)]
         if at_path(pod, "status.phase") not in _ALWAYS_EVICTABLE:
             self._check_budgets(pod, budgets)
         options = eviction.get("deleteOptions") or {}

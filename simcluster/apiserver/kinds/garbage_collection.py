@@ -33,7 +33,11 @@ class GarbageCollector:
 
             def without_owner(obj: Json) -> Json:
                 meta = metadata(obj)
-                left = [each for each in meta.get("ownerReferences") or () if each["uid"] != uid]
+                left = [
+                    reference
+                    for reference in meta.get("ownerReferences") or ()
+                    if reference["uid"] != uid
+                ]
                 return {**obj, "metadata": {**meta, "ownerReferences": left}}
 
             self._store.patch(table, namespace, name, without_owner)
@@ -50,9 +54,9 @@ class GarbageCollector:
                 self._collect(table, namespace, name)
 
     def _collect(self, table: str, namespace: str, name: str) -> None:
-        found = self._store.find(table, namespace, name)
-        if found is not None and not any(map(self._exists, _owners(found))):
-            self._store.delete(table, namespace, name, uid=found.obj["metadata"]["uid"])
+        record = self._store.find(table, namespace, name)
+        if record is not None and not any(map(self._exists, _owners(record))):
+            self._store.delete(table, namespace, name, uid=record.obj["metadata"]["uid"])
 
     def _exists(self, uid: str) -> bool:
         """Return whether an owner exists: one that was deleted has no entry any more."""
@@ -76,4 +80,4 @@ def _owners(record: ObjectRecord | None) -> list[str]:
 
 
 def _uids(obj: Json) -> list[str]:
-    return [str(each.get("uid")) for each in metadata(obj).get("ownerReferences") or ()]
+    return [str(reference.get("uid")) for reference in metadata(obj).get("ownerReferences") or ()]

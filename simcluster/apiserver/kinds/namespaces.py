@@ -66,10 +66,10 @@ class NamespaceController:
 
     def _finish(self, name: str) -> None:
         """Remove the finalizer of a terminating namespace that is empty."""
-        found = self._store.find("namespaces", None, name)
-        if found is None or not metadata(found.obj).get("deletionTimestamp"):
+        record = self._store.find("namespaces", None, name)
+        if record is None or not metadata(record.obj).get("deletionTimestamp"):
             return
-        if at_path(found.obj, "spec.finalizers") and not any(self._store.list_namespace(name)):
-            emptied: Json = deep_copy(found.obj)
+        if at_path(record.obj, "spec.finalizers") and not any(self._store.list_namespace(name)):
+            emptied: Json = deep_copy(record.obj)
             emptied["spec"]["finalizers"] = []
             self._store.update("namespaces", emptied, subresource="finalize")

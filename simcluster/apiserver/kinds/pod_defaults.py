@@ -141,14 +141,16 @@ def _give_priority(pod: Json, spec: Json, classes: Iterable[Json]) -> None:
 
 def _priority_class(pod: Json, name: str | None, classes: Iterable[Json]) -> Json | None:
     """Return the pod's class, else the lowest global default; 403 if it does not exist."""
-    by_name = {name_of(each): each for each in classes}
+    by_name = {name_of(priority_class): priority_class for priority_class in classes}
     if name:
         if name not in by_name:
             detail = f"no PriorityClass with name {name} was found"
             raise ApiError.forbidden("pods", name_of(pod), detail)
         return by_name[name]
-    defaults = [each for each in by_name.values() if each.get("globalDefault")]
-    return min(defaults, key=lambda each: int(each["value"]), default=None)
+    defaults = [
+        priority_class for priority_class in by_name.values() if priority_class.get("globalDefault")
+    ]
+    return min(defaults, key=lambda priority_class: int(priority_class["value"]), default=None)
 
 
 def _tolerate_lost_nodes(spec: Json) -> None:
@@ -157,10 +159,10 @@ def _tolerate_lost_nodes(spec: Json) -> None:
         return
     for taint in _EVICTING_TAINTS:
         covered = any(
-            each.get("key") in (None, "", taint)
-            and each.get("effect") in (None, "", "NoExecute")
-            and (each.get("key") or each.get("operator") == "Exists")
-            for each in tolerations
+            toleration.get("key") in (None, "", taint)
+            and toleration.get("effect") in (None, "", "NoExecute")
+            and (toleration.get("key") or toleration.get("operator") == "Exists")
+            for toleration in tolerations
         )
         if not covered:
             tolerations.append(

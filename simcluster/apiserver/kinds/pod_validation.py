@@ -63,7 +63,7 @@ def _gate_causes(spec: Json) -> Iterator[Cause]:
 
 
 def _container_causes(spec: Json, claimed: Collection[str]) -> Iterator[Cause]:
-    own = (each.get("name") for each in spec.get("volumes") or () if isinstance(each, dict))
+    own = (volume.get("name") for volume in spec.get("volumes") or () if isinstance(volume, dict))
     volumes: set[object] = {*claimed, *own}
     seen: set[object] = set()
     for field in ("initContainers", "containers"):
@@ -182,7 +182,7 @@ def pod_update_causes(new: Json, old: Json) -> list[Cause]:
         causes.append(Cause("FieldValueForbidden", _IMMUTABLE, "spec"))
     old_tolerations = old["spec"].get("tolerations") or []
     new_tolerations = new["spec"].get("tolerations") or []
-    if any(each not in new_tolerations for each in old_tolerations):
+    if any(toleration not in new_tolerations for toleration in old_tolerations):
         text = "Forbidden: existing toleration can not be modified except its tolerationSeconds"
         causes.append(Cause("FieldValueForbidden", text, "spec.tolerations"))
     return [*causes, *_new_gates(new, old)]
@@ -291,10 +291,10 @@ def _drop_directives(spec: Json) -> None:
 
 def _new_gates(new: Json, old: Json) -> Iterator[Cause]:
     """Refuse new scheduling gates: updates may only remove gates."""
-    known = {gate.get("name") for gate in old["spec"].get("schedulingGates") or ()}
+    earlier_gates = {gate.get("name") for gate in old["spec"].get("schedulingGates") or ()}
     for at, gate in enumerate(new["spec"].get("schedulingGates") or ()):
         name = gate.get("name")
-        if name not in known:
+        if name not in earlier_gates:
             text = f"Forbidden: only deletion is allowed, but found new scheduling gate '{name}'"
             yield Cause("FieldValueForbidden", text, f"spec.schedulingGates[{at}].name")
 

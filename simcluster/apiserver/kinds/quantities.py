@@ -68,6 +68,8 @@ def add_amounts(left: Amounts, right: Amounts) -> Amounts:
 def max_amounts(left: Amounts, right: Amounts) -> Amounts:
     """Return the larger amount of each name."""
     return {
-        name: max((a[name] for a in (left, right) if name in a), key=lambda each: each.value)
+        name: max(
+            (a[name] for a in (left, right) if name in a), key=lambda quantity: quantity.value
+        )
         for name in {**left, **right}
     }

@@ -94,7 +94,9 @@ def missing_amounts(names: Iterable[str], pod: Json) -> str:
         return ""
     required = sorted(_EXPLICIT & set(names))
     containers = [
-        each for f in ("containers", "initContainers") for each in pod["spec"].get(f) or ()
+        container
+        for f in ("containers", "initContainers")
+        for container in pod["spec"].get(f) or ()
     ]
     containers_by_name: dict[str, list[str]] = {}
     for container in containers:
@@ -118,7 +120,7 @@ def quota_matches(quota: Json, pod: Json) -> bool:
         {"scopeName": name, "operator": "Exists"} for name in at_path(quota, "spec.scopes") or ()
     ]
     selectors = at_path(quota, "spec.scopeSelector.matchExpressions") or ()
-    return all(_in_scope(each, pod) for each in (*scopes, *selectors))
+    return all(_in_scope(selector, pod) for selector in (*scopes, *selectors))
 
 
 def _in_scope(selector: Json, pod: Json) -> bool:
@@ -144,8 +146,8 @@ def _crosses_namespaces(pod: Json) -> bool:
         affinity = at_path(pod, f"spec.affinity.{kind}") or {}
         terms += affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or ()
         terms += [
-            each.get("podAffinityTerm") or {}
-            for each in affinity.get("preferredDuringSchedulingIgnoredDuringExecution") or ()
+            term.get("podAffinityTerm") or {}
+            for term in affinity.get("preferredDuringSchedulingIgnoredDuringExecution") or ()
         ]
     return any(t.get("namespaces") or t.get("namespaceSelector") is not None for t in terms)
 

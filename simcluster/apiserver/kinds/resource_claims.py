@@ -48,7 +48,7 @@ class ResourceClaimStrategy(KindStrategy):
     def validate_subresource_update(self, new: Json, old: Json) -> list[Cause]:
         """Refuse another allocation, and the status of devices that are not allocated."""
         causes = metadata_causes(new)
-        before, after = (each.get("status") or {} for each in (old, new))
+        before, after = (claim.get("status") or {} for claim in (old, new))
         if before.get("allocation") and after.get("allocation") not in (
             None,
             before["allocation"],
@@ -118,10 +118,10 @@ class ResourceSliceStrategy(KindStrategy):
 def refuse_admin_access(kind: str, obj: Json, spec: Json, cluster: ObjectLookup) -> None:
     """Raise 422 for requests with `adminAccess` in a namespace without the label for it."""
     requests = list_at(spec, "devices.requests")
-    if not any((each.get("exactly") or {}).get("adminAccess") for each in requests):
+    if not any((request.get("exactly") or {}).get("adminAccess") for request in requests):
         return
-    found = cluster.find("namespaces", None, namespace_of(obj))
-    labels = {} if found is None else metadata(found.obj).get("labels") or {}
+    record = cluster.find("namespaces", None, namespace_of(obj))
+    labels = {} if record is None else metadata(record.obj).get("labels") or {}
     if labels.get(ADMIN_ACCESS) != "true":
         text = (
             f"Forbidden: admin access to devices requires the `{ADMIN_ACCESS}: true` label on the "
@@ -135,7 +135,7 @@ def set_request_defaults(spec: Json) -> None:
     """Set the API's defaults of the requests of a claim's spec."""
     for request in list_at(spec, "devices.requests"):
         wanted = [request["exactly"]] if request.get("exactly") else []
-        for each in [*wanted, *(request.get("firstAvailable") or ())]:
-            each.setdefault("allocationMode", "ExactCount")
-            if each["allocationMode"] == "ExactCount":
-                each.setdefault("count", 1)
+        for subrequest in [*wanted, *(request.get("firstAvailable") or ())]:
+            subrequest.setdefault("allocationMode", "ExactCount")
+            if subrequest["allocationMode"] == "ExactCount":
+                subrequest.setdefault("count", 1)

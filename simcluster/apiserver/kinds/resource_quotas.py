@@ -40,7 +40,7 @@ class QuotaAccount:
     def status(self) -> Json:
         """Return the quota's status."""
         return {
-            "hard": {name: str(each) for name, each in self.hard.items()},
+            "hard": {name: str(quantity) for name, quantity in self.hard.items()},
             "used": {name: str(self.used.get(name, Quantity())) for name in self.hard},
         }
 
@@ -65,9 +65,9 @@ class QuotaController:
             was = {} if old is None else self._usage(account, kind, old)
             now = self._usage(account, kind, new)
             self._check_specified(account, kind, new)
-            increase = {key: each - was.get(key, Quantity()) for key, each in now.items()}
+            increase = {key: quantity - was.get(key, Quantity()) for key, quantity in now.items()}
             detail = _exceeded(
-                account, {key: each for key, each in increase.items() if each.value > 0}
+                account, {key: quantity for key, quantity in increase.items() if quantity.value > 0}
             )
             if detail:
                 text = f"exceeded quota: {name}, {detail}"
@@ -89,7 +89,7 @@ class QuotaController:
             counted = {}
         else:
             counted = dict.fromkeys((kind.table, f"count/{kind.qualified}"), _ONE)
-        return {name: each for name, each in counted.items() if name in account.hard}
+        return {name: quantity for name, quantity in counted.items() if name in account.hard}
 
     def _on_change(self, kind: Resource, change: ObjectChange) -> None:
         opened = self._on_quota(change) if kind.table == TABLE else None
@@ -130,9 +130,9 @@ class QuotaController:
     def _write_status(self, account: QuotaAccount) -> None:
         """Write the quota's status if it has changed."""
         quota = account.quota
-        found = self._store.find(TABLE, namespace_of(quota), name_of(quota))
-        if found is not None and found.obj.get("status") != account.status():
-            changed = {**found.obj, "status": account.status()}
+        record = self._store.find(TABLE, namespace_of(quota), name_of(quota))
+        if record is not None and record.obj.get("status") != account.status():
+            changed = {**record.obj, "status": account.status()}
             self._store.update(TABLE, changed, subresource="status")
 
 
@@ -158,7 +158,9 @@ def quota_causes(quota: Json) -> Iterator[Cause]:
         yield from _amount_causes(name, amount, f"spec.hard[{name}]")
     scopes = [(name, "Exists") for name in at_path(quota, "spec.scopes") or ()]
     expressions = at_path(quota, "spec.scopeSelector.matchExpressions") or ()
-    scopes += [(each.get("scopeName"), each.get("operator")) for each in expressions]
+    scopes += [
+        (expression.get("scopeName"), expression.get("operator")) for expression in expressions
+    ]
     for scope, operator in scopes:
         if scope not in _SCOPES:
             text = f"Invalid value: {json_text(scope)}: unsupported scope"

@@ -115,8 +115,8 @@ class ServiceAccountTokens:
         claims = {kind.lower(): _reference(obj)}
         node = at_path(obj, "spec.nodeName") if kind == "Pod" else None
         if node:
-            found = self.store.find("nodes", None, node)
-            claims["node"] = {"name": node} if found is None else _reference(found.obj)
+            record = self.store.find("nodes", None, node)
+            claims["node"] = {"name": node} if record is None else _reference(record.obj)
         return claims
 
     def review(self, request: Json) -> Json:
@@ -166,12 +166,12 @@ class ServiceAccountTokens:
         private = claims["kubernetes.io"]
         namespace = private["namespace"]
         account = private["serviceaccount"]
-        found = self.store.find("serviceaccounts", namespace, account["name"])
-        if found is None:
+        record = self.store.find("serviceaccounts", namespace, account["name"])
+        if record is None:
             raise TokenError(f'serviceaccounts "{account["name"]}" not found')
-        if found.obj["metadata"]["uid"] != account["uid"]:
+        if record.obj["metadata"]["uid"] != account["uid"]:
             raise TokenError(
-                f"service account UID ({found.obj['metadata']['uid']}) does not match claim "
+                f"service account UID ({record.obj['metadata']['uid']}) does not match claim "
                 f"({account['uid']})"
             )
         extra = {f"{EXTRA}/credential-id": [f"JTI={claims['jti']}"]}
@@ -199,11 +199,11 @@ class ServiceAccountTokens:
             "extra": extra,
         }
 
-    def _check_bound_object(self, found: ObjectRecord | None, private: Json, kind: str) -> None:
+    def _check_bound_object(self, record: ObjectRecord | None, private: Json, kind: str) -> None:
         """Refuse a token whose bound object was deleted or replaced."""
-        if found is None:
+        if record is None:
             raise TokenError(_INVALIDATED)
-        uid = found.obj["metadata"]["uid"]
+        uid = record.obj["metadata"]["uid"]
         claimed = private[kind]["uid"]
         if uid != claimed:
             raise TokenError(

@@ -107,8 +107,14 @@ class PriorityClassStrategy(KindStrategy):
     def apply_defaults(self, obj: Json, cluster: ObjectLookup) -> None:
         """Preempt lower priorities by default; 403 for a second global default."""
         obj.setdefault("preemptionPolicy", "PreemptLowerPriority")
-        others = [each for each in cluster.list("priorityclasses") if each.get("globalDefault")]
-        if obj.get("globalDefault") and any(name_of(each) != name_of(obj) for each in others):
+        others = [
+            priority_class
+            for priority_class in cluster.list("priorityclasses")
+            if priority_class.get("globalDefault")
+        ]
+        if obj.get("globalDefault") and any(
+            name_of(priority_class) != name_of(obj) for priority_class in others
+        ):
             detail = (
                 f"PriorityClass {name_of(others[0])} is already marked as default. "
                 "Only one default can exist"

@@ -57,14 +57,14 @@ class WorkloadStrategy(KindStrategy):
         if not isinstance(template, dict):
             return [*causes, required("spec.template")]
         claims = spec.get("volumeClaimTemplates") or ()
-        template_causes = pod_causes(template, [name_of(each) for each in claims])
+        template_causes = pod_causes(template, [name_of(claim) for claim in claims])
         causes += [
-            Cause(each.reason, each.message, f"spec.template.{each.field}")
-            for each in template_causes
+            Cause(cause.reason, cause.message, f"spec.template.{cause.field}")
+            for cause in template_causes
         ]
         policy = at_path(template, "spec.restartPolicy")
         if not template_causes and policy not in self.restart_policies:
-            allowed = ", ".join(f'"{each}"' for each in self.restart_policies)
+            allowed = ", ".join(f'"{policy}"' for policy in self.restart_policies)
             text = f'Unsupported value: "{policy}": supported values: {allowed}'
             causes.append(Cause("FieldValueNotSupported", text, "spec.template.spec.restartPolicy"))
         return [*causes, *_selector_causes(spec, template)]
@@ -170,8 +170,8 @@ def _schedule_causes(spec: Json) -> Iterator[Cause]:
 
 def _template_causes(template: Json, path: str, restart_policies: Sequence[str]) -> list[Cause]:
     causes = [
-        Cause(each.reason, each.message, f"{path}template.{each.field}")
-        for each in pod_causes(template)
+        Cause(cause.reason, cause.message, f"{path}template.{cause.field}")
+        for cause in pod_causes(template)
     ]
     policy = at_path(template, "spec.restartPolicy")
     if causes or policy in restart_policies:
@@ -181,7 +181,7 @@ def _template_causes(template: Json, path: str, restart_policies: Sequence[str])
 
 
 def _unsupported(value: str, allowed: Sequence[str], field: str) -> Cause:
-    listed = ", ".join(f'"{each}"' for each in allowed)
+    listed = ", ".join(f'"{value}"' for value in allowed)
     text = f'Unsupported value: "{value}": supported values: {listed}'
     return Cause("FieldValueNotSupported", text, field)
 

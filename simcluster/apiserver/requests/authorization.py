@@ -135,8 +135,8 @@ def authorize_claim_status(
         authorize(roles, user, binding)
     changed = {
         str(device.get("driver"))
-        for one, other in ((before, after), (after, before))
-        for device in one.get("devices") or ()
+        for obj, other in ((before, after), (after, before))
+        for device in obj.get("devices") or ()
         if device not in (other.get("devices") or ())
     }
     own_node = ((user.get("extra") or {}).get(_NODE) or [""])[0]

@@ -26,7 +26,9 @@ def patch_function(kind: Resource, content_type: str, body: JsonValue) -> Patche
     """Return the patch as a function; 415 for a content type that the kind does not support."""
     supported: tuple[str, ...] = CONTENT_TYPES
     if isinstance(kind, CustomKind):
-        supported = tuple(each for each in CONTENT_TYPES if each != STRATEGIC_PATCH)
+        supported = tuple(
+            content_type for content_type in CONTENT_TYPES if content_type != STRATEGIC_PATCH
+        )
     if content_type not in supported:
         raise ApiError(
             415,

@@ -26,7 +26,7 @@ def is_set(query: Mapping[str, str], name: str) -> bool:
 def is_dry_run(query: Mapping[str, str], body: Mapping[str, object] | None = None) -> bool:
     """Return whether the write is a dry run; 400 for any other value than `All`."""
     values = [query["dryRun"]] if query.get("dryRun") else list((body or {}).get("dryRun") or ())  # type: ignore[call-overload]
-    if any(each != "All" for each in values):
+    if any(value != "All" for value in values):
         raise ApiError.bad_request(f'dryRun: Unsupported value: {values}: supported values: "All"')
     return bool(values)
 

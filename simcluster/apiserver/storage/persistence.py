@@ -78,8 +78,8 @@ class SqliteBackend:
 
     def last_version(self) -> int:
         """Return the highest version ever written, deletions included."""
-        found = self._db.execute("SELECT max(version) FROM objects").fetchone()[0]
-        return int(found or 0)
+        version = self._db.execute("SELECT max(version) FROM objects").fetchone()[0]
+        return int(version or 0)
 
     def write(self, resource: str, key: str, version: int, body: bytes | None) -> None:
         """Store or remove one object; a removal writes its version to the counter row."""

@@ -114,10 +114,10 @@ class ObjectStore:
 
     def record(self, resource: str, namespace: str | None, name: str) -> ObjectRecord:
         """Return the current version of an object; 404 if there is none."""
-        found = self.find(resource, namespace, name)
-        if found is None:
+        record = self.find(resource, namespace, name)
+        if record is None:
             raise ApiError.not_found(self.kinds[resource].qualified, name)
-        return found
+        return record
 
     def read(self, resource: str, namespace: str | None, name: str) -> Json:
         """Return an object; 404 if there is none."""
@@ -286,8 +286,8 @@ class ObjectStore:
 
     def is_gone(self, resource: str, obj: Json) -> bool:
         """Return whether this object, by its uid, no longer exists."""
-        found = self.find(resource, namespace_of(obj), name_of(obj))
-        return found is None or found.obj["metadata"]["uid"] != obj["metadata"]["uid"]
+        record = self.find(resource, namespace_of(obj), name_of(obj))
+        return record is None or record.obj["metadata"]["uid"] != obj["metadata"]["uid"]
 
     def list_namespace(self, namespace: str) -> Iterator[tuple[Resource, Json]]:
         """Iterate over all objects of a namespace."""

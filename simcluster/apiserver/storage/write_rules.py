@@ -45,12 +45,12 @@ def refuse_invalid(kind: Resource, obj: Json, causes: Sequence[Cause]) -> None:
         raise ApiError.invalid(kind.kind, kind.group, name_of(obj), causes)
 
 
-def check_namespace(kind: Resource, new: Json, found: ObjectRecord | None) -> None:
+def check_namespace(kind: Resource, new: Json, record: ObjectRecord | None) -> None:
     """Refuse a new object whose namespace does not exist or is terminating."""
     namespace = namespace_of(new)
-    if found is None:
+    if record is None:
         raise ApiError.not_found("namespaces", namespace)
-    if metadata(found.obj).get("deletionTimestamp"):
+    if metadata(record.obj).get("deletionTimestamp"):
         reason = (
             f"unable to create new content in namespace {namespace} because it is being terminated"
         )
@@ -109,7 +109,7 @@ def _with_resources(new: Json, pod: Json) -> Json:
     """Give a pod's containers the resources that they have in another version of it."""
     for field in ("initContainers", "containers"):
         listed = list_at(new, f"spec.{field}")
-        resources = {each.get("name"): each.get("resources") for each in listed}
+        resources = {container.get("name"): container.get("resources") for container in listed}
         for container in list_at(pod, f"spec.{field}"):
             if container["name"] in resources:
                 container["resources"] = resources[container["name"]] or {}

@@ -59,14 +59,14 @@ def container_edits(
 
 def _devices(directory: Path) -> dict[str, list[Json]]:
     """Return the edits of each device in a directory, with those that its whole file adds."""
-    found: dict[str, list[Json]] = {}
+    by_driver: dict[str, list[Json]] = {}
     for path in sorted(directory.glob("*.json")):
         specification = msgspec.json.decode(path.read_bytes())
         common = [specification["containerEdits"]] if "containerEdits" in specification else []
         for device in specification["devices"]:
             name = f"{specification['kind']}={device['name']}"
-            found[name] = [*common, device["containerEdits"]]
-    return found
+            by_driver[name] = [*common, device["containerEdits"]]
+    return by_driver
 
 
 def _mount(mount: Json) -> api_pb2.Mount:
@@ -127,8 +127,8 @@ class ClaimManager:
         self._locks: dict[str, asyncio.Lock] = {}
         self.claims: dict[str, PreparedClaim] = {}
         if self._path.exists():
-            known = msgspec.json.decode(self._path.read_bytes(), type=dict[str, PreparedClaim])
-            self.claims = known
+            stored = msgspec.json.decode(self._path.read_bytes(), type=dict[str, PreparedClaim])
+            self.claims = stored
 
     async def prepare(self, pod: PodSpec) -> None:
         """Prepare the claims of a pod; ClaimError with the reason if one cannot be."""
@@ -171,29 +171,29 @@ class ClaimManager:
             claims = list(self._claims_of(pod))
         except ClaimError:
             return []
-        found: list[podresources.DynamicResource] = []
+        resources: list[podresources.DynamicResource] = []
         for name, claim in claims:
             prepared = self.claims.get(claim["metadata"]["uid"])
             wanted = self._requests(pod, container, name)
             devices = [
                 podresources.ClaimResource(
-                    driver_name=each.driver,
-                    pool_name=each.pool,
-                    device_name=each.device,
-                    share_id=each.share_id or None,
+                    driver_name=device.driver,
+                    pool_name=device.pool,
+                    device_name=device.device,
+                    share_id=device.share_id or None,
                 )
-                for each in (prepared.devices if prepared else ())
-                if {"", *each.requests} & set(wanted)
+                for device in (prepared.devices if prepared else ())
+                if {"", *device.requests} & set(wanted)
             ]
             if prepared and devices:
-                found.append(
+                resources.append(
                     podresources.DynamicResource(
                         claim_name=prepared.name,
                         claim_namespace=prepared.namespace,
                         claim_resources=devices,
                     )
                 )
-        return found
+        return resources
 
     def _requests(self, pod: PodSpec, container: str, claim: str) -> Sequence[str]:
         """Return the requests of a claim that a container uses; an empty one is all of them."""
@@ -203,7 +203,9 @@ class ClaimManager:
         mappings = list_at(
             current.obj if current else {}, "status.extendedResourceClaimStatus.requestMappings"
         )
-        return [each["requestName"] for each in mappings if each["containerName"] == container]
+        return [
+            mapping["requestName"] for mapping in mappings if mapping["containerName"] == container
+        ]
 
     def _cdi_names(self, claim: Json, request: str) -> Iterator[str]:
         prepared = self.claims.get(claim["metadata"]["uid"])
@@ -227,19 +229,19 @@ class ClaimManager:
         }
         for entry in entries:
             name = entry.get("resourceClaimName") or generated.get(entry["name"], "")
-            found = self._store.find("resourceclaims", pod.namespace, name) if name else None
-            if found is None:
+            record = self._store.find("resourceclaims", pod.namespace, name) if name else None
+            if record is None:
                 raise ClaimError(f"ResourceClaim {name or entry['name']} does not exist")
-            yield entry["name"], found.obj
+            yield entry["name"], record.obj
         if extended:
-            found = self._store.find("resourceclaims", pod.namespace, str(extended))
-            if found is None:
+            record = self._store.find("resourceclaims", pod.namespace, str(extended))
+            if record is None:
                 raise ClaimError(f"ResourceClaim {extended} does not exist")
-            yield EXTENDED, found.obj
+            yield EXTENDED, record.obj
 
     async def _prepare(self, pod: PodSpec, claim: Json) -> None:
         meta = claim["metadata"]
-        reserved = {each.get("uid") for each in list_at(claim, "status.reservedFor")}
+        reserved = {consumer.get("uid") for consumer in list_at(claim, "status.reservedFor")}
         if pod.uid not in reserved:
             raise ClaimError(f"ResourceClaim {meta['name']} is not reserved for the pod")
         async with self._locks.setdefault(meta["uid"], asyncio.Lock()):

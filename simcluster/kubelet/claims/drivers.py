@@ -49,18 +49,18 @@ class ClaimDrivers:
         self._directory.mkdir(parents=True, exist_ok=True)
         self.delete_slices()
         while True:
-            found = {
+            registered = {
                 path: identity
                 for path in self._directory.glob("*.sock")
                 if (identity := _identity(path)) is not None
             }
             for path, (identity, name) in list(self._sockets.items()):
-                if found.get(path) != identity:
+                if registered.get(path) != identity:
                     del self._sockets[path]
                     self._endpoints.pop(name, None)
                     self._away[name] = time.monotonic()
-            for path in found.keys() - self._sockets.keys():
-                await self._register(path, found[path])
+            for path in registered.keys() - self._sockets.keys():
+                await self._register(path, registered[path])
             for name, since in list(self._away.items()):
                 if time.monotonic() - since > AWAY_S:
                     del self._away[name]
@@ -69,12 +69,14 @@ class ClaimDrivers:
 
     def delete_slices(self, driver: str | None = None) -> None:
         """Delete the node's slices: those of one driver, or all."""
-        for found in self._store.list("resourceslices", fields=f"spec.nodeName={self._node}"):
-            if driver in {None, at_path(found, "spec.driver")}:
+        for resource_slice in self._store.list(
+            "resourceslices", fields=f"spec.nodeName={self._node}"
+        ):
+            if driver in {None, at_path(resource_slice, "spec.driver")}:
                 try:
-                    self._store.delete("resourceslices", None, name_of(found))
+                    self._store.delete("resourceslices", None, name_of(resource_slice))
                 except ApiError as error:
-                    log.info("slice %s: %s", name_of(found), error)
+                    log.info("slice %s: %s", name_of(resource_slice), error)
 
     async def _register(self, path: Path, identity: SocketIdentity) -> None:
         async with grpc.aio.insecure_channel(f"unix:{path}", options=_OPTIONS) as channel:

@@ -39,7 +39,7 @@ class Bundles:
 
     def retain(self, container_ids: Collection[str]) -> None:
         """Remove the bundles of all other containers."""
-        kept = {self._place(each) for each in container_ids}
+        kept = {self._place(container_id) for container_id in container_ids}
         for bundle in self._directory.glob("*"):
             if bundle not in kept:
                 shutil.rmtree(bundle, ignore_errors=True)

@@ -98,9 +98,9 @@ def _env(state: ContainerState, _arguments: Sequence[str]) -> CommandResult:
 def _printenv(state: ContainerState, arguments: Sequence[str]) -> CommandResult:
     if not arguments:
         return _env(state, ())
-    found = [state.env[name] for name in arguments if name in state.env]
+    values = [state.env[name] for name in arguments if name in state.env]
     return CommandResult(
-        int(len(found) < len(arguments)), out="".join(f"{value}\n" for value in found)
+        int(len(values) < len(arguments)), out="".join(f"{value}\n" for value in values)
     )
 
 

@@ -71,11 +71,11 @@ def environment(
 def _plugin_variables(
     responses: Iterable[api_pb2.ContainerAllocateResponse],
 ) -> dict[str, str]:
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for answer in responses:
         for name, text in answer.envs.items():
-            found.setdefault(name, text)
-    return found
+            variables.setdefault(name, text)
+    return variables
 
 
 def _all_keys(source: Json, find_source: FindSource) -> Mapping[str, str]:
@@ -90,14 +90,14 @@ def source_data(
     reference: Json, resource: str, find_source: FindSource
 ) -> Mapping[str, str] | None:
     """Return the entries of a ConfigMap or Secret; None if it is absent and optional."""
-    found = find_source(resource, reference.get("name") or "")
-    if found is None:
+    source = find_source(resource, reference.get("name") or "")
+    if source is None:
         if reference.get("optional"):
             return None
         raise MissingSourceError(
             f'{resource.removesuffix("s")} "{reference.get("name")}" not found'
         )
-    data = found.get("data") or {}
+    data = source.get("data") or {}
     if resource == "secrets":
         return {key: base64.b64decode(value).decode() for key, value in data.items()}
     return {key: str(value) for key, value in data.items()}
@@ -138,8 +138,8 @@ def _from_field(pod: PodSpec, source: Json, facts: Mapping[str, str]) -> str:
     if keyed is not None:
         values = pod.obj["metadata"].get(keyed[1]) or {}
         return str(values.get(keyed[2], ""))
-    found = at_path(pod.obj, path) if path else None
-    return "" if found is None else str(found)
+    value = at_path(pod.obj, path) if path else None
+    return "" if value is None else str(value)
 
 
 def mount_points(
@@ -149,11 +149,13 @@ def mount_points(
 ) -> list[MountPoint]:
     """Return the mounts: the pod's volumes that have a path, and those of plugins elsewhere."""
     mounts = {
-        one.path: MountPoint(
-            one.path, str(PurePosixPath(volumes[one.volume], one.sub_path)), read_only=one.read_only
+        mount.path: MountPoint(
+            mount.path,
+            str(PurePosixPath(volumes[mount.volume], mount.sub_path)),
+            read_only=mount.read_only,
         )
-        for one in container.volume_mounts
-        if one.volume in volumes
+        for mount in container.volume_mounts
+        if mount.volume in volumes
     }
     for answer in responses:
         for mount in answer.mounts:

@@ -31,8 +31,8 @@ def encode_checkpoint(kubelet_devices: KubeletDevices) -> bytes:
         separators=_COMPACT,
     )
     registered = ",".join(
-        f"{json.dumps(name)}:{_encode_devices(found)}"
-        for name, found in kubelet_devices.healthy.items()
+        f"{json.dumps(name)}:{_encode_devices(device_ids)}"
+        for name, device_ids in kubelet_devices.healthy.items()
     )
     data = f'{{"PodDeviceEntries":{entries},"RegisteredDevices":{{{registered}}}}}'.encode()
     return b'{"Data":%s,"Checksum":%d}' % (data, zlib.crc32(data))

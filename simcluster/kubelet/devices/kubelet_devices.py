@@ -52,9 +52,11 @@ class KubeletDevices:
 
     def mark_unhealthy(self, resource: str) -> None:
         """Mark all devices of a resource unhealthy: the plugin's stream has ended."""
-        known = self.healthy.get(resource, frozenset()) | self.unhealthy.get(resource, frozenset())
+        registered = self.healthy.get(resource, frozenset()) | self.unhealthy.get(
+            resource, frozenset()
+        )
         self.healthy[resource] = frozenset()
-        self.unhealthy[resource] = known
+        self.unhealthy[resource] = registered
 
     def list_without_devices(self, resource: str) -> None:
         """List a resource of the checkpoint whose plugin has not registered yet."""
@@ -73,12 +75,13 @@ class KubeletDevices:
     def capacity(self) -> dict[str, int]:
         """Count all devices per resource."""
         return {
-            name: len(found) + len(self.unhealthy[name]) for name, found in self.healthy.items()
+            name: len(device_ids) + len(self.unhealthy[name])
+            for name, device_ids in self.healthy.items()
         }
 
     def allocatable(self) -> dict[str, int]:
         """Count healthy devices per resource, allocated or not."""
-        return {name: len(found) for name, found in self.healthy.items()}
+        return {name: len(device_ids) for name, device_ids in self.healthy.items()}
 
     def get(self, pod_uid: str, container: str, resource: str) -> PluginAllocation | None:
         """Return a container's allocation of a resource."""

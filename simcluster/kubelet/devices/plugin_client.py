@@ -98,10 +98,10 @@ class PluginConnection:
         self, available: Iterable[str], must_include: Iterable[str], size: int
     ) -> list[str]:
         """Return the plugin's preference among the available devices."""
-        one = api_pb2.ContainerPreferredAllocationRequest(
+        container_request = api_pb2.ContainerPreferredAllocationRequest(
             available_deviceIDs=available, must_include_deviceIDs=must_include, allocation_size=size
         )
-        request = api_pb2.PreferredAllocationRequest(container_requests=[one])
+        request = api_pb2.PreferredAllocationRequest(container_requests=[container_request])
         self._require_open()
         try:
             response = await self._call(self._stub.GetPreferredAllocation(request))
@@ -119,8 +119,8 @@ class PluginConnection:
         Returns the response for the first container; a kubelet reads no other.
         """
         self._require_open()
-        one = api_pb2.ContainerAllocateRequest(devices_ids=devices)
-        request = api_pb2.AllocateRequest(container_requests=[one])
+        container_request = api_pb2.ContainerAllocateRequest(devices_ids=devices)
+        request = api_pb2.AllocateRequest(container_requests=[container_request])
         response = await self._call(self._stub.Allocate(request))
         if not response.container_responses:
             raise PluginError("no containers return in allocation response")

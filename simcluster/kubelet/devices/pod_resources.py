@@ -81,12 +81,12 @@ class PodResourcesService(api_pb2_grpc.PodResourcesListerServicer):  # type: ign
             devices=[
                 api_pb2.ContainerDevices(
                     resource_name=name,
-                    device_ids=[each],
+                    device_ids=[device_id],
                     topology=api_pb2.TopologyInfo(nodes=nodes),
                 )
-                for name, found in devices.healthy.items()
-                for each in sorted(found)
-                for nodes in _numa_nodes(devices.numa.get(name, {}).get(each, ()))
+                for name, device_ids in devices.healthy.items()
+                for device_id in sorted(device_ids)
+                for nodes in _numa_nodes(devices.numa.get(name, {}).get(device_id, ()))
             ]
         )
 

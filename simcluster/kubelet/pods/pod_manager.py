@@ -113,8 +113,8 @@ class StatusManager:
             self._write(pod, self._statuses[uid])
 
     def _write(self, pod: PodSpec, status: Json) -> None:
-        found = self._store.find("pods", pod.namespace, pod.name)
-        if found is None or found.obj["metadata"]["uid"] != pod.uid:
+        record = self._store.find("pods", pod.namespace, pod.name)
+        if record is None or record.obj["metadata"]["uid"] != pod.uid:
             return
 
         def with_new_status(obj: Json) -> Json:
@@ -241,7 +241,9 @@ class PodManager:
 
     async def _wait(self, watch: ObjectWatch) -> None:
         """Wait for an event, or for the end of the watch."""
-        waiting = [asyncio.create_task(each) for each in (watch.wait(), self._api.lost.wait())]
+        waiting = [
+            asyncio.create_task(awaited) for awaited in (watch.wait(), self._api.lost.wait())
+        ]
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -329,7 +331,7 @@ class PodManager:
                 yield pod
 
     async def _admit_next(self, group: asyncio.TaskGroup) -> None:
-        pod = min(self._waiting.values(), key=lambda each: each.created_at)
+        pod = min(self._waiting.values(), key=lambda waiting_pod: waiting_pod.created_at)
         del self._waiting[pod.uid]
         others = list(self.active())
         self.pods[pod.uid] = pod
@@ -476,8 +478,8 @@ class PodManager:
 
     def find_source(self, pod: PodSpec, resource: str, name: str) -> Json | None:
         """Return a ConfigMap or Secret in the pod's namespace; None: absent."""
-        found = self._store.find(resource, pod.namespace, name)
-        return None if found is None else found.obj
+        record = self._store.find(resource, pod.namespace, name)
+        return None if record is None else record.obj
 
     def make_volumes(self, pod: PodSpec) -> dict[str, str]:
         """Return the path of each of the pod's volumes that has one."""

@@ -20,7 +20,10 @@ def allocate_first(pod: PodSpec, state: PodState) -> None:
 
 def needs_resize(pod: PodSpec, state: PodState) -> bool:
     """Return whether the spec has other resources than the containers have."""
-    return any(state.containers[each.name].resources != each.resources for each in pod.containers)
+    return any(
+        state.containers[container.name].resources != container.resources
+        for container in pod.containers
+    )
 
 
 def resize(

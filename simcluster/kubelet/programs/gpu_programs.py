@@ -90,15 +90,15 @@ class SimulatedPrograms:
         node = self._files.root
         scratch = node / "scratch"
         directory = node / "containers"
-        for each in (scratch, directory):
-            each.mkdir(parents=True, exist_ok=True)
-        mounts = {str(Path(one.host_path)) for one in state.mounts if not one.read_only}
-        places = [(SCRATCH, str(scratch)), *((each, each) for each in (str(node), *sorted(mounts)))]
+        for folder in (scratch, directory):
+            folder.mkdir(parents=True, exist_ok=True)
+        mounts = {str(Path(mount.host_path)) for mount in state.mounts if not mount.read_only}
+        places = [(SCRATCH, str(scratch)), *((path, path) for path in (str(node), *sorted(mounts)))]
         return Launch(
             command=command,
             environment=variables,
             directory=directory,
-            writable=[one for one in places if Path(one[1]).exists()] if namespaces else (),
+            writable=[place for place in places if Path(place[1]).exists()] if namespaces else (),
             own_users=namespaces is Namespaces.OF_ANY_USER,
         )
 
@@ -134,8 +134,8 @@ class SimulatedPrograms:
     def not_run(self, image: str, command: Sequence[str]) -> str:
         """Say for a container's log why its command is not started."""
         what = f"its command {command[0]}" if command else f"image {image}"
-        known = ", ".join(sorted({*GPU_PROGRAMS, *self._of_machine}))
-        return f"this container is simulated: {what} is not run; the programs here are {known}"
+        names = ", ".join(sorted({*GPU_PROGRAMS, *self._of_machine}))
+        return f"this container is simulated: {what} is not run; the programs here are {names}"
 
     def pulled(self, image: str) -> str:
         """Say for an Event what became of the image."""
@@ -156,10 +156,10 @@ class SimulatedPrograms:
 
     def _faults(self) -> Mapping[str, str]:
         try:
-            found = json.loads(self._files.faults.read_text())
+            document = json.loads(self._files.faults.read_text())
         except (OSError, ValueError):  # there is none
             return {}
-        return found if isinstance(found, dict) else {}
+        return document if isinstance(document, dict) else {}
 
 
 def environment(state: ContainerState, folder: Path | None, gpus: Path) -> dict[str, str]:

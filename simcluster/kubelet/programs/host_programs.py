@@ -49,10 +49,10 @@ class HostPrograms:
     @cached_property
     def namespaces(self) -> Namespaces:
         """The namespaces that processes can have here."""
-        found = possible_namespaces(partial(self._launch, ContainerState(), ["true"]))
-        if not found:
+        namespaces = possible_namespaces(partial(self._launch, ContainerState(), ["true"]))
+        if not namespaces:
             logger.warning("containers have their mounts only by LD_PRELOAD")
-        return found
+        return namespaces
 
     def not_run(self, image: str, command: Sequence[str]) -> str:
         """Say for a container's log why nothing is started."""

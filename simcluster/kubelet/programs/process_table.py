@@ -120,7 +120,7 @@ class ProcessTable:
     def usage(self) -> Mapping[str, tuple[float, int]]:
         """Return the cores in use and the bytes of memory of each container's processes."""
         now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-        found: dict[str, tuple[float, int]] = {}
+        usage: dict[str, tuple[float, int]] = {}
         samples: dict[str, tuple[float, float]] = {}
         for entry in self.root.glob("[0-9]*"):
             with contextlib.suppress(OSError, IndexError):
@@ -130,13 +130,13 @@ class ProcessTable:
                 since_s, used_then_s = self._samples.get(entry.name, (int(fields[19]) / _TICKS, 0))
                 is_old = now_s - since_s > _WINDOW_S
                 samples[entry.name] = (now_s, used_s) if is_old else (since_s, used_then_s)
-                cores, memory_bytes = found.get(container, (0.0, 0))
-                found[container] = (
+                cores, memory_bytes = usage.get(container, (0.0, 0))
+                usage[container] = (
                     cores + (used_s - used_then_s) / max(now_s - since_s, 1 / _TICKS),
                     memory_bytes + int(fields[21]) * _PAGE_BYTES,
                 )
         self._samples = samples
-        return found
+        return usage
 
 
 def cgroup(pod_uid: str, container_id: str) -> str:

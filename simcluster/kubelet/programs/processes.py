@@ -377,7 +377,9 @@ def start_process(
         "environment": launch.environment,
         "directory": str(launch.directory),
         "root": str(launch.root or ""),
-        "mounts": [(one.container_path, one.host_path, one.read_only) for one in launch.mounts],
+        "mounts": [
+            (mount.container_path, mount.host_path, mount.read_only) for mount in launch.mounts
+        ],
         "hidden": launch.hidden,
         "own_users": launch.own_users,
         "writable": launch.writable,
@@ -456,7 +458,7 @@ def _kill_marked(prefix: str) -> None:
     marker = f"{MARKER}={prefix}".encode()
     for entry in HOST.glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if any(each.startswith(marker) for each in _variables(entry)):
+            if any(variable.startswith(marker) for variable in _variables(entry)):
                 os.kill(int(entry.name), signal.SIGKILL)
 
 

@@ -35,9 +35,9 @@ class Container:
 
     @property
     def region(self) -> Region:
-        found = read_region(self.place)
-        assert isinstance(found, Region)
-        return found
+        region = read_region(self.place)
+        assert isinstance(region, Region)
+        return region
 
 
 @pytest.fixture
@@ -59,8 +59,8 @@ def test_memory_is_limited_for_all_processes_together_and_counted_in_the_region(
     assert second.fits("256m")
     assert first.value("info", "total") == first.value("total 0", "total") == 4 * GIB
     assert first.value("nvml", "used") == 3 * GIB + 256 * MIB + 2 * CONTEXT
-    found = sums(container.region, 0)
-    assert (found.total, found.context) == (3 * GIB + 256 * MIB + 2 * CONTEXT, 2 * CONTEXT)
+    usage = sums(container.region, 0)
+    assert (usage.total, usage.context) == (3 * GIB + 256 * MIB + 2 * CONTEXT, 2 * CONTEXT)
     assert container.region.uuids[0] == ONE.uuid
     outside = driver.load()
     assert outside.fits("8g")

@@ -26,9 +26,9 @@ def settings_of(driver: GpuDriver, gpus: str) -> SimulatedAgentSettings:
 
 def opened(driver: GpuDriver, gpus: str) -> DriverGpus:
     """Open the node's GPUs, as the agent does."""
-    found = simulated_gpus(settings_of(driver, gpus), hang_limit_s=1.0).driver
-    assert isinstance(found, DriverGpus)
-    return found
+    simulated = simulated_gpus(settings_of(driver, gpus), hang_limit_s=1.0).driver
+    assert isinstance(simulated, DriverGpus)
+    return simulated
 
 
 def set_fault(driver: GpuDriver, fault: str, gpu: int = 0) -> None:
@@ -38,13 +38,13 @@ def set_fault(driver: GpuDriver, fault: str, gpu: int = 0) -> None:
 async def test_both_drivers_report_the_same_gpus_of_a_layout(nvml: GpuDriver) -> None:
     layout = "40xT4+2xA100-40GB+1xA100-80GB:mig"
 
-    found = await opened(nvml, layout).discover()
+    devices = await opened(nvml, layout).discover()
     simulated = await SimulatedGpus(NODE, layout).discover()
 
     def known(gpu: Gpu) -> tuple[object, ...]:
         return gpu.uuid, gpu.index, gpu.model, gpu.memory_mib, gpu.mig, gpu.instances, gpu.fault
 
-    assert list(map(known, found)) == list(map(known, simulated))
+    assert list(map(known, devices)) == list(map(known, simulated))
 
 
 async def test_programs_on_the_gpus_are_measured(nvml: GpuDriver) -> None:
@@ -80,7 +80,9 @@ async def test_instances_outlive_the_agent_and_their_processes_are_measured(
     (process,) = sample.processes
     assert (process.instance, process.memory_bytes) == (second.gi, GIB + CONTEXT)
     assert process.busy_percent is None, "NVML has no utilization of processes in MIG mode"
-    assert instances_in(nvml.state.parent) == {one.uuid: "1g.5gb" for one in gpu.instances}
+    assert instances_in(nvml.state.parent) == {
+        instance.uuid: "1g.5gb" for instance in gpu.instances
+    }
 
 
 @pytest.mark.parametrize(
@@ -101,18 +103,18 @@ async def test_a_fault_of_the_file_is_what_nvml_reports_until_it_is_removed(
     before = await gpus.discover()
 
     set_fault(nvml, fault)
-    found = await gpus.discover()
+    devices = await gpus.discover()
     set_fault(nvml, "")
     await until(gpus.discover, lambda after: after == before)
 
-    faulty = next((gpu for gpu in found if gpu.index == 0), None)
+    faulty = next((gpu for gpu in devices if gpu.index == 0), None)
     if faulty is None:
         assert shown is None
     else:
         mode = faulty.mig is not None and faulty.mig.enabled
         code = faulty.fault and faulty.fault.code
         assert shown in {code, faulty.memory_mib, mode, faulty.uuid}
-    assert [gpu.fault for gpu in found if gpu.index == 1] == [None]
+    assert [gpu.fault for gpu in devices if gpu.index == 1] == [None]
 
 
 async def test_an_xid_is_an_event_at_each_probe_while_it_is_in_the_file(nvml: GpuDriver) -> None:
@@ -137,7 +139,7 @@ async def test_an_instance_cannot_be_created_while_a_fault_prevents_it(
 
     with pytest.raises(UnavailableError):
         await gpus.create_compute(FIRST, await gpus.create_instance(FIRST, 19, 0))
-    usable = [one.uuid for one in await gpus.instances(FIRST) if one.uuid]
+    usable = [instance.uuid for instance in await gpus.instances(FIRST) if instance.uuid]
 
     assert usable == []
 
@@ -153,7 +155,7 @@ async def test_busy_instances_are_not_destroyed(nvml: GpuDriver) -> None:
     with pytest.raises(UnavailableError, match="In use by another client"):
         await gpus.destroy_compute(FIRST, gi, 0)
 
-    assert [one.busy for one in await gpus.instances(FIRST)] == [True]
+    assert [instance.busy for instance in await gpus.instances(FIRST)] == [True]
 
 
 async def test_without_a_compiler_the_gpus_are_simulated_in_python(
@@ -165,7 +167,7 @@ async def test_without_a_compiler_the_gpus_are_simulated_in_python(
         node=NODE, gpus="2xT4", gpu_driver_dir=tmp_path, state_dir=tmp_path
     )
 
-    found = simulated_gpus(settings)
+    simulated = simulated_gpus(settings)
 
-    assert isinstance(found.driver, SimulatedGpus)
-    assert [one.processes for one in await found.sample()] == [(), ()]
+    assert isinstance(simulated.driver, SimulatedGpus)
+    assert [device.processes for device in await simulated.sample()] == [(), ()]

@@ -102,4 +102,4 @@ def test_instances_survive_the_process_and_obey_the_placement_rules(tmp_path: Pa
         device.destroy_instance(gpu, gi)
     device.create_instance(gpu, 14, 4)
     assert opened().instances(gpu) == device.instances(gpu)
-    assert [one.uuid[:4] for one in device.instances(gpu)] == ["MIG-", ""]
+    assert [instance.uuid[:4] for instance in device.instances(gpu)] == ["MIG-", ""]

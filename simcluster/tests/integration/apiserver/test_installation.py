@@ -21,10 +21,10 @@ PATCH = {"metadata": {"annotations": {"volcano.sh/node-vgpu-register": "x"}}}
 def installed(api: ApiUnderTest, directory: Path) -> None:
     nodes = ("node-0", "node-1")
     described = installation(str(directory), nodes, policies=True, aggregated="127.0.0.1:8443")
-    found = msgspec.convert(described, Installation)
-    found.create_objects(api.store)
+    installed = msgspec.convert(described, Installation)
+    installed.create_objects(api.store)
     tokens = ServiceAccountTokens(api.store, api.token)
-    found.write_kubeconfigs(tokens, api.url, api.ca.read_bytes())
+    installed.write_kubeconfigs(tokens, api.url, api.ca.read_bytes())
 
 
 async def test_the_account_of_an_agent_is_that_of_its_node(tmp_path: Path) -> None:
@@ -51,4 +51,4 @@ async def test_a_later_release_replaces_what_an_earlier_one_installed(tmp_path: 
         installed(api, tmp_path)
         again = api.store.list(POLICIES)
 
-    assert [each["spec"] for each in again] == [each["spec"] for each in first]
+    assert [obj["spec"] for obj in again] == [obj["spec"] for obj in first]

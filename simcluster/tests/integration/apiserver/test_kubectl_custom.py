@@ -107,8 +107,8 @@ async def test_a_policy_is_installed_and_warns(kubectl: Kubectl) -> None:
     binding = {"apiVersion": head, "kind": "ValidatingAdmissionPolicyBinding",
                "metadata": {"name": "b"},
                "spec": {"policyName": "p", "validationActions": ["Warn"]}}  # fmt: skip
-    for each in (policy, binding):
-        await kubectl.run("apply -f -", json.dumps(each))
+    for obj in (policy, binding):
+        await kubectl.run("apply -f -", json.dumps(obj))
 
     output = await kubectl.run("run web --image=example/image:1")
 

@@ -251,8 +251,8 @@ async def test_services_of_one_machine_have_the_rights_of_the_manifests_only(
             answer = await create(client, path, review)
             allowed.setdefault(what, {})[account] = answer["status"]["allowed"]
 
-    found = {what: [name for name, may in row.items() if may] for what, row in allowed.items()}
-    assert found == {
+    permitted = {what: [name for name, may in row.items() if may] for what, row in allowed.items()}
+    assert permitted == {
         "bind": ["binder"],
         "evict": ["binder"],
         "read secrets": [],

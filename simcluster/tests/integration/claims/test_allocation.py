@@ -87,7 +87,7 @@ def node_of(store: ObjectStore, pod: str) -> str:
 
 def message_of(store: ObjectStore, pod: str) -> str:
     conditions = list_at(store.read("pods", "default", pod), "status.conditions")
-    return " ".join(each.get("message", "") for each in conditions)
+    return " ".join(condition.get("message", "") for condition in conditions)
 
 
 def answer(store: ObjectStore, claim: Json, kind: str, message: str = "") -> None:
@@ -119,9 +119,9 @@ async def test_shares_of_a_device_are_allocated_up_to_its_capacity(store: Object
     await until(lambda: len(results(store)) == 2)
     await until(lambda: any("cannot allocate all claims" in message_of(store, p) for p in "abc"))
 
-    amounts = [each["consumedCapacity"]["memory"] for each in results(store)]
+    amounts = [result["consumedCapacity"]["memory"] for result in results(store)]
     assert amounts == ["7001Mi", "7001Mi"]
-    assert len({each["shareID"] for each in results(store)}) == 2
+    assert len({result["shareID"] for result in results(store)}) == 2
 
 
 async def test_a_pod_is_bound_once_the_binding_conditions_are_true(store: ObjectStore) -> None:
@@ -174,7 +174,7 @@ async def test_a_claim_is_deallocated_after_its_last_pod_and_one_of_a_template_i
     assert consumers() == 2
     for pod in ("a", "b"):
         store.delete("pods", "default", pod, grace_s=0)
-    await until(lambda: [each["metadata"]["name"] for each in claims(store)] == ["own"])
+    await until(lambda: [claim["metadata"]["name"] for claim in claims(store)] == ["own"])
     await until(lambda: consumers() == 1)
     assert len(results(store)) == 1
     store.delete("pods", "default", "c", grace_s=0)
@@ -218,7 +218,7 @@ async def test_a_claim_serves_the_extended_resources_of_classes(store: ObjectSto
             },
         ],
     }
-    assert [each["request"] for each in results(store)] == [
+    assert [result["request"] for result in results(store)] == [
         "container-0-request-0",
         "container-1-request-0",
         "container-1-request-0",
@@ -263,7 +263,7 @@ async def test_counts_prioritized_lists_selectors_and_taints_decide(store: Objec
     create_pod(store, "a")
     await until(lambda: node_of(store, "a"))
 
-    chosen = [(each["request"], each["device"]) for each in results(store)]
+    chosen = [(result["request"], result["device"]) for result in results(store)]
     assert chosen == [("gpu/two", "gpu-1"), ("gpu/two", "gpu-2")]
 
 
@@ -286,7 +286,7 @@ async def test_devices_take_shared_counters_of_their_pool(store: ObjectStore) ->
     create_pod(store, "b")
     await until(lambda: "cannot allocate all claims" in message_of(store, "b"))
 
-    assert [each["device"] for each in results(store)] == ["small", "other"]
+    assert [result["device"] for result in results(store)] == ["small", "other"]
 
 
 async def test_server_side_apply_changes_one_device_and_refuses_one_that_is_not_allocated(
@@ -316,7 +316,7 @@ async def test_server_side_apply_changes_one_device_and_refuses_one_that_is_not_
         ):
             return response.status
 
-    statuses = [await apply(each) for each in results(store)]
+    statuses = [await apply(result) for result in results(store)]
     refused = await apply(results(store)[0], shareID="another")
 
     assert (statuses, refused) == ([200, 200], 422)

@@ -42,7 +42,7 @@ async def create(api: ApiUnderTest, path: str, obj: Json) -> None:
 
 
 def found(api: ApiUnderTest, table: str, name: str) -> Json:
-    return next(each for each in api.store.list(table) if name_of(each) == name)
+    return next(obj for obj in api.store.list(table) if name_of(obj) == name)
 
 
 async def storage_class(api: ApiUnderTest, mode: str) -> None:
@@ -71,7 +71,7 @@ async def test_a_volume_waits_for_its_first_pod_and_keeps_the_next_on_its_node(
     elsewhere = {"nodeSelector": {"kubernetes.io/hostname": "node-0"}}
     await create(cluster, PODS, pod("third", "data", **elsewhere))
     third = await until(
-        lambda: found(cluster, "pods", "third"), lambda each: at_path(each, "status.conditions")
+        lambda: found(cluster, "pods", "third"), lambda pod: at_path(pod, "status.conditions")
     )
     text = third["status"]["conditions"][0]["message"]
     assert "node(s) didn't match PersistentVolume's node affinity" in text
@@ -98,7 +98,7 @@ async def test_a_pod_waits_for_a_claim_that_does_not_exist(cluster: ApiUnderTest
     await create(cluster, PODS, pod("first", "data"))
 
     waiting = await until(
-        lambda: found(cluster, "pods", "first"), lambda each: at_path(each, "status.conditions")
+        lambda: found(cluster, "pods", "first"), lambda pod: at_path(pod, "status.conditions")
     )
 
     text = waiting["status"]["conditions"][0]["message"]

@@ -142,7 +142,7 @@ async def test_a_deleted_pod_of_a_replica_set_is_replaced(kubectl: Kubectl) -> N
 
 async def test_dependents_stay_when_they_are_orphaned(kubectl: Kubectl) -> None:
     await apply(kubectl, workload("ReplicaSet", replicas=2))
-    names = await until(lambda: running(kubectl), lambda found: len(found) == 2)
+    names = await until(lambda: running(kubectl), lambda pods: len(pods) == 2)
 
     await kubectl.run("delete replicaset web --cascade=orphan")
 
@@ -158,7 +158,7 @@ async def test_a_stateful_set_has_numbered_pods_with_claims(kubectl: Kubectl) ->
     )
     await kubectl.run("rollout status statefulset/web")
     assert running(kubectl) == ["web-0", "web-1", "web-2"]
-    claims = [name_of(each) for each in kubectl.api.store.list("persistentvolumeclaims")]
+    claims = [name_of(claim) for claim in kubectl.api.store.list("persistentvolumeclaims")]
     assert claims == ["data-web-0", "data-web-1", "data-web-2"]
 
     await kubectl.run("scale statefulset/web --replicas=1")
@@ -213,7 +213,7 @@ async def test_an_indexed_job_runs_each_index_once(kubectl: Kubectl) -> None:
     job = kubectl.api.store.read("jobs", "default", "web")
     assert job["status"]["completedIndexes"] == "0-2"
     variables = [pod["spec"]["containers"][0]["env"] for pod in pods(kubectl)]
-    assert sorted(each[-1]["value"] for each in variables) == ["0", "1", "2"]
+    assert sorted(variable[-1]["value"] for variable in variables) == ["0", "1", "2"]
 
 
 async def test_a_job_fails_at_its_backoff_limit(kubectl: Kubectl) -> None:

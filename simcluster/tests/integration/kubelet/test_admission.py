@@ -25,9 +25,9 @@ from tests.support.waiting import until
 def requesting_containers(obj: Json) -> list[tuple[str, str]]:
     """Return the containers of a pod that ask for a slot."""
     return [
-        (obj["metadata"]["name"], each["name"])
-        for each in obj["spec"]["containers"]
-        if SLOT in (each["resources"].get("limits") or {})
+        (obj["metadata"]["name"], container["name"])
+        for container in obj["spec"]["containers"]
+        if SLOT in (container["resources"].get("limits") or {})
     ]
 
 
@@ -39,9 +39,9 @@ async def test_thirty_pods_at_once_are_admitted_one_by_one_in_order() -> None:
             allocated = await node.allocated_devices()
             wanting = [
                 container
-                for each in await node.list_pods()
-                if each["status"].get("phase") not in {"Failed", "Succeeded"}
-                for container in requesting_containers(each)
+                for pod in await node.list_pods()
+                if pod["status"].get("phase") not in {"Failed", "Succeeded"}
+                for container in requesting_containers(pod)
             ]
             candidates.append([container for container in wanting if not allocated.get(container)])
             return {"NTH": str(len(candidates))}
@@ -114,7 +114,7 @@ async def test_a_refused_allocation_fails_the_pod_with_the_reason() -> None:
         assert failed["status"]["message"] == f"Pod was rejected: {text}"
         events = node.store.list("events", "default")
         assert [(e["reason"], e["message"]) for e in events] == [("UnexpectedAdmissionError", text)]
-        assert [each["status"]["phase"] for each in await node.list_pods()] == ["Failed"]
+        assert [pod["status"]["phase"] for pod in await node.list_pods()] == ["Failed"]
 
 
 async def test_too_few_devices_are_counted_in_the_message() -> None:
@@ -214,7 +214,7 @@ async def test_changes_in_lost_history_are_found_by_listing_again() -> None:
 
         await node.phase("second", "Running")
         await node.phase("third", "Running")
-        assert sorted(each["metadata"]["name"] for each in await node.list_pods()) == [
+        assert sorted(pod["metadata"]["name"] for pod in await node.list_pods()) == [
             "second",
             "third",
         ]
@@ -235,7 +235,7 @@ async def test_pod_resources_answers_for_one_pod_and_for_all_healthy_devices() -
 
         (only,) = answer.pod_resources.containers[0].devices
         assert (only.resource_name, list(only.device_ids)) == (SLOT, ["a"])
-        assert [list(each.device_ids) for each in every.devices] == [["a"], ["b"]]
+        assert [list(device.device_ids) for device in every.devices] == [["a"], ["b"]]
         assert missing.value.code() is grpc.StatusCode.NOT_FOUND
 
 

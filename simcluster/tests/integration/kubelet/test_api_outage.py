@@ -13,7 +13,7 @@ async def code_of_pods(node: Node) -> int:
 
 
 async def phases(node: Node) -> dict[str, str]:
-    return {each["metadata"]["name"]: each["status"]["phase"] for each in await node.list_pods()}
+    return {pod["metadata"]["name"]: pod["status"]["phase"] for pod in await node.list_pods()}
 
 
 async def test_pods_cannot_be_listed_during_an_outage_and_are_denied_for_a_while_after_it() -> None:

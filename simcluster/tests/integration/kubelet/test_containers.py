@@ -129,8 +129,8 @@ async def test_a_refused_sidecar_blocks_the_other_containers_and_a_refused_app_d
             return {}
 
         def running() -> list[str]:
-            found = node.kubelet.state_of("default", "one")
-            return [n for n, c in found.containers.items() if c.container_id] if found else []
+            state = node.kubelet.state_of("default", "one")
+            return [n for n, c in state.containers.items() if c.container_id] if state else []
 
         plugin.on_pre_start = refuse
         side = container("side", limits={SLOT: 1}, restartPolicy="Always")
@@ -161,8 +161,8 @@ async def test_pre_start_is_called_before_every_restart_and_allocate_only_once()
 async def test_a_command_that_ends_is_handled_by_the_restart_policy() -> None:
     async with one_kubelet() as node:
         for name, command in {"fine": ["sleep", "0.05"], "broken": ["false"]}.items():
-            one = container("main", command=command)
-            node.create(pod(name, containers=[one], restartPolicy="Never"))
+            echo = container("main", command=command)
+            node.create(pod(name, containers=[echo], restartPolicy="Never"))
 
         await node.phase("fine", "Succeeded")
         failed = await node.phase("broken", "Failed")
@@ -180,7 +180,7 @@ async def test_a_running_pod_s_status_has_what_readers_expect_and_keeps_others_c
         )
         status = (await node.phase("one", "Running"))["status"]
 
-        conditions = {each["type"]: each["status"] for each in status["conditions"]}
+        conditions = {condition["type"]: condition["status"] for condition in status["conditions"]}
         assert conditions == {
             "PodScheduled": "True",
             "PodReadyToStartContainers": "True",
@@ -230,7 +230,7 @@ async def test_a_pod_that_outlasts_its_grace_is_killed() -> None:
 
         def note(_kind: Resource, change: ObjectChange) -> None:
             statuses = at_path(change.latest.obj, "status.containerStatuses") or ()
-            endings = [at_path(each, "state.terminated.exitCode") for each in statuses]
+            endings = [at_path(status, "state.terminated.exitCode") for status in statuses]
             seen.extend(code for code in endings if code is not None)
 
         node.store.listeners.append(note)
@@ -343,8 +343,8 @@ async def test_commands_in_a_container_see_its_environment_and_its_mounts(
 
 async def test_the_log_is_the_output_of_a_printing_command() -> None:
     async with one_fleet(NodeSettings(), nodes=2) as (fleet, node):
-        one = container("main", command=["echo", "hello", "there"])
-        node.create(pod("one", containers=[one], restartPolicy="Never", node="node-1"))
+        echo = container("main", command=["echo", "hello", "there"])
+        node.create(pod("one", containers=[echo], restartPolicy="Never", node="node-1"))
         await node.phase("one", "Succeeded")
 
         chunks = [c async for c in fleet.log("default", "one", "main", LogOptions())]

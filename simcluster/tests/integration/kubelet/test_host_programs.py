@@ -105,11 +105,11 @@ def test_without_namespaces_the_library_is_preloaded_and_paths_are_of_this_machi
 ) -> None:
     launch = host_launch(limited(tmp_path, library="library"), ["env"], root=None)
 
-    found = launch.environment
-    assert found["LD_PRELOAD"] == str(tmp_path / "libvgpu.so")
-    assert found["CUDA_DEVICE_MEMORY_SHARED_CACHE"] == str(tmp_path / "region" / "r.cache")
-    assert found["CUDA_VISIBLE_DEVICES"] == ONE
-    assert found["PATH"] == os.environ["PATH"], "the image is this machine"
+    variables = launch.environment
+    assert variables["LD_PRELOAD"] == str(tmp_path / "libvgpu.so")
+    assert variables["CUDA_DEVICE_MEMORY_SHARED_CACHE"] == str(tmp_path / "region" / "r.cache")
+    assert variables["CUDA_VISIBLE_DEVICES"] == ONE
+    assert variables["PATH"] == os.environ["PATH"], "the image is this machine"
     without = host_launch(ContainerState(), ["env"], root=None)
     assert without.environment["CUDA_VISIBLE_DEVICES"] == ""
 

@@ -75,8 +75,8 @@ async def one() -> AsyncIterator[Cluster]:
 
 
 def state_of(obj: Json, kind: str = "terminated", part: str = "state") -> Json:
-    found: Json = obj["status"]["containerStatuses"][0][part].get(kind) or {}
-    return found
+    state: Json = obj["status"]["containerStatuses"][0][part].get(kind) or {}
+    return state
 
 
 async def test_a_container_that_is_shown_to_run_has_its_process_in_the_table(
@@ -140,9 +140,9 @@ async def test_the_restart_policy_applies_and_the_previous_log_stays(
 
     backing_off = await until(
         lambda: one.node.pod("one"),
-        lambda found: (
-            found["status"].get("containerStatuses")
-            and state_of(found, "waiting").get("reason") == "CrashLoopBackOff"
+        lambda status: (
+            status["status"].get("containerStatuses")
+            and state_of(status, "waiting").get("reason") == "CrashLoopBackOff"
         ),
     )
     (count.parent / "count.end").touch()
@@ -156,8 +156,8 @@ async def test_the_restart_policy_applies_and_the_previous_log_stays(
 
 
 def succeeded(obj: Json) -> bool:
-    found = obj["status"]["containerStatuses"][0]
-    ends = (found["state"].get("terminated"), found["lastState"].get("terminated"))
+    status = obj["status"]["containerStatuses"][0]
+    ends = (status["state"].get("terminated"), status["lastState"].get("terminated"))
     return any(end and end["exitCode"] == 0 for end in ends)
 
 
@@ -198,7 +198,7 @@ async def test_deletion_terminates_within_the_grace_and_then_kills(one: Cluster)
     one.node.store.listeners.append(note)
     pids: list[int] = []
     for name in ("polite", "stubborn"):
-        pids += await until(partial(one.pids, name), lambda found: len(found) > 1)
+        pids += await until(partial(one.pids, name), lambda pids: len(pids) > 1)
 
     for name in ("polite", "stubborn"):
         one.node.store.delete("pods", "default", name)
@@ -230,7 +230,7 @@ async def test_processes_that_are_never_reaped_do_not_outlive_their_pod(
     one: Cluster, no_reaper: None, grace_s: int
 ) -> None:
     one.create("one", "trap 'exit 0' TERM; sleep 1000 & (sleep 1000 & exit 0); wait")
-    pids = await until(lambda: one.pids("one"), lambda found: len(found) > 1)
+    pids = await until(lambda: one.pids("one"), lambda running: len(running) > 1)
 
     one.node.store.delete("pods", "default", "one", grace_s=grace_s)
 
@@ -254,7 +254,7 @@ async def test_processes_on_a_stuck_gpu_outlive_their_pod_until_it_is_healed(
         main = container("main", command=["sh", "-c", "sleep 1000 & wait"], env=env)
         pods[f"pod-{number}"] = one.node.create(pod(f"pod-{number}", containers=[main]))
     for name in pods:
-        await until(partial(one.pids, name), lambda found: len(found) > 1)
+        await until(partial(one.pids, name), lambda running: len(running) > 1)
         one.node.store.delete("pods", "default", name, grace_s=0)
 
     def is_asleep(pid: int) -> bool:
@@ -264,10 +264,12 @@ async def test_processes_on_a_stuck_gpu_outlive_their_pod_until_it_is_healed(
         return False
 
     def asleep() -> dict[int, PodUid]:
-        found = pods_of_processes(files.proc)
-        return {pid: uid for pid, uid in found.items() if is_asleep(pid)}
+        processes = pods_of_processes(files.proc)
+        return {pid: uid for pid, uid in processes.items() if is_asleep(pid)}
 
-    kept = await until(asleep, lambda found: found and found == pods_of_processes(files.proc))
+    kept = await until(
+        asleep, lambda sleeping: sleeping and sleeping == pods_of_processes(files.proc)
+    )
     assert len(kept) > 1
     assert {*kept.values()} == {pods["pod-1"]["metadata"]["uid"]}
     await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in kept))
@@ -318,7 +320,7 @@ async def test_processes_survive_a_restart_of_the_kubelet_but_no_reboot(one: Clu
     assert one.node.container("one").restarts == 0
     await one.node.kubelet.reboot()
 
-    again = await until(lambda: one.pids("one"), lambda found: found and pid not in found)
+    again = await until(lambda: one.pids("one"), lambda running: running and pid not in running)
     assert not Path(f"/proc/{pid}").exists()
     assert again
 

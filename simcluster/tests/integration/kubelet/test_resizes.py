@@ -40,9 +40,11 @@ def shown(node: Node, name: str) -> Json:
 
 
 def pending(node: Node, name: str) -> tuple[str, str] | None:
-    conditions = {each["type"]: each for each in node.pod(name)["status"]["conditions"]}
-    found = conditions.get("PodResizePending")
-    return None if found is None else (found["reason"], found["message"])
+    conditions = {
+        condition["type"]: condition for condition in node.pod(name)["status"]["conditions"]
+    }
+    pending = conditions.get("PodResizePending")
+    return None if pending is None else (pending["reason"], pending["message"])
 
 
 async def test_a_running_container_gets_its_changed_resources(node: Node) -> None:

@@ -26,9 +26,9 @@ FRIDAY = datetime(2026, 1, 30, 10, 7, 30, tzinfo=UTC)
     ],
 )
 def test_a_schedule_names_its_next_time(schedule: str, following: str | None) -> None:
-    found = Schedule.parse(schedule).next(FRIDAY)
+    next_at = Schedule.parse(schedule).next(FRIDAY)
 
-    assert (found and found.strftime("%Y-%m-%dT%H:%M")) == following
+    assert (next_at and next_at.strftime("%Y-%m-%dT%H:%M")) == following
 
 
 def test_of_several_missed_times_the_last_counts() -> None:
@@ -41,10 +41,10 @@ def test_of_several_missed_times_the_last_counts() -> None:
 def test_hours_are_those_of_the_time_zone() -> None:
     berlin = FRIDAY.astimezone(ZoneInfo("Europe/Berlin"))
 
-    found = Schedule.parse("0 12 * * *").next(berlin)
+    next_at = Schedule.parse("0 12 * * *").next(berlin)
 
-    assert found is not None
-    assert found.astimezone(UTC).hour == 11
+    assert next_at is not None
+    assert next_at.astimezone(UTC).hour == 11
 
 
 @pytest.mark.parametrize("text", ["", "* * * *", "60 * * * *", "*/0 * * * *", "x * * * *", "@now"])

@@ -46,7 +46,7 @@ async def test_updates_deletions_and_bindings_are_reviewed(
 
     assert bound.status == 201
     seen = hooks.requests("/all")
-    assert [(each["operation"], each.get("subResource", "")) for each in seen] == [
+    assert [(request["operation"], request.get("subResource", "")) for request in seen] == [
         ("CREATE", ""), ("UPDATE", ""), ("UPDATE", "status"), ("CREATE", "binding"),
         ("DELETE", ""),
     ]  # fmt: skip

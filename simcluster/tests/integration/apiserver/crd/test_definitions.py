@@ -35,7 +35,9 @@ async def test_a_kind_is_served_as_soon_as_it_is_defined(client: Client) -> None
 
     created = await create(client, DEFINITIONS, budgets)
 
-    conditions = {each["type"]: each["status"] for each in created["status"]["conditions"]}
+    conditions = {
+        condition["type"]: condition["status"] for condition in created["status"]["conditions"]
+    }
     assert conditions == {"NamesAccepted": "True", "Established": "True"}
     assert created["status"]["storedVersions"] == ["v1"]
     assert created["spec"]["names"]["listKind"] == "GPUBudgetList"

@@ -26,8 +26,8 @@ CLASSES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 
 async def status_of(client: Client, name: str) -> Json:
-    found: Json = (await read(client, f"{QUOTAS}/{name}"))["status"]
-    return found
+    status: Json = (await read(client, f"{QUOTAS}/{name}"))["status"]
+    return status
 
 
 async def assert_installed(client: Client, name: str, hard: Json, **spec: Any) -> None:
@@ -106,7 +106,7 @@ async def test_a_quota_for_a_priority_counts_only_its_pods(client: Client) -> No
         await client.post(PODS, json=a_pod(f"high-{n}", priorityClassName="high")) for n in range(2)
     ]
 
-    assert [each.status for each in plain + high] == [201, 201, 201, 403]
+    assert [response.status for response in plain + high] == [201, 201, 201, 403]
     assert (await status_of(client, "high"))["used"] == {"pods": "1"}
 
 

@@ -43,7 +43,7 @@ def test_defaults_are_those_of_kubernetes() -> None:
     assert spec["enableServiceLinks"] is True
     assert spec["priority"] == 0
     assert spec["serviceAccountName"] == "default"
-    assert [each["tolerationSeconds"] for each in spec["tolerations"]] == [300, 300]
+    assert [toleration["tolerationSeconds"] for toleration in spec["tolerations"]] == [300, 300]
     assert container["imagePullPolicy"] == "Always"
     assert container["terminationMessagePath"] == "/dev/termination-log"
     assert pod["status"] == {"phase": "Pending", "qosClass": "BestEffort"}
@@ -87,7 +87,10 @@ def test_default_tolerations_do_not_replace_those_of_the_pod() -> None:
 
     pod = a_cluster().create("pods", a_pod(tolerations=[own]))
 
-    assert [each["tolerationSeconds"] for each in pod["spec"]["tolerations"]] == [5, 300]
+    assert [toleration["tolerationSeconds"] for toleration in pod["spec"]["tolerations"]] == [
+        5,
+        300,
+    ]
 
 
 @pytest.mark.parametrize(

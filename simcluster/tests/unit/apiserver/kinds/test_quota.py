@@ -13,10 +13,10 @@ def a_pod(*containers: Json, **spec: object) -> Json:
 
 
 def container_with(limits: Json | None = None, **requests: str) -> Json:
-    found: Json = {"name": "c", "resources": {"requests": {**requests, **(limits or {})}}}
+    claim: Json = {"name": "c", "resources": {"requests": {**requests, **(limits or {})}}}
     if limits:
-        found["resources"]["limits"] = limits
-    return found
+        claim["resources"]["limits"] = limits
+    return claim
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_extended_resources_count_as_requests_only() -> None:
         a_pod(container_with({"nvidia.com/gpu": "2"}), container_with({"nvidia.com/gpu": "1"}))
     )
 
-    assert {name: str(each) for name, each in counted.items()} == {
+    assert {name: str(quantity) for name, quantity in counted.items()} == {
         "count/pods": "1", "pods": "1", "requests.nvidia.com/gpu": "3"}  # fmt: skip
 
 

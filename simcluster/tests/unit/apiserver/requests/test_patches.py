@@ -150,7 +150,7 @@ def test_unknown_content_types_get_415() -> None:
         patch_function(RESOURCES["pods"], "text/plain", {})
 
     assert refused.value.code == 415
-    assert all(known in refused.value.message for known in CONTENT_TYPES)
+    assert all(content_type in refused.value.message for content_type in CONTENT_TYPES)
 
 
 def test_a_merge_patch_must_be_a_map() -> None:

@@ -29,16 +29,16 @@ from tests.support.simcluster.pod_specs import container, pod_spec
 def test_the_command_decides_how_long_a_container_runs(
     command: tuple[str, ...], expected: ContainerBehaviour
 ) -> None:
-    (one,) = pod_spec(container("main", *command)).containers
+    (spec,) = pod_spec(container("main", *command)).containers
 
-    assert parse_behaviour(one, {}) == expected
+    assert parse_behaviour(spec, {}) == expected
 
 
 def test_annotations_take_precedence_over_the_command() -> None:
-    (one,) = pod_spec(container("main", "sleep", "100")).containers
+    (spec,) = pod_spec(container("main", "sleep", "100")).containers
     annotations = {"sim.leasehold.dev/run-for": "150ms", "sim.leasehold.dev/exit-code": "7"}
 
-    assert parse_behaviour(one, annotations) == ContainerBehaviour(0.15, 7)
+    assert parse_behaviour(spec, annotations) == ContainerBehaviour(0.15, 7)
 
 
 def test_an_init_container_succeeds_at_once() -> None:

@@ -57,10 +57,10 @@ def test_the_phase_follows_from_the_containers_and_the_restart_policy(
 
 
 def test_a_condition_keeps_the_time_of_its_last_change() -> None:
-    one = pod_spec(container("c0"))
+    spec = pod_spec(container("c0"))
     running = pod_state(RUNNING)
-    before = pod_status(one, running, {}, "127.0.0.1", now=10.0)
-    after = pod_status(one, running, before, "127.0.0.1", now=99.0)
+    before = pod_status(spec, running, {}, "127.0.0.1", now=10.0)
+    after = pod_status(spec, running, before, "127.0.0.1", now=99.0)
 
     assert after == before
 

@@ -72,11 +72,11 @@ def test_the_node_agent_reads_the_bundles(tmp_path: Path) -> None:
     bundles.add(POD, some, [0, 3], privileged=False)
     bundles.add(POD, other, [], privileged=True)
 
-    found = {
+    devices = {
         name: read_bundle(path / name, tmp_path) for name, path in list_bundles([tmp_path]).items()
     }
 
-    first, second = found["a" * 64], found[other]
+    first, second = devices["a" * 64], devices[other]
     assert first is not None
     assert second is not None
     assert (first.pod, set(first.gpus), first.every_device) == (POD, {0, 3}, False)

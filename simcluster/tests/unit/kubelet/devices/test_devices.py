@@ -40,8 +40,8 @@ def allocation(pod_uid: str, *devices: str) -> PluginAllocation:
 def kubelet_devices(*allocations: PluginAllocation, healthy: str = "abcd") -> KubeletDevices:
     state = KubeletDevices()
     state.update(SLOT, dict.fromkeys(healthy, "Healthy"))
-    for each in allocations:
-        state.record(each)
+    for allocation in allocations:
+        state.record(allocation)
     return state
 
 
@@ -85,7 +85,7 @@ def test_devices_are_aligned_to_the_lowest_numa_node_with_enough(
     numa: dict[str, set[int]], required: int, available: str
 ) -> None:
     choice = choose_devices(kubelet_devices(), SLOT, required, ())
-    nodes = {each: frozenset(numa.get(each, ())) for each in "abcd"}
+    nodes = {device: frozenset(numa.get(device, ())) for device in "abcd"}
 
     assert align_devices(choice, nodes).available == set(available)
 
@@ -94,7 +94,7 @@ def test_a_container_is_rejected_where_no_numa_node_has_enough_devices() -> None
     choice = choose_devices(kubelet_devices(), SLOT, 2, ())
 
     with pytest.raises(AllocationError, match="Topology locality"):
-        align_devices(choice, {each: frozenset({n}) for n, each in enumerate("abcd")})
+        align_devices(choice, {device: frozenset({n}) for n, device in enumerate("abcd")})
 
 
 def test_the_capacity_of_a_lost_plugin_stays_listed() -> None:

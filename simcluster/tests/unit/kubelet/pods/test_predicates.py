@@ -50,8 +50,8 @@ def test_node_affinity_operators_match_as_in_kubernetes(
 
 
 def test_two_pods_cannot_share_a_host_port() -> None:
-    one = pod_spec(container() | {"ports": [{"containerPort": 80, "hostPort": 80}]})
-    rejection = check_predicates(one, [one], node_facts())
+    spec = pod_spec(container() | {"ports": [{"containerPort": 80, "hostPort": 80}]})
+    rejection = check_predicates(spec, [spec], node_facts())
 
     assert rejection is not None
     assert rejection.reason == "NodePorts"

@@ -46,22 +46,22 @@ def limited(root: Path, *, preload: str) -> ContainerState:
 
 
 def test_without_a_library_the_driver_enforces_the_limits_of_the_region(tmp_path: Path) -> None:
-    found = environment(limited(tmp_path, preload=""), DRIVER, GPUS)
+    variables = environment(limited(tmp_path, preload=""), DRIVER, GPUS)
 
-    assert found["GPU_DRIVER_LIMITS"] == str(tmp_path / "region" / "r.cache")
-    assert found["GPU_DRIVER_STATE"] == "/gpus"
-    assert found["LD_LIBRARY_PATH"] == "/driver"
-    assert found["CUDA_DEVICE_SM_LIMIT"] == "30"
-    assert found["OWN"] == "x"
-    assert not {"LD_PRELOAD", "CUDA_DEVICE_MEMORY_SHARED_CACHE"} & found.keys()
+    assert variables["GPU_DRIVER_LIMITS"] == str(tmp_path / "region" / "r.cache")
+    assert variables["GPU_DRIVER_STATE"] == "/gpus"
+    assert variables["LD_LIBRARY_PATH"] == "/driver"
+    assert variables["CUDA_DEVICE_SM_LIMIT"] == "30"
+    assert variables["OWN"] == "x"
+    assert not {"LD_PRELOAD", "CUDA_DEVICE_MEMORY_SHARED_CACHE"} & variables.keys()
 
 
 def test_a_library_that_is_preloaded_in_the_container_is_preloaded_here(tmp_path: Path) -> None:
-    found = environment(limited(tmp_path, preload="/usr/local/vgpu/libvgpu.so"), DRIVER, GPUS)
+    variables = environment(limited(tmp_path, preload="/usr/local/vgpu/libvgpu.so"), DRIVER, GPUS)
 
-    assert found["LD_PRELOAD"] == found["CUDA_REDIRECT"] == str(tmp_path / "libvgpu.so")
-    assert found["CUDA_DEVICE_MEMORY_SHARED_CACHE"] == str(tmp_path / "region" / "r.cache")
-    assert "GPU_DRIVER_LIMITS" not in found
+    assert variables["LD_PRELOAD"] == variables["CUDA_REDIRECT"] == str(tmp_path / "libvgpu.so")
+    assert variables["CUDA_DEVICE_MEMORY_SHARED_CACHE"] == str(tmp_path / "region" / "r.cache")
+    assert "GPU_DRIVER_LIMITS" not in variables
 
 
 def test_a_container_without_a_gpu_sees_none() -> None:
@@ -77,10 +77,10 @@ def test_a_variable_of_its_own_shows_a_container_no_gpu() -> None:
 def test_a_mig_instance_has_no_limits_but_its_own_memory() -> None:
     state = ContainerState(gpus=["MIG-1"])
 
-    found = environment(state, DRIVER, GPUS)
+    variables = environment(state, DRIVER, GPUS)
 
-    assert found["NVIDIA_VISIBLE_DEVICES"] == "MIG-1"
-    assert "GPU_DRIVER_LIMITS" not in found
+    assert variables["NVIDIA_VISIBLE_DEVICES"] == "MIG-1"
+    assert "GPU_DRIVER_LIMITS" not in variables
 
 
 def test_the_node_agent_reads_pod_and_container_from_the_cgroup() -> None:
@@ -122,8 +122,8 @@ def test_a_shell_writes_to_the_node_and_its_mounts_only(tmp_path: Path, *, read_
     files = NodeFiles(tmp_path / "node")
     volume = tmp_path / "volume"
     outside = tmp_path / "other"
-    for each in (files.root, volume, outside):
-        each.mkdir()
+    for folder in (files.root, volume, outside):
+        folder.mkdir()
     mount = MountPoint(host_path=str(volume), container_path="/data", read_only=read_only)
     script = f"""
         echo a > kept && echo b > /tmp/scratch && cat kept /tmp/scratch
@@ -146,8 +146,8 @@ def test_without_namespaces_only_named_programs_are_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_programs, "possible_namespaces", lambda _: Namespaces.NONE)
-    found = SimulatedPrograms(NodeFiles(tmp_path), ["bash"])
+    programs = SimulatedPrograms(NodeFiles(tmp_path), ["bash"])
 
-    assert found.has(["bash"], built_in=False)
-    assert not found.has(["sh", "-c", "true"], built_in=False)
-    assert found.has(["nvidia-smi"], built_in=False)
+    assert programs.has(["bash"], built_in=False)
+    assert not programs.has(["sh", "-c", "true"], built_in=False)
+    assert programs.has(["nvidia-smi"], built_in=False)
