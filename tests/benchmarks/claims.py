@@ -64,7 +64,8 @@ def instances(uuid, number):
             device["name"] += f"-mig-{slices}-{start}"
             device["attributes"]["type"] = {"string": "mig"}
             taken = {
-                f"memory-slice-{each}": {"value": "1"} for each in range(start, start + slices)
+                f"memory-slice-{position}": {"value": "1"}
+                for position in range(start, start + slices)
             }
             device["consumesCounters"] = [{"counterSet": f"gpu-{number}", "counters": taken}]
             yield device
@@ -74,17 +75,17 @@ def slices(form, node, uid, gpus):
     """Return the ResourceSlices of a node, as in `form`."""
     uuids = [f"GPU-{node}-{number}" for number in range(gpus)]
     about = {"model": MODEL, "memory_mib": GPU_MIB, "slots": 10}
-    known = tuple(
+    mixed = tuple(
         Device(uuid=DeviceUuid(uuid), index=number, pcie=f"pci0000:{number:02x}", **about)
         for number, uuid in enumerate(uuids)
     )
     claimable = ClaimableNode(
-        name=NodeName(node), uid=uid, devices=known, leases=(), driver_version="580.65.06"
+        name=NodeName(node), uid=uid, devices=mixed, leases=(), driver_version="580.65.06"
     )
     [made] = build_slices(claimable, generation=1)
     made["metadata"]["labels"] = {LABEL: ""}
     spec = made["spec"]
-    found = [made]
+    described = [made]
     spec["driver"] = driver_of(form)
     if form == "shared":
         for device in spec["devices"]:
@@ -93,14 +94,16 @@ def slices(form, node, uid, gpus):
     if form == "plain":
         spec["devices"] = [plain(uuid, number) for number, uuid in enumerate(uuids)]
     if form == "counters":
-        spec["devices"] = [each for n, uuid in enumerate(uuids) for each in instances(uuid, n)]
+        spec["devices"] = [
+            instance for n, uuid in enumerate(uuids) for instance in instances(uuid, n)
+        ]
         spec["pool"]["resourceSliceCount"] = 2
         memory = {f"memory-slice-{number}": {"value": "1"} for number in range(8)}
         sets = [{"name": f"gpu-{number}", "counters": memory} for number in range(gpus)]
         rest = {key: value for key, value in spec.items() if key != "devices"}
         metadata = made["metadata"] | {"name": f"{made['metadata']['name']}-counters"}
-        found.append(made | {"metadata": metadata, "spec": rest | {"sharedCounters": sets}})
-    return found
+        described.append(made | {"metadata": metadata, "spec": rest | {"sharedCounters": sets}})
+    return described
 
 
 async def measure(api, form, options, turn):

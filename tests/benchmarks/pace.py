@@ -49,8 +49,8 @@ async def at_rate(source, per_s, seconds):
         await asyncio.sleep(BATCH_S)
     with contextlib.suppress(AssertionError):
         await until(lambda: sent.keys() <= source.bound.keys(), limit_s=30)
-    found = [(source.bound[name] - t) * 1e3 for name, t in sent.items() if name in source.bound]
-    return found, total - len(found)
+    delays_ms = [(source.bound[name] - t) * 1e3 for name, t in sent.items() if name in source.bound]
+    return delays_ms, total - len(delays_ms)
 
 
 async def measure(source, options, read):

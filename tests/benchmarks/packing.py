@@ -150,9 +150,9 @@ def main():
     parser.add_argument("--seeds", default="42,43,44")
     parser.add_argument("--policies", nargs="+", default=[order.value for order in NodeOrder])
     flags = parser.parse_args()
-    found = read_nodes(flags.nodes.read_text().splitlines(), str(flags.nodes))
+    cluster_nodes = read_nodes(flags.nodes.read_text().splitlines(), str(flags.nodes))
     trace = read_pods(flags.pods.read_text().splitlines(), str(flags.pods))
-    nodes = [with_watts(node) for node in with_density(found, trace)]
+    nodes = [with_watts(node) for node in with_density(cluster_nodes, trace)]
     seeds = [int(seed) for seed in flags.seeds.split(",")]
     print(
         f"{'policy':<14} {'pods without GPUs':<18} {'allocated %':>11} {'kW':>6}  "

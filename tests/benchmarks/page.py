@@ -66,7 +66,7 @@ def account(number: int, turn: int) -> NodeTotals:
         for slot in range(LEASES)
     )
     uses, _ = counted_use(leases)
-    node = build.ledger_node(name, *((one, uses[one.uuid]) for one in devices))
+    node = build.ledger_node(name, *((device, uses[device.uuid]) for device in devices))
     return NodeTotals(node=replace(node, facts=build.facts(name)), leases=leases)
 
 
@@ -116,15 +116,15 @@ async def measure(devices: int = 5000, changes: int = 500) -> None:
 async def _seconds(thread: CDPSession) -> dict[str, float]:
     """Return how much CPU time the page's main thread has used, and for what."""
     reported = await thread.send("Performance.getMetrics")
-    found = {metric["name"]: float(metric["value"]) for metric in reported["metrics"]}
+    metrics = {metric["name"]: float(metric["value"]) for metric in reported["metrics"]}
     kinds = {"busy": "Task", "script": "Script", "layout": "Layout", "style": "RecalcStyle"}
-    return {kind: found[f"{name}Duration"] for kind, name in kinds.items()}
+    return {kind: metrics[f"{name}Duration"] for kind, name in kinds.items()}
 
 
 def _print(name: str, times: list[float], tasks: list[float]) -> None:
     middle = times[len(times) // 2]
     late = times[len(times) * 99 // 100]
-    stutters = sum(one > 50 for one in times)
+    stutters = sum(time > 50 for time in times)
     print(
         f"  scrolling, {name}: {len(times) / SECONDS:.0f} frames/s, median {middle:.1f} ms, "
         f"99 % below {late:.1f} ms, longest {times[-1]:.1f} ms, {stutters} above 50 ms; "

@@ -50,7 +50,10 @@ def cluster(nodes, dice, *, full=False):
     return [
         build.ledger_node(
             f"node-{n}",
-            *((one, half_used(dice, full=full)) for one in build.devices(DEVICES, f"{n}", **about)),
+            *(
+                (device, half_used(dice, full=full))
+                for device in build.devices(DEVICES, f"{n}", **about)
+            ),
             allocatable=allocatable,
         )
         for n in range(nodes)
@@ -175,8 +178,8 @@ class Load:
 def placement_us(nodes, kinds, order, seconds):
     """Return the median time of a placement, and the number of pods refused meanwhile."""
     load = Load(nodes, kinds_of_pods(kinds, order))
-    for one in load.kinds:
-        load.step(one)
+    for kind in load.kinds:
+        load.step(kind)
     load.report()
     load.drain()
     figures = []
@@ -184,8 +187,8 @@ def placement_us(nodes, kinds, order, seconds):
     while time.monotonic() < end:
         wanted = load.batch()
         began = time.process_time()
-        for one in wanted:
-            load.step(one)
+        for kind in wanted:
+            load.step(kind)
         figures.append((time.process_time() - began) / BATCH * 1e6)
         load.report()
         load.drain()
@@ -207,7 +210,7 @@ def _refuse(load, wanted):
     """Return the seconds of refusing pods; before each of them, a device's use changes."""
     devices = list(load.totals)
     spent = 0.0
-    for one in wanted:
+    for pod_request in wanted:
         uuid = load.dice.choice(devices)
         fence = load.totals[uuid].fence + 1
         used = DeviceUse(
@@ -216,10 +219,10 @@ def _refuse(load, wanted):
         load.totals[uuid] = used
         load.mirror.update_device_use(uuid, used)
         began = time.process_time()
-        refused = place_explained(one, load.index, load.dice.random)
+        refused = place_explained(pod_request, load.index, load.dice.random)
         spent += time.process_time() - began
         if not isinstance(refused, Refusal):
-            raise SystemExit(f"placed: {one}")
+            raise SystemExit(f"placed: {pod_request}")
     return spent
 
 

@@ -63,10 +63,12 @@ class Servers:
         """Return messages and bytes that clients of NATS have sent and received."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.monitor)
         writer.write(b"GET /varz HTTP/1.0\r\n\r\n")
-        found = json.loads((await reader.read()).partition(b"\r\n\r\n")[2])
+        document = json.loads((await reader.read()).partition(b"\r\n\r\n")[2])
         writer.close()
         units = (("messages", "msgs"), ("bytes", "bytes"))
-        return {f"{unit} {way}": found[f"{way}_{k}"] for unit, k in units for way in ("in", "out")}
+        return {
+            f"{unit} {way}": document[f"{way}_{k}"] for unit, k in units for way in ("in", "out")
+        }
 
     async def functions(self):
         """Return how many functions the ledger has run, and the microseconds they took."""
@@ -85,11 +87,11 @@ async def servers():
         monitor = free_port()
         nats = NatsServer(more=f"\nhttp: 127.0.0.1:{monitor}\n")
         await nats.start()
-        found = Servers(nats, valkey, monitor)
+        servers = Servers(nats, valkey, monitor)
         try:
-            yield found
+            yield servers
         finally:
-            await found.client.aclose()
+            await servers.client.aclose()
             nats.close()
 
 

@@ -200,11 +200,11 @@ class RealApi:
 
     async def events(self, reason):
         """Return the names of pods that have an Event with this reason."""
-        found = set()
+        names = set()
         path = f"{NAMESPACES}/{self.namespace}/events"
         async for page in self.kube.pages(path, query={"fieldSelector": f"reason={reason}"}):
-            found |= {event["involvedObject"]["name"] for event in page.read(dict)}
-        return found
+            names |= {event["involvedObject"]["name"] for event in page.read(dict)}
+        return names
 
     def _path(self, name):
         return f"{NAMESPACES}/{self.namespace}/pods/{name}"

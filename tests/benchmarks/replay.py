@@ -284,21 +284,21 @@ class _Run:
                 decision = self._cluster.place(
                     uid, pod.request, end.at if end and end.enforced else None
                 )
-                found = None if isinstance(decision, NoFit) else decision
+                placement = None if isinstance(decision, NoFit) else decision
             else:
-                found = self._cluster.place_on(planned.node, uid, pod.request)
-            if found is None:
-                for each in leases:
-                    self._cluster.remove(each.pod)
+                placement = self._cluster.place_on(planned.node, uid, pod.request)
+            if placement is None:
+                for lease in leases:
+                    self._cluster.remove(lease.pod)
                 return False
             leases.append(
                 Lease(
                     pod=uid,
                     namespace=Namespace(str(number)),
                     name=uid,
-                    node=found.node,
-                    shares=found.shares,
-                    resources=pod.request.resources | found.numa_cpus,
+                    node=placement.node,
+                    shares=placement.shares,
+                    resources=pod.request.resources | placement.numa_cpus,
                     created_at=now,
                 )
             )
@@ -406,8 +406,8 @@ class _Run:
 
     def _plan_one(self, number: int, now: float) -> bool:
         pod = self.pods[number]
-        known = self._starts.get(number)
-        before = known.at - EARLIER_S if known else inf
+        start = self._starts.get(number)
+        before = start.at - EARLIER_S if start else inf
         if before < now:
             return False
         plan = plan_start(
@@ -429,7 +429,7 @@ class _Run:
         for name in plan.nodes:
             self._starts_on.setdefault(name, []).append(number)
             self._put_claims(name)
-        return known is not None
+        return start is not None
 
     def _totals(self, number: int) -> list[NodeTotals]:
         """Return nodes with leases and claims, but not the claims of a pod's own start."""

@@ -57,12 +57,12 @@ def lease_of(number, device):
 def report_of(number):
     allocations = tuple(
         build.allocation_of(
-            lease_of(number, one),
+            lease_of(number, device),
             container="c",
             resource=TRIGGER,
-            device_ids=(f"{one.uuid}::0",),
+            device_ids=(f"{device.uuid}::0",),
         )
-        for one in devices_of(number)
+        for device in devices_of(number)
     )
     about = {"node": node_name(number), "devices": devices_of(number), "served": (TRIGGER,)}
     return DeviceReported(**about, allocations=allocations)

@@ -77,8 +77,8 @@ class Run:
         used = sum(cpu_ms(self.pids).values()) - sum(before.values())
         text = f", CPU {used / count:.1f} ms a pod" if self.pids else ""
         text += f", {missing} not bound" if missing else ""
-        known = {name: at for name, at in self.api.bound.items() if name in sent}
-        return {name: at - sent[name] for name, at in known.items()}, text
+        bound_at = {name: at for name, at in self.api.bound.items() if name in sent}
+        return {name: at - sent[name] for name, at in bound_at.items()}, text
 
     async def at_once(self, name, count, gpus, more=None):
         """Measure pods that come at once; return their names.
@@ -95,9 +95,9 @@ class Run:
             created_s = time.perf_counter() - began
             return sent
 
-        found, text = await self.measure(create(), count)
-        lasted = max((self.api.bound[each] for each in found), default=began) - began
-        rate = len(found) / max(lasted, 1e-9)
+        delays, text = await self.measure(create(), count)
+        lasted = max((self.api.bound[name] for name in delays), default=began) - began
+        rate = len(delays) / max(lasted, 1e-9)
         self.row(name, f"{lasted:.2f} s (created: {created_s:.2f} s), {rate:.0f} pods/s{text}")
         return names
 
@@ -116,8 +116,8 @@ async def rate(run):
                 await asyncio.sleep(0.001)
             return sent
 
-        found, text = await run.measure(create(), count)
-        ms = [1e3 * each for each in found.values()]
+        delays, text = await run.measure(create(), count)
+        ms = [1e3 * delay_s for delay_s in delays.values()]
         p50 = quantile(ms, 0.5)
         p99 = quantile(ms, 0.99)
         run.row(f"{per_s:g} pods/s: p50 / p99", f"{p50:g} / {p99:g} ms{text}")
@@ -308,10 +308,14 @@ def keep(options, rows):
     results[options.label or options.scheduler] = rows
     if file:
         file.write_text(json.dumps(results, indent=1))
-    titles = dict.fromkeys(title for each in results.values() for title in each)
+    titles = dict.fromkeys(title for result in results.values() for title in result)
     print("\n| | " + " | ".join(results) + " |\n" + "|---" * (len(results) + 1) + "|")
     for title in titles:
-        print(f"| {title} | " + " | ".join(each.get(title, "") for each in results.values()) + " |")
+        print(
+            f"| {title} | "
+            + " | ".join(result.get(title, "") for result in results.values())
+            + " |"
+        )
 
 
 def main():

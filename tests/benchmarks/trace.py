@@ -93,15 +93,15 @@ def with_density(nodes: Iterable[LedgerNode], pods: Iterable[TracePod]) -> list[
 
 def with_gangs(pods: Sequence[TracePod]) -> list[TracePod]:
     """Make every fifth of the pods with several GPUs a gang of 2 to 16 such pods."""
-    found = list(pods)
+    all_pods = list(pods)
     several = 0
     for number, pod in enumerate(pods):
-        if sum(each.gpus for each in pod.request.containers) > 1:
+        if sum(container.gpus for container in pod.request.containers) > 1:
             several += 1
             if several % 5 == 0:
                 size = GANG_SIZES[several // 5 % len(GANG_SIZES)]
-                found[number] = replace(pod, members=size)
-    return found
+                all_pods[number] = replace(pod, members=size)
+    return all_pods
 
 
 def with_order(request: PodRequest, order: NodeOrder) -> PodRequest:
@@ -112,7 +112,7 @@ def with_order(request: PodRequest, order: NodeOrder) -> PodRequest:
 
 def parts_of(request: PodRequest) -> int:
     """Return the thousandths of GPUs that a pod requests."""
-    return sum(each.gpus * (each.memory_units or 0) for each in request.containers)
+    return sum(container.gpus * (container.memory_units or 0) for container in request.containers)
 
 
 def _parsed(

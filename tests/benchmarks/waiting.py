@@ -45,11 +45,11 @@ async def free_one(api, line):
     event["object"]["metadata"]["resourceVersion"] = str(api.version)
     event["object"]["spec"]["nodeName"] = "node-0"
     event["object"]["status"] = {"phase": "Succeeded"}
-    known = len(api.bound)
+    bound_before = len(api.bound)
     began = time.perf_counter()
     api.watcher.feed(json.dumps(event).encode() + b"\n")
     async with asyncio.timeout(60):
-        while len(api.bound) == known:
+        while len(api.bound) == bound_before:
             await asyncio.sleep(0.001)
     return (max(api.bound.values()) - began) * 1e3
 

@@ -69,13 +69,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def print_schedule(rounds: Sequence[Round]) -> None:
     """Print every action with its time in its round."""
-    for each in rounds:
-        actions = [(fault.at_s, f"fault {fault}") for fault in each.faults]
+    for planned_round in rounds:
+        actions = [(fault.at_s, f"fault {fault}") for fault in planned_round.faults]
         actions += [
             (pods.at_s, f"{pods.verb} {pods.name} {pods.pod.vocabulary if pods.pod else ''}")
-            for pods in each.pods
+            for pods in planned_round.pods
         ]
-        print(f"round {each.number}")
+        print(f"round {planned_round.number}")
         for at_s, text in sorted(actions):
             print(f"  {at_s:6.2f} s  {text}")
 

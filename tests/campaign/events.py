@@ -69,7 +69,7 @@ def story_of(violation: Finding, events: Sequence[CampaignEvent]) -> tuple[Campa
     faults_from = (violation.since or violation.at) - FAULTS_BEFORE_S
     return tuple(
         event
-        for event in sorted(events, key=lambda each: each.at)
+        for event in sorted(events, key=lambda entry: entry.at)
         if event.at <= violation.at
         and (event.pods & violation.pods or (event.fault and event.at >= faults_from))
     )
@@ -81,14 +81,17 @@ def stories(
     """Return the violations as text, those of one invariant and time with the first one's story."""
     groups: list[list[Finding]] = []
     for violation in violations:
-        alike = next((one for one in groups[::-1] if one[0].check == violation.check), None)
+        alike = next((group for group in groups[::-1] if group[0].check == violation.check), None)
         if alike is not None and violation.at - alike[0].at < ALIKE_S:
             alike.append(violation)
         else:
             groups.append([violation])
     for first, *others in groups:
         lines = [_line(event.at, event.text, began_at) for event in story_of(first, events)]
-        heads = [f"{one.check} {one.subject}: {one.text}" for one in (first, *others)]
+        heads = [
+            f"{violation.check} {violation.subject}: {violation.text}"
+            for violation in (first, *others)
+        ]
         seen = _line(first.at, "the first of these is seen" if others else "seen", began_at)
         yield "\n".join((*heads, *lines, seen))
 

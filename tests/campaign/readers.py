@@ -63,7 +63,8 @@ def seen_pod(pod: Mapping[str, Any]) -> SeenPod | None:
         spared=labels.get(PREEMPTIBLE) == "false" or GUARDED in labels,
         announced=ANNOUNCED_ANNOTATION in annotations,
         runs=any(
-            "running" in each.get("state", {}) for each in status.get("containerStatuses", ())
+            "running" in container_status.get("state", {})
+            for container_status in status.get("containerStatuses", ())
         ),
         **copied(annotations.get(LEASE_ANNOTATION, "")),
     )
@@ -79,8 +80,8 @@ def seen_node(node: Mapping[str, Any]) -> SeenNode:
 def _condition(status: Mapping[str, Any], kind: str, is_true: str) -> Mapping[str, str] | None:
     for condition in status.get("conditions", ()):
         if (condition["type"], condition["status"]) == (kind, is_true):
-            found: Mapping[str, str] = condition
-            return found
+            fields: Mapping[str, str] = condition
+            return fields
     return None
 
 
@@ -105,10 +106,10 @@ def grants_of(
             if device in {"", "none", "void"}:
                 continue
             if device.startswith("MIG-"):  # one that no device ever had gives nothing
-                found = instances.get(device) or HardwareInstance(uuid="", device=device, mib=0)
+                instance = instances.get(device) or HardwareInstance(uuid="", device=device, mib=0)
                 about: dict[str, Any] = {
-                    "device": found.device,
-                    "mib": found.mib,
+                    "device": instance.device,
+                    "mib": instance.mib,
                     "instance": device,
                 }
                 yield Grant(pod=pod, node=node, cores=0, **about)

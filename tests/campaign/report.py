@@ -46,9 +46,9 @@ def table(result: CampaignResult) -> str:
         late = times and max(times) > AIM_S[FAULTS[kind].rebuilds]
         mark = f"  above the aim of {AIM_S[FAULTS[kind].rebuilds]:g} s" if late else ""
         lines.append(f"{kind:<18}{result.faults[kind]:>6}{shown}{mark}")
-    found = Counter(violation.check for violation in result.violations)
+    counts = Counter(violation.check for violation in result.violations)
     lines += ["", f"{'invariant':<73}{'violations':>12}"]
-    lines += [f"{name} {text:<70}{found[name]:>12}" for name, text in INVARIANTS.items()]
+    lines += [f"{name} {text:<70}{counts[name]:>12}" for name, text in INVARIANTS.items()]
     lines += ["", f"{'memory MiB':<24}{'begin':>8}{'end':>8}"]
     begin, end = result.begin.memory_mib, result.end.memory_mib
     for part in sorted(begin.keys() | end.keys()):

@@ -65,10 +65,10 @@ class CampaignRunner:
             if not self.cluster.clocks.compiler:
                 self.report("no C compiler (cc or gcc): faults of kind `clock` do nothing")
             self.result.begin = await self._resources()
-            for each in rounds:
+            for planned_round in rounds:
                 if time.time() - self.began_at > seconds:
                     break
-                await self._run_round(each)
+                await self._run_round(planned_round)
             await self._delete_all_pods()
             await self._settle()
             self.result.end = await self._resources()
@@ -82,24 +82,26 @@ class CampaignRunner:
         self.result.pods = len(self.judge.history.pods)
         return self.result
 
-    async def _run_round(self, each: Round) -> None:
-        self.judge.begin_round(redis_lost=each.rebuilds, hostile=each.hostile_nodes)
+    async def _run_round(self, planned_round: Round) -> None:
+        self.judge.begin_round(
+            redis_lost=planned_round.rebuilds, hostile=planned_round.hostile_nodes
+        )
         began_at = time.time()
-        names = ", ".join(map(str, each.faults))
-        if "redis-rollback" in each.kinds:
+        names = ", ".join(map(str, planned_round.faults))
+        if "redis-rollback" in planned_round.kinds:
             await self.injector.save_redis()
         async with asyncio.TaskGroup() as tasks:
-            for pods in each.pods:
+            for pods in planned_round.pods:
                 tasks.create_task(self._at(began_at + pods.at_s, self._act(pods)))
-            for fault in each.faults:
+            for fault in planned_round.faults:
                 tasks.create_task(self._at(began_at + fault.at_s, self._make(fault)))
         quiet_s = await self._settle()
         await self._audit()
         self.result.rounds += 1
-        for kind in each.kinds:
+        for kind in planned_round.kinds:
             self.result.quiet_s.setdefault(kind, []).append(quiet_s)
         self.report(
-            f"{time.time() - self.began_at:6.0f} s  round {each.number}: {names}; "
+            f"{time.time() - self.began_at:6.0f} s  round {planned_round.number}: {names}; "
             f"settled after {quiet_s:.1f} s{self._last_of(quiet_s)}, "
             f"violations {len(self.judge.violations)}"
         )
@@ -109,14 +111,16 @@ class CampaignRunner:
         """Return what was awaited last in a calm that was long."""
         if quiet_s < LONG_CALM_S or not self._awaited:
             return ""
-        shown = "; ".join(f"{each.check} {each.subject}: {each.text}" for each in self._awaited[:3])
+        shown = "; ".join(
+            f"{finding.check} {finding.subject}: {finding.text}" for finding in self._awaited[:3]
+        )
         return f" (last: {shown})"
 
     def _report_stories(self) -> None:
         """Report the violations that were found since the last call."""
-        found = self.judge.violations[self._reported :]
-        self._reported += len(found)
-        for story in stories(found, self.events, self.began_at):
+        violations = self.judge.violations[self._reported :]
+        self._reported += len(violations)
+        for story in stories(violations, self.events, self.began_at):
             self.report(f"{story}\n")
 
     async def _at(self, at: float, action: Awaitable[None]) -> None:

@@ -195,7 +195,7 @@ def manifest(pod: PodPlan) -> dict[str, Any]:
     """Return the pod as the API server takes it."""
     want = pod.want
     numbers = (want.gpus, want.mib, want.cores, want.exclusive, want.mig)
-    annotations = {WANT_ANNOTATION: " ".join(str(int(each)) for each in numbers)}
+    annotations = {WANT_ANNOTATION: " ".join(str(int(number)) for number in numbers)}
     annotations |= {**_ANNOTATIONS.get(pod.vocabulary, {}), **pod.term}
     spec: dict[str, Any] = {"schedulerName": "volcano", "terminationGracePeriodSeconds": 1}
     if pod.gang:

@@ -72,17 +72,17 @@ def find_mutations(names: Iterable[str], options: argparse.Namespace) -> None:
     """Print after how many runs each mutation was found, and by which invariant."""
     for name in names:
         began = time.monotonic()
-        found = "NOT FOUND"
+        outcome = "NOT FOUND"
         number = 0
         with mutated(name), model_on_server() as model:
             for seed in range(options.seed, options.seed + options.runs):
                 number += 1
                 run = model.run(seed, steps=options.steps)
                 if run.failure:
-                    found = f"seed {seed}, {run.failure.splitlines()[0]}"
+                    outcome = f"seed {seed}, {run.failure.splitlines()[0]}"
                     break
         seconds = time.monotonic() - began
-        print(f"{number:>6} runs {seconds:>5.0f} s  {name}: {found}", flush=True)  # noqa: T201
+        print(f"{number:>6} runs {seconds:>5.0f} s  {name}: {outcome}", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -166,13 +166,13 @@ class Claims:
 
     def on(self, device: DeviceUuid) -> list[Claim]:
         """Return the claims that have been allocated parts of a device."""
-        return [each for each in self.stored.values() if each.node and each.device == device]
+        return [claim for claim in self.stored.values() if claim.node and claim.device == device]
 
     # The watcher
 
     def list_all(self) -> tuple[AllocatedClaim, ...]:
-        found = (claim.allocation for claim in self.stored.values())
-        return tuple(each for each in found if each is not None)
+        allocations = (claim.allocation for claim in self.stored.values())
+        return tuple(allocation for allocation in allocations if allocation is not None)
 
     def resync(self) -> None:
         self.publish(self.tracker.resync())
@@ -238,12 +238,14 @@ class KubeScheduler:
             if claim.answer == REFUSED:
                 self.claims.deallocate(claim)
             if claim.node is None and claim.consumers and claim.uid not in self._writing():
-                fitting = (each for each in self.devices() if self._fits(claim, *each))
-                found = next(fitting, None)
-                if found is not None and claim.allocations % 2:
-                    self.allocate(claim, found[0], found[1].uuid)
-                elif found is not None:
-                    self.begin_write(claim, found[0], found[1].uuid, replicas=(0,))
+                fitting = (
+                    candidate for candidate in self.devices() if self._fits(claim, *candidate)
+                )
+                chosen = next(fitting, None)
+                if chosen is not None and claim.allocations % 2:
+                    self.allocate(claim, chosen[0], chosen[1].uuid)
+                elif chosen is not None:
+                    self.begin_write(claim, chosen[0], chosen[1].uuid, replicas=(0,))
 
     def allocate(self, claim: Claim, node: NodeName, device: DeviceUuid) -> None:
         """Allocate as a scheduler whose writes are not answered, or while the webhook is away."""
@@ -271,7 +273,7 @@ class KubeScheduler:
             reply = await self.ask_webhook(ClaimLeaseRequest(claim=draft.allocation), replica)
         if reply.refusal or is_lost:
             return
-        draft.statuses = [json.loads(each) for each in reply.devices]
+        draft.statuses = [json.loads(status) for status in reply.devices]
         about = f"allocation {draft.allocated_by} of {draft.uid}"
         with contextlib.suppress(LeaseholdError):  # the scheduler tries again
             await self.api.write(about, lambda: self.claims.write(draft))
@@ -286,7 +288,7 @@ class KubeScheduler:
             for share in lease.shares
             if share.device == device.uuid and lease.claim is None
         ]
-        writing = [each for each in self.writes.values() if each.device == device.uuid]
+        writing = [write for write in self.writes.values() if write.device == device.uuid]
         of_claims = [*self.claims.on(device.uuid), *writing, claim]
         memory = sum(s.memory_mib for s in of_pods) + sum(c.mib for c in of_claims)
         cores = sum(s.cores_percent for s in of_pods) + sum(c.cores_percent for c in of_claims)

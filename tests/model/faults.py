@@ -94,7 +94,7 @@ class LeaseProtocol(HostileAgent):
         self.world.loop.settle()
 
     def disturbed(self) -> list[Service]:
-        return [each for each in self.world.services if each.link.delayed]
+        return [service for service in self.world.services if service.link.delayed]
 
     @rule(lambda self: self.world.server.late_calls)
     def late_call_arrives(self) -> None:
@@ -157,7 +157,7 @@ class LeaseProtocol(HostileAgent):
 
         It may have known the version since before a rebuild, during which nobody can read it.
         """
-        witness = next((each for each in self.world.binders if not each.link.delayed), None)
+        witness = next((binder for binder in self.world.binders if not binder.link.delayed), None)
         self.read_version(witness)
         if witness is not None:
             witness.connection.observe_version(self.server.newest_version)
@@ -237,7 +237,9 @@ class LeaseProtocol(HostileAgent):
         self.world.loop.settle()
 
     def hanging(self) -> list[tuple[Node, DeviceUuid]]:
-        return [(node, each) for node in self.world.nodes.values() for each in node.driver.hanging]
+        return [
+            (node, device) for node in self.world.nodes.values() for device in node.driver.hanging
+        ]
 
     @rule(node=nodes, what=any_of("500", "403", "old", "late"))
     def kubelet_loses_api(self, node: NodeName, what: str) -> None:
@@ -251,7 +253,9 @@ class LeaseProtocol(HostileAgent):
     )
     def kubelet_finds_api(self, position: int, what: str) -> None:
         """End that; its answers stay so for a while, and what has ended is reported at once."""
-        chosen((each for each in self.kubelets() if each.is_cut_off), position).find_api(what)
+        chosen((kubelet for kubelet in self.kubelets() if kubelet.is_cut_off), position).find_api(
+            what
+        )
 
     @rule(node=nodes, fault=any_of("fails", "slow", "stuck"))
     def disturb_driver(self, node: NodeName, fault: str) -> None:

@@ -349,9 +349,9 @@ class Kubelet:
 
     async def _allocate(self, record: KubeletRecord) -> None:
         handler = self.node.agent.handler
-        used = {each for other in self.records.values() for each in other.device_ids}
+        used = {device_id for other in self.records.values() for device_id in other.device_ids}
         served = self.node.agent.known.require_snapshot().served[TRIGGER].values()
-        free = [each.id for each in served if each.healthy and each.id not in used]
+        free = [device.id for device in served if device.healthy and device.id not in used]
         if not free:
             raise RequestError("no healthy devices present; cannot allocate unhealthy devices")
         if self.node.clock.ticks() > self.called_s + TURN_S:

@@ -50,7 +50,7 @@ class Machine:
 
     def make(self, step: Step) -> None:
         """Make a step, and judge the state after it."""
-        kinds = [str(step.arguments[each]) for each in KINDS if each in step.arguments]
+        kinds = [str(step.arguments[kind]) for kind in KINDS if kind in step.arguments]
         self.figures[" ".join([step.rule.replace("_", " "), *kinds])] += 1
         if step.rule not in CALM:
             self.judge.starts.disturb()
@@ -83,7 +83,7 @@ class Machine:
             self.server.run_late_call()
         world.api.answer_all()
         if any(
-            not call.done() for each in world.nodes.values() for call in each.driver.calls.values()
+            not call.done() for node in world.nodes.values() for call in node.driver.calls.values()
         ):
             world.loop.advance(SLOW_S["stuck"])
         self.calm_down()
@@ -92,7 +92,9 @@ class Machine:
             request(gpu(memory=60, cores_percent=30)),
             request(gpu(memory=50, mig_allowed=True), selection=DeviceSelection(mode="mig")),
         )
-        late = [world.api.create(f"late-{number}", each) for number, each in enumerate(last)]
+        late = [
+            world.api.create(f"late-{number}", arguments) for number, arguments in enumerate(last)
+        ]
         self.calm_down()
         for pod in late:
             if pod.is_terminal:

@@ -149,16 +149,16 @@ class ModelDriver:
         A device that hangs has a fault; one that has hung for all that time is not found, but
         listed.
         """
-        found = []
+        instances = []
         self.unreadable = {}
         for device in self.get_devices():
             hang = self.hanging.get(device.uuid)
             if hang is None or hang.since_s > since_s:
                 is_silent = hang and self.clock.ticks() >= hang.since_s + PROBE_LIMIT_S
-                found.append(replace(_gpu(device), fault=HANGS if is_silent else None))
+                instances.append(replace(_gpu(device), fault=HANGS if is_silent else None))
             else:
                 self.unreadable[device.index] = HANGS.text
-        return tuple(found)
+        return tuple(instances)
 
     def hang(self, device: DeviceUuid) -> None:
         """Let no call about a device return that is made from now on."""
@@ -192,11 +192,11 @@ class ModelDriver:
 
     async def destroy_compute(self, device: DeviceUuid, gi: int, compute: int) -> None:
         def destroy() -> None:
-            found = self._find(device, gi)
-            if self.is_busy(found.uuid):
+            instance = self._find(device, gi)
+            if self.is_busy(instance.uuid):
                 raise UnavailableError("NVML: In use by another client")
-            self.on_destroy(found.uuid)
-            self.existing[device][gi] = replace(found, compute_ids=(), uuid="")
+            self.on_destroy(instance.uuid)
+            self.existing[device][gi] = replace(instance, compute_ids=(), uuid="")
 
         await self._call(device, destroy, changes=True)
 
@@ -214,19 +214,19 @@ class ModelDriver:
 
     def _list(self, device: DeviceUuid) -> tuple[MigInstance, ...]:
         return tuple(
-            replace(each, busy=self.is_busy(each.uuid))
-            for each in self.existing.get(device, {}).values()
+            replace(instance, busy=self.is_busy(instance.uuid))
+            for instance in self.existing.get(device, {}).values()
         )
 
     def _find(self, device: DeviceUuid, gi: int) -> MigInstance:
-        found = self.existing.get(device, {}).get(gi)
-        if found is None:
+        instance = self.existing.get(device, {}).get(gi)
+        if instance is None:
             raise UnavailableError("NVML: Not Found")
-        return found
+        return instance
 
     def _create(self, device: DeviceUuid, profile: int, start: int) -> int:
         there = self.existing.setdefault(device, {})
-        taken = {n for each in there.values() for n in _slices(each)}
+        taken = {n for instance in there.values() for n in _slices(instance)}
         if taken.intersection(range(start, start + profile)):
             raise UnavailableError("NVML: Insufficient Resources")
         gi = next(number for number in range(SLICES) if number not in there)
@@ -240,11 +240,11 @@ class ModelDriver:
         return gi
 
     def _complete(self, device: DeviceUuid, gi: int) -> None:
-        found = self._find(device, gi)
-        if found.compute_ids:
+        instance = self._find(device, gi)
+        if instance.compute_ids:
             raise UnavailableError("NVML: Insufficient Resources")
-        uuid = f"MIG-{device}@{found.start}+{found.memory_slices}"
-        self.existing[device][gi] = replace(found, compute_ids=(0,), uuid=uuid)
+        uuid = f"MIG-{device}@{instance.start}+{instance.memory_slices}"
+        self.existing[device][gi] = replace(instance, compute_ids=(0,), uuid=uuid)
 
     async def _call(self, device: DeviceUuid, work: Callable[[], T], *, changes: bool = False) -> T:
         if LIFE.get() != self.life:
@@ -300,7 +300,7 @@ class PartitionerProcess(RemotePartitioner):
     ) -> InstancesReply:
         LIFE.set(self.driver.life)
         reply = asyncio.create_task(self.server.reply_to(encode_line(request)))
-        self.requests = [*(each for each in self.requests if not each.done()), reply]
+        self.requests = [*(request for request in self.requests if not request.done()), reply]
         await asyncio.wait([reply], timeout=limit_s)
         if not reply.done() or reply.cancelled():
             raise UnavailableError("no reply of the partitioner")

@@ -148,7 +148,9 @@ class Agent:
             checkpoint=self.checkpoint,
             clock=node.clock,
         )
-        self.health.remember(each for each in node.devices if each.uuid in node.driver.hanging)
+        self.health.remember(
+            device for device in node.devices if device.uuid in node.driver.hanging
+        )
         self.began_s = node.clock.ticks()
         self.probe()
         self.window = AdmissionWindow(self.known)
@@ -167,16 +169,16 @@ class Agent:
     def probe(self) -> None:
         """Look at the devices; the kubelet sees those that are only suspect as healthy."""
         node = self.node
-        found = node.driver.probe(self.began_s)
-        self.health.update(found, node.driver.unreadable)
+        probed = node.driver.probe(self.began_s)
+        self.health.update(probed, node.driver.unreadable)
         devices = tuple(
-            replace(each, healthy=not fault, fault=fault)
-            for each in node.devices
-            for fault in [self.health.faults.get(each.uuid, "")]
+            replace(device, healthy=not fault, fault=fault)
+            for device in node.devices
+            for fault in [self.health.faults.get(device.uuid, "")]
         )
-        known = self.known.snapshot
-        if known is None or devices != self.known.devices:
-            present = {gpu.uuid for gpu in found}
+        snapshot = self.known.snapshot
+        if snapshot is None or devices != self.known.devices:
+            present = {gpu.uuid for gpu in probed}
             served = self.health.as_served(devices)
             self.known.snapshot = _snapshot(node.name, devices, served, present)
             self.known.report_due.set()
@@ -270,8 +272,8 @@ class Node:
             self.clock,
             lambda: self.devices,
             is_busy=lambda uuid: any(
-                each.visible == uuid and (each.used_mib or each.pod.uid in self.kubelet.left)
-                for each in (*self.kubelet.records.values(), *self.kubelet.left.values())
+                record.visible == uuid and (record.used_mib or record.pod.uid in self.kubelet.left)
+                for record in (*self.kubelet.records.values(), *self.kubelet.left.values())
             ),
             on_destroy=lambda uuid: self.on_destroy(self.name, uuid),
         )
@@ -279,7 +281,7 @@ class Node:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do work that a restart of the agent interrupts."""
-        self.tasks = [*(each for each in self.tasks if not each.done())]
+        self.tasks = [*(task for task in self.tasks if not task.done())]
         self.tasks.append(self.clock.loop.create_task(work))
 
     async def start_agent(self) -> None:
@@ -307,7 +309,7 @@ class Node:
 
     def change_devices(self, devices: list[Device]) -> None:
         """Replace the devices, as the agent finds them when it looks again."""
-        changed = [each.uuid for each in self.devices if each not in devices]
+        changed = [device.uuid for device in self.devices if device not in devices]
         self.devices = devices
         self.agent.mig.profiles = self.driver.profiles()
         self.agent.health.forget(changed)
@@ -346,16 +348,16 @@ def _snapshot(
     name: NodeName, devices: Sequence[Device], served: Sequence[Device], present: Set[DeviceUuid]
 ) -> NodeSnapshot:
     ids = [
-        PluginDeviceId(id=f"{each.uuid}::{slot}", healthy=each.healthy, device=each.uuid)
-        for each in served
-        for slot in range(each.slots)
+        PluginDeviceId(id=f"{device.uuid}::{slot}", healthy=device.healthy, device=device.uuid)
+        for device in served
+        for slot in range(device.slots)
     ]
     return NodeSnapshot(
         name=name,
-        devices={each.uuid: each for each in devices},
-        served={TRIGGER: {each.id: each for each in ids}},
+        devices={device.uuid: device for device in devices},
+        served={TRIGGER: {device_id.id: device_id for device_id in ids}},
         paths=PATHS,
         absent=frozenset(
-            each.uuid for each in served if not (each.healthy or each.uuid in present)
+            device.uuid for device in served if not (device.healthy or device.uuid in present)
         ),
     )

@@ -63,7 +63,7 @@ class Wire:
 
     def call_all(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Send commands at once, and return their replies, errors among them."""
-        self._socket.sendall(b"".join(hiredis.pack_command(each) for each in commands))
+        self._socket.sendall(b"".join(hiredis.pack_command(command) for command in commands))
         replies: list[Any] = []
         while len(replies) < len(commands):
             reply = self._reader.gets()
@@ -156,8 +156,8 @@ class RedisServer:
         )
         calls: list[tuple[object, ...]] = [("HGETALL", f"{PREFIX}{name}") for name in names]
         calls.append(("ZRANGE", f"{PREFIX}gone", 0, -1, "WITHSCORES"))
-        found = self.wire.call_all(calls)
-        return {name: _pairs(flat) for name, flat in zip((*names, "gone"), found, strict=True)}
+        replies = self.wire.call_all(calls)
+        return {name: _pairs(flat) for name, flat in zip((*names, "gone"), replies, strict=True)}
 
     def leader(self, service: str) -> str:
         """Return the name of the replica of a service that leads."""
@@ -205,14 +205,14 @@ class Link:
         """Return what the feed has; if nothing, wait until the model wants it read again."""
         await self._open.wait()
         ((key, after),) = streams.items()
-        found = self.server.read_feed(key, after, count)
-        if not found:
+        entries = self.server.read_feed(key, after, count)
+        if not entries:
             self.feed_wanted.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FEED_WAIT_S):
                     await self.feed_wanted.wait()
-            found = self.server.read_feed(key, after, count)
-        return found
+            entries = self.server.read_feed(key, after, count)
+        return entries
 
     async def aclose(self) -> None:
         """There is nothing to close."""

@@ -59,9 +59,9 @@ def rule(
 
 def rules_of(machine: type) -> dict[str, Rule]:
     """Return the rules of a class and of those that it inherits from, by name."""
-    methods = (method for each in reversed(machine.__mro__) for method in vars(each).values())
+    methods = (method for base in reversed(machine.__mro__) for method in vars(base).values())
     rules = (getattr(method, "rule", None) for method in methods)
-    return {each.name: each for each in rules if isinstance(each, Rule)}
+    return {rule.name: rule for rule in rules if isinstance(rule, Rule)}
 
 
 def random_steps(machine: object, seed: int, count: int) -> Iterator[Step]:
@@ -69,13 +69,13 @@ def random_steps(machine: object, seed: int, count: int) -> Iterator[Step]:
     random = Random(seed)  # noqa: S311 - no secret
     rules = rules_of(type(machine))
     weights = {
-        each.name: each.weight * (random.choice(FACTORS) or (0.3 if each.always else 0.0))
-        for each in rules.values()
+        rule.name: rule.weight * (random.choice(FACTORS) or (0.3 if rule.always else 0.0))
+        for rule in rules.values()
     }
-    used = [each for each in rules.values() if weights[each.name]]
+    used = [rule for rule in rules.values() if weights[rule.name]]
     for _ in range(count):
-        possible = [each for each in used if each.when(machine)]
-        (chosen,) = random.choices(possible, [weights[each.name] for each in possible])
+        possible = [rule for rule in used if rule.when(machine)]
+        (chosen,) = random.choices(possible, [weights[rule.name] for rule in possible])
         yield Step(chosen.name, {name: draw(random) for name, draw in chosen.draws.items()})
 
 

@@ -54,7 +54,7 @@ class Model:
     def repeat(self, steps: Sequence[Step]) -> Run:
         """Run these steps, those left out that are not possible any more."""
         rules = rules_of(LeaseProtocol)
-        return self._run(lambda machine: (each for each in steps if rules[each.rule].when(machine)))
+        return self._run(lambda machine: (step for step in steps if rules[step.rule].when(machine)))
 
     def shorten(self, run: Run, *, limit_s: float) -> Run:
         """Leave out steps of a failed run for as long as it breaks the same invariant."""

@@ -35,8 +35,8 @@ class Users(Machine):
     @rule(lambda self: self.free_names(), weight=2.0, always=True, mib=several(sizes, at_most=3),
           run_s=any_of(None, 5, 60, 200))  # fmt: skip
     def create_pods(self, mib: Sequence[int], run_s: int | None = None) -> None:
-        for each in mib[: len(self.free_names())]:
-            self.create(each, run_s=run_s)
+        for amount in mib[: len(self.free_names())]:
+            self.create(amount, run_s=run_s)
 
     @rule(
         lambda self: self.free_names(),
@@ -49,8 +49,8 @@ class Users(Machine):
         self, mib: Sequence[int], mode: DeviceMode | None, run_s: int | None = None
     ) -> None:
         """Create pods for MIG instances; without a mode, they take shares of other devices, too."""
-        for each in mib[: len(self.free_names())]:
-            self.create(each, mode=mode, mig_allowed=True, run_s=run_s)
+        for amount in mib[: len(self.free_names())]:
+            self.create(amount, mode=mode, mig_allowed=True, run_s=run_s)
 
     @rule(
         lambda self: self.free_names(),
@@ -83,9 +83,9 @@ class Users(Machine):
         filled = [f"{number}{text * length}"[:length] for number in range(count)]
         request_ = request(
             gpu(memory=mib, cores_percent=mib // 2),
-            anti_affinity_groups=tuple(each[:LONG] for each in filled),
+            anti_affinity_groups=tuple(text[:LONG] for text in filled),
             memo=filled[0],
-            resources=dict.fromkeys((each[:KEY] for each in filled), 0) | {"pods": 1},
+            resources=dict.fromkeys((text[:KEY] for text in filled), 0) | {"pods": 1},
         )
         self.world.api.create(self.free_names()[0], request_)
 
@@ -178,7 +178,7 @@ class Users(Machine):
         claims = self.world.claims
         claim = chosen(self.allocatable(), position)
         node, shared = chosen(self.world.scheduler.devices(), device)
-        if sum(each.mib for each in claims.on(shared.uuid)) + claim.mib <= DEVICE_MIB:
+        if sum(leased.mib for leased in claims.on(shared.uuid)) + claim.mib <= DEVICE_MIB:
             self.world.scheduler.allocate(claim, node, shared.uuid)
 
     @rule(
@@ -226,12 +226,12 @@ class Users(Machine):
 
     def allocatable(self) -> list[Claim]:
         stored = self.world.claims.stored.values()
-        waiting = [each for each in stored if each.consumers and each.node is None]
+        waiting = [claim for claim in stored if claim.consumers and claim.node is None]
         return waiting if self.world.scheduler.devices() else []
 
     def used_claims(self) -> list[Claim]:
         stored = self.world.claims.stored.values()
-        return [each for each in stored if each.consumers and not each.ending]
+        return [claim for claim in stored if claim.consumers and not claim.ending]
 
     def kubelets(self) -> list[Kubelet]:
         return [node.kubelet for node in self.world.nodes.values()]

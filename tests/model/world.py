@@ -172,20 +172,20 @@ class World:
                 self.bag.append(Message(event, to))
 
     def _recipients(self, event: Event) -> list[str]:
-        found = []
+        messages = []
         if any(type(event) in binder.handlers for binder in self.binders[:1]):
-            found.append("binder")
+            messages.append("binder")
         if any(type(event) in placer.handlers for placer in self.placers[:1]):
-            found.append("placer")
+            messages.append("placer")
         if any(type(event) in planner.handlers for planner in self.planners[:1]):
-            found.append("planner")
+            messages.append("planner")
         if isinstance(event, BindingFailed | ResyncRequested | LedgerRebuilt):
-            found.append("watcher")
+            messages.append("watcher")
         if isinstance(event, LeaseChanged):
-            found.append(f"agent {event.lease.node}")
+            messages.append(f"agent {event.lease.node}")
         if isinstance(event, ResyncRequested):
-            found += [f"agent {name}" for name in NODES]
-        return found
+            messages += [f"agent {name}" for name in NODES]
+        return messages
 
     def deliver(self, message: Message, replica: int = 0, *, stale: bool = False) -> None:
         """Deliver a message that is in the bag; a consumer that cannot take it puts it back.
@@ -251,7 +251,7 @@ class World:
         self.loop.advance(0.05)
         tried: set[Message] = set()
         for _ in range(FLOW_LIMIT):
-            ready = [each for each in self.bag if each not in tried]
+            ready = [message for message in self.bag if message not in tried]
             if not ready:
                 before = len(self.bag)
                 self.sync_kubelets()
@@ -412,7 +412,7 @@ class _Requester:
     ) -> LeasesReply:
         if self.world.nodes[self.node].silent:
             raise UnavailableError("no reply")
-        usable = [each for each in self.world.binders if not each.link.delayed]
+        usable = [binder for binder in self.world.binders if not binder.link.delayed]
         for binder in usable or self.world.binders:
             try:
                 async with asyncio.timeout(timeout_s):

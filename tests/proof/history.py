@@ -111,10 +111,10 @@ class History:
 
     def saw_promise(self, pod: str, at: float | None, seen_at: float, withdrawn_at: float) -> None:
         """Take note of what a waiting pod is promised, after the sample was judged."""
-        known, known_at = self.promises.get(pod, (inf, seen_at))
+        promised, known_at = self.promises.get(pod, (inf, seen_at))
         is_withdrawn = withdrawn_at >= known_at
-        if at is not None and (at <= known or is_withdrawn):
-            self.promises[pod] = (at, known_at if at == known else seen_at)
+        if at is not None and (at <= promised or is_withdrawn):
+            self.promises[pod] = (at, known_at if at == promised else seen_at)
         elif is_withdrawn:
             self.promises.pop(pod, None)
 
@@ -124,11 +124,11 @@ class History:
 
     def gangs(self) -> dict[str, list[SeenPod]]:
         """Return the members of every gang ever seen."""
-        found: defaultdict[str, list[SeenPod]] = defaultdict(list)
+        by_pod: defaultdict[str, list[SeenPod]] = defaultdict(list)
         for pod in self.pods.values():
             if pod.gang:
-                found[pod.gang].append(pod)
-        return found
+                by_pod[pod.gang].append(pod)
+        return by_pod
 
     def about(
         self, check: str, uid: str, text: str, bound_s: float = 0.0, *, counts_from: float = 0.0

@@ -172,7 +172,7 @@ class Judge:
         if sample.ledger is not None:
             let_in = starts.let_in(sample.ledger, history)
             self.coverage.let_in |= {lease.pod for lease, _ in let_in}
-        found = [each for check in CHECKS for each in check(sample, history)]
+        findings = [finding for check in CHECKS for finding in check(sample, history)]
         if sample.pods is not None:
             history.pods_seen_at = sample.at
         history.saw_ledger(sample.ledger)
@@ -181,29 +181,33 @@ class Judge:
             promised = starts.promised_at(pod.message) if liveness.waits(pod) else None
             history.saw_promise(pod.uid, promised, sample.at, withdrawn_at)
             self.coverage.promised |= {pod.uid} if promised else set()
-        self.report((each for each in found if not each.bound_s), sample.at)
-        self.outstanding = tuple(each for each in found if each.bound_s)
-        keys = {(each.check, each.subject) for each in self.outstanding}
+        self.report((finding for finding in findings if not finding.bound_s), sample.at)
+        self.outstanding = tuple(finding for finding in findings if finding.bound_s)
+        keys = {(finding.check, finding.subject) for finding in self.outstanding}
         self._since = {key: self._since.get(key, sample.at) for key in keys}
 
     def judge_liveness(self, at: float) -> None:
         """Report what has been outstanding for longer than its bound since the faults ended."""
         quiet_since = self.history.quiet_since
-        for each in self.outstanding:
-            began_at = self._since[each.check, each.subject]
-            late_s = at - max(began_at, quiet_since, each.counts_from)
-            if late_s > each.bound_s * self.patience + SLACK_S:
-                text = f"{each.text}; for {late_s:.0f} s, bound {each.bound_s:g} s"
-                self.report((replace(each, text=text, since=began_at),), at)
+        for finding in self.outstanding:
+            began_at = self._since[finding.check, finding.subject]
+            late_s = at - max(began_at, quiet_since, finding.counts_from)
+            if late_s > finding.bound_s * self.patience + SLACK_S:
+                text = f"{finding.text}; for {late_s:.0f} s, bound {finding.bound_s:g} s"
+                self.report((replace(finding, text=text, since=began_at),), at)
 
     def judge_audit(self, audit: Mapping[str, Any], at: float) -> None:
         """Compare the product's audit with what is outstanding in the ledger."""
-        seen = [(each.check, each.subject) for each in self.outstanding if each.check in AUDITED]
+        seen = [
+            (finding.check, finding.subject)
+            for finding in self.outstanding
+            if finding.check in AUDITED
+        ]
         lasting = [
             f"{check} {subject}" for check, subject in seen if self.is_reported(check, subject)
         ]
-        found = sight.o2_the_audit_sees_what_we_see(audit, lasting, settling=bool(seen))
-        self.report(found, at)
+        findings = sight.o2_the_audit_sees_what_we_see(audit, lasting, settling=bool(seen))
+        self.report(findings, at)
 
     def judge_traces(self, spans: Iterable[Mapping[str, Any]], at: float) -> None:
         """Judge the traces of all pods that were bound."""
@@ -213,12 +217,12 @@ class Judge:
         """Compare what the parts use at the end with the beginning."""
         self.report(sight.m1_nothing_is_left(begin, end), at)
 
-    def report(self, found: Iterable[Finding], at: float) -> None:
+    def report(self, findings: Iterable[Finding], at: float) -> None:
         """Keep each violation, once per invariant and subject."""
-        for each in found:
-            if not self.is_reported(each.check, each.subject):
-                self._reported.add((each.check, each.subject))
-                self.violations.append(replace(each, at=at))
+        for finding in findings:
+            if not self.is_reported(finding.check, finding.subject):
+                self._reported.add((finding.check, finding.subject))
+                self.violations.append(replace(finding, at=at))
 
     def is_reported(self, check: str, subject: str) -> bool:
         """Whether a violation of the invariant by the subject was reported."""
@@ -226,4 +230,4 @@ class Judge:
 
     def is_settled(self) -> bool:
         """Whether nothing is outstanding but what was reported."""
-        return all(self.is_reported(each.check, each.subject) for each in self.outstanding)
+        return all(self.is_reported(finding.check, finding.subject) for finding in self.outstanding)

@@ -58,9 +58,9 @@ def decode(raw: Hashes, charges: Iterable[RawCharge] = (), **more: Any) -> RawLe
             for pod, value in raw.get("claims", {}).items()
         },
         starts=frozenset(
-            each["pod"]
+            entry["pod"]
             for start in raw.get("starts", {}).values()
-            for each in json.loads(start)["wanted"]
+            for entry in json.loads(start)["wanted"]
         ),
         charges=tuple(charges),
         **more,

@@ -278,9 +278,9 @@ def p6_the_ledger_agrees(sample: Sample, history: History) -> Iterator[Finding]:
     for uuid, home in sample.homes.items():
         device = ledger.devices.get(uuid)
         is_mig = uuid in sample.mig_devices
-        found = (device.node, device.in_mig_mode) if device else None
-        if home in sample.nodes and found != (home, is_mig):
-            text = f"Redis has {found}, and it is on {home}, in MIG mode: {is_mig}"
+        place = (device.node, device.in_mig_mode) if device else None
+        if home in sample.nodes and place != (home, is_mig):
+            text = f"Redis has {place}, and it is on {home}, in MIG mode: {is_mig}"
             yield of_device("P6", uuid, text, limit_s)
     for pod in pods.values():
         stays = pod.lease_node and not pod.ended and not pod.deleted

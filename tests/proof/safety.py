@@ -155,7 +155,7 @@ def s3_what_runs_is_leased(sample: Sample, history: History) -> Iterator[Finding
 
 def s4_fences_only_rise(sample: Sample, history: History) -> Iterator[Finding]:
     """An agent gives a slot only to a higher fence than the one it gave it to before."""
-    for grant in sorted(sample.agents, key=lambda each: each.activated_at):
+    for grant in sorted(sample.agents, key=lambda agent_grant: agent_grant.activated_at):
         if grant.slot is None:
             continue
         key = (grant.node, grant.device, grant.slot)
@@ -191,14 +191,19 @@ def s7_limits_equal_the_lease(sample: Sample, history: History) -> Iterator[Find
         pod = history.pods.get(uid)
         if pod is None or pod.forged:
             continue
-        shown = sorted((each.instance or each.device, each.mib, each.cores) for each in grants)
+        shown = sorted((grant.instance or grant.device, grant.mib, grant.cores) for grant in grants)
         right = [_is_as_requested(grant, pod.want, sample) for grant in grants]
         if not pod.resized and (len(grants) != pod.want.gpus or not all(right)):
             text = f"it requests {pod.want}, its container was given {shown}"
             yield history.about("S7", uid, text)
         lease = sample.ledger.leases.get(uid) if sample.ledger else None
         leased = {share.device for share in lease.shares} if lease else set()
-        if leased and lease and lease.state in HELD and leased != {each.device for each in grants}:
+        if (
+            leased
+            and lease
+            and lease.state in HELD
+            and leased != {grant.device for grant in grants}
+        ):
             text = f"its lease is on {sorted(leased)}, its container has {shown}"
             yield history.about("S7", uid, text)
 

@@ -40,7 +40,7 @@ def s6_budgets_are_exact(sample: Sample, history: History) -> Iterator[Finding]:
         pod = lease.partition("/")[0]
         expected = _weight(lease, sample, history)
         end_ms = None
-        for charge in sorted(charges, key=lambda each: each.start_ms):
+        for charge in sorted(charges, key=lambda entry: entry.start_ms):
             text = ""
             if expected and charge.weight != expected:
                 text = f"its weight is {charge.weight} and by its request {expected} milli-GPU"
@@ -154,12 +154,15 @@ def o2_the_audit_sees_what_we_see(
 
     `lasting` are the judge's; `settling`: it has some that may still go away.
     """
-    found = sorted(lasting)
-    reported = [f"{one['invariant']} {one['subject']}" for one in audit.get("differences", ())]
-    if found and not reported:
-        text = f"it reports none, although {found[0]}"
+    differences = sorted(lasting)
+    reported = [
+        f"{difference['invariant']} {difference['subject']}"
+        for difference in audit.get("differences", ())
+    ]
+    if differences and not reported:
+        text = f"it reports none, although {differences[0]}"
         yield Finding(check="O2", subject="audit", text=text)
-    if reported and not found and not settling:
+    if reported and not differences and not settling:
         first = audit["differences"][0]
         text = f"it reports {len(reported)}, first {first}, and the judge finds none"
         yield Finding(check="O2", subject=f"audit {first['subject']}", text=text)

@@ -21,9 +21,9 @@ _PROMISE = re.compile(r"starts by (\S+) at the latest")
 
 def promised_at(message: str) -> float | None:
     """Return the time by which a pod is promised to start, in its condition or an Event."""
-    found = _PROMISE.search(message)
+    match = _PROMISE.search(message)
     is_taken_back = "no longer starts by" in message
-    return datetime.fromisoformat(found[1]).timestamp() if found and not is_taken_back else None
+    return datetime.fromisoformat(match[1]).timestamp() if match and not is_taken_back else None
 
 
 def s11_a_start_is_kept_or_withdrawn(sample: Sample, history: History) -> Iterator[Finding]:
@@ -105,7 +105,9 @@ def _owed(sample: Sample) -> Iterator[tuple[str, float]]:
         simple = waits(pod) and not (pod.gang or pod.spread or pod.want.mig or pod.want.either)
         others = [other.max_run_s for other in pods if other is not pod]
         if simple and _fits_beside(pod, (), sample, ledger):
-            longest_s = sum(each + GRACE_S + MARGINS_S for each in others if each is not None)
+            longest_s = sum(
+                duration + GRACE_S + MARGINS_S for duration in others if duration is not None
+            )
             if None not in others:
                 yield pod.uid, sample.at + longest_s + LATE_S
 

@@ -73,14 +73,14 @@ def facts(
     *accounts: NodeTotals, pods: tuple[PodSummary, ...] | None = None, **more: object
 ) -> Snapshot:
     held = {
-        found.name: pod(found.name, node=found.node, annotations={ANNOTATION: dump_lease(found)})
+        lease.name: pod(lease.name, node=lease.node, annotations={ANNOTATION: dump_lease(lease)})
         for a in accounts
-        for found in a.leases
+        for lease in a.leases
     }
     seen = tuple(held.values()) if pods is None else pods
-    turns = fair_share_of([DEVICE], [lease for each in accounts for lease in each.leases], {})
-    known: dict[str, object] = {"fair_share": turns, **more}
-    return Snapshot(read_at=NOW, nodes=accounts, pods=seen, **known)  # type: ignore[arg-type]
+    turns = fair_share_of([DEVICE], [lease for account in accounts for lease in account.leases], {})
+    values: dict[str, object] = {"fair_share": turns, **more}
+    return Snapshot(read_at=NOW, nodes=accounts, pods=seen, **values)  # type: ignore[arg-type]
 
 
 def found(facts: Snapshot) -> list[tuple[str, str]]:

@@ -20,8 +20,12 @@ PLENTY = {"cpu": 64_000, "memory": 256 << 30, "ephemeral-storage": 1 << 40, "pod
 
 def device(uuid: str = "GPU-a", index: int = 0, **fields: Any) -> Device:
     """A healthy V100 of 32 GiB with ten slots, unless changed."""
-    known: dict[str, Any] = {"model": "Tesla V100-SXM2-32GB", "memory_mib": V100_MIB, "slots": 10}
-    return Device(uuid=DeviceUuid(uuid), index=index, **(known | fields))
+    defaults: dict[str, Any] = {
+        "model": "Tesla V100-SXM2-32GB",
+        "memory_mib": V100_MIB,
+        "slots": 10,
+    }
+    return Device(uuid=DeviceUuid(uuid), index=index, **(defaults | fields))
 
 
 def devices(count: int, node: str = "", **fields: Any) -> tuple[Device, ...]:
@@ -34,8 +38,10 @@ def devices(count: int, node: str = "", **fields: Any) -> tuple[Device, ...]:
 
 def mig_layout(name: str, *profiles: tuple[str, int, int] | tuple[int, int]) -> MigLayout:
     """A layout of instances, given by their MiB and count, after their name unless it is that."""
-    named = (each if len(each) == 3 else (f"{each[0]}mib", *each) for each in profiles)
-    made = (MigProfile(name=each, memory_mib=mib, count=count) for each, mib, count in named)
+    named = (
+        profile if len(profile) == 3 else (f"{profile[0]}mib", *profile) for profile in profiles
+    )
+    made = (MigProfile(name=name, memory_mib=mib, count=count) for name, mib, count in named)
     return MigLayout(name=name, profiles=tuple(made))
 
 
@@ -84,13 +90,13 @@ def gpu(
 
 def request(*containers: GpuRequest, **fields: Any) -> PodRequest:
     """A request in the Volcano vGPU dialect; `fields` replace the defaults."""
-    known: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "dialect": "volcano-vgpu" if containers else "",
         "triggers": (TRIGGER,) if containers else (),
         "resources": {"cpu": 100, "memory": 1 << 20, "pods": 1},
         "node_requirements": NodeRequirements(),
     }
-    return PodRequest(containers=containers, **(known | fields))
+    return PodRequest(containers=containers, **(defaults | fields))
 
 
 def pod_queued(pod: str = "uid-1", wanted: PodRequest | None = None, **fields: Any) -> PodQueued:
@@ -107,8 +113,8 @@ def pod_queued(pod: str = "uid-1", wanted: PodRequest | None = None, **fields: A
 
 def share(uuid: str = "GPU-a", index: int = 0, container: str = "main", **fields: Any) -> Share:
     """One container's part of a device."""
-    known: dict[str, Any] = {"device_mib": V100_MIB, "memory_mib": 1000, "cores_percent": 0}
-    return Share(container=container, device=DeviceUuid(uuid), index=index, **(known | fields))
+    defaults: dict[str, Any] = {"device_mib": V100_MIB, "memory_mib": 1000, "cores_percent": 0}
+    return Share(container=container, device=DeviceUuid(uuid), index=index, **(defaults | fields))
 
 
 def lease(pod: str = "uid-1", node: str = "n1", *shares: Share, **fields: Any) -> Lease:

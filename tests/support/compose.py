@@ -73,15 +73,15 @@ class Compose:
         return Path(text) if text else None
 
     def _local(self, service: str, text: str) -> str:
-        def address(found: re.Match[str]) -> str:
-            host, port = found.groups()
+        def address(match: re.Match[str]) -> str:
+            host, port = match.groups()
             local = "localhost" if host in SERVICES else "127.0.0.1"
             owner = host if host in SERVICES else service
             return f"{local}:{self.ports[owner, port]}" if port else local
 
         text = _DEFAULT.sub(r"\1", text).replace("/var/lib/", f"{self.root}/")
         text = _ADDRESS.sub(address, text)
-        return _PORT_FLAG.sub(lambda found: str(self.ports[service, found[0]]), text)
+        return _PORT_FLAG.sub(lambda match: str(self.ports[service, match[0]]), text)
 
     def start(self, service: str) -> None:
         """Start a service, whose output goes to a file."""

@@ -62,7 +62,7 @@ class ExtenderWorld:
         self.mirror = self.extender.mirror
         self.mirror.capacity = capacity
         for name in ("n0", "n1", "n2"):
-            given = tuple((each, DeviceUse()) for each in devices(1, name))
+            given = tuple((device, DeviceUse()) for device in devices(1, name))
             self.mirror.put_node(
                 LedgerNode(facts=facts(name), version=1, devices=given, served=(TRIGGER,))
             )

@@ -37,12 +37,12 @@ def gpu(number: int, **changes: object) -> DriverGpu:
     return DriverGpu(uuid=f"GPU-{number:08x}-0000-4000-8000-000000000000", **changes)  # type: ignore[arg-type]
 
 
-def _lines(one: DriverGpu) -> list[str]:
-    own = f"gpu|{one.uuid}|{one.name}|{one.memory_mib}|{one.reserved_mib}|{one.sms}|{int(one.mig)}"
+def _lines(gpu: DriverGpu) -> list[str]:
+    own = f"gpu|{gpu.uuid}|{gpu.name}|{gpu.memory_mib}|{gpu.reserved_mib}|{gpu.sms}|{int(gpu.mig)}"
     profiles = (
         f"profile|{p.id}|{p.name}|{p.memory_mib}|{p.compute_slices}|{p.memory_slices}|{p.count}|"
         + ",".join(map(str, p.starts))
-        for p in one.profiles
+        for p in gpu.profiles
     )
     return [own, *profiles]
 
@@ -106,13 +106,13 @@ class GpuLoad:
     def errors(self) -> str:
         """Return what it has written to standard error so far."""
         assert self.process.stderr is not None
-        found = b""
+        received = b""
         while select.select([self.process.stderr], [], [], 0)[0]:
             read = os.read(self.process.stderr.fileno(), 65536)
             if not read:
                 break
-            found += read
-        return found.decode(errors="replace")
+            received += read
+        return received.decode(errors="replace")
 
     def _line(self) -> str:
         assert self.process.stdout is not None
@@ -155,25 +155,25 @@ class GpuDriver:
 
     def create(self, *gpus: DriverGpu) -> None:
         """Make these GPUs, instead of those before."""
-        text = "\n".join(line for one in gpus for line in _lines(one)) + "\n"
+        text = "\n".join(line for gpu in gpus for line in _lines(gpu)) + "\n"
         self._control("create", stdin=text)
 
-    def set(self, one: DriverGpu, what: str, value: int = 1) -> None:
+    def set(self, gpu: DriverGpu, what: str, value: int = 1) -> None:
         """Give a GPU a fault, or a number of ecc-errors."""
-        self._control("set", one.uuid, what, str(value))
+        self._control("set", gpu.uuid, what, str(value))
 
-    def used(self, one: DriverGpu) -> int:
+    def used(self, gpu: DriverGpu) -> int:
         """Return the bytes in use of a GPU."""
-        words = next(line.split() for line in self._show() if one.uuid in line)
+        words = next(line.split() for line in self._show() if gpu.uuid in line)
         return int(words[words.index("used") + 1])
 
     def pids(self) -> list[int]:
         """Return the PIDs on the node of all processes on GPUs."""
         return [int(line.split()[1]) for line in self._show() if line.startswith("process ")]
 
-    def report_xid(self, one: DriverGpu, number: int) -> None:
+    def report_xid(self, gpu: DriverGpu, number: int) -> None:
         """Report an XID event."""
-        self._control("xid", one.uuid, str(number))
+        self._control("xid", gpu.uuid, str(number))
 
     @property
     def environment(self) -> dict[str, str]:

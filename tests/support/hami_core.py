@@ -35,7 +35,7 @@ class HamiContainer:
     def seed(self, *gib: float, cores: int = 0) -> RegionSeed:
         """Set its limits, as before a start: memory in GiB by device."""
         seed = RegionSeed(
-            memory_bytes=tuple(int(one * GIB) for one in gib),
+            memory_bytes=tuple(int(amount * GIB) for amount in gib),
             cores_percent=(cores,) * len(gib),
             other_cores_percent=cores,
         )
@@ -57,14 +57,14 @@ class HamiContainer:
     @property
     def region(self) -> Region:
         """Its region now."""
-        found = read_region(self.path)
-        assert isinstance(found, Region), found
-        return found
+        region = read_region(self.path)
+        assert isinstance(region, Region), region
+        return region
 
     @property
     def living(self) -> frozenset[int]:
         """PIDs of its processes that run."""
-        return frozenset(one.pid for one in self.loads if one.process.returncode is None)
+        return frozenset(load.pid for load in self.loads if load.process.returncode is None)
 
 
 @functools.cache

@@ -54,7 +54,7 @@ def forged_allocation(lease: Lease) -> Allocation:
 def with_stolen(own: Sequence[Device], others: Sequence[Device]) -> tuple[Device, ...]:
     """Return the node's own devices and others', at indexes that are free."""
     stolen = enumerate(others, start=len(own) + 10)
-    return (*own, *(replace(each, index=index) for index, each in stolen))
+    return (*own, *(replace(device, index=index) for index, device in stolen))
 
 
 MOST_HELD = Held(
@@ -102,7 +102,7 @@ LEFT_BEYOND_BOUNDS: Mapping[str, Sequence[Any]] = {
 
 def highest_fences(devices: Sequence[Device]) -> Mapping[DeviceUuid, int]:
     """Return the highest fence for each device."""
-    return {each.uuid: HIGHEST for each in devices}
+    return {device.uuid: HIGHEST for device in devices}
 
 
 def lies_about(lease: Lease, node: NodeName) -> Iterator[Event]:

@@ -42,16 +42,16 @@ def objects(text: str) -> list[Json]:
     return [it for it in yaml.load_all(text, yaml.CSafeLoader) if it]
 
 
-def by_key(found: Collection[Json]) -> dict[Key, Json]:
+def by_key(manifests: Collection[Json]) -> dict[Key, Json]:
     """Return objects by kind, namespace and name."""
-    for it in found:
+    for it in manifests:
         if it["kind"].startswith("ValidatingAdmissionPolicy"):
             it["metadata"].pop("namespace", None)  # kubectl does not know yet that it has none
     made = {
         (it["kind"], it["metadata"].get("namespace", ""), it["metadata"]["name"]): it
-        for it in found
+        for it in manifests
     }
-    assert len(made) == len(found)
+    assert len(made) == len(manifests)
     return made
 
 
@@ -99,22 +99,22 @@ def part(name: str) -> list[Json]:
     return built(f"overlays/{name}") if name in OVERLAYS else built("base", name)
 
 
-def one(found: Collection[Json], kind: str, name: str) -> Json:
+def one(manifests: Collection[Json], kind: str, name: str) -> Json:
     """Return the only object of this kind and name."""
-    (it,) = (o for o in found if (o["kind"], o["metadata"]["name"]) == (kind, name))
+    (it,) = (o for o in manifests if (o["kind"], o["metadata"]["name"]) == (kind, name))
     return it
 
 
 def kustomized(parts: Collection[str]) -> dict[Key, Json]:
     """Return the objects that kubectl makes with these parts, named as the values of the chart."""
     root = "overlays/ha" if HIGHLY_AVAILABLE in parts else "base"
-    wanted = [it for each, it in components().items() if each in parts]
-    found = objects(without_hashes(kustomize_overlay(root, wanted)))
+    wanted = [it for component, it in components().items() if component in parts]
+    rendered = objects(without_hashes(kustomize_overlay(root, wanted)))
     added = [K8S / "persistent" / "namespaces.yaml"]
     if KOORDINATOR in parts:
         added.append(K8S / "base" / "crds" / "koordinator-device.yaml")
-    found += [*built("base/crds"), *(it for path in added for it in objects(path.read_text()))]
-    return by_key(found)
+    rendered += [*built("base/crds"), *(it for path in added for it in objects(path.read_text()))]
+    return by_key(rendered)
 
 
 def charted(

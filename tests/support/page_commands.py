@@ -23,4 +23,6 @@ def commands(page: str, section: str = "", program: str = "kubectl") -> Iterator
                 heredocs = HEREDOC.findall(whole)
                 lines = HEREDOC.sub("", whole).splitlines()
                 own = [line for line in lines if line.startswith(f"{program} ")]
-                yield from (each for each in [*heredocs, *own] if not NEEDS_A_SERVICE.search(each))
+                yield from (
+                    command for command in [*heredocs, *own] if not NEEDS_A_SERVICE.search(command)
+                )

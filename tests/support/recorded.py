@@ -98,7 +98,7 @@ async def put_back(ledger: Mapping[str, list[Any]], client: Any) -> None:
 
 
 async def _keys(client: Any) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
+    messages: dict[str, list[Any]] = {}
     async for key in client.scan_iter("lh*", 1000):
         kind = (await client.type(key)).decode()
         if kind == "string":
@@ -115,16 +115,16 @@ async def _keys(client: Any) -> dict[str, list[Any]]:
                 for entry, entry_fields in entries
                 for part in (entry, msgspec.msgpack.encode(list(entry_fields.items())))
             ]
-        found[key.decode()] = [kind, parts]
-    return found
+        messages[key.decode()] = [kind, parts]
+    return messages
 
 
 def _texts(value: Any) -> Any:
     if isinstance(value, bytes):
         return b64encode(value).decode()
     if isinstance(value, dict):
-        return {key: _texts(each) for key, each in value.items()}
-    return [_texts(each) for each in value] if isinstance(value, list) else value
+        return {key: _texts(item) for key, item in value.items()}
+    return [_texts(item) for item in value] if isinstance(value, list) else value
 
 
 def kinds() -> dict[str, type[Event]]:
@@ -159,10 +159,10 @@ class _MessageRecorder:
         )
         if message.reply and subject.endswith(".request.v1"):
             self._answers[message.reply] = subject.replace("request", "reply")
-        known = self.received.setdefault(subject, []) if subject else []
-        sizes = {len(other) // 32 for other in known}
-        if len(known) < OF_EACH and len(message.data) // 32 not in sizes:
-            known.append(message.data)
+        messages = self.received.setdefault(subject, []) if subject else []
+        sizes = {len(other) // 32 for other in messages}
+        if len(messages) < OF_EACH and len(message.data) // 32 not in sizes:
+            messages.append(message.data)
 
 
 async def _live_through(whole: Stack, received: Container[str]) -> None:
@@ -190,7 +190,9 @@ async def _live_through(whole: Stack, received: Container[str]) -> None:
     for name in ("large", "wrong"):
         await whole.until(name, lambda pod: pod["status"].get("conditions"))
     await whole.kube.delete(f"{PODS}/share-2")
-    await until(lambda: all(each in received for each in ("pod.terminated.v1", "leases.reply.v1")))
+    await until(
+        lambda: all(subject in received for subject in ("pod.terminated.v1", "leases.reply.v1"))
+    )
 
 
 async def record(folder: Path) -> None:

@@ -34,37 +34,37 @@ KINDS = [
 ]
 
 
-def value(found: types.Type, name: str = "") -> Any:
+def value(kind: types.Type, name: str = "") -> Any:
     """Return a value of a type, as JSON has it, for a field of this name."""
-    match found:
+    match kind:
         case types.DataclassType() | types.StructType():
-            made = {each.encode_name: value(each.type, each.name) for each in found.fields}
-            return made | {it.encode_name: False for it in found.fields if it.default is True}
+            made = {field.encode_name: value(field.type, field.name) for field in kind.fields}
+            return made | {it.encode_name: False for it in kind.fields if it.default is True}
         case types.UnionType():
-            return value(next(it for it in found.types if not isinstance(it, types.NoneType)), name)
+            return value(next(it for it in kind.types if not isinstance(it, types.NoneType)), name)
         case types.VarTupleType() | types.ListType() | types.FrozenSetType():
-            return [value(found.item_type, name)]
+            return [value(kind.item_type, name)]
         case types.TupleType():
-            return [value(each) for each in found.item_types]
+            return [value(item_type) for item_type in kind.item_types]
         case types.DictType():
-            return {value(found.key_type): value(found.value_type)}
-    return single(found, name)
+            return {value(kind.key_type): value(kind.value_type)}
+    return single(kind, name)
 
 
-def single(found: types.Type, name: str) -> bool | float | str:
-    match found:
+def single(kind: types.Type, name: str) -> bool | float | str:
+    match kind:
         case types.EnumType():
-            members: list[Enum] = list(found.cls)
+            members: list[Enum] = list(kind.cls)
             return members[min(1, len(members) - 1)].value  # type: ignore[no-any-return]
         case types.BoolType():
             return True
         case types.IntType():
-            return max(found.ge or 0, found.gt or 0) + 1
+            return max(kind.ge or 0, kind.gt or 0) + 1
         case types.FloatType():
-            return max(found.ge or 0.0, found.gt or 0.0) + 1.5
+            return max(kind.ge or 0.0, kind.gt or 0.0) + 1.5
         case types.StrType():
             return NAMED.get(name, "x")
-    raise TypeError(f"no sample is known for {found}")
+    raise TypeError(f"no sample is known for {kind}")
 
 
 def sample(kind: type[T]) -> T:

@@ -89,8 +89,8 @@ class Stack:
         return state
 
     def pid(self, part: str) -> int:
-        found = next(p for p in self.state()["components"] if p["name"] == part)
-        return int(found["pid"])
+        component = next(p for p in self.state()["components"] if p["name"] == part)
+        return int(component["pid"])
 
     async def metrics(self, *more: str, accept: str = "text/plain") -> list[str]:
         """Return the lines of /metrics of all components, of each node's usage, and of others."""
@@ -99,7 +99,7 @@ class Stack:
         usage = [f"127.0.0.1:{port}" for name, port in ports if name.startswith("usage-")]
         lines: list[str] = []
         async with aiohttp.ClientSession(headers={"Accept": accept}) as session:
-            for address in (*(one["http"] for one in runs), *usage, *more):
+            for address in (*(run["http"] for run in runs), *usage, *more):
                 async with session.get(f"http://{address}/metrics") as response:
                     lines += (await response.text()).splitlines()
         return lines
@@ -138,8 +138,8 @@ class Stack:
 
     @property
     def _objects(self) -> Path:
-        [found] = self.root.rglob("objects.sqlite")
-        return found
+        [database] = self.root.rglob("objects.sqlite")
+        return database
 
     def secret(self, server: str, user: str) -> Path:
         """Return the file with a user's secret at `nats` or `redis`."""
@@ -196,17 +196,17 @@ class Stack:
         return made
 
     async def pod(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(await self.kube.read(f"{PODS}/{name}"))
-        return found
+        pod: dict[str, Any] = json.loads(await self.kube.read(f"{PODS}/{name}"))
+        return pod
 
     async def pods(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(await self.kube.read(PODS))["items"]
-        return found
+        items: list[dict[str, Any]] = json.loads(await self.kube.read(PODS))["items"]
+        return items
 
     async def events_of(self, reason: str) -> list[str]:
         """Return the messages of Events with a reason, in any namespace."""
         events: list[dict[str, Any]] = json.loads(await self.kube.read("/api/v1/events"))["items"]
-        return [one["message"] for one in events if one["reason"] == reason]
+        return [event["message"] for event in events if event["reason"] == reason]
 
     async def clear(self) -> None:
         """Delete every pod of every namespace and wait until they are gone."""
@@ -250,7 +250,7 @@ class Stack:
             others = {pod["metadata"]["name"]: pod["status"] for pod in pods if not running(pod)}
             return len(pods) - len(others), others
 
-        await until(count_and_others, lambda found: found[0] >= count, limit_s=limit_s)
+        await until(count_and_others, lambda counted: counted[0] >= count, limit_s=limit_s)
 
     async def audit(self, limit_s: float = 90.0) -> None:
         """Wait until the audit is clean; a failure shows the differences."""

@@ -24,28 +24,28 @@ async def until(
     waits and expensive reads leave the processor to others.
     """
     began_at = time.monotonic()
-    found = None
+    result = None
     try:
         async with asyncio.timeout(limit_s):
             while True:
                 read_at = time.monotonic()
                 value = read()
-                found = await value if inspect.isawaitable(value) else value
-                if wanted(found):
-                    return found
+                result = await value if inspect.isawaitable(value) else value
+                if wanted(result):
+                    return result
                 took_s = time.monotonic() - read_at
                 await asyncio.sleep(max(_pause_s(began_at), min(took_s, LONGEST_PAUSE_S)))
     except TimeoutError as error:
-        raise AssertionError(f"not within {limit_s:g} s; at last: {found!r:.{SHOWN}}") from error
+        raise AssertionError(f"not within {limit_s:g} s; at last: {result!r:.{SHOWN}}") from error
 
 
 def until_blocking(condition: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
     """Wait as `until` does, in a test without an event loop."""
     began_at = time.monotonic()
-    while not (found := condition()):
+    while not (result := condition()):
         assert time.monotonic() < began_at + limit_s, f"not true within {limit_s:g} s"
         time.sleep(_pause_s(began_at))
-    return found
+    return result
 
 
 def _pause_s(began_at: float) -> float:

@@ -125,13 +125,14 @@ def _components(plan: Plan, directory: StateDir) -> list[Component]:
         components_of(replace(plan, settings=replace(plan.settings, combined=combined)), directory)
         for combined in (False, True)
     )
-    return list({each.name: each for each in (*apart, *combined)}.values())
+    return list({part.name: part for part in (*apart, *combined)}.values())
 
 
 async def _proxied(components: Sequence[Component], cluster: CampaignCluster) -> list[Component]:
     """Lead each part to its servers through proxies of its own, and give it a clock."""
     return [
-        await _proxied_one(each, cluster) if each.name in SERVICES else each for each in components
+        await _proxied_one(component, cluster) if component.name in SERVICES else component
+        for component in components
     ]
 
 
@@ -199,18 +200,18 @@ def _installed(directory: StateDir) -> dict[str, object]:
         for name in (SYSTEM_NAMESPACE, AGENTS_NAMESPACE)
     ]
     policies = admission_policies()
-    for each in policies:
+    for policy in policies:
         not_by_judge = f"request.userInfo.username != '{JUDGE}'"
-        conditions = each["spec"].get("matchConditions", [])
+        conditions = policy["spec"].get("matchConditions", [])
         conditions.append({"name": "not-by-the-judge", "expression": not_by_judge})
     rights = manifests(RIGHTS, COMBINED)
-    used = {each["metadata"]["name"] for each in rights if each["kind"] == "ServiceAccount"}
+    used = {right["metadata"]["name"] for right in rights if right["kind"] == "ServiceAccount"}
     installed = installation(
         str(directory.accounts), NODES, policies=False, aggregated="127.0.0.1:0"
     )
     return {
         "objects": [*namespaces, *rights, *OUTSIDE_WEBHOOK, *policies],
-        "accounts": [each for each in installed["accounts"] if each["name"] in used],
+        "accounts": [account for account in installed["accounts"] if account["name"] in used],
         "webhook_client_ca": installed["webhook_client_ca"],
     }
 
@@ -327,9 +328,9 @@ def _continue_all(cluster: CampaignCluster) -> None:
 
 def resident_mib(cluster: CampaignCluster) -> dict[str, int]:
     """Return the memory of each process in MiB."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for part in cluster.states:
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{cluster.pid(part)}/statm").read_text().split()
-            found[part] = int(words[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
-    return found
+            counts[part] = int(words[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+    return counts

@@ -70,12 +70,12 @@ class FaultInjector:
 
     def cannot_work(self) -> dict[str, float]:
         """Return the parts that lack a server which they need, and since when."""
-        found: dict[str, float] = {}
+        times: dict[str, float] = {}
         for fault, since in self.at_work.items():
             is_over = fault.kind in REFUSALS and since < self._redis_killed_at
             for part in () if is_over else _starved(fault):
-                found[part] = min(since, found.get(part, since))
-        return found
+                times[part] = min(since, times.get(part, since))
+        return times
 
     async def save_redis(self) -> None:
         """Keep a copy of the append-only file, to which `redis-rollback` goes back."""

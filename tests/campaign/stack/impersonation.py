@@ -56,7 +56,7 @@ async def impersonate(cluster: CampaignCluster, node: NodeName) -> None:
     while True:
         with contextlib.suppress(*ERRORS):
             # Once: others' devices that it reports are stored among those that it reported.
-            devices = devices or {each: await _devices(cluster, each) for each in NODES}
+            devices = devices or {name: await _devices(cluster, name) for name in NODES}
             async with Bus.connect(cluster.plan.nats_url, name=user, credentials=login) as bus:
                 while True:
                     await _speak(bus, node, devices, await _leases(cluster), random)
@@ -71,7 +71,7 @@ async def _speak(
     leases: Sequence[Lease],
     random: Random,
 ) -> None:
-    others = [device for each in NODES if each != node for device in devices[each]]
+    others = [device for name in NODES if name != node for device in devices[name]]
     of_others = [lease for lease in leases if lease.node != node]
     chosen = random.sample(of_others, min(ABOUT, len(of_others)))
     reports = list(false_reports(chosen, devices[node], others, node))
@@ -107,10 +107,12 @@ async def _devices(cluster: CampaignCluster, node: str) -> tuple[Device, ...]:
 
 async def _leases(cluster: CampaignCluster) -> list[Lease]:
     """Return the leases that pods have in their annotations."""
-    found = []
+    devices_read = []
     for pod in json.loads(await cluster.kube.read("/api/v1/namespaces/default/pods"))["items"]:
         metadata = pod["metadata"]
         text = (metadata.get("annotations") or {}).get(ANNOTATION, "")
         with contextlib.suppress(RequestError):  # it has none, or a forged one
-            found.append(load_lease(text, namespace=metadata["namespace"], name=metadata["name"]))
-    return found
+            devices_read.append(
+                load_lease(text, namespace=metadata["namespace"], name=metadata["name"])
+            )
+    return devices_read

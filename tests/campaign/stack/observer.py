@@ -121,20 +121,20 @@ class Observer:
 
     def _instances(self) -> dict[str, HardwareInstance]:
         """Return the MIG instances that the simulated driver has."""
-        found = {
+        checkpoints = {
             uuid: HardwareInstance(uuid=uuid, device=device, mib=PROFILE_MIB[profile])
             for node, device in MIG_NODES.items()
             for uuid, profile in instances_in(self.cluster.directory.gpus(node)).items()
         }
-        self._seen |= found
-        return found
+        self._seen |= checkpoints
+        return checkpoints
 
     def _agents(self) -> tuple[AgentGrant, ...]:
         return tuple(
             grant
             for node in NODES
-            if (found := self._json(self.cluster.directory.agent(node) / "checkpoint.json"))
-            for grant in checkpoint_grants(found)
+            if (checkpoint := self._json(self.cluster.directory.agent(node) / "checkpoint.json"))
+            for grant in checkpoint_grants(checkpoint)
         )
 
     def _limits(self, grants: tuple[Grant, ...]) -> dict[str, RegionLimits]:
@@ -153,13 +153,13 @@ class Observer:
         """Read a JSON file that others replace; unchanged ones are not read again."""
         try:
             changed_at = path.stat().st_mtime
-            known = self._files.get(path)
-            if known is None or known[0] != changed_at:
-                known = self._files[path] = (changed_at, json.loads(path.read_bytes()))
+            cached = self._files.get(path)
+            if cached is None or cached[0] != changed_at:
+                cached = self._files[path] = (changed_at, json.loads(path.read_bytes()))
         except (OSError, ValueError):
             self._files.pop(path, None)
             return None
-        return known[1]
+        return cached[1]
 
     async def _api(self) -> tuple[dict[str, SeenPod] | None, dict[str, SeenNode] | None]:
         kube = self.cluster.kube
@@ -169,7 +169,7 @@ class Observer:
                 nodes = json.loads(await kube.read("/api/v1/nodes"))["items"]
         except (LeaseholdError, TimeoutError):
             return None, None
-        seen = [pod for each in pods if (pod := seen_pod(each))]
+        seen = [pod for obj in pods if (pod := seen_pod(obj))]
         return {pod.uid: pod for pod in seen}, {node.name: node for node in map(seen_node, nodes)}
 
     async def _learn_uuids(self) -> None:
@@ -199,23 +199,23 @@ class Observer:
             pipe.xrevrange("lh-budget:entries:default", count=500)
             pipe.xlen("lh-budget:entries:default")
             pipe.info("keyspace")
-            *found, gone, windows, entries, count, info = await pipe.execute()
-        raw = dict(zip(names, found, strict=True)) | {"gone": dict.fromkeys(gone, b"")}
+            *rows, gone, windows, entries, count, info = await pipe.execute()
+        raw = dict(zip(names, rows, strict=True)) | {"gone": dict.fromkeys(gone, b"")}
         used = {name.decode(): json.loads(text)["used_units"] for name, text in windows.items()}
         charges = self._all_charges(entries, count)
         return decode(
             raw,
             charges=charges,
             used_units=used if charges else {},
-            keys=sum(each["keys"] - each["expires"] for each in info.values()),
+            keys=sum(database["keys"] - database["expires"] for database in info.values()),
         )
 
     def _all_charges(
         self, entries: list[tuple[bytes, Mapping[bytes, bytes]]], count: int
     ) -> tuple[RawCharge, ...]:
         """Return all charges, or none while those between two samples were more than were read."""
-        known = self._charges
-        self._charges |= {key: decode_charge(entry) for key, entry in entries if key not in known}
+        charges = self._charges
+        self._charges |= {key: decode_charge(entry) for key, entry in entries if key not in charges}
         if len(self._charges) > count:  # Redis lost entries
             self._charges = {key: self._charges[key] for key, _ in entries}
         return tuple(self._charges.values()) if len(self._charges) == count else ()

@@ -117,7 +117,7 @@ class PluginProxy:
                 if is_upstream and name != KUBELET:  # the kubelet has emptied its directory
                     twin.upstream_path.unlink(missing_ok=True)
                 twin.remove()
-                self._old = [each for each in self._old if each.is_used] + [twin]
+                self._old = [earlier for earlier in self._old if earlier.is_used] + [twin]
                 del self._twins[name]
             if (self.of_kubelet / KUBELET).exists():
                 await self._add(KUBELET, self.of_agent, self.of_kubelet)

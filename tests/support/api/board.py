@@ -22,9 +22,9 @@ def node_totals(
 ) -> NodeTotals:
     """Return a node with the totals of its leases."""
     uses, _ = counted_use(leases)
-    known = build.devices(devices, name) if isinstance(devices, int) else devices
+    built = build.devices(devices, name) if isinstance(devices, int) else devices
     device_uses = [
-        (device, uses[device.uuid]) if device.uuid in uses else device for device in known
+        (device, uses[device.uuid]) if device.uuid in uses else device for device in built
     ]
     return NodeTotals(node=build.ledger_node(name, *device_uses, **fields), leases=leases)
 

@@ -87,7 +87,9 @@ class RunningApi:
         return state
 
     async def shares(self, token: str = "") -> list[Any]:
-        return [one for device in (await self.state(token))["devices"] for one in device["shares"]]
+        return [
+            share for device in (await self.state(token))["devices"] for share in device["shares"]
+        ]
 
     async def until_shares(self, count: int) -> list[Any]:
         found: list[Any] = await until(self.shares, lambda shares: len(shares) == count)

@@ -101,10 +101,10 @@ class AuthCluster:
     async def _review(self, request: web.Request) -> web.Response:
         self.reviews += 1
         spec = json.loads(request[BODY])["spec"]
-        known = self.tokens.get(spec["token"])
-        if known is None or known["audience"] not in spec["audiences"]:
+        user = self.tokens.get(spec["token"])
+        if user is None or user["audience"] not in spec["audiences"]:
             status: Json = {"authenticated": False, "error": "token is not for this audience"}
         else:
-            audiences = [known["audience"]]
-            status = {"authenticated": True, "user": known["user"], "audiences": audiences}
+            audiences = [user["audience"]]
+            status = {"authenticated": True, "user": user["user"], "audiences": audiences}
         return web.json_response({"status": status})

@@ -51,11 +51,11 @@ def allocated(
 
 
 def on(uuid: DeviceUuid, memory_mib: int | None = 4_000, **more: object) -> AllocatedDevice:
-    known: dict[str, object] = {"request": "gpu", "share_id": f"share-{memory_mib}"}
+    defaults: dict[str, object] = {"request": "gpu", "share_id": f"share-{memory_mib}"}
     return AllocatedDevice(
         device=device_name(uuid),
         memory_mib=memory_mib,
-        **(known | more),  # type: ignore[arg-type]
+        **(defaults | more),  # type: ignore[arg-type]
     )
 
 
@@ -137,7 +137,7 @@ def lease(name: str = "p1", node: str = "n1", **changes: Any) -> Lease:
 
 
 def chosen(*leases: Lease) -> list[PlacementChosen]:
-    return [PlacementChosen(lease=each) for each in leases]
+    return [PlacementChosen(lease=lease) for lease in leases]
 
 
 async def _nothing() -> None:
@@ -344,7 +344,7 @@ class Counts:
     """What the binder's metrics have counted since this was made, by their labels."""
 
     def __init__(self) -> None:
-        self._before = {each: _values(each) for each in (ANOMALIES, EVICTIONS, RESIZES)}
+        self._before = {counter: _values(counter) for counter in (ANOMALIES, EVICTIONS, RESIZES)}
 
     @property
     def anomalies(self) -> Counter[Any]:
@@ -364,12 +364,12 @@ class Counts:
 
 def _values(metric: prometheus_client.Counter) -> Counter[Any]:
     [family] = metric.collect()
-    found = [each for each in family.samples if each.name.endswith("_total")]
-    keys = [tuple(each.labels.values()) for each in found]
+    samples = [sample for sample in family.samples if sample.name.endswith("_total")]
+    keys = [tuple(sample.labels.values()) for sample in samples]
     return Counter(
         {
-            key if len(key) > 1 else key[0]: int(each.value)
-            for key, each in zip(keys, found, strict=True)
+            key if len(key) > 1 else key[0]: int(sample.value)
+            for key, sample in zip(keys, samples, strict=True)
         }
     )
 
@@ -433,7 +433,7 @@ class World:
 
     async def states(self) -> dict[str, LeaseState]:
         """The state of each pod's lease."""
-        return {each.name: each.state for each in (await self.leases()).values()}
+        return {lease.name: lease.state for lease in (await self.leases()).values()}
 
     async def leases(self) -> dict[PodUid, Lease]:
         """All live leases."""
@@ -442,14 +442,14 @@ class World:
     async def restore(self, *leases: Lease) -> None:
         """Write leases, each with the next slots of its devices."""
         held: Counter[DeviceUuid] = Counter()
-        for each in (await self.leases()).values():
-            held.update(share.device for share in each.shares)
-        for each in leases:
+        for lease in (await self.leases()).values():
+            held.update(share.device for share in lease.shares)
+        for lease in leases:
             shares = []
-            for share in each.shares:
+            for share in lease.shares:
                 shares.append(structs.replace(share, slot=held[share.device]))
                 held[share.device] += 1
-            restored = structs.replace(each, shares=tuple(shares))
+            restored = structs.replace(lease, shares=tuple(shares))
             assert await self.ledger.restore([restored], now=NOW) == []
 
     async def cordoned(self) -> dict[NodeName, str]:

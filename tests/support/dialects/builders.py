@@ -82,11 +82,11 @@ def pod(
     """A pod, init containers first; limits stand for a container `c`, or for `a`, `b` and so on."""
     names = "c" if len(asked) == 1 else "abcdef"
     containers = (
-        one if isinstance(one, ContainerManifest) else container_with(name, limits=one)
-        for name, one in zip(names, asked, strict=False)
+        request if isinstance(request, ContainerManifest) else container_with(name, limits=request)
+        for name, request in zip(names, asked, strict=False)
     )
-    known = {"namespace": Namespace("ns"), "annotations": notes or {}}
-    return PodManifest(containers=tuple(containers), **(known | facts))
+    defaults = {"namespace": Namespace("ns"), "annotations": notes or {}}
+    return PodManifest(containers=tuple(containers), **(defaults | facts))
 
 
 def read(
@@ -105,8 +105,12 @@ def koordinated(
 
 def device(index: int = 0, memory_mib: int = 16384, **facts: Any) -> Device:
     """A device whose UUID ends in its index."""
-    known: dict[str, Any] = {"model": "Tesla T4", "slots": 10, "uuid": DeviceUuid(f"GPU-{index}")}
-    return Device(index=index, memory_mib=memory_mib, **(known | facts))
+    defaults: dict[str, Any] = {
+        "model": "Tesla T4",
+        "slots": 10,
+        "uuid": DeviceUuid(f"GPU-{index}"),
+    }
+    return Device(index=index, memory_mib=memory_mib, **(defaults | facts))
 
 
 def share(container: str, gpu: str, memory: int, cores: int, index: int = 0, **facts: Any) -> Share:
@@ -132,9 +136,9 @@ def leased(manifest: PodManifest, *places: tuple[int, ...], rules: Rules = RULES
 def leased_on(wanted: PodRequest, *places: tuple[Device, ...]) -> Lease:
     """The lease for a request on these devices, one tuple for each container with GPUs."""
     shares = (
-        share_of(request, each, required_memory_mib(request, each))
+        share_of(request, device, required_memory_mib(request, device))
         for request, devices in zip(wanted.containers, places, strict=True)
-        for each in devices
+        for device in devices
     )
     return lease_of(*shares, dialect=wanted.dialect, memo=wanted.memo)
 

@@ -88,13 +88,13 @@ async def allocated_setup(
     """Return what Allocate returned for a container, from the kubelet's own checkpoint."""
     node = pod["spec"]["nodeName"]
     file = up.root / "nodes" / node / "device-plugins" / "kubelet_internal_checkpoint"
-    found = [
+    held_leases = [
         ContainerAllocateResponse.FromString(base64.b64decode(entry["AllocResp"]))
         for entry in json.loads(file.read_text())["Data"]["PodDeviceEntries"]
         if (entry["PodUID"], entry["ContainerName"]) == (pod["metadata"]["uid"], container)
     ]
-    assert len(found) == 1, f"{len(found)} answers for {container}"
-    return found[0]
+    assert len(held_leases) == 1, f"{len(held_leases)} answers for {container}"
+    return held_leases[0]
 
 
 def state_of(up: Stack, pod: Mapping[str, Any], container: str = "cuda") -> dict[str, Any]:
@@ -102,8 +102,8 @@ def state_of(up: Stack, pod: Mapping[str, Any], container: str = "cuda") -> dict
     node = pod["spec"]["nodeName"]
     uid = pod["metadata"]["uid"]
     state = json.loads((up.root / "nodes" / node / "pods" / f"{uid}.json").read_text())
-    found: dict[str, Any] = state["containers"][container]
-    return found
+    container_state: dict[str, Any] = state["containers"][container]
+    return container_state
 
 
 @asynccontextmanager
@@ -137,7 +137,7 @@ async def delete_all_pods(up: Stack) -> None:
         return "unknown"
 
     await up.clear()
-    await until(held, lambda found: not found)
+    await until(held, lambda leases: not leases)
 
 
 async def node_allocatable(
@@ -145,15 +145,15 @@ async def node_allocatable(
 ) -> dict[str, Any]:
     """Wait until a node's allocatable has these amounts (None: the resource is absent)."""
     wanted = {name: None if n is None else str(n) for name, n in amounts.items()}
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
 
     async def allocatable() -> dict[str, Any]:
-        found.update(json.loads(await up.kube.read(f"/api/v1/nodes/{node}")))
-        shown = found["status"].get("allocatable", {})
+        values.update(json.loads(await up.kube.read(f"/api/v1/nodes/{node}")))
+        shown = values["status"].get("allocatable", {})
         return {name: shown.get(name) for name in wanted}
 
     await until(allocatable, lambda shown: shown == wanted, limit_s=limit_s)
-    return found
+    return values
 
 
 async def restart_kubelet(up: Stack, node: str) -> None:

@@ -21,12 +21,14 @@ from tests.support.lifecycle import moments, most_at_once
 PATHS = Paths(library="/l/libvgpu.so", preload="/l/preload", containers="/c")
 
 
-LAYOUTS = next(each.layouts for each in KNOWN_GEOMETRIES if "A100-SXM4-40GB" in each.models)
+LAYOUTS = next(
+    geometries.layouts for geometries in KNOWN_GEOMETRIES if "A100-SXM4-40GB" in geometries.models
+)
 
 
 def _device(node: str, index: int, **fields: Any) -> Device:
-    known: dict[str, Any] = {"model": "Tesla T4", "memory_mib": 15109, "slots": 4}
-    return Device(uuid=DeviceUuid(f"GPU-{node}-{index}"), index=index, **(known | fields))
+    defaults: dict[str, Any] = {"model": "Tesla T4", "memory_mib": 15109, "slots": 4}
+    return Device(uuid=DeviceUuid(f"GPU-{node}-{index}"), index=index, **(defaults | fields))
 
 
 def _partitioned(node: str, index: int, **fields: Any) -> Device:
@@ -197,12 +199,12 @@ def by_pod(held: Iterable[HeldShare]) -> dict[str, list[HeldShare]]:
     return pods
 
 
-def run_together(one: HeldShare, other: HeldShare, held: Iterable[HeldShare]) -> bool:
+def run_together(share: HeldShare, other: HeldShare, held: Iterable[HeldShare]) -> bool:
     """Whether two shares are ever in use at the same time."""
-    if one.pod != other.pod:
+    if share.pod != other.pod:
         return True
-    own = by_pod(held)[one.pod]
-    return any(one in now and other in now for now in moments(own, lambda each: each.part.init))
+    own = by_pod(held)[share.pod]
+    return any(share in now and other in now for now in moments(own, lambda entry: entry.part.init))
 
 
 def assert_sharing_allowed(held: list[HeldShare]) -> None:
@@ -217,8 +219,8 @@ def assert_sharing_allowed(held: list[HeldShare]) -> None:
 
 def assert_slots_distinct(device: Device, held: list[HeldShare]) -> None:
     """No slot is given twice at a time, and each is among those that its dialect has."""
-    for one, other in combinations([h for h in held if h.share.slot is not None], 2):
-        distinct = one.share.slot != other.share.slot or not run_together(one, other, held)
+    for share, other in combinations([h for h in held if h.share.slot is not None], 2):
+        distinct = share.share.slot != other.share.slot or not run_together(share, other, held)
         assert distinct, f"a slot of {device.uuid} is taken twice: {held}"
     for holding in held:
         most = holding.part.slots
@@ -234,14 +236,14 @@ def assert_instances_valid(device: Device, held: list[HeldShare]) -> None:
     for holding in held:
         place = holding.share.mig
         assert place is not None, f"{holding} holds no instance of {device.uuid}"
-        layout = next(each for each in device.layouts if each.name == place.layout)
+        layout = next(layout for layout in device.layouts if layout.name == place.layout)
         profile = layout.positions[place.position]
         assert (profile.name, profile.memory_mib) == (place.profile, holding.share.memory_mib)
         assert profile.memory_mib >= needed_of_instance(holding.part, device)
         holders.setdefault(place.position, []).append(holding)
     for position, several in holders.items():
-        for one, other in combinations(several, 2):
-            distinct = not run_together(one, other, held)
+        for share, other in combinations(several, 2):
+            distinct = not run_together(share, other, held)
             assert distinct, f"instance {position} is held twice: {several}"
 
 

@@ -21,8 +21,8 @@ def running_in_thread(servers: AbstractAsyncContextManager[T]) -> Iterator[T]:
 
     async def serve() -> None:
         loops.append(asyncio.get_running_loop())
-        async with servers as found:
-            entered.append(found)
+        async with servers as served:
+            entered.append(served)
             ready.set()
             await stop.wait()
 
@@ -69,5 +69,5 @@ def without_tracebacks() -> Iterator[None]:
         yield
     finally:
         logging.getLogger().removeHandler(handler)
-    found = [text[:500] for text in handler.found]
-    assert not found, found
+    texts = [text[:500] for text in handler.found]
+    assert not texts, texts

@@ -34,13 +34,15 @@ def encoded(*events: object) -> bytes:
 def _plain(value: Any) -> Any:
     """Return a value as maps and lists of all its fields."""
     if dataclasses.is_dataclass(value):
-        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return {
+            field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
     if isinstance(value, msgspec.Struct):
         return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list | set | frozenset):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return value
 
 
@@ -49,9 +51,9 @@ def _renamed(value: Any, names: Mapping[str, str]) -> Any:
         case str():
             return names.get(value, value)
         case dict():
-            return {names.get(key, key): _renamed(each, names) for key, each in value.items()}
+            return {names.get(key, key): _renamed(item, names) for key, item in value.items()}
         case list():
-            return [_renamed(each, names) for each in value]
+            return [_renamed(item, names) for item in value]
     return value
 
 
@@ -76,9 +78,9 @@ def _changed(value: Any) -> Iterator[Any]:
 def _changed_map(value: Mapping[str, Any]) -> Iterator[Any]:
     yield {}
     yield {**value, "x" * LONG: 1}
-    for key, each in value.items():
+    for key, item in value.items():
         yield {name: kept for name, kept in value.items() if name != key}
-        for changed in _changed(each):
+        for changed in _changed(item):
             yield {**value, key: changed}
 
 

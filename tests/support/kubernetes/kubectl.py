@@ -65,9 +65,9 @@ def kubectl_on(
         if binary is None:
             pytest.skip(f"no {request.param} in PATH: install kubectl to run this test")
         async with server() as api:
-            found = Kubectl(binary, api, tmp_path)
-            if least_minor and await found.minor() < least_minor:
+            kubectl = Kubectl(binary, api, tmp_path)
+            if least_minor and await kubectl.minor() < least_minor:
                 pytest.skip(f"{binary} is older than 1.{least_minor}")
-            yield found
+            yield kubectl
 
     return kubectl

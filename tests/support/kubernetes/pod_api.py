@@ -26,25 +26,27 @@ Types = Mapping[str, Mapping[str, str]]
 def types_of(openapi: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Return the types that a pod's metadata and spec contain."""
     schemas = openapi["components"]["schemas"]
-    found: dict[str, dict[str, str]] = {}
+    fields: dict[str, dict[str, str]] = {}
     todo = list(ROOTS.values())
     while todo:
         name = todo.pop()
-        if _last(name) not in found:
-            found[_last(name)] = {}
+        if _last(name) not in fields:
+            fields[_last(name)] = {}
             for field, schema in sorted(schemas[name]["properties"].items()):
                 shown, kind = (f"{field}[]", _kind(schema["items"])) if "items" in schema else (
                     field, _kind(schema))  # fmt: skip
                 has_fields = "properties" in schemas.get(kind, {})
-                found[_last(name)][shown if has_fields else field] = _last(kind) * has_fields
+                fields[_last(name)][shown if has_fields else field] = _last(kind) * has_fields
                 todo += [kind] * has_fields
-    return found
+    return fields
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
     """Return the type that a schema names; empty: none. Maps have none."""
     named = [schema, *schema.get("allOf", ())]
-    return next((each["$ref"].rpartition("/")[2] for each in named if "$ref" in each), "")
+    return next(
+        (reference["$ref"].rpartition("/")[2] for reference in named if "$ref" in reference), ""
+    )
 
 
 def _last(name: str) -> str:

@@ -26,9 +26,9 @@ class Reviews:
     async def token(self, request: web.Request) -> web.Response:
         body = json.loads(request[BODY])
         name = body["spec"]["token"].removeprefix("token-of-")
-        known = name in self.rights
+        allowed = name in self.rights
         user = {"username": name, "uid": "1", "groups": ["system:authenticated"]}
-        status = {"authenticated": known, **({"user": user} if known else {})}
+        status = {"authenticated": allowed, **({"user": user} if allowed else {})}
         return web.json_response({**body, "status": status}, status=201)
 
     async def access(self, request: web.Request) -> web.Response:

@@ -22,7 +22,7 @@ _METADATA = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 Json = dict[str, Any]
 
 
-def faults(found: Collection[Json]) -> list[str]:
+def faults(objects: Collection[Json]) -> list[str]:
     """Return the faults of objects in the oldest and in the newest version of Kubernetes.
 
     Objects of other projects have none.
@@ -31,7 +31,7 @@ def faults(found: Collection[Json]) -> list[str]:
     assert row, "the page names the oldest version"
     return [
         f"{it['kind']} {it['metadata']['name']}, Kubernetes 1.{minor}: {fault}"
-        for it in found
+        for it in objects
         for minor in (
             int(row[1 + it["apiVersion"].startswith("resource.k8s.io/")]),
             max(versions()),
@@ -43,9 +43,9 @@ def faults(found: Collection[Json]) -> list[str]:
 @cache
 def versions() -> dict[int, Traversable]:
     """Return the schemas without unknown fields, by the minor versions of Kubernetes."""
-    found = (files("kubernetes_validate") / "kubernetes-json-schema").iterdir()
-    strict = [each for each in found if each.name.endswith("-strict")]
-    return {int(each.name.split(".")[1]): each / "_definitions.json" for each in strict}
+    folders = (files("kubernetes_validate") / "kubernetes-json-schema").iterdir()
+    strict = [folder for folder in folders if folder.name.endswith("-strict")]
+    return {int(folder.name.split(".")[1]): folder / "_definitions.json" for folder in strict}
 
 
 @cache
@@ -55,8 +55,8 @@ def _faults(text: str, minor: int) -> list[str]:
     if schema:
         return [f"{error.json_path}: {error.message}" for error in schema.iter_errors(it)]
     group, _, _ = it["apiVersion"].rpartition("/")
-    known = "." not in group or group.endswith((".k8s.io", "leasehold.dev"))
-    return [f"no kind {it['kind']} in {it['apiVersion']}"] if known else []
+    is_builtin = "." not in group or group.endswith((".k8s.io", "leasehold.dev"))
+    return [f"no kind {it['kind']} in {it['apiVersion']}"] if is_builtin else []
 
 
 @cache
@@ -90,8 +90,8 @@ def _custom_kinds() -> Iterator[tuple[tuple[str, str], Json]]:
 
 def _without_unknown(schema: Any) -> Any:
     if isinstance(schema, list):
-        return [_without_unknown(each) for each in schema]
+        return [_without_unknown(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     closed = {"additionalProperties": False} if "properties" in schema else {}
-    return {key: _without_unknown(each) for key, each in schema.items()} | closed
+    return {key: _without_unknown(item) for key, item in schema.items()} | closed

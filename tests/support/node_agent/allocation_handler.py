@@ -124,7 +124,7 @@ class HandlerWorld:
     @property
     def allocated(self) -> list[str]:
         """Pods that were given something."""
-        return [each.pod for each in self.node.checkpoint.allocations]
+        return [allocation.pod for allocation in self.node.checkpoint.allocations]
 
     def lease(self, name: str, *shares: Any, **changes: Any) -> Lease:
         return self.ledger.grant(lease_of(f"uid-{name}", *shares, name=name, **changes))

@@ -74,7 +74,7 @@ class Bundles:
                 or f"kubepods-burstable-pod{named}.slice:cri-containerd:{container_id}",
                 "devices": list(devices),
                 "resources": {
-                    "devices": [*USUAL, *(rule(one["minor"]) for one in devices), *rules],
+                    "devices": [*USUAL, *(rule(device["minor"]) for device in devices), *rules],
                     "memory": {"limit": 1 << 30},
                 },
             },

@@ -97,7 +97,7 @@ def create_claim(
     """Create a claim with these results, reserved for pods."""
     store = cluster.api.store
     requests = [
-        {"name": each["request"], "exactly": {"deviceClassName": "gpu"}} for each in results
+        {"name": result["request"], "exactly": {"deviceClassName": "gpu"}} for result in results
     ]
     metadata = {"name": name, "namespace": "default"}
     spec = {"devices": {"requests": requests}}
@@ -131,12 +131,12 @@ def pod_with_claim(name: str, claim: str, **spec: Any) -> Json:
 def claim_lease(stored: Json, /, *shares: Share, **changes: Any) -> Lease:
     """Return the lease of a claim's allocation, with one share for each of its results."""
     results = stored["status"]["allocation"]["devices"]["results"]
-    keys = [(each["request"], each["device"], each.get("shareID", "")) for each in results]
+    keys = [(result["request"], result["device"], result.get("shareID", "")) for result in results]
     meta = stored["metadata"]
     allocation = ClaimAllocation(generation=generation_of(ALLOCATED_AT, keys))
     own = shares or tuple(
-        share(container=each["request"], share_id=each.get("shareID", ""), slot=number)
-        for number, each in enumerate(results)
+        share(container=result["request"], share_id=result.get("shareID", ""), slot=number)
+        for number, result in enumerate(results)
     )
     facts = {"name": meta["name"], "dialect": "", "claim": allocation, **changes}
     return lease_of(meta["uid"], *own, **facts)

@@ -53,7 +53,7 @@ def hardware(cluster: OneNodeCluster) -> SimulatedGpus:
 
 async def instances_by_start(cluster: OneNodeCluster) -> dict[int, MigInstance]:
     """Return the device's instances by their first slice."""
-    return {one.start: one for one in await hardware(cluster).instances(GPU)}
+    return {instance.start: instance for instance in await hardware(cluster).instances(GPU)}
 
 
 async def end_pod(cluster: OneNodeCluster, lease: Lease) -> None:

@@ -99,11 +99,11 @@ class FakeDriver:
 
 async def list_instances(device: DeviceUuid) -> tuple[MigInstance, ...]:
     assert device == GPU
-    one = MigInstance(
+    instance = MigInstance(
         gi=3, profile="1g.10gb", start=0, memory_slices=1, compute_slices=1,
         compute_ids=(0,), uuid="MIG-a",
     )  # fmt: skip
-    return (replace(one, gi=4, uuid="MIG-b", start=1), one)
+    return (replace(instance, gi=4, uuid="MIG-b", start=1), instance)
 
 
 @dataclass
@@ -143,14 +143,14 @@ class MonitorWorld:
         (directory / "status").write_text(f"NSpid:\t{pid}\t{inner}\n")
         (directory / "stat").write_text(stat_of(pid, began_ticks))
         (before,) = self.driver.samples
-        one = GpuProcess(pid=pid, memory_bytes=mib * MIB, busy_percent=35)
-        self.driver.samples = (replace(before, processes=(*before.processes, one)),)
+        process = GpuProcess(pid=pid, memory_bytes=mib * MIB, busy_percent=35)
+        self.driver.samples = (replace(before, processes=(*before.processes, process)),)
 
     def end_process(self, pid: int) -> None:
         """Remove a process; its slot stays as it was."""
         shutil.rmtree(self.root / "proc" / str(pid))
         (before,) = self.driver.samples
-        left = tuple(one for one in before.processes if one.pid != pid)
+        left = tuple(process for process in before.processes if process.pid != pid)
         self.driver.samples = (replace(before, processes=left),)
 
     def restart(self, last_uses: LastUseFile) -> UsageMonitor:
@@ -209,11 +209,11 @@ def computing(world: MonitorWorld, lease: Lease | None = None) -> LeasedContaine
 
 
 def read(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
-    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    values: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
     for family in text_string_to_metric_families(text):
-        for one in family.samples:
-            found.setdefault(one.name, {})[tuple(sorted(one.labels.items()))] = one.value
-    return found
+        for sample in family.samples:
+            values.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = sample.value
+    return values
 
 
 async def scraped(monitor: UsageMonitor, accept: str = "text/plain") -> str:

@@ -37,8 +37,8 @@ def uuid(node: str, gpu: int) -> DeviceUuid:
 
 
 def device(node: str, gpu: int, **changed: Any) -> Device:
-    known = {"model": "Tesla T4", "memory_mib": 16_000, "slots": 4}
-    return build.device(changed.pop("uuid", uuid(node, gpu)), gpu, **(known | changed))
+    defaults = {"model": "Tesla T4", "memory_mib": 16_000, "slots": 4}
+    return build.device(changed.pop("uuid", uuid(node, gpu)), gpu, **(defaults | changed))
 
 
 def facts(name: str, **amounts: int) -> NodeFacts:
@@ -56,7 +56,7 @@ def report(name: str, devices: Sequence[Device], at: float = 0.0) -> DeviceRepor
 
 def share(node: str, gpu: int = 0, mib: int = 4_000, cores: int = 0, **more: Any) -> Share:
     exclusive = cores == 100 or more.get("whole")
-    known: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "device_mib": 16_000,
         "device_model": "Tesla T4",
         "memory_mib": mib,
@@ -65,7 +65,7 @@ def share(node: str, gpu: int = 0, mib: int = 4_000, cores: int = 0, **more: Any
     }
     where = more.pop("device", uuid(node, gpu))
     index = more.pop("index", gpu)
-    return build.share(where, index, **(known | more))
+    return build.share(where, index, **(defaults | more))
 
 
 def reservation(
@@ -157,10 +157,10 @@ async def refusal(leases: RedisLeases, wanted: Reservation, *, now: float = NOW)
 async def uses(leases: RedisLeases) -> dict[DeviceUuid, DeviceUse]:
     """Return what is taken of every device."""
     return {
-        known.uuid: use
+        device.uuid: use
         async for page in leases.totals.pages()
         for account in page
-        for known, use in account.node.devices
+        for device, use in account.node.devices
     }
 
 
@@ -182,8 +182,8 @@ async def assert_sound(leases: RedisLeases) -> list[Lease]:
             assert {k: v for k, v in account.node.used.items() if v} == {
                 k: v for k, v in used.items() if v
             }
-            for known, use in account.node.devices:
-                summed = devices.pop(known.uuid, DeviceUse())
+            for device, use in account.node.devices:
+                summed = devices.pop(device.uuid, DeviceUse())
                 assert use.fence >= summed.fence
                 assert structs.replace(use, fence=summed.fence, held=None) == summed
                 assert use.cores_percent <= 100

@@ -58,8 +58,8 @@ def candidates(draw: st.DrawFn) -> tuple[str, list[Share]]:
     if shares and shares[0].init:
         positions[0] = draw(st.sampled_from(positions))
     return node, [
-        as_instance(one, layout, positions[number]) if one.index in instances else one
-        for number, one in enumerate(shares)
+        as_instance(share, layout, positions[number]) if share.index in instances else share
+        for number, share in enumerate(shares)
     ]
 
 
@@ -100,25 +100,25 @@ class Model:
         )
 
     def device_fits(self, wanted: Reservation, booking: Any, shares: tuple[Share, ...]) -> bool:
-        known = self.devices.get(booking.device)
-        if known is None or not known.healthy:
+        device = self.devices.get(booking.device)
+        if device is None or not device.healthy:
             return False
         mine = [s for s in shares if s.device == booking.device]
-        if not self.positions_fit(known, mine):
+        if not self.positions_fit(device, mine):
             return False
         held = self.held(booking.device)
         count = sum(other.shares for _, other in held)
         cores = sum(other.cores_percent for _, other in held)
         memory = sum(other.memory_mib for _, other in held)
         slotted = [s for s in mine if s.slotted and not s.mig]
-        slots = min((s.slots for s in slotted), default=0) or known.slots
+        slots = min((s.slots for s in slotted), default=0) or device.slots
         return not (
             (slotted and count + booking.shares > slots)
             or any(
                 set(wanted.anti_affinity_groups) & set(lease.anti_affinity_groups)
                 for lease, _ in held
             )
-            or memory + booking.memory_mib > known.memory_mib
+            or memory + booking.memory_mib > device.memory_mib
             or cores + booking.cores_percent > 100
             or (
                 booking.sharing in {SharingPolicy.EXCLUSIVE, SharingPolicy.IDLE_DEVICE}
@@ -128,15 +128,15 @@ class Model:
             or (cores >= 100 and booking.sharing is not SharingPolicy.BEST_EFFORT)
         )
 
-    def positions_fit(self, known: Device, mine: list[Share]) -> bool:
+    def positions_fit(self, device: Device, mine: list[Share]) -> bool:
         """Instances are on devices in MIG mode, of one layout, none of them taken."""
         there = [
-            s for lease in self.leases.values() for s in lease.shares if s.device == known.uuid
+            s for lease in self.leases.values() for s in lease.shares if s.device == device.uuid
         ]
         layouts = {s.mig.layout if s.mig else "" for s in (*mine, *there)}
         taken = {s.mig.position for s in there if s.mig}
         return (
-            (known.mode is DeviceMode.MIG) == any(s.mig for s in mine)
+            (device.mode is DeviceMode.MIG) == any(s.mig for s in mine)
             and len(layouts) == 1
             and not any(s.mig and s.mig.position in taken for s in mine)
         )

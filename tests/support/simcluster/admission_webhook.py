@@ -113,16 +113,16 @@ async def webhook_server() -> AsyncIterator[WebhookUnderTest]:
         directory = tempfile.TemporaryDirectory(prefix="lh-hook-")
         _MADE.append((directory, load_certificates(Path(directory.name), "hook.default.svc")))
     _, certificate = _MADE[0]
-    found = WebhookUnderTest(0, certificate)
+    webhook = WebhookUnderTest(0, certificate)
     app = web.Application()
-    app.router.add_post("/{name}", found.handle)
+    app.router.add_post("/{name}", webhook.handle)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     context: ssl.SSLContext = certificate.server_context()
     site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
     try:
         await site.start()
-        found.port = runner.addresses[0][1]
-        yield found
+        webhook.port = runner.addresses[0][1]
+        yield webhook
     finally:
         await runner.cleanup()

@@ -90,9 +90,9 @@ async def api_server(
 
 async def body_of(response: aiohttp.ClientResponse, code: int = 200) -> Any:
     """Return the body of a response that must have this status."""
-    found = await response.json()
-    assert response.status == code, found
-    return found
+    document = await response.json()
+    assert response.status == code, document
+    return document
 
 
 async def read(client: Client, path: str, *, code: int = 200, **more: Any) -> Any:

@@ -34,7 +34,7 @@ def older_definition(kinds: str) -> Json:
         if not isinstance(schema, dict):
             return schema
         strict = {"x-kubernetes-validations", "pattern"}
-        return {key: lenient(each) for key, each in schema.items() if key not in strict}
+        return {key: lenient(item) for key, item in schema.items() if key not in strict}
 
     definition: Json = yaml.safe_load(KINDS.joinpath(f"{kinds}.yaml").read_text())
     for version in definition["spec"]["versions"]:

@@ -12,12 +12,22 @@ def definition(
     scope = more.pop("scope", "Namespaced")
     names = {"kind": kind, "plural": plural, **more.pop("names", {})}
     root = {"type": "object", "properties": schema}
-    one = {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": root}}
+    version_spec = {
+        "name": version,
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": root},
+    }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {"name": f"{plural}.{group}"},
-        "spec": {"group": group, "scope": scope, "names": names, "versions": [{**one, **more}]},
+        "spec": {
+            "group": group,
+            "scope": scope,
+            "names": names,
+            "versions": [{**version_spec, **more}],
+        },
     }
 
 

@@ -26,16 +26,16 @@ INSTALLED = RIGHTS | {
 
 def manifests(kinds: Collection[str], *components: Path) -> list[dict[str, Any]]:
     """Return the objects of these kinds in `k8s/base` and in files of components."""
-    found = [
-        each
+    documents = [
+        document
         for path in (*sorted(BASE.rglob("*.yaml")), *KINDS, *POLICIES, *components)
-        for each in yaml.safe_load_all(path.read_text())
-        if each and each["kind"] in kinds
+        for document in yaml.safe_load_all(path.read_text())
+        if document and document["kind"] in kinds
     ]
-    for each in found:
-        if each["kind"] in NAMESPACED:
-            each["metadata"].setdefault("namespace", SYSTEM_NAMESPACE)
-    return found
+    for document in documents:
+        if document["kind"] in NAMESPACED:
+            document["metadata"].setdefault("namespace", SYSTEM_NAMESPACE)
+    return documents
 
 
 async def install_rights(api: ApiUnderTest, *components: Path) -> None:
@@ -44,15 +44,15 @@ async def install_rights(api: ApiUnderTest, *components: Path) -> None:
     async with api.client() as client:
         for name in (SYSTEM_NAMESPACE, AGENTS_NAMESPACE, "team-a"):
             await created(client, "/api/v1/namespaces", {"metadata": {"name": name}})
-        for found in sorted(objects, key=lambda each: "Policy" in each["kind"]):
-            group = found["apiVersion"]
-            namespace = found["metadata"].get("namespace")
+        for obj in sorted(objects, key=lambda manifest: "Policy" in manifest["kind"]):
+            group = obj["apiVersion"]
+            namespace = obj["metadata"].get("namespace")
             inside = f"/namespaces/{namespace}" if namespace else ""
-            plural = found["kind"].lower().removesuffix("y") + (
-                "ies" if found["kind"].endswith("y") else "s"
+            plural = obj["kind"].lower().removesuffix("y") + (
+                "ies" if obj["kind"].endswith("y") else "s"
             )
             root = "/api/v1" if group == "v1" else f"/apis/{group}"
-            await created(client, f"{root}{inside}/{plural}", found)
+            await created(client, f"{root}{inside}/{plural}", obj)
 
 
 async def created(client: aiohttp.ClientSession, path: str, obj: dict[str, Any]) -> Any:

@@ -91,19 +91,19 @@ class Node:
         return self.store.read("nodes", None, self.kubelet.name)
 
     def amount(self, resource: str, part: str = "allocatable") -> str | None:
-        found: str | None = self.node()["status"][part].get(resource)
-        return found
+        amount: str | None = self.node()["status"][part].get(resource)
+        return amount
 
     async def allocatable(self, resource: str, count: int) -> None:
         await until(lambda: self.amount(resource) == str(count))
 
     async def phase(self, name: str, phase: str) -> Json:
         def reached() -> Json | None:
-            found = self.pod(name)
-            return found if found["status"].get("phase") == phase else None
+            pod = self.pod(name)
+            return pod if pod["status"].get("phase") == phase else None
 
-        found: Json = await until(reached)
-        return found
+        reached_pod: Json = await until(reached)
+        return reached_pod
 
     async def run(self, name: str, **spec: Any) -> Json:
         """Create a pod and wait until it runs."""
@@ -147,9 +147,11 @@ class Node:
             stub = podresources_grpc.PodResourcesListerStub(channel)
             answer = await _within_the_rate(stub.List, podresources.ListPodResourcesRequest())
         return {
-            (each.name, one.name): {d for devices in one.devices for d in devices.device_ids}
-            for each in answer.pod_resources
-            for one in each.containers
+            (pod_resource.name, container.name): {
+                d for devices in container.devices for d in devices.device_ids
+            }
+            for pod_resource in answer.pod_resources
+            for container in pod_resource.containers
         }
 
 
@@ -323,11 +325,11 @@ class ScriptedPlugin(api_pb2_grpc.DevicePluginServicer):  # type: ignore[misc]
             self._streams.discard(stream)
 
     async def GetPreferredAllocation(self, request: Any, context: Any) -> Any:  # noqa: N802
-        one = request.container_requests[0]
-        self.calls.append(("GetPreferredAllocation", tuple(one.available_deviceIDs)))
+        container_request = request.container_requests[0]
+        self.calls.append(("GetPreferredAllocation", tuple(container_request.available_deviceIDs)))
         self.requests.append(request)
         answer = api_pb2.ContainerPreferredAllocationResponse(
-            deviceIDs=await self.on_preferred(one)
+            deviceIDs=await self.on_preferred(container_request)
         )
         return api_pb2.PreferredAllocationResponse(container_responses=[answer])
 
@@ -339,8 +341,8 @@ class ScriptedPlugin(api_pb2_grpc.DevicePluginServicer):  # type: ignore[misc]
             env = await self.on_allocate(devices)
         except PluginRefusalError as fault:
             await context.abort(grpc.StatusCode.UNKNOWN, str(fault))
-        one = api_pb2.ContainerAllocateResponse(envs=env, mounts=self.mounts)
-        return api_pb2.AllocateResponse(container_responses=[one])
+        response = api_pb2.ContainerAllocateResponse(envs=env, mounts=self.mounts)
+        return api_pb2.AllocateResponse(container_responses=[response])
 
     async def PreStartContainer(self, request: Any, context: Any) -> Any:  # noqa: N802
         self.calls.append(("PreStartContainer", tuple(request.devices_ids)))

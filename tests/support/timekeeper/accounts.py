@@ -58,8 +58,8 @@ def charged_lease(
     since_ms: int = T0, *, weight: int = 500, id_: str = "p/1", **fields: Any
 ) -> ChargedLease:
     """Half a GPU since an instant, not charged yet."""
-    known: dict[str, Any] = {"charged_ms": since_ms, "pod": PodUid(id_), "name": id_}
-    return ChargedLease(id=id_, weight=weight, since_ms=since_ms, **(known | fields))
+    defaults: dict[str, Any] = {"charged_ms": since_ms, "pod": PodUid(id_), "name": id_}
+    return ChargedLease(id=id_, weight=weight, since_ms=since_ms, **(defaults | fields))
 
 
 def account(*tenures: ChargedLease, **fields: Any) -> Account:
@@ -69,7 +69,7 @@ def account(*tenures: ChargedLease, **fields: Any) -> Account:
 
 def lease(pod: str, *, created_ms: int = T0, mib: int = 8_000, gpu: int = 0, **more: Any) -> Lease:
     """A bound lease of half of a T4 of node a."""
-    known: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "namespace": TEAM,
         "name": pod,
         "node": "a",
@@ -78,7 +78,7 @@ def lease(pod: str, *, created_ms: int = T0, mib: int = 8_000, gpu: int = 0, **m
         "version": 2,
         "created_at": created_ms / 1000,
     }
-    return Lease(pod=PodUid(pod), **(known | more))
+    return Lease(pod=PodUid(pod), **(defaults | more))
 
 
 class CrashedError(Exception):
@@ -179,8 +179,8 @@ class AccountLedger:
     async def journal(self, kind: str, at_ms: int, *leases: Lease) -> None:
         """Write what the ledger's functions write, at an instant of the test's choice."""
         command: list[Any] = ["XADD", f"{self.ledger_prefix}tenures", f"{at_ms}-*", "kind", kind]
-        for each in leases:
-            command += [each.pod, encode_lease(each)]
+        for lease in leases:
+            command += [lease.pod, encode_lease(lease)]
         await self.leases._connection._redis.execute_command(*command)
 
     async def count(self, at_ms: int, *, keeper: Timekeeper | None = None) -> list[Any]:
@@ -192,14 +192,16 @@ class AccountLedger:
         return await keeper.count()
 
     async def account(self, namespace: Namespace = TEAM) -> Account:
-        (found,) = await self.store.load({namespace: None})
-        return found
+        (stored,) = await self.store.load({namespace: None})
+        return stored
 
     async def ledger(self, namespace: Namespace = TEAM) -> list[ChargeEntry]:
-        found: list[ChargeEntry] = []
-        while page := await self.store.entries(namespace, after=found[-1].id if found else ""):
-            found += page
-        return found
+        charge_entries: list[ChargeEntry] = []
+        while page := await self.store.entries(
+            namespace, after=charge_entries[-1].id if charge_entries else ""
+        ):
+            charge_entries += page
+        return charge_entries
 
     async def charges(self, namespace: Namespace = TEAM) -> list[ChargeEntry]:
         entries = await self.ledger(namespace)
@@ -210,5 +212,5 @@ class AccountLedger:
 async def account_ledger(url: str, *budgets: Budget) -> AsyncIterator[AccountLedger]:
     """Open a ledger with four T4 of 16,000 MiB, and budgets beside it."""
     async with ledger(url, {"a": 4}) as leases:
-        config = FixedBudgets(given={each.namespace: each for each in budgets})
+        config = FixedBudgets(given={budget.namespace: budget for budget in budgets})
         yield AccountLedger(url, leases, leases.part(Budgets), config)

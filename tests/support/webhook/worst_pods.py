@@ -55,8 +55,8 @@ def worst_pod(kind: str, *, gpu: bool, size: int = MAX_REQUEST_BYTES) -> Obj:
         main[kind] = [*_filled(_ITEMS[kind], size), *main.get(kind, ())]
     elif kind in _MAPS:
         amounts = main.setdefault("resources", {}).setdefault(kind, {})
-        for each in _filled(_MAPS[kind], size):
-            amounts |= each
+        for entries in _filled(_MAPS[kind], size):
+            amounts |= entries
     elif kind in _SPEC:
         pod["spec"].setdefault(kind, []).extend(_filled(_SPEC[kind], size))
     elif kind in {"annotations", "labels"}:
@@ -75,10 +75,10 @@ def _at_every_bound(pod: Obj, main: Obj) -> Obj:
     """Return a pod that no bound denies, with as much of everything as they allow."""
     pod["metadata"]["annotations"] = {f"nvidia.com/gpumem-{n}": "x" for n in range(5_000)}
     pod["spec"]["volumes"] = [_SPEC["volumes"](n) for n in range(MAX_CONTAINERS)]
-    each = MAX_ENTRIES // MAX_CONTAINERS - 1
-    fields = {kind: [_ITEMS[kind](n) for n in range(each)] for kind in _ITEMS}
+    count = MAX_ENTRIES // MAX_CONTAINERS - 1
+    fields = {kind: [_ITEMS[kind](n) for n in range(count)] for kind in _ITEMS}
     path = "/" + "x/" * 40
-    fields["volumeMounts"] = [{"name": "v", "mountPath": path} for _ in range(each)]
+    fields["volumeMounts"] = [{"name": "v", "mountPath": path} for _ in range(count)]
     pod["spec"]["containers"] = [
         main,
         *({"name": f"c{n}", "image": "app", **fields} for n in range(1, MAX_CONTAINERS)),
