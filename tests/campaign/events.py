@@ -34,12 +34,12 @@ def changes(before: Sample | None, sample: Sample) -> Iterator[CampaignEvent]:
         state = "ready" if ledger.ready else "not ready"
         text = f"ledger generation {ledger.generation[:8] or 'none'} is {state}"
         yield CampaignEvent(at=sample.at, text=text, fault=True)
-    known = dict(_seen(before)) if before else {}
+    details = dict(_seen(before)) if before else {}
     now = dict(_seen(sample))
     unread = {what for what, part in (("pod", sample.pods), ("lease", ledger)) if part is None}
-    for key in known | now:
+    for key in details | now:
         state = now.get(key, "gone")
-        if key[0] not in unread and state != known.get(key):
+        if key[0] not in unread and state != details.get(key):
             text = f"{key[0]} of {key[1][:8]} is {state}"
             yield CampaignEvent(at=sample.at, text=text, pods=frozenset({key[1]}))
 

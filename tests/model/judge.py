@@ -87,8 +87,8 @@ class Judge(Watches):
     def read_ledger(self) -> RawLedger:
         """Read the ledger anew, unless no call has reached it since."""
         if self.calls != self.world.server.calls:
-            known, self.ledger = self.ledger, decode(self.world.server.raw())
-            if known.generation != self.ledger.generation:
+            earlier, self.ledger = self.ledger, decode(self.world.server.raw())
+            if earlier.generation != self.ledger.generation:
                 self.absent.clear()
             self.calls = self.world.server.calls
         return self.ledger
@@ -127,9 +127,9 @@ class Judge(Watches):
         self.look()
         self.starts.note_advanced(began_at)
 
-    def _fail(self, found: Iterable[Finding]) -> None:
-        for each in found:
-            self.world.fail(f"{each.check}: {each.subject}: {each.text}")
+    def _fail(self, findings: Iterable[Finding]) -> None:
+        for finding in findings:
+            self.world.fail(f"{finding.check}: {finding.subject}: {finding.text}")
 
     def _sample(self) -> Sample:
         """Return what runs and what is leased.
@@ -179,12 +179,12 @@ class Judge(Watches):
         agents = tuple(checkpoint_grants(content))
         sample = Sample(at=0, hardware=HARDWARE, agents=agents)
         self._fail(safety.s9_an_agent_gives_out_no_more_than_there_is(sample, self.history))
-        mine = [each for each in agents if each.pod == pod]
+        mine = [grant for grant in agents if grant.pod == pod]
         if not mine:
             self.world.fail(f"S9: what {pod} was given is not in the checkpoint of {node}")
         self.grants_seen += 1
         self.history.fences_repeat = self.world.lost_redis
-        new = tuple(replace(each, activated_at=self.grants_seen) for each in mine)
+        new = tuple(replace(grant, activated_at=self.grants_seen) for grant in mine)
         self._fail(safety.s4_fences_only_rise(replace(sample, agents=new), self.history))
 
     def _check_position(self, node: Node, grant: Grant, share: RawShare) -> None:
@@ -193,7 +193,7 @@ class Judge(Watches):
         size = sizes[share.slot]
         number = sizes[: share.slot].count(sizes[share.slot])
         there = node.driver.existing[DeviceUuid(grant.device)].values()
-        starts = sorted(each.start for each in there if each.memory_slices == size)
+        starts = sorted(instance.start for instance in there if instance.memory_slices == size)
         if starts[number : number + 1] != [grant.slices.start] or len(grant.slices) != size:
             self.world.fail(f"S7: {grant} is not position {share.slot} of {share.layout}")
 
@@ -206,7 +206,7 @@ class Judge(Watches):
         has_arrived = lease.pod in machine.kubelet.records or lease.pod in machine.kubelet.ended
         if has_arrived or machine.agent.leases.has_ended(lease):
             return
-        open_ = {each.uuid for each in machine.reported_devices() if each.healthy}
+        open_ = {device.uuid for device in machine.reported_devices() if device.healthy}
         self.closed[lease.pod] = {share.device for share in lease.shares} - open_
 
     def check_refused(self, node: NodeName, pod: Pod, reason: str, waited_s: float) -> None:
@@ -280,8 +280,8 @@ class Judge(Watches):
     def note_handled(self, event: Event) -> None:
         """Note what the ledger must remember from now on."""
         if isinstance(event, NodeChanged):
-            known = self.node_states.get(event.node.name)
-            if known is None or known.revision < event.revision:
+            state = self.node_states.get(event.node.name)
+            if state is None or state.revision < event.revision:
                 self.node_states[event.node.name] = event
         elif isinstance(event, PodTerminated):
             self.gone.add(event.pod)
@@ -305,13 +305,13 @@ class Judge(Watches):
         """P2: a pod that is gone does not come back. P7: nor does an older state of a node."""
         if not self.ledger.ready:
             return
-        found = self.absent & {*self.ledger.leases, *self.ledger.waiting}
-        yield from (f"P2: {pod} is gone, and has come back into the ledger" for pod in found)
+        returned = self.absent & {*self.ledger.leases, *self.ledger.waiting}
+        yield from (f"P2: {pod} is gone, and has come back into the ledger" for pod in returned)
         for handled in self.node_states.values() if not self.world.lost_redis else ():
             node = handled.node.name
             states = self.world.api.node_states
-            newer = [each for each in states if each.revision >= handled.revision]
-            if not any(self._is_stored(each) for each in newer if each.node.name == node):
+            newer = [state for state in states if state.revision >= handled.revision]
+            if not any(self._is_stored(state) for state in newer if state.node.name == node):
                 yield f"P7: an older state of {node} has replaced that of {handled.revision}"
 
     def _is_stored(self, state: NodeChanged) -> bool:
@@ -350,11 +350,15 @@ class Judge(Watches):
         """
         held = self._gang_leases()
         for gang, pods in held.items():
-            known = self.gang_leases.get(gang, set())
+            members = self.gang_leases.get(gang, set())
             needed = int(gang.rpartition("-")[2])
-            if pods - known and max(len(pods), len(known)) < needed and not self.world.lost_redis:
+            if (
+                pods - members
+                and max(len(pods), len(members)) < needed
+                and not self.world.lost_redis
+            ):
                 self.world.fail(
-                    f"P5: {sorted(pods - known)} of {gang} get leases, only {sorted(pods)} exist"
+                    f"P5: {sorted(pods - members)} of {gang} get leases, only {sorted(pods)} exist"
                 )
         self.gang_leases = held
 
@@ -372,12 +376,14 @@ class Judge(Watches):
         sample = self._whole_sample()
         ledger = self.ledger
         history = History(pods=dict(sample.pods or {}))
-        found = [each for check in checks_in(liveness, safety) for each in check(sample, history)]
+        findings = [
+            finding for check in checks_in(liveness, safety) for finding in check(sample, history)
+        ]
         unrecorded = self._unrecorded(ledger)
         return [
-            f"{each.check}: {each.subject}: {each.text}"
-            for each in found
-            if not each.pods & unrecorded
+            f"{finding.check}: {finding.subject}: {finding.text}"
+            for finding in findings
+            if not finding.pods & unrecorded
         ]
 
     def check_owed(self) -> None:
@@ -407,10 +413,10 @@ class Judge(Watches):
             ledger=ledger,
             limits={
                 str(record.pod.uid): RegionLimits(
-                    pod=record.pod.uid, mib=(each.mib,), cores=(each.cores,)
+                    pod=record.pod.uid, mib=(grant.mib,), cores=(grant.cores,)
                 )
                 for node, record in running
-                if not (each := _grant(node, record)).slices
+                if not (grant := _grant(node, record)).slices
             },
             homes=self._homes(),
             mig_devices=frozenset(

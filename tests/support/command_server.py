@@ -44,7 +44,7 @@ def call(
         connection.settimeout(limit_s)
         connection.connect(_server())
         request = json.dumps([list(words), dict(variables)]).encode()
-        socket.send_fds(connection, [request], [each.fileno() for each in (nothing, out, err)])
+        socket.send_fds(connection, [request], [stream.fileno() for stream in (nothing, out, err)])
         connection.shutdown(socket.SHUT_WR)
         code = int(connection.recv(16))
         return code, _text(out), _text(err)

@@ -256,12 +256,15 @@ def filled() -> ApiService:
     projection.update_budgets(
         [reported("research", "warning", 540, 60), reported("vision", "ok", 9, 0)]
     )
-    for number, each in enumerate(LEASES["gpu-b"]):
+    for number, described in enumerate(LEASES["gpu-b"]):
         for after_s, event in (
-            (0.0, build.pod_queued(each.pod, namespace=each.namespace, name=each.name)),
-            (0.03, PlacementChosen(lease=each)),
-            (0.09, PodBound(lease=each)),
-            (1.4 + number, activated(each)),
+            (
+                0.0,
+                build.pod_queued(described.pod, namespace=described.namespace, name=described.name),
+            ),
+            (0.03, PlacementChosen(lease=described)),
+            (0.09, PodBound(lease=described)),
+            (1.4 + number, activated(described)),
         ):
             projection.add_events([event], NOW - 60 + 10 * number + after_s)
     resized = LeaseResized(

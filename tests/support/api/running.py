@@ -92,8 +92,8 @@ class RunningApi:
         ]
 
     async def until_shares(self, count: int) -> list[Any]:
-        found: list[Any] = await until(self.shares, lambda shares: len(shares) == count)
-        return found
+        listed: list[Any] = await until(self.shares, lambda shares: len(shares) == count)
+        return listed
 
     async def record_costs(self, *used: str, idle: Sequence[str] = ()) -> None:
         """Record that each of these namespaces had a T4 for the whole hour before this one."""

@@ -172,11 +172,11 @@ async def damages(leases: RedisLeases) -> dict[str, str]:
 async def assert_sound(leases: RedisLeases) -> list[Lease]:
     """Check that totals are the sums over leases, that nothing is over-committed; return these."""
     assert await damages(leases) == {}
-    found: list[Lease] = []
+    placed: list[Lease] = []
     async for page in leases.totals.pages():
         for account in page:
             assert not account.index_mismatches
-            found += account.leases
+            placed += account.leases
             devices, nodes = counted_use(account.leases)
             used = nodes.get(account.node.facts.name, {})
             assert {k: v for k, v in account.node.used.items() if v} == {
@@ -189,12 +189,15 @@ async def assert_sound(leases: RedisLeases) -> list[Lease]:
                 assert use.cores_percent <= 100
             assert not devices
     taken = {
-        (s.device, s.slot, lease.pod) for lease in found for s in lease.shares if s.slot is not None
+        (s.device, s.slot, lease.pod)
+        for lease in placed
+        for s in lease.shares
+        if s.slot is not None
     }
     assert len({(where, slot) for where, slot, _ in taken}) == len(taken), taken
     counted = {(gang, pod) for gang, pods in (await leases.totals.gangs()).items() for pod in pods}
-    assert counted == {(lease.gang, lease.pod) for lease in found if lease.gang}
-    return found
+    assert counted == {(lease.gang, lease.pod) for lease in placed if lease.gang}
+    return placed
 
 
 GANG = Gang(name="default/g", min_member=3)
