@@ -78,6 +78,8 @@ class ApiServer:
         """Nodes that were deleted at least once."""
         self.node_states: list[NodeChanged] = []
         """All that were published."""
+        self.on_binding: Callable[[PodUid], None] = lambda _: None
+        """Called when a binder sends a Binding."""
         self.held = 0
         """As many of the next Bindings and allocations wait until the model answers them."""
         self.calls: list[SlowWrite] = []
@@ -194,6 +196,7 @@ class ApiServer:
         annotations: Mapping[str, str],
         **_: Any,
     ) -> None:
+        self.on_binding(PodUid(uid))
         about = f"Binding of {uid} to {node}"
         await self.write(about, lambda: self._bind(name, uid, node, annotations))
 

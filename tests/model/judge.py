@@ -4,12 +4,14 @@ Each check is named by the invariant of docs/architecture.md that it watches.
 """
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from services.binder.bind.pod_binder import ADMITTED_S
 from services.binder.report.explanations import KubernetesEvent
 from services.node_agent.agent_timing import DEFAULT_TIMING
 from shared.model.devices.device import DeviceMode
@@ -49,6 +51,10 @@ HARDWARE = Hardware(
 )
 UNSEEN = re.compile("cannot be seen|no reply within|has lost its records|is ambiguous|/pods failed")
 """In a refusal: the agent lacks sight, and knows of no contradiction."""
+SICK = re.compile(
+    "was not laid out|gets no new share|is missing|no healthy devices|the kubelet chose"
+)
+"""In a refusal: something is wrong with a device, or the kubelet could not choose it."""
 HOLDERS = re.compile(r"(?:, pod| in use by pod) (\S+)(?: has |$)")
 """In a refusal: the pods that have what another one needs."""
 SIGHT_S = DEFAULT_TIMING.sight_s - 5.0
@@ -80,6 +86,10 @@ class Judge(Watches):
         """The newest that a binder has handled."""
         self.refused: Counter[tuple[NodeName, str]] = Counter()
         """Pods that agents refused for what their records contradict, by node and cause."""
+        self.declined: dict[PodUid, str] = {}
+        """Pods that their agents would refuse, by their last answers."""
+        self.admitted_s: dict[PodUid, float] = {}
+        """When agents admitted pods last, on the monotonic clock."""
         self.closed: dict[PodUid, set[DeviceUuid]] = {}
         """Devices that were closed when a pod was last admitted to them."""
         self.ledger = decode(world.server.raw())
@@ -202,6 +212,8 @@ class Judge(Watches):
 
         The agent lets a binder go on whose pod has reached the kubelet, or whose lease has ended.
         """
+        self.declined.pop(lease.pod, None)
+        self.admitted_s[lease.pod] = self.world.loop.time()
         machine = self.world.nodes[node]
         has_arrived = lease.pod in machine.kubelet.records or lease.pod in machine.kubelet.ended
         if has_arrived or machine.agent.leases.has_ended(lease):
@@ -209,12 +221,26 @@ class Judge(Watches):
         open_ = {device.uuid for device in machine.reported_devices() if device.healthy}
         self.closed[lease.pod] = {share.device for share in lease.shares} - open_
 
+    def note_declined(self, pod: PodUid, reason: str) -> None:
+        """Note that an agent has answered a binder that it would refuse a pod."""
+        self.declined[pod] = reason
+
+    def check_binding(self, pod: PodUid) -> None:
+        """P8: no Binding is sent while the agent would refuse the pod, committed or not.
+
+        Another binder, which the agent answered before, may be about to send it.
+        """
+        admitted_s = self.admitted_s.get(pod, -math.inf)
+        if pod in self.declined and self.world.loop.time() - admitted_s > ADMITTED_S:
+            reason = self.declined[pod]
+            self.world.fail(f"P8: {pod} is bound, and its agent would refuse it: {reason}")
+
     def check_refused(self, node: NodeName, pod: Pod, reason: str, waited_s: float) -> None:
         """P8: an agent refuses one pod at most for one cause, and none for what it cannot see.
 
         Nor does it for a pod that has ended, or after it admitted the pod to a closed device.
         """
-        cause = self._cause_of(reason)
+        cause = self._cause_of(pod, reason)
         self.refused[node, cause] += 1
         if cause and self.refused[node, cause] > 1:
             self.world.fail(f"P8: {pod.uid} fails on {node} as another pod before it: {reason}")
@@ -236,13 +262,15 @@ class Judge(Watches):
         there = {f"{NAMESPACE}/{record.pod.name}" for record in records}
         return bool(names) and there.isdisjoint(names)
 
-    def _cause_of(self, reason: str) -> str:
+    def _cause_of(self, pod: Pod, reason: str) -> str:
         """Return the cause of a refusal; a device that hangs again is another one."""
+        lease = self.read_ledger().leases.get(pod.uid)
+        leased = {share.device for share in lease.shares} if lease else set()
         hangs = [
             f"{device} hangs for the {number}. time"
             for machine in self.world.nodes.values()
             for device, number in machine.driver.hangs.items()
-            if f"device {device} was not laid out" in reason
+            if device in leased and device in machine.driver.hanging and SICK.search(reason)
         ]
         return safety.cause_of(reason) or "".join(hangs)
 

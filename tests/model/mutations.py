@@ -99,6 +99,14 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         "services.node_agent.allocate.admission_window.AdmissionWindow._refusal",
         lambda *_: "",
     ),
+    "several pods of a device are in flight": (
+        "services.node_agent.allocate.admission_window._devices_of",
+        lambda _: frozenset(),
+    ),
+    "committed pods are bound although they are refused": (
+        "services.binder.bind.binding_sender.BindingSender.has_sent",
+        lambda *_: True,
+    ),
     "agents admit pods to devices that hang": (
         "services.node_agent.allocate.admission_window.check_open",
         _ignore,

@@ -78,6 +78,8 @@ class Watches:
     def check_given(self, node: NodeName, record: KubeletRecord) -> None: ...
     def check_destroyed(self, node: NodeName, uuid: str) -> None: ...
     def note_admitted(self, node: NodeName, lease: Lease) -> None: ...
+    def note_declined(self, pod: PodUid, reason: str) -> None: ...
+    def check_binding(self, pod: PodUid) -> None: ...
     def check_refused(self, node: NodeName, pod: Pod, reason: str, waited_s: float) -> None: ...
     def check_gangs(self) -> None: ...
     def note_handled(self, event: Event) -> None: ...
@@ -132,6 +134,7 @@ class World:
         }
         self.scheduler = KubeScheduler(self.claims, self.api, self.nodes, self.lease_claim)
         self.watches: Watches = Watches()
+        self.api.on_binding = self.on_binding
         self.rounds = 0
         self.locks: dict[tuple[Service, type], asyncio.Lock] = {}
         self._begin()
@@ -334,6 +337,9 @@ class World:
         self.given.add((record.pod.uid, node))
         self.watches.check_given(node, record)
 
+    def on_binding(self, pod: PodUid) -> None:
+        self.watches.check_binding(pod)
+
     def on_refused(self, node: NodeName, pod: Pod, reason: str, waited_s: float) -> None:
         self.watches.check_refused(node, pod, reason, waited_s)
 
@@ -358,6 +364,8 @@ class World:
         if machine.silent:
             return NoReply(reason="no reply", has_responder=True)
         reply = await machine.agent.admit_binds(leases)
+        for pod, reason in reply.refusals.items():
+            self.watches.note_declined(pod, reason)
         waiting = {*reply.deferred_pods, *reply.unserved_pods, *reply.refusals}
         for lease in leases:
             if lease.pod not in waiting:

@@ -32,6 +32,9 @@ from shared.runtime.service import Publish, handles
 GIVE_UP_AGE_S = 2.0
 """A reservation that its node does not admit is released at this age at the earliest: by then the
 ledger has the reason, so that the pod is not placed on the same node again at once."""
+ADMITTED_S = 5.0
+"""No Binding is sent this long after an agent admitted its pod: the agent remembers for 10 s that a
+pod comes that is not bound yet, and then admits another one to the same GPU."""
 UNSENT_S = 60.0
 """A committed lease of this age that its node's agent would refuse is released if its pod is not
 bound: a Binding that a stopped binder had sent has arrived by then, as requests to the API server
@@ -43,6 +46,7 @@ EXPLAIN_S = 1.0
 EXPLAIN_NEXT_S = 10.0
 """The same for a pod that is next in line: a burst must not cause a write per pod."""
 ENDED = "the reservation ended before the pod was bound"
+ADMITTED_LONG_AGO = "the agent of its node admitted it too long ago, and is requested again"
 BindEvent = PodBound | BindingFailed | LeaseChanged
 ADMISSION_WAIT_S = 1.0
 """If no pod of a batch is admitted for this time, its pods are redelivered later, and other batches
@@ -136,9 +140,10 @@ class PodBinder:
         pause_s = ADMISSION_RETRY_S
         while True:
             leases = [placement.lease for placement in remaining.values()]
+            asked_at = self.clock.ticks()
             deferrals = await self._as_committed(await self.presence.deferrals(leases), leases)
             admitted = [each for pod, each in remaining.items() if pod not in deferrals]
-            results, reasons = await self._bind_admitted(admitted)
+            results, reasons = await self._bind_admitted(admitted, asked_at)
             unresolved += reasons
             now = self.clock.ticks()
             if admitted:
@@ -191,7 +196,7 @@ class PodBinder:
         }
 
     async def _bind_admitted(
-        self, placements: Sequence[PlacementChosen]
+        self, placements: Sequence[PlacementChosen], asked_at: float
     ) -> tuple[list[BindEvent], list[str]]:
         """Bind these pods; return the events, and why the outcome of some is not known.
 
@@ -200,6 +205,9 @@ class PodBinder:
         by_pod = {placement.lease.pod: placement for placement in placements}
         ended_gangs = await self.gangs.end_short(placements)
         leases, ended = await self._commit(placements)
+        ended_events = _ended(by_pod[pod] for pod in ended)
+        if self.clock.ticks() - asked_at > ADMITTED_S:
+            return [*ended_gangs, *ended_events], [ADMITTED_LONG_AGO for _ in leases]
         traces = [by_pod[lease.pod].trace or lease.trace for lease in leases]
         # What the node's agent does is below the binding in the pod's trace.
         below = [
@@ -209,7 +217,7 @@ class PodBinder:
         await self.publish([LeaseChanged(lease=lease) for lease in below])
         results = await self.sender.send(list(zip(leases, traces, strict=True)))
         events = [*ended_gangs, *await self._report(leases, traces, results)]
-        events += _ended(by_pod[pod] for pod in ended)
+        events += ended_events
         unknown = [each.reason for each in results if each.outcome is BindingOutcome.UNKNOWN]
         return events, unknown
 

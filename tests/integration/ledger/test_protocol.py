@@ -163,6 +163,29 @@ SICK_WHILE_BOUND = (
     *(do.work(),) * 3,
 )
 """Its device hangs before the Binding of a pod arrives; its agent is asked again meanwhile."""
+TWO_IN_FLIGHT = (
+    *ONLY_B,
+    do.create_pods(mib=(30,)),
+    do.flow(),
+    do.create_pods(mib=(20, 20)),
+    do.deliver(deliveries=((0, 0, False),) * 4),
+    do.device_hangs(node="b", position=1),
+    *(do.pass_time(seconds=7.0),) * 3,
+    *(do.work(),) * 3,
+)
+"""Two pods are placed on a device to which the kubelet has just given another one, and it hangs."""
+UNSENT = (
+    *ONLY_B,
+    do.create_pods(mib=(60,)),
+    do.deliver(deliveries=((0, 0, False),)),
+    do.slow_api(writes=1),
+    do.flow(),
+    do.device_hangs(node="b", position=1),
+    *(do.pass_time(seconds=7.0),) * 3,
+    do.answer_write(position=0, outcome="lost"),
+    *(do.work(),) * 3,
+)
+"""The lease of a pod is committed, and its Binding is lost; its device hangs meanwhile."""
 HANGS = (
     *ONLY_B,
     do.device_hangs(node="b", position=0),
@@ -234,6 +257,8 @@ def test_random_runs_find_the_mutation(name: str) -> None:
         ("gangs begin short", GANG_ENDS, "P5"),
         ("agents admit what they refuse", OUTLIVED, "P8"),
         ("agents admit pods to devices that hang", SICK, "P8"),
+        ("several pods of a device are in flight", TWO_IN_FLIGHT, "P8"),
+        ("committed pods are bound although they are refused", UNSENT, "P8"),
         ("devices that hang count as removed", STOLEN_WHILE_IT_HANGS, "S10"),
         ("agents refuse what they cannot see", UNSEEN_LEASE, "P8"),
         ("only listed pods count", OLD_LIST, "P8"),

@@ -1,15 +1,18 @@
 """Pods with committed leases whose Bindings may not have been sent: they wait, or start again."""
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from services.binder.bind.agent_presence import TRUSTED_S
-from services.binder.bind.pod_binder import CORDONED_S, UNSENT_S
+from services.binder.bind.pod_binder import ADMITTED_S, CORDONED_S, UNSENT_S
 from shared.model.errors import UnavailableError
 from shared.model.events.pod_events import BindingFailed, PodBound
 from shared.model.events.request_reply import BindReply
-from shared.model.leases.lease import LeaseState
+from shared.model.leases.lease import Lease, LeaseState
 from shared.model.names import NodeName
 from shared.pods.pod_snapshot import PodSnapshot
 from tests.support.binder.events import N1, away
@@ -98,3 +101,27 @@ async def test_a_committed_lease_is_not_given_up_however_long_its_node_is_cordon
         world.clock.advance(CORDONED_S)
 
     assert list(await world.leases()) == [bound.pod]
+
+
+async def test_no_binding_is_sent_long_after_the_agent_admitted_the_pod(
+    new_world: NewWorld,
+) -> None:
+    """The agent may have admitted another pod to the same GPU since."""
+    world = await new_world(lease("p1"))
+    commit = world.ledger.bind
+
+    async def commit_late(leases: Sequence[Lease]) -> Any:
+        world.clock.advance(ADMITTED_S + 0.1)
+        return await commit(leases)
+
+    async with running(world.binder.sender.send_bindings):
+        with (
+            patch.object(world.ledger, "bind", commit_late),
+            pytest.raises(UnavailableError, match="admitted it too long ago"),
+        ):
+            await world.binder.pods.bind_pods(chosen(lease("p1")))
+        assert await world.states() == {"p1": LeaseState.BOUND}
+        assert world.pods.bindings == []
+        await world.binder.pods.bind_pods(chosen(lease("p1")))
+
+    assert [name for name, *_ in world.pods.bindings] == ["p1"]
