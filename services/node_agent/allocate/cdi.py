@@ -39,14 +39,13 @@ LIBRARIES = (
     "libnvidia-pkcs11.so",
     "libnvidia-ptxjitcompiler.so",
 )
-"""The driver's libraries for compute and monitoring, each followed by the driver's version."""
+"""For compute and monitoring, each followed by the driver's version."""
 PROGRAMS = ("nvidia-smi",)
 CLAIM_KIND = "leasehold.dev/claim"
 _MOUNTED = ("nosuid", "nodev", "rbind", "rprivate")
 
 
 def qualified_name(device: str) -> str:
-    """Return the qualified CDI name of a GPU or an instance."""
     return f"{KIND}={device}"
 
 
@@ -68,12 +67,11 @@ def build_specification(
         for name, nodes in _devices_of(gpu, minors)
         if common is None or all(nodes)
     ]
-    found: dict[str, Any] = {"cdiVersion": VERSION, "kind": KIND, "devices": devices}
-    return found if common is None else {**found, "containerEdits": common}
+    specification: dict[str, Any] = {"cdiVersion": VERSION, "kind": KIND, "devices": devices}
+    return specification if common is None else {**specification, "containerEdits": common}
 
 
 def names_in(specification: Mapping[str, Any]) -> frozenset[str]:
-    """Return the qualified names of all devices."""
     return frozenset(qualified_name(device["name"]) for device in specification["devices"])
 
 
@@ -88,19 +86,17 @@ def parse_minors(text: str) -> dict[str, int]:
 
 
 def names_of(gpu: Gpu) -> tuple[str, ...]:
-    """Return the devices of a GPU: itself, or its MIG instances."""
     return tuple(name for name, _ in _devices_of(gpu, {}))
 
 
 def _devices_of(gpu: Gpu, minors: Mapping[str, int]) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the devices of a GPU, each with its device nodes."""
     whole = f"/dev/nvidia{gpu.index}"
     if gpu.mode is not DeviceMode.MIG:
         return [(gpu.uuid, (whole,))]
     return [
-        (each.uuid, (whole, *_capabilities(gpu, each, minors)))
-        for each in gpu.instances
-        if each.uuid
+        (instance.uuid, (whole, *_capabilities(gpu, instance, minors)))
+        for instance in gpu.instances
+        if instance.uuid
     ]
 
 
@@ -169,8 +165,8 @@ def build_claim_specification(entries: Iterable[CheckpointEntry]) -> dict[str, A
             "containerEdits": {
                 "env": [f"{name}={text}" for name, text in entry.setup.environment.items()],
                 "mounts": [
-                    _mount(each.host_path, each.container_path, read_only=each.read_only)
-                    for each in entry.setup.mounts
+                    _mount(mount.host_path, mount.container_path, read_only=mount.read_only)
+                    for mount in entry.setup.mounts
                 ],
             },
         }
@@ -181,7 +177,7 @@ def build_claim_specification(entries: Iterable[CheckpointEntry]) -> dict[str, A
 
 
 def cdi_names(entry: CheckpointEntry) -> tuple[str, ...]:
-    """Return the qualified names that give a container one request: its devices, then limits."""
+    """Return the names that give a container one request: its devices, then limits."""
     own = (f"{CLAIM_KIND}={_claim_device(entry)}",) if _is_limited(entry.setup) else ()
     return (*entry.setup.cdi_devices, *own)
 

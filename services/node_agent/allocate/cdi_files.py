@@ -62,7 +62,7 @@ HOOKS = (
 
 
 DRIVER_ROOTS = (Path("/"), Path("/run/nvidia/driver"))
-"""Root of the driver's files on the host: of its packages, and of the GPU operator's container."""
+"""On the host: of its packages, and of the GPU operator's container."""
 BY_CDI: DeviceListStrategies = (DeviceListStrategy.CDI_CRI,)
 READ_TIMEOUT_S = 1.0
 """A kubelet refuses pods that arrive while an agent starts."""
@@ -72,8 +72,6 @@ USED_BEFORE = "containerd://2.0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverPaths:
-    """Where to look for the driver's files."""
-
     roots: Sequence[Path] = DRIVER_ROOTS
     """On the host; the first that has the driver's libraries counts."""
     host: Path = Path("/")
@@ -83,7 +81,6 @@ class DriverPaths:
     proc: Path = Path("/proc")
 
     def seen(self, path: Path | str) -> Path:
-        """Return the path by which this process sees one of the host."""
         return self.host / str(path).lstrip("/")
 
 
@@ -103,7 +100,7 @@ class CdiFiles:
     ) -> None:
         self.path = directory / FILE
         self.configured = configured
-        """Empty: the agent chooses."""
+        """Empty if the agent chooses."""
         self.strategies = configured or DEFAULT_STRATEGIES
         self.places = places
         self.read_runtime = read_runtime
@@ -119,7 +116,7 @@ class CdiFiles:
         self._runtime = ""
         self._why_no_cdi: str | None = None
         self.unwritable_reason = ""
-        """Why no new container could get devices by the file when it was last written, if so."""
+        """Why no new container could get devices by the file when it was last written, or empty."""
 
     async def update(self, gpus: Sequence[Gpu]) -> None:
         """Write these GPUs to the file, or remove it if no container uses it.
@@ -159,9 +156,9 @@ class CdiFiles:
                 async with asyncio.timeout(READ_TIMEOUT_S):
                     self._runtime = await self.read_runtime()
         runtime = self._runtime or (USED_BEFORE if self.path.is_file() else "")
-        known = (runtime, self.places, driver_version(self._gpus), self.path.parent)
+        facts = (runtime, self.places, driver_version(self._gpus), self.path.parent)
         needs_files = self.places is not None and has_cdi(runtime)
-        why = await asyncio.to_thread(why_no_cdi, *known) if needs_files else why_no_cdi(*known)
+        why = await asyncio.to_thread(why_no_cdi, *facts) if needs_files else why_no_cdi(*facts)
         if not why:
             self.strategies = BY_CDI
         if why != self._why_no_cdi:
@@ -211,9 +208,9 @@ class CdiFiles:
         if self.places is None:
             return build_specification(self._gpus, {}, None)
         minors = self.places.proc / "driver/nvidia-caps/mig-minors"
-        known = parse_minors(minors.read_text()) if minors.is_file() else {}
+        numbers = parse_minors(minors.read_text()) if minors.is_file() else {}
         common, devices_at = find_driver(self.places, driver_version(self._gpus))
-        return build_specification(self._gpus, known, common, devices_at)
+        return build_specification(self._gpus, numbers, common, devices_at)
 
     def _remove(self) -> None:
         self._names = frozenset()
@@ -242,7 +239,7 @@ def write_specification(path: Path, specification: Mapping[str, Any]) -> None:
 
 
 def why_no_cdi(runtime: str, places: DriverPaths | None, driver: str, directory: Path) -> str:
-    """Return why devices are not passed by CDI if the agent chooses; empty if they are."""
+    """Return why devices are not passed by CDI if the agent chooses, or an empty text."""
     if places is None:
         return "simulated GPUs have no device files"
     if not has_cdi(runtime):
@@ -268,15 +265,15 @@ def find_driver(places: DriverPaths, version: str) -> tuple[dict[str, Any], str]
     """
     candidates = ((root, places.seen(root), folder) for root in places.roots for folder in FOLDERS)
     name = f"libcuda.so.{version}"
-    found = next((it for it in candidates if (it[1] / it[2] / name).is_file()), None)
-    if found is None:
+    place = next((it for it in candidates if (it[1] / it[2] / name).is_file()), None)
+    if place is None:
         raise UnavailableError(
             f"{name} is not in the usual directories below "
             f"{' or '.join(map(str, places.roots))} of the node, which the agent sees at "
             f"{places.host}: --nvidia-driver-root is the root of the driver's files on the node, "
             "--host-root is where the agent sees the node's files"
         )
-    where, root, folder = found
+    where, root, folder = place
     devices_at = str(where) if (root / "dev/nvidiactl").exists() else "/"
     libraries = (f"{folder}/{name}.{version}" for name in LIBRARIES)
     files = (*libraries, *(f"usr/bin/{name}" for name in PROGRAMS))
@@ -293,7 +290,6 @@ def find_driver(places: DriverPaths, version: str) -> tuple[dict[str, Any], str]
 
 
 def _hook(places: DriverPaths) -> str:
-    """Return the program's path on the host."""
     if places.hook:
         return places.hook
     for path in HOOKS:

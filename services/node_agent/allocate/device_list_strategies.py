@@ -1,7 +1,7 @@
 """NVIDIA's device-list strategies, which pass devices to containers; pure.
 
-The strategies and what each adds to the response to Allocate are those of NVIDIA's device plugin:
-a variable or mounts for NVIDIA's container runtime, names for any runtime that supports CDI.
+Each adds to the response to Allocate what NVIDIA's device plugin adds: a variable or mounts for
+NVIDIA's container runtime, names for any runtime that supports CDI.
 """
 
 import re
@@ -25,8 +25,6 @@ _RUNTIME = re.compile(r"([\w-]+)://v?(\d{1,4})\.(\d{1,4})", re.ASCII)
 
 
 class DeviceListStrategy(StrEnum):
-    """One way to name devices."""
-
     ENVVAR = "envvar"
     VOLUME_MOUNTS = "volume-mounts"
     CDI_CRI = "cdi-cri"
@@ -37,23 +35,31 @@ DEFAULT_STRATEGIES: DeviceListStrategies = (DeviceListStrategy.ENVVAR,)
 
 
 def parse_strategies(words: Sequence[str]) -> DeviceListStrategies:
-    """Parse the names of strategies; none for `AUTO`. Raises RequestError for an unknown name."""
+    """Parse the names of strategies; none for `AUTO`. Raises RequestError for an unknown name.
+
+    >>> parse_strategies(["envvar"])
+    (<DeviceListStrategy.ENVVAR: 'envvar'>,)
+    """
     if list(words) == [AUTO]:
         return ()
-    known = ", ".join(DeviceListStrategy)
+    names = ", ".join(DeviceListStrategy)
     for word in words or ("",):
         if word not in set(DeviceListStrategy):
             raise RequestError(
-                f"--device-list-strategy must be {AUTO}, or some of {known}, got {word!r}"
+                f"--device-list-strategy must be {AUTO}, or some of {names}, got {word!r}"
             )
     return tuple(dict.fromkeys(map(DeviceListStrategy, words)))
 
 
 def has_cdi(runtime: str) -> bool:
-    """Return whether a runtime has CDI enabled as installed, by its name in the node's status."""
-    found = _RUNTIME.match(runtime)
-    since = CDI_SINCE.get(found[1]) if found else None
-    return found is not None and since is not None and (int(found[2]), int(found[3])) >= since
+    """Whether a runtime has CDI enabled as installed, by its name in the node's status.
+
+    >>> has_cdi("containerd://1.7.20"), has_cdi("containerd://2.0.1")
+    (False, True)
+    """
+    match = _RUNTIME.match(runtime)
+    since = CDI_SINCE.get(match[1]) if match else None
+    return match is not None and since is not None and (int(match[2]), int(match[3])) >= since
 
 
 def name_devices(

@@ -13,7 +13,7 @@ RequestSignature = tuple[str, int]
 
 
 def is_expected(lease: Lease, allocated: Set[tuple[PodUid, str]]) -> bool:
-    """Return whether the kubelet may still request devices for containers of the lease's pod.
+    """Whether the kubelet may still request devices for containers of the lease's pod.
 
     For a ResourceClaim it never calls the device plugin.
     """
@@ -24,7 +24,6 @@ def is_expected(lease: Lease, allocated: Set[tuple[PodUid, str]]) -> bool:
 
 
 def limits_of(lease: Lease, container: str, node: NodeSnapshot) -> dict[str, int]:
-    """Return what a container may request of the resources that the node serves."""
     dialect = DIALECTS.get(lease.dialect)
     if dialect is None:  # Allocate reports it
         return {}

@@ -1,7 +1,7 @@
 """What could not be given for a reason that would fail the next pod, too.
 
-The device gets no new share, or the node no new pod, until the agent, which tries again what has
-failed, succeeds. A pod that was bound before that waits in its call.
+The device gets no new share, or the node no new pod, until the agent, which tries again, succeeds.
+A pod that was bound before that waits in its call.
 """
 
 import asyncio
@@ -30,8 +30,6 @@ TryAgain = Callable[[], Awaitable[None]]
 
 
 class FailedGrants:
-    """What is closed on one node, and how it is tried again."""
-
     def __init__(self, node: Node) -> None:
         self.node = node
         self._tries: dict[DeviceUuid | None, TryAgain] = {}
@@ -60,12 +58,10 @@ class FailedGrants:
         self._added.set()
 
     def open_devices(self, shares: Iterable[Share]) -> None:
-        """Open the devices of shares that were given."""
         for device in {share.device for share in shares} & self.node.grant_faults.keys():
             self._open(device)
 
     async def run(self) -> None:
-        """Try again what has failed, until cancelled."""
         tasks: dict[DeviceUuid | None, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
@@ -98,7 +94,7 @@ class FailedGrants:
 
 
 async def _succeeds(try_again: TryAgain) -> bool:
-    """Return whether the next pod would not fail for the same reason."""
+    """Whether the next pod would not fail for the same reason."""
     try:
         await try_again()
     except NOT_ITS_OWN:

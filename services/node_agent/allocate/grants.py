@@ -24,7 +24,7 @@ LOOK_S = 0.1
 LOOK_LATER_S = 0.5
 """Interval between looks for room while it cannot be seen whether there is some."""
 SYNC_S = 0.5
-"""While a device is full, all leases of the node are requested this often."""
+"""Interval of requests for all leases of the node while a device is full."""
 
 Decide = Callable[[NodeSnapshot], CheckpointEntry]
 """Returns the record of what is given. Raises RequestError with the reason for a refusal."""
@@ -45,8 +45,6 @@ class LeaseEndedError(ConflictError):
 
 
 class Grants:
-    """What the node's agent gives out, to containers and to claims alike."""
-
     def __init__(self, node: Node, mig: LayoutReconciler, reconciler: CheckpointReconciler) -> None:
         self.node = node
         self.mig = mig
@@ -57,7 +55,6 @@ class Grants:
 
     @asynccontextmanager
     async def counted(self, resource: str) -> AsyncIterator[None]:
-        """Count a call of the kubelet with its outcome and duration."""
         node = self.node
         began = node.clock.ticks()
         outcome = "cancelled"  # by a kubelet that restarts
@@ -185,7 +182,6 @@ class Grants:
     async def _prepare(
         self, entry: CheckpointEntry, *, starting: bool = False, new: bool = False
     ) -> None:
-        """Prepare a container; it is `new` if the kubelet fails its pod otherwise."""
         await self.node.files.prepare(entry.limits, starting=starting, new=new)
         await self.node.cdi.ensure_named(entry.setup)
 
@@ -237,6 +233,6 @@ class Grants:
             with contextlib.suppress(LeaseholdError):
                 await self.reconciler.forget_ended()
             lease = entry.lease
-            known = node.leases.find(entry.lease.pod)
-            if lease.claim is not None and (known is None or known.shares != lease.shares):
+            current = node.leases.find(entry.lease.pod)
+            if lease.claim is not None and (current is None or current.shares != lease.shares):
                 raise LeaseEndedError(f"the lease of claim {lease.pod} has changed meanwhile")

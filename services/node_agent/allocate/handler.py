@@ -59,8 +59,6 @@ FETCH_PAUSE_S = 0.2
 
 
 class AllocationHandler:
-    """The kubelet's three calls."""
-
     def __init__(self, node: Node, pods: NodePods, grants: Grants, views: ViewWriter) -> None:
         self.node = node
         self.pods = pods
@@ -72,7 +70,7 @@ class AllocationHandler:
         self._partitioning: dict[tuple[str, PodUid, str], tuple[str, ...]] = {}
         """Device IDs of calls that wait for MIG instances, by resource, pod and container."""
         self._preferred: dict[str, tuple[PodUid, str]] = {}
-        """By resource, the container for which the kubelet was last told what to choose."""
+        """By resource, the container of the latest reply on what to choose."""
         self._registrations = 0
 
     async def get_preferred_allocation(
@@ -181,7 +179,7 @@ class AllocationHandler:
     async def _give(
         self, candidate: ContainerCandidate, resource: str, device_ids: Sequence[str]
     ) -> CheckpointEntry:
-        """Give the container what its lease says; a repeated call gets the same setup."""
+        """Give the container what its lease has for it; a repeated call gets the same setup."""
         node = self.node
         container = candidate.container
         ids = compact(device_ids)
@@ -222,8 +220,8 @@ class AllocationHandler:
     ) -> None:
         """Close the devices of a lease, since the kubelet chose others.
 
-        They open once the kubelet has those of the lease free; if it was told which to choose, and
-        did not, once it has restarted.
+        They open once the kubelet has the lease's IDs free; if it ignored a reply on what to
+        choose, once it has restarted.
         """
         node = self.node
         name = candidate.container.name
@@ -293,12 +291,10 @@ class AllocationHandler:
             self.views.show_failed(lease)
 
     def _activated(self, lease: Lease) -> frozenset[str]:
-        """Return the containers of the lease's pod that have their devices."""
         allocated = self.node.checkpoint.allocated
         return frozenset(container for pod, container in allocated if pod == lease.pod)
 
     def _of_init_containers(self, pod: PodUid, resource: str) -> list[str]:
-        """Return the IDs that were allocated to the pod's init containers."""
         return [
             text
             for entry in self.node.checkpoint.of_resource(resource)
@@ -328,11 +324,11 @@ class AllocationHandler:
     ) -> ContainerCandidate | AmbiguousContainer:
         """Return the container that `count` devices are for.
 
-        `device_ids` are those chosen already. With them, the kubelet's lists are read again for
+        `device_ids` are already chosen ones. With them, the kubelet's lists are read again for
         `RESOLVE_S` while the container is ambiguous; without them, it stays so. While it is
         ambiguous because something cannot be seen, they are read again until the deadline of
         `patience`. Raises UnavailableError then. It is also read until then if the container of
-        another call was ambiguous shortly before: one pod fails for that, not each of those bound.
+        another call was ambiguous shortly before: one pod fails for that, not each bound one.
         """
         ticks = self.node.clock.ticks
         until = ticks() + RESOLVE_S
@@ -340,17 +336,17 @@ class AllocationHandler:
         if is_held:
             until = max(until, self.patience.until)
         while True:
-            found, blind = await self._look(resource, count, device_ids)
-            if not isinstance(found, AmbiguousContainer):
-                return found
+            result, blind = await self._look(resource, count, device_ids)
+            if not isinstance(result, AmbiguousContainer):
+                return result
             is_late = ticks() > until
             if blind:
                 if ticks() > max(until, self.patience.until):
                     raise UnavailableError(
                         f"the container that the kubelet asks for cannot be seen: {blind}"
                     )
-            elif is_late or device_ids is None or not (found.candidates or is_held):
-                return found
+            elif is_late or device_ids is None or not (result.candidates or is_held):
+                return result
             await self.node.clock.sleep(LOOK_LATER_S if is_late else LOOK_AGAIN_S)
 
     async def _check_resolved(
@@ -374,8 +370,8 @@ class AllocationHandler:
         """Return what is resolved now; if it is ambiguous, also what cannot be seen, if anything.
 
         A pod that no list contains may have a lease that the agent does not know yet, or be missing
-        in a list that is old: PodResources are not. So a container that was served before counts
-        only if no such pod waits: an old list may have the earlier pod of the same name instead.
+        in an old list: PodResources are not. So a container that was served before counts only if
+        no such pod waits: an old list may have the earlier pod of the same name instead.
         """
         node = self.node
         snapshot = self.node.require_snapshot()
@@ -396,12 +392,14 @@ class AllocationHandler:
                 device_ids=device_ids,
             )
 
-        found = resolve(pods)
+        result = resolve(pods)
         served = self._history(resource).allocated
-        candidates = found.candidates if isinstance(found, AmbiguousContainer) else (found,)
+        candidates = result.candidates if isinstance(result, AmbiguousContainer) else (result,)
         blind = self.pods.unreadable_reason if candidates and self.pods.is_passing else ""
-        if any((each.pod.uid, each.container.name) not in served for each in candidates):
-            return found, blind
+        if any(
+            (candidate.pod.uid, candidate.container.name) not in served for candidate in candidates
+        ):
+            return result, blind
         try:
             await node.lease_sync.fetch()
         except UnavailableError as error:
@@ -439,7 +437,8 @@ class AllocationHandler:
                     ) from error
             else:
                 is_reserved = any(
-                    each.pod == pod and each.state is LeaseState.RESERVED for each in fetched
+                    fetched_lease.pod == pod and fetched_lease.state is LeaseState.RESERVED
+                    for fetched_lease in fetched
                 )
                 lease = self.node.leases.find(pod)
                 late = self.node.clock.ticks() > until
@@ -455,7 +454,6 @@ class AllocationHandler:
 
 
 def _is_other(lease: Lease, candidate: ContainerCandidate) -> bool:
-    """Return whether the pod was bound with another lease."""
     return candidate.pod.leased_at not in {0.0, lease.created_at}
 
 

@@ -1,10 +1,10 @@
 """Alignment of GPUs with CPUs: which NUMA nodes device IDs show to the kubelet's Topology Manager.
 
 The kubelet chooses NUMA nodes by the IDs that are free, before it calls the device plugin, and free
-IDs do not say whether a GPU has room. So while a pod with a lease is about to be admitted, only the
-IDs of its GPUs show a NUMA node: the kubelet chooses one of theirs, or rejects the pod because that
-NUMA node has no CPUs left for it. At other times, each ID shows the NUMA node of its GPU. Nothing
-is shown to a kubelet whose policy is `none`, or is not known.
+IDs do not tell whether a GPU has room. So while a pod with a lease is about to be admitted, only
+the IDs of its GPUs show a NUMA node: the kubelet chooses one of these, or rejects the pod because
+that NUMA node has no CPUs left for it. At other times, each ID shows the NUMA node of its GPU.
+Nothing is shown to a kubelet whose policy is `none`, or is not known.
 
 Leases count the CPUs that pods get beside their GPUs, so that no pod is placed where it is
 rejected. What pods have beyond their leases (without one, all they have) is reported as not there.
@@ -71,7 +71,11 @@ def shown_numa_nodes(
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
-    """Parse CPUs as the kernel lists them, `0-3,8`. Raises ValueError."""
+    """Parse CPUs as the kernel lists them. Raises ValueError.
+
+    >>> sorted(parse_cpu_list("0-3,8"))
+    [0, 1, 2, 3, 8]
+    """
     parts = (part.partition("-") for part in text.strip().split(",") if part)
     return frozenset(
         cpu for first, _, last in parts for cpu in range(int(first), int(last or first) + 1)
@@ -86,8 +90,6 @@ def _cpus_of(numa: int) -> frozenset[int]:
 
 
 class NumaAlignment:
-    """Keeps the device lists of one kubelet up to date with its policy and the coming pods."""
-
     def __init__(self, node: Node, plugins: DevicePlugins, window: AdmissionWindow) -> None:
         self.node = node
         self.plugins = plugins
@@ -104,7 +106,7 @@ class NumaAlignment:
 
     @property
     def is_known(self) -> bool:
-        """Whether placers can be told what the kubelet requires; until then, no pod must come."""
+        """Whether the kubelet's requirements are known; until then, no pod must come."""
         return self._is_known or all(device.numa is None for device in self.node.devices)
 
     @property
@@ -117,14 +119,13 @@ class NumaAlignment:
         one_numa = self._policy == SINGLE_NODE
         cpus = self._cpus
         return tuple(
-            replace(each, one_numa=one_numa, numa_cpus=cpus.get(each.numa))
-            if each.numa is not None
-            else each
-            for each in devices
+            replace(device, one_numa=one_numa, numa_cpus=cpus.get(device.numa))
+            if device.numa is not None
+            else device
+            for device in devices
         )
 
     async def wait(self) -> None:
-        """Wait until there may be something to do; a kubelet that registers resources is new."""
         is_known = self._is_known and self._registrations == self.plugins.registrations
         idle = is_known and not self.window.aligns_numa
         await wait_for_event(self.plugins.registered, until_tick(IDLE_S if idle else ALIGN_S))
@@ -181,9 +182,9 @@ class NumaAlignment:
             async with asyncio.timeout(COUNT_S):
                 await self._recount()
         asked = {lease.pod for lease in leases}
-        others = [each for pod, each in self.node.leases.leases.items() if pod not in asked]
+        others = [lease for pod, lease in self.node.leases.leases.items() if pod not in asked]
         left = {
-            name: self._cpus.get(numa, 0) - sum(each.resources.get(name, 0) for each in others)
+            name: self._cpus.get(numa, 0) - sum(lease.resources.get(name, 0) for lease in others)
             for numa, name in names.items()
         }
         short = []
@@ -198,7 +199,7 @@ class NumaAlignment:
     async def align(self) -> bool:
         """Send the lists if they change; return whether the kubelet has taken them.
 
-        It is asked for `TAKEN_S`. One that shows no new list for `status_late_s` counts as having
+        It has `TAKEN_S` for that. One that shows no new list for `status_late_s` counts as having
         taken it: then the kubelet refuses pods, or none would ever come.
         """
         shown: dict[DeviceUuid, NumaNodes] = {}

@@ -15,8 +15,6 @@ PAUSE_S = 2.0
 
 
 class Patience:
-    """The deadline of the calls that are being served."""
-
     def __init__(self, clock: Clock, sight_s: float) -> None:
         self._ticks = clock.ticks
         self._sight_s = sight_s
@@ -27,7 +25,6 @@ class Patience:
 
     @property
     def is_serving(self) -> bool:
-        """Whether a call is being served."""
         return self._calls > 0
 
     @asynccontextmanager

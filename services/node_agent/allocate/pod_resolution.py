@@ -15,22 +15,17 @@ from shared.model.names import PodUid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerCandidate:
-    """A container that the kubelet may be allocating for."""
-
     pod: KubeletPod
     container: KubeletContainer
 
     def __str__(self) -> str:
-        """Return namespace, pod and container."""
         return f"{self.pod.namespace}/{self.pod.name}, container {self.container.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationHistory:
-    """Earlier allocations of one resource, by pod and container."""
-
     allocated: Mapping[tuple[PodUid, str], tuple[str, ...]] = field(default_factory=dict)
-    """Device IDs of successful Allocate calls."""
+    """Device IDs of successful Allocate calls, by pod and container."""
     refused: Set[PodUid] = frozenset()
     over: Set[PodUid] = frozenset()
     """Pods that have ended, and that an old list may still contain."""
@@ -43,7 +38,6 @@ class AmbiguousContainer:
     candidates: tuple[ContainerCandidate, ...]
 
     def __str__(self) -> str:
-        """Return the candidates, or that there is none."""
         if not self.candidates:
             return "no pod in the kubelet's list waits for these devices"
         named = "; ".join(str(candidate) for candidate in self.candidates)
@@ -135,13 +129,12 @@ def _answered_before(
 
 
 def _up_to_first_main(containers: Iterable[KubeletContainer]) -> list[KubeletContainer]:
-    """Return the containers up to the first that is no init container."""
-    found: list[KubeletContainer] = []
+    leading: list[KubeletContainer] = []
     for container in containers:
-        found.append(container)
+        leading.append(container)
         if not container.init:
             break
-    return found
+    return leading
 
 
 def _only(
