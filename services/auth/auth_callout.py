@@ -59,7 +59,6 @@ class ServiceNamespaces:
     agents: str
 
     def account(self, service: ServiceEntry) -> str:
-        """Return the user name of a service's account."""
         namespace = self.agents if service.per_node else self.system
         return f"system:serviceaccount:{namespace}:{service.name}"
 

@@ -20,7 +20,6 @@ class ManagedServers:
 
     @property
     def nats_credentials(self) -> ClientCredentials:
-        """The credentials of the auth callout's user at NATS."""
         return replace(
             self.settings.nats_client_credentials(AUTH),
             login_file=self._directory / "nats",
@@ -29,7 +28,6 @@ class ManagedServers:
 
     @property
     def redis_credentials(self) -> ClientCredentials:
-        """The credentials of Redis' administrator."""
         return replace(self.settings.redis_client_credentials, login_file=self._directory / "redis")
 
     def write_files(self, files: Mapping[str, bytes]) -> None:

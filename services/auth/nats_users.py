@@ -66,7 +66,6 @@ class NatsUser:
 
 
 def all_users(nodes: Sequence[NodeName]) -> tuple[NatsUser, ...]:
-    """Return every service's user, the node agent's user of each node, and the operator's."""
     return (*service_users(SERVICES, nodes), operator_user())
 
 

@@ -116,7 +116,6 @@ do."""
 
 
 def password_users() -> tuple[str, ...]:
-    """Return the names of all users with a password."""
     return (*(user.name for user in USERS), ADMIN)
 
 

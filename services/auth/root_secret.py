@@ -31,8 +31,9 @@ ISSUER = "issuer"
 CHANGED_AT = "server.changed"
 """When the servers' certificate or trusted CAs were replaced, Unix seconds."""
 AUTH = "auth"
+"""The user of the auth callout at NATS; it has a password, as `SYSTEM`."""
 SYSTEM = "system"
-"""The two users of NATS with a password; all other users are authorized by token."""
+"""The user of NATS' system account. All users but these two are authorized by token."""
 LOCAL_NAMES = ("localhost", "127.0.0.1")
 """Names under which `kubectl port-forward` shows the page."""
 RECENT = timedelta(days=7)
@@ -88,7 +89,6 @@ def complete(
 
 
 def files_of_servers(data: SecretData) -> tuple[bytes, bytes]:
-    """Return the servers' certificate, and the CAs that they trust."""
     return data.get("server.crt", b""), data.get(TRUSTED, b"")
 
 

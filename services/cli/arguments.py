@@ -36,7 +36,6 @@ class CommandEntry:
 
     @property
     def about(self) -> str:
-        """What it does, from the docstring of its arguments."""
         return inspect.getdoc(self.declared) or ""
 
     def run(self, arguments: Any) -> int:
@@ -68,7 +67,6 @@ def command(name: str, function: str, *examples: str) -> Callable[[type[C]], typ
 
 
 def completed(kind: type[C]) -> type[C]:
-    """Return a declared class as a dataclass."""
     if "__dataclass_fields__" in kind.__dict__:
         return kind
     del kind.__init__
@@ -132,7 +130,6 @@ def connection(default: Any, text: str, **form: Any) -> Any:
 
 
 def output(*more: str) -> Any:
-    """Declare the format of the output: a document with stable keys, or one of `more`."""
     short = {f"--{form}": form for form in ("json", *more) if form in {"json", "csv"}}
     return argument("", "format (default: text)", "-o", one_of=(*FORMS, *more), constants=short)
 
@@ -167,7 +164,6 @@ def volcano_conf() -> Any:
 
 
 def min_runtime() -> Any:
-    """Declare the flag for how long leases are safe from preemption."""
     variable = "LEASEHOLD_PREEMPTION_MIN_RUNTIME_S"
     return argument(600.0, "as the planner's setting", variable=variable, env="600")
 
@@ -217,7 +213,6 @@ class UsageArguments(ClusterArguments):
 
     @property
     def idle_after_s(self) -> str:
-        """The parameter of this name of the API, empty by default."""
         return "" if self.idle_after is None else f"{self.idle_after * MINUTE_S:g}"
 
 

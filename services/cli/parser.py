@@ -236,7 +236,6 @@ def _usage_of(action: argparse.Action) -> str:
 
 
 def _nearest(word: str, words: Iterable[str]) -> str:
-    """Return a question about the most similar word, or an empty text."""
     from difflib import get_close_matches
 
     matches = get_close_matches(word, list(words), n=1)

@@ -85,15 +85,12 @@ class StateDir:
         return self.agents / node
 
     def node(self, node: str) -> Path:
-        """Return the directory of a node's simulated kubelet."""
         return self.root / "nodes" / node
 
     def faults(self, node: str) -> Path:
-        """Return the file of the faults of a node's simulated GPUs."""
         return self.node(node) / "faults.json"
 
     def gpus(self, node: str) -> Path:
-        """Return the directory of a node's simulated GPUs and their driver."""
         return self.node(node) / "gpus"
 
     def make(self) -> None:
@@ -142,7 +139,6 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def api_url(self) -> str:
-        """The URL of the page and of the API."""
         return f"http://127.0.0.1:{self.ports.get('page', 0)}"
 
 
@@ -151,7 +147,6 @@ def optional_path(text: str) -> Path | None:
 
 
 def save_state(directory: StateDir, state: State) -> None:
-    """Replace `state.json` in one step."""
     temporary = directory.state.with_suffix(".new")
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode(state), indent=1))
     temporary.replace(directory.state)

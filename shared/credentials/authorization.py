@@ -242,11 +242,9 @@ class KubernetesViewer:
 
     @property
     def name(self) -> str:
-        """The user name at the API server."""
         return self.user.username
 
     async def may_grant(self, namespace: Namespace) -> bool:
-        """Review whether the user may `create gpubudgets/grants` of the namespace's GPUBudget."""
         of_grants = {"group": "leasehold.dev", "resource": "gpubudgets", "subresource": "grants"}
         return await self.authenticator.may(self.user, verb="create", name=namespace, **of_grants)
 
@@ -263,7 +261,6 @@ class KubernetesViewer:
         return frozenset(name for name, may in zip(names, allowed, strict=True) if may)
 
     async def _may_on_pods(self, verb: str, namespace: str, **more: str) -> bool:
-        """Review for the pods of a namespace, or of all if it is empty."""
         attributes = {"resource": "pods", "version": "v1", "namespace": namespace, **more}
         return await self.authenticator.may(self.user, verb=verb, **attributes)
 

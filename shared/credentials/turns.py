@@ -98,7 +98,6 @@ class Turns:
                 return
 
     def _next(self) -> tuple[str, int] | None:
-        """Return the owner that may have the next turn, and its size."""
         owners: dict[int, str] = {}
         for size, waiting in enumerate(self._waiting):
             owner = next((name for name in waiting if self._may_hold(name)), None)
@@ -114,7 +113,6 @@ class Turns:
             self._waiting[size].pop(owner, None)
 
     def _next_size(self, sizes: list[int]) -> int | None:
-        """Return the smallest of these sizes, or one that has been passed over too often."""
         if not sizes:
             return None
         late = [size for size in sizes if self._passed_over[size] >= SMALLER_FIRST]

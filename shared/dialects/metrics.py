@@ -139,7 +139,6 @@ class DeviceUsage:
 
     @property
     def short_uuid(self) -> str:
-        """The UUID as Volcano's monitor cuts it off."""
         return self.uuid[:40]
 
 
@@ -185,5 +184,4 @@ class ShareUsage:
 
     @property
     def short_uuid(self) -> str:
-        """The device's UUID as Volcano's monitor cuts it off."""
         return self.device_uuid[:40]

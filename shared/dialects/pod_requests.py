@@ -252,7 +252,6 @@ def amount_changes(amounts: Mapping[str, int]) -> dict[str, int | None]:
 
 
 def added_annotations(pod: PodManifest) -> dict[str, str]:
-    """Return the annotations that vendors' webhooks add to a pod that requests GPUs."""
     added: dict[str, str] = {}
     for dialect in DIALECTS.values():
         added |= dialect.added_annotations(pod)

@@ -108,7 +108,6 @@ def check_choice(key: str, text: str, choices: Collection[str]) -> None:
 
 
 def parse_name(key: str, text: str) -> str:
-    """Parse the name of a Kubernetes object."""
     if len(text) > LONGEST_NAME or not _NAME.fullmatch(text):
         allowed = f"a name of at most {LONGEST_NAME} small letters, digits, '-' and '.'"
         raise _refused(key, text, allowed)

@@ -192,7 +192,6 @@ def _misplaced(of: str, names: Iterable[str], place: Place) -> Iterator[Misplace
 
 
 def _unknown(fault: str, small: str, place: Place) -> MisplacedKey:
-    """Describe an unknown key by the known one that was probably meant."""
     word = _BY_SMALL_LETTERS.get(small) or _nearest(small, _BY_SMALL_LETTERS)
     if word is None:
         return MisplacedKey(f"{fault}: it is unknown")

@@ -205,7 +205,6 @@ def structural_schema(kind: object) -> dict[str, Any]:
 
 
 def _structural(schema: Mapping[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace references, and unions with null, by their schemas."""
     resolved = _resolved(schema, components)
     if "properties" in resolved:
         fields = resolved["properties"].items()

@@ -122,7 +122,6 @@ class UnexpectedResponseError(RequestError):
 
 
 def is_throttled(error: LeaseholdError) -> bool:
-    """Return whether the API server is there and wants fewer requests."""
     return isinstance(error, KubernetesError) and error.response.code == 429
 
 

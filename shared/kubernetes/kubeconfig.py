@@ -343,7 +343,6 @@ def _exec_plugin(cluster: "_Section", user: "_Section") -> ExecPlugin | None:
 
 
 def _cluster_info(cluster: "_Section") -> Mapping[str, object]:
-    """Return the cluster as plugins receive it: with the content of files."""
     authority = cluster.pem("certificate-authority")
     data = base64.b64encode(authority.encode()).decode() if authority else None
     info = {

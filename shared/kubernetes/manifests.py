@@ -89,7 +89,6 @@ def _pods_of(document: Any, where: str) -> Iterator[ManifestPod]:
 
 
 def _templates(kind: str, name: str, document: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the pod templates of an object, each with its origin and the object with its number."""
     if kind == "Pod":
         yield f"Pod {name}", document, None
     elif kind == "Job" and "tasks" in (document.get("spec") or {}):  # a Volcano Job

@@ -148,7 +148,6 @@ def _device(result: DeviceRequestAllocationResult) -> AllocatedDevice:
 
 
 def _answer(statuses: list[AllocatedDeviceStatus], devices: int) -> str:
-    """Return the condition that was written for all devices, or that refuses one."""
     written = [
         {condition.type for condition in status.conditions if condition.status == "True"}
         for status in statuses

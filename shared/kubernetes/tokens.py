@@ -21,7 +21,6 @@ class _TokenRequest(msgspec.Struct, frozen=True):
 async def request_token(
     kube: KubernetesClient, namespace: str, account: str, spec: Mapping[str, object]
 ) -> IssuedToken:
-    """Request a token of a service account, with the `spec` of a TokenRequest."""
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
     path = objects_path(namespace, "serviceaccounts", account)
     return (await kube.create(f"{path}/token", body, _TokenRequest)).status

@@ -49,7 +49,6 @@ class CopySender:
         await self._client.subscribe(f"{self._prefix}.*", cb=self._receive)
 
     def wants(self, subject: str) -> bool:
-        """Return whether the subject may have observers."""
         return _number_of(subject) not in self._quiet
 
     async def send(self, subject: str, data: bytes) -> None:
@@ -65,7 +64,6 @@ class CopySender:
 
 
 def _number_of(subject: str) -> int:
-    """Hash a subject to a number that fits into the last token of a reply subject."""
     return int.from_bytes(hashlib.blake2s(subject.encode(), digest_size=7).digest(), "big")
 
 

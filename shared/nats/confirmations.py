@@ -86,7 +86,6 @@ class Confirmations:
             self._added.clear()
 
     async def return_all(self) -> None:
-        """Return every message that is held: this process is stopping."""
         for sender in self._senders.values():
             sender.returned += sorted(sender.held)
             sender.held.clear()

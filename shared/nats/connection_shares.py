@@ -163,7 +163,6 @@ class _ConnectionShares:
             )
 
     async def _note_any_server(self) -> None:
-        """Note all users of the server that responds first; the other servers report their own."""
         with contextlib.suppress(*_UNREADABLE):
             self._note((await self._listing(ANY_SERVER, limit=1)).server.id, "")
 
@@ -177,7 +176,6 @@ class _ConnectionShares:
         self._reported.set()
 
     async def _close_excess(self, server: str, user: str) -> None:
-        """Close the oldest connections of a user, or of each user, beyond its share."""
         connections = defaultdict[str, list[int]](list)
         try:
             async for connection in self._connections(server, user):
@@ -201,7 +199,6 @@ class _ConnectionShares:
             )
 
     async def _connections(self, server: str, user: str) -> AsyncIterator[_Connection]:
-        """Yield connections, oldest first."""
         offset = 0
         asked = {"user": user} if user else {}
         while True:

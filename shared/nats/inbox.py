@@ -31,8 +31,9 @@ REFUSED = Counter(
 )
 MAX_BUFFERED = 65_536
 SHOWN = 100
+"""Characters of a subject that a log line shows."""
 SHOWN_REASON = 400
-"""Characters of a subject, and of a reason, that a log line shows."""
+"""Characters of a reason that a log line shows."""
 
 E = TypeVar("E", bound=Event)
 OnRefused = Callable[[str, str], None]

@@ -105,7 +105,6 @@ class Replies:
         return task
 
     async def _handle(self, kind: type[Event], message: Msg, reply: Reply) -> None:
-        """Reply to a request; whatever it contains, the next one is handled."""
         cause = f"{kind.subject} {subjects.node_in(kind, message.subject)}"
         try:
             requests = decode_checked(kind, message, self._on_refused)

@@ -46,7 +46,6 @@ class SenderRates:
         self._bytes: Counter[str] = Counter()
 
     def watch(self, subscription: int, kind: type[Event]) -> None:
-        """Count what a subscription, by its number, receives of agents."""
         self._kinds[subscription] = kind
 
     def allows(self, subscription: int, subject: bytes, size: int) -> bool:

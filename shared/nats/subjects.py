@@ -72,7 +72,6 @@ def request_subject(question: type[Event], route: str = "") -> str:
 
 
 def reply_subject(question: type[Event], route: str = "") -> str:
-    """Return the subject to subscribe to for requests to one node, or to all nodes."""
     return f"leasehold.request.{question.subject}{_filter(question, route)}"
 
 
@@ -162,7 +161,6 @@ def most_replicas(user: str) -> int:
 
 
 def server_request(server: str, request: str) -> str:
-    """Return the subject of a request to one NATS server, or with "*" to each."""
     return f"$SYS.REQ.SERVER.{server}.{request}"
 
 

@@ -89,7 +89,6 @@ class LedgerMirror:
                 self._disconnected_since = self.clock.ticks()
 
     def read_now(self) -> None:
-        """End a pause between two readings of changes."""
         self._requested.set()
 
     async def reach(self, capacity: int) -> None:

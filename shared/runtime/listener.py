@@ -210,7 +210,6 @@ class Listener:
                     self._waiting.append((accepted, address, server))
 
     def _has_room(self, address: str) -> bool:
-        """Return whether a connection may be opened, if need be in place of another one."""
         if self._of_address[address] >= self.bounds.of_address:
             own = [
                 connection

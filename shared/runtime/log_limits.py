@@ -10,8 +10,9 @@ WINDOW_S = 10.0
 MOST_LINES = 50
 """Lines of one statement in the code within `WINDOW_S`, unless they are for debugging."""
 LONGEST_TEXT = 4096
+"""Characters of a line's text."""
 LONGEST_TRACEBACK = 16_384
-"""Characters of a text and a traceback."""
+"""Characters of a traceback."""
 
 
 def shortened(text: str, longest: int) -> str:

@@ -314,7 +314,6 @@ async def _pause(role: Role) -> None:
 
 
 def _title(role: Role) -> str:
-    """Name a handler's spans by what it does; their service is an attribute."""
     return role.method.replace("_", " ")
 
 

@@ -63,7 +63,6 @@ class Role:
         return getattr(self.service, self.part) if self.part else self.service
 
     def bound(self) -> Callable[..., Any]:
-        """Return the method of the service."""
         method: Callable[..., Any] = getattr(self.owner(), self.method)
         return method
 
@@ -108,8 +107,6 @@ def answers(method: F) -> F: ...
 @overload
 def answers(*, concurrency: int) -> Callable[[F], F]: ...
 def answers(method: F | None = None, *, concurrency: int = 1) -> F | Callable[[F], F]:
-    """Mark a method that replies to a request to any replica."""
-
     def mark(function: F) -> F:
         return _marked(function, "answers", concurrency=concurrency)
 

@@ -34,7 +34,6 @@ class TraceSpan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def claim(self) -> str:
-        """Name of the ResourceClaim that it is about."""
         return str(self.attributes.get(CLAIM, ""))
 
 

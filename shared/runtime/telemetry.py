@@ -143,7 +143,6 @@ class Tracing:
         return inside, spans
 
     def span(self, name: str, parent: str, facts: Mapping[str, AttributeValue]) -> Span | None:
-        """Begin one span below `parent`; the caller ends it."""
         return self._begin(name, parent, facts, SpanKind.INTERNAL) if self.tracer else None
 
     def record(
@@ -237,7 +236,6 @@ def end(spans: Iterable[Span], error: BaseException | None = None) -> None:
 
 
 def context_of(span: Span) -> str:
-    """Return the context of a span as a traceparent."""
     context = span.get_span_context()
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
 

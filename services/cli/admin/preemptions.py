@@ -9,7 +9,6 @@ from shared.model.views.preemptions import DryRunView, PreemptionsView, Preempti
 
 
 def preemptions(flags: PreemptionsArguments) -> int:
-    """Show a dry run for a pod, or preemptions in progress and the evictions of the last day."""
     api = ApiClient(flags)
     if flags.dry_run:
         return _dry_run(api, flags)

@@ -72,7 +72,6 @@ def report_table(report: ReportView, *, wide: bool = False) -> RenderableType:
 
 
 def _window_text(window: str) -> str:
-    """Return the period, and its start if the budget was created or changed within it."""
     period, _, start_ms = window.partition("+")
     return f"{period} from {timestamp(int(start_ms) // 1000)}" if start_ms.isdecimal() else period
 
@@ -135,7 +134,6 @@ def cost_table(costs: CostView) -> RenderableType:
 
 
 def focus_csv(lines: Iterable[CostLine], currency: str) -> str:
-    """Return lines that have a price as CSV with the columns of FOCUS."""
     text = io.StringIO()
     writer = csv.DictWriter(text, FOCUS_COLUMNS, lineterminator="\n")
     writer.writeheader()

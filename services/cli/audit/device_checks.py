@@ -72,7 +72,6 @@ CHECKS = (over_commitment, allocated_totals, fences)
 
 
 def _excesses(device: Device, booked: Sequence[Booking], slots: int | None) -> Iterator[str]:
-    """Yield what is taken of a device beyond what it has."""
     fault = f" ({device.fault})" if device.fault else ""
     for unit, taken, limit in (
         ("MiB", sum(booking.memory_mib for booking in booked), device.memory_mib),
@@ -113,7 +112,6 @@ def _slot_conflicts(device: Device, shares: list[tuple[Lease, Share]]) -> Iterat
 
 
 def _slots(device: Device, shares: Sequence[tuple[Lease, Share]]) -> int:
-    """Return how many slots leases may hold: the most that device, layouts or dialects allow."""
     positions = [len(layout.positions) for layout in device.layouts]
     return max([device.slots, *positions, *(share.slots for _, share in shares)])
 

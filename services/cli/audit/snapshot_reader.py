@@ -76,7 +76,6 @@ class SnapshotReader:
         return replace(snapshot, not_checked=tuple(not_checked))
 
     async def _with_budgets(self, snapshot: Snapshot) -> Snapshot:
-        """Add every open budget window that has a start, with the sum of its entries, and costs."""
         windows: list[WindowTotals] = []
         budgets = self.ledger.part(Budgets)
         now_ms = await budgets.now_ms()

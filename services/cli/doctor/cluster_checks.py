@@ -222,7 +222,6 @@ def _unsafe(facts: RedisFacts) -> Finding | None:
 
 
 def clock(server: str, ahead_s: float) -> Finding:
-    """Judge the difference between another clock and this machine's."""
     text = f"the clock of {server} is {abs(ahead_s):.2f} s {'ahead' if ahead_s > 0 else 'behind'}"
     fix = "timedatectl; chronyc tracking: both machines need the same time servers"
     if abs(ahead_s) > CLOCK_FAIL_S:

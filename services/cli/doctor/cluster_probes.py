@@ -178,7 +178,6 @@ class ClusterProbes:
         return b"LEASEHOLD_CLIENT_CA_FILE" in deployment or b"--client-ca-file" in deployment
 
     async def _unreviewed_claims(self, webhooks: Iterable[RegisteredWebhook]) -> list[str]:
-        """Return the webhook of the component `dra` if it is missing and the DeviceClass exists."""
         if CLAIMS_WEBHOOK in {webhook.name for webhook in webhooks}:
             return []
         try:
@@ -294,7 +293,6 @@ class ClusterProbes:
         return judge.leftovers(self.devices)
 
     async def settings(self) -> Finding:
-        """Compare the settings in heartbeats with those of the cluster's workloads."""
         wanted = await judge.read_settings(self.kubernetes)
         return judge.settings(wanted, await self._heartbeats())
 

@@ -243,7 +243,6 @@ def _simulated_node(
 
 
 def _agent_settings(kind: type[AgentSettings], arguments: Mapping[str, str]) -> AgentSettings:
-    """Return an agent's settings with these flags, and the rest from the environment."""
     argv = [word for flag, text in arguments.items() if text for word in (flag, text)]
     return load(kind, "leasehold doctor", about="", argv=argv)
 

@@ -312,7 +312,6 @@ def _describe(pod: PodSummary) -> str:
 
 
 def _ended(pod: PodSummary, program: str) -> Explanation:
-    """Explain a terminated pod, or one that was bound and that its node then refused."""
     if not pod.rejection:
         text = f"has {pod.phase.lower()}; its lease has ended"
         return _explained(pod, "ended", text, next=f"{program} trace {pod.name} -n {pod.namespace}")

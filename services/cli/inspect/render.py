@@ -161,7 +161,6 @@ def _share_text(share: HeldShare, now: float) -> str:
 
 
 def _holder(share: HeldShare) -> str:
-    """Return pod and container, or claim and request; those of other namespaces may be hidden."""
     if not share.namespace:
         return "in use by another namespace"
     kind = "claim " if share.claim else ""
@@ -173,7 +172,6 @@ def _idle(since: float | None, now: float) -> str:
 
 
 def _place(share: ShareView) -> str:
-    """Return a share's part of its device: an instance, or cores."""
     if share.mig is not None:
         return f"{share.mig.profile}  position {share.mig.position}"
     return f"{share.cores_percent} % cores" if share.cores_percent else "any cores"
@@ -230,7 +228,6 @@ def _sum_text(amounts: Iterable[str]) -> str:
 
 
 def cores_text(share: ShareView) -> str:
-    """Return the leased part of a device's cores, or the profile of the instance."""
     if share.mig is not None:
         return share.mig.profile
     return f"{share.cores_percent}%" if share.cores_percent else "any"

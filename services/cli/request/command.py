@@ -64,7 +64,6 @@ class ExampleNode:
         return f"{EXAMPLE_GPUS} idle {profile.product} of {profile.memory_mib} MiB{mode}"
 
     def for_request(self, request: PodRequest) -> "ExampleNode":
-        """Return the same node, in MIG mode if the pod requires it and the model has it."""
         required = request.selection.mode == DeviceMode.MIG or any(
             container.strict and container.sharing is not SharingPolicy.EXCLUSIVE
             for container in request.containers

@@ -55,7 +55,6 @@ class Component:
 
 
 def components_of(plan: Plan, directory: StateDir) -> tuple[Component, ...]:
-    """Return every component in the order of their start, with the files of their logins."""
     made = _Components(plan, directory)
     return (*made.servers(), made.simcluster(), *made.services(), *made.agents())
 

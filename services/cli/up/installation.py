@@ -121,7 +121,6 @@ def _objects(components: Collection[str], *, policies: bool) -> Iterator[Manifes
 
 
 def _api_service(address: str) -> Iterator[Manifest]:
-    """Yield what the API server passes requests for our objects on to."""
     host, _, text = address.rpartition(":")
     port = int(text)
     spec: Manifest = {"type": "ExternalName", "externalName": host, "ports": [{"port": port}]}

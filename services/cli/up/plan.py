@@ -35,7 +35,6 @@ class Plan:
 
     @property
     def local(self) -> bool:
-        """Whether the GPUs are those of this machine."""
         return LOCAL in self.nodes.values()
 
     @property
@@ -91,7 +90,6 @@ def plan_of(settings: Up, nodes: Mapping[str, str], before: State | None) -> Pla
 
 
 def with_library(settings: Up, nodes: Mapping[str, str], before: State | None) -> Up:
-    """Return the settings with the library of the last run, if that had the same nodes."""
     if settings.fresh or settings.library_source or before is None or before.nodes != nodes:
         return settings
     return replace(settings, library_source=optional_path(before.library_source))

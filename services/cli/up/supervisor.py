@@ -178,7 +178,6 @@ class ComponentProcess:
             await self._pause_after_exit(code, time.monotonic() - started_at_s)
 
     async def stop(self) -> None:
-        """Terminate the process, and return when it has exited."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

@@ -35,7 +35,6 @@ def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
 
 
 def allocated_annotations(lease: Lease, done: frozenset[str]) -> dict[str, str]:
-    """Return the annotations that change when Allocate has succeeded for these containers."""
     left = {TO_ALLOCATE: encode_devices(lease, done)}
     if not done.issuperset(lease.containers):
         return left

@@ -129,7 +129,6 @@ def _check_core_limit(annotations: Mapping[str, str]) -> None:
 
 
 def added_annotations(pod: PodManifest) -> dict[str, str]:
-    """Return the core limit that GPUSharing's webhook adds to a pod with shares."""
     cores = max((container.limits.get(CORE, 0) for container in pod.containers), default=0)
     return {CORE_LIMIT: str(cores)} if 0 < cores < WHOLE else {}
 

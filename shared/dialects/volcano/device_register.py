@@ -68,7 +68,6 @@ def registered_devices(
 
 
 def encode_register(devices: Sequence[Device]) -> str:
-    """Encode `node-vgpu-register`: a record per device, by minor number, each ended by `:`."""
     return "".join(
         f"{device.uuid},{device.slots},{device.memory_mib // device.unit_mib},"
         f"{device_type(device.model)},{str(device.healthy).lower()},{device.mode}:"

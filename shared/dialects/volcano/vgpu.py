@@ -137,7 +137,6 @@ def _parse_selection(annotations: Mapping[str, str]) -> DeviceSelection:
 
 
 def _anti_affinity_groups(pod: PodManifest, rules: Rules) -> tuple[str, ...]:
-    """Return its anti-affinity groups: its pod group, and those of exclusive label rules."""
     annotations = pod.annotations
     labels = pod.labels.items()
     matched = [rule for rule in rules.exclusive_labels if labels >= set(rule)]
@@ -167,7 +166,6 @@ def _requested_units(share: Share) -> int:
 
 
 def encode_ids(lease: Lease, done: frozenset[str] = frozenset()) -> str:
-    """Encode one element per container with GPUs, joined by `;`, empty for those in `done`."""
     return ";".join(
         "" if container in done else encode_shares(lease.shares_of(container))
         for container in lease.containers
@@ -189,7 +187,6 @@ def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
 
 
 def allocated_annotations(lease: Lease, done: frozenset[str]) -> dict[str, str]:
-    """Return the annotations that change when Allocate has succeeded for these containers."""
     left = {TO_ALLOCATE: encode_ids(lease, done)}
     if not done.issuperset(lease.containers):
         return left
