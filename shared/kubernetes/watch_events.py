@@ -59,7 +59,7 @@ class UnreadableLineError(UnavailableError):
 class LineSplitter:
     r"""Splits a stream into lines; an incomplete last line is buffered.
 
-    >>> lines = Lines()
+    >>> lines = LineSplitter()
     >>> lines.feed(b'{"type":"ADDED"}\n{"ty'), lines.feed(b'pe":"DELETED"}\n')
     ([b'{"type":"ADDED"}'], [b'{"type":"DELETED"}'])
     """
