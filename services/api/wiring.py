@@ -30,9 +30,10 @@ from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
-from shared.model.clock import MINUTE_S, SystemClock, in_background
+from shared.model.clock import SystemClock, in_background
 from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.names import SYSTEM_NAMESPACE
+from shared.model.quantity import MINUTE_S
 from shared.nats.bus import Bus
 from shared.nats.usage_requests import request_usage
 from shared.runtime import health

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, dataclass_transform
 
-from shared.model.clock import MINUTE_S
+from shared.model.quantity import MINUTE_S
 from shared.runtime.settings import RedisLogin, argument
 
 FORMS = ("json", "yaml")

@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shared.model.clock import HOUR_S, MINUTE_S
 from shared.model.events.plan_events import ViolationConfirmed
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.leases.lease import Lease, LeaseState
@@ -20,6 +19,7 @@ from shared.model.leases.preemption import (
     Victim,
 )
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.quantity import HOUR_S, MINUTE_S
 from shared.placing.preemption_rules import lease_class
 from shared.pods.pod_snapshot import PodSnapshot
 

@@ -9,9 +9,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
-MINUTE_S = 60.0
-HOUR_S = 60 * MINUTE_S
-DAY_S = 24 * HOUR_S
 CANCEL_AGAIN_S = 1.0
 """A task that has not ended is cancelled again after this time: libraries swallow cancellations."""
 

@@ -17,6 +17,10 @@ from shared.model.errors import RequestError
 
 Amount = TypeVar("Amount", int, Fraction)
 
+MINUTE_S = 60.0
+HOUR_S = 60 * MINUTE_S
+DAY_S = 24 * HOUR_S
+
 _SUFFIXES: Mapping[str, Fraction] = {
     "": Fraction(1),
     "n": Fraction(1, 10**9),

@@ -7,10 +7,10 @@ priority may preempt those of lower priority, unless their namespace is in a bet
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from shared.model.clock import MINUTE_S
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.leases.preemption import Preemption, PreemptionCause, PreemptionState, Victim
 from shared.model.names import Namespace, PodUid
+from shared.model.quantity import MINUTE_S
 
 LEASE_CLASSES = {"guaranteed": 0, "reclaimable": 1, "expired": 2}
 _CAUSES = {1: PreemptionCause.RECLAIMABLE, 2: PreemptionCause.EXPIRED}

@@ -61,7 +61,6 @@ from shared.ledger.budgets import Budgets
 from shared.model.bounds import check_bounds
 from shared.model.budgets.budget import ChargeEntry
 from shared.model.budgets.cost_records import CostView
-from shared.model.clock import DAY_S
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.events.request_reply import (
     DryRunReply,
@@ -72,6 +71,7 @@ from shared.model.events.request_reply import (
     ResizeRequest,
 )
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
+from shared.model.quantity import DAY_S
 from shared.model.views.budgets import BudgetsView, IdleView, ReportView
 from shared.model.views.gpus import DeviceDetails, DeviceView, GpusView, NodeDevices
 from shared.model.views.leases import LeasesView

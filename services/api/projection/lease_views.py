@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 from shared.model.budgets.balance import balance
 from shared.model.budgets.budget import Accounts, Balance, Budget, minutes
-from shared.model.clock import HOUR_S
 from shared.model.devices.device import Device, DeviceMode, DeviceUse, MigLayout
 from shared.model.leases.lease import Lease, Share
 from shared.model.names import Namespace, NodeName
+from shared.model.quantity import HOUR_S
 from shared.model.views.budgets import BudgetView, IdleHolder
 from shared.model.views.gpus import DeviceView, HeldShare
 from shared.model.views.pods import FinishedPod

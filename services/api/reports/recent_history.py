@@ -26,8 +26,8 @@ from services.api.reports.history import (
     Subject,
     Values,
 )
-from shared.model.clock import DAY_S, HOUR_S
 from shared.model.names import PodUid
+from shared.model.quantity import DAY_S, HOUR_S
 from shared.model.views.pods import FinishedPod
 
 MOST_SERIES = 20_000

@@ -14,12 +14,12 @@ from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.bounds import MOST_VERSION
 from shared.model.budgets.quota import Quota, QuotaLimits
-from shared.model.clock import HOUR_S
 from shared.model.errors import RequestError, UnavailableError
 from shared.model.leases.lease import Lease, LeaseState
 from shared.model.leases.lease_copy import dump_lease, load_lease
 from shared.model.leases.ledger import ReservedLease
 from shared.model.names import Namespace
+from shared.model.quantity import HOUR_S
 from tests.support.placer.ledger import (
     NOW,
     device,

@@ -20,9 +20,9 @@ from services.api.reports.history import (
     sample_of,
 )
 from services.api.reports.recent_history import RecentHistory
-from shared.model.clock import DAY_S
 from shared.model.devices.device import Hardware
 from shared.model.names import DeviceUuid, NodeName, PodUid
+from shared.model.quantity import DAY_S
 from tests.support import build
 from tests.support.api.board import lease, node_totals, projected, usage
 
