@@ -165,9 +165,9 @@ class LeaseRecord(Record, frozen=True):
     numbers: NumbersRecord
     request: RequestRecord
     demand: DemandRecord
-    description: LeaseDescription
     shares: Annotated[tuple[Share, ...], Meta(max_length=MOST_SHARES)]
     """Without slots and fences, which are `NumbersRecord.grants`."""
+    description: LeaseDescription
 
 
 class WaitingRecord(Record, frozen=True):

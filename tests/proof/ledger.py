@@ -68,7 +68,7 @@ def decode(raw: Hashes, charges: Iterable[RawCharge] = (), **more: Any) -> RawLe
 
 
 def _lease(pod: str, value: bytes) -> RawLease:
-    numbers, request, demand, description, shares = msgpack.unpackb(value)
+    numbers, request, demand, shares, description = msgpack.unpackb(value)
     state, version, _, created_at, expires_at, activated_at, _, grants = numbers
     return RawLease(
         pod=pod,

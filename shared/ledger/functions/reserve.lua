@@ -1,5 +1,5 @@
 -- Reserve for a batch of pods. Arguments: now; expires_at; pods; the number of candidates of each; start
--- and end of each piece in the tail (per pod the request and the description of its lease, then demand and shares of
+-- and end of each piece in the tail (per pod the description and the request of its lease, then demand and shares of
 -- each candidate: parts of a LeaseRecord); false, or {gang, number, whether the pods are further ones}: so many of the
 -- gang must have leases after this, for all or nothing, or before it, for each on its own; each pod's
 -- rank in the order of waiting pods: capacity that is offered to a pod of a lower rank is reserved for that
@@ -29,7 +29,7 @@ local server = require('server')
 local values = require('values')
 local waiting = require('waiting')
 local writes = require('writes')
-local encode, decode = cmsgpack.pack, cmsgpack.unpack
+local encode, unpack_limit = cmsgpack.pack, cmsgpack.unpack_limit
 local B, D, DEMAND, REQUEST = layouts.BOOKING, layouts.DEVICE, layouts.DEMAND, layouts.REQUEST
 -- What a pod has in the tail before its candidates, and each candidate.
 local REQUEST_PIECES, CANDIDATE_PIECES = 2, 2
@@ -40,7 +40,10 @@ local NUMBERS_BYTES, GRANT_BYTES = 80, 12 -- of the numbers of a lease at most, 
 local now, expires_at, pods, counts, bounds, joined, known
 local is_behind, pending, is_gone, numbers, answer, new_repelling
 
-local function piece(number) return string.sub(joined, bounds[number] + 1, bounds[number + 1]) end
+-- The pieces `first` to `last`, joined.
+local function pieces(first, last) return string.sub(joined, bounds[first] + 1, bounds[last + 1]) end
+
+local function read_piece(number) return (select(2, unpack_limit(joined, 1, bounds[number]))) end
 
 -- Read what the pods request, and fetch what they and their first candidates need. Returns requests, demands of first
 -- candidates, and {namespace -> the lowest rank of its pods}.
@@ -48,14 +51,14 @@ local function read_pods(ranks)
   local requests, first_demands, first_nodes, first_devices, lowest_ranks = {}, {}, {}, {}, {}
   local at = 1
   for i = 1, #pods do
-    requests[i] = decode(piece(at))
+    requests[i] = read_piece(at + 1)
     local namespace = requests[i][REQUEST.NAMESPACE]
     ranks[i] = string.format('%010.0f', ranks[i])
     if not lowest_ranks[namespace] or lowest_ranks[namespace] < ranks[i] then
       lowest_ranks[namespace] = ranks[i]
     end
     if counts[i] > 0 then
-      first_demands[i] = decode(piece(at + REQUEST_PIECES))
+      first_demands[i] = read_piece(at + REQUEST_PIECES)
       first_nodes[#first_nodes + 1] = first_demands[i][DEMAND.NODE]
       capacity.append_uuids(first_devices, first_demands[i])
     end
@@ -104,7 +107,7 @@ local function add_refusal(reasons, at, count)
   end
   local node_rows, device_rows = {}, {}
   for c = 1, count do
-    local demand = decode(piece(at + CANDIDATE_PIECES * c))
+    local demand = read_piece(at + CANDIDATE_PIECES * c)
     local node = records.node_of(demand[DEMAND.NODE])
     if node then node_rows[#node_rows + 1] = node end
     capacity.append_device_rows(device_rows, demand)
@@ -113,7 +116,23 @@ local function add_refusal(reasons, at, count)
     reasons.reserved_for_other or false})
 end
 
+-- One share without an instance, the usual case: as below, but without intermediate tables.
+local function take_one(demand, resources, groups_text)
+  local name, booking, is_slotted = demand[DEMAND.NODE], demand[DEMAND.BOOKINGS][1], demand[DEMAND.SLOTS][2] > 0
+  local node = records.node_of(name)
+  local reason = capacity.node_refusal(node, resources)
+  if reason then return reason end
+  local device = records.device_of(booking[B.DEVICE])
+  reason = capacity.device_refusal(device, name, groups_text, booking)
+  if reason then return reason .. ' of ' .. booking[B.DEVICE] end
+  capacity.add_to_node(node, resources, 1)
+  capacity.add_to_device(device, 1, groups_text, booking)
+  return nil, {is_slotted and take_slot(device) or -1, raise_fence(device)}
+end
+
 local function take(demand, resources, groups_text)
+  local slots = demand[DEMAND.SLOTS]
+  if #slots == 2 and slots[2] >= 0 then return take_one(demand, resources, groups_text) end
   local reason = capacity.demand_refusal(demand, resources, groups_text)
   if reason then return reason end
   capacity.add_demand(demand, resources, groups_text, 1)
@@ -137,7 +156,6 @@ end
 -- Write a lease for the first candidate that fits; the pieces of the pod begin `at`. Without a rank nothing is reserved
 -- for others. Returns nothing, or why none fits.
 local function reserve(pod, rank, terms, at, count, request, first_demand)
-  local packed_request, description = piece(at), piece(at + 1)
   local groups_text, namespace = request[REQUEST.GROUPS], request[REQUEST.NAMESPACE]
   local resources, reasons = lease.resources_of(request), nil
   if fair.must_wait(namespace) then
@@ -147,12 +165,12 @@ local function reserve(pod, rank, terms, at, count, request, first_demand)
     return {too_large = too_large('the anti-affinity groups', #groups_text, constants.MOST_GROUPS_BYTES)}
   end
   for number = 1, count do
-    local packed_demand, shares = piece(at + CANDIDATE_PIECES * number), piece(at + CANDIDATE_PIECES * number + 1)
-    local demand = number == 1 and first_demand or decode(packed_demand)
+    local first = at + CANDIDATE_PIECES * number -- piece of the candidate
+    local demand = number == 1 and first_demand or read_piece(first)
     local name = demand[DEMAND.NODE]
     local reason, grants, excesses, charges
-    local bytes = NUMBERS_BYTES + GRANT_BYTES * #demand[DEMAND.SLOTS] / 2 + #packed_request + #packed_demand
-      + #description + #shares
+    local bytes = NUMBERS_BYTES + GRANT_BYTES * #demand[DEMAND.SLOTS] / 2
+      + bounds[at + 2] - bounds[at] + bounds[first + 2] - bounds[first]
     if bytes > constants.MOST_LEASE_BYTES then
       return {too_large = too_large('the lease', bytes, constants.MOST_LEASE_BYTES)}
     end
@@ -170,7 +188,9 @@ local function reserve(pod, rank, terms, at, count, request, first_demand)
       reason, grants = take(demand, resources, groups_text)
     end
     if not reason then
-      local packed_parts = packed_request .. packed_demand .. description .. shares
+      local request_and_demand = number == 1 and pieces(at + 1, first + 1)
+        or pieces(at + 1, at + 1) .. pieces(first, first + 1)
+      local packed_parts = request_and_demand .. pieces(at, at)
       local version = put_reservation(pod, request, demand, number, packed_parts, grants)
       if terms then new_repelling[#new_repelling + 1] = {pod, version, name, unpack(terms)} end
       if charges then quota.charge(pod, namespace, charges) end

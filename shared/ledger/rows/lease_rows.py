@@ -53,6 +53,8 @@ _check_shares = msgspec.msgpack.Decoder(tuple[Share, ...]).decode
 _decode_amounts = msgspec.json.Decoder(list[Any]).decode
 _DESCRIBED = LeaseDescription.__struct_fields__
 _described = attrgetter(*_DESCRIBED)
+_REQUESTED = LeaseRequest.__struct_fields__
+_requested = attrgetter(*_REQUESTED)
 
 
 def text(value: Any) -> str:
@@ -71,6 +73,20 @@ def demand_of(node: NodeName, shares: Sequence[Share]) -> DemandRecord:
     An init container uses the slot that the pod's next container on the device uses after it, as
     the kubelet gives its device IDs to the next container.
     """
+    if len(shares) == 1 and shares[0].mig is None:  # the usual case, without intermediate objects
+        [share] = shares
+        slots_of_share = int(share.slotted)
+        booking = BookingRecord(
+            share.device,
+            share.memory_mib,
+            share.cores_percent,
+            1,
+            slots_of_share,
+            share.sharing,
+            share.slots if share.slotted else 0,
+            "",
+        )
+        return DemandRecord(node, (booking,), (1, slots_of_share))
     booked = [_booking(booking, shares) for booking in bookings(shares)]
     numbers = {booking.device: number for number, booking in enumerate(booked, start=1)}
     slots: list[int] = []
@@ -141,14 +157,14 @@ def encode_resources(resources: Mapping[str, int]) -> str:
 def encode_reservation(
     wanted: Reservation, texts: dict[tuple[tuple[str, int], ...], str]
 ) -> list[bytes] | TooLarge:
-    """Pack the parts of leases: request, description, then demand and shares of each candidate.
+    """Pack the parts of leases: description, request, then demand and shares of each candidate.
 
     Returns TooLarge if its lease would have more than a lease may have.
     """
     try:
-        pieces = [_pack(_request_of(wanted, texts)), _pack(_description_of(wanted))]
-        _check_request(pieces[0])
-        _check_description(pieces[1])
+        pieces = [_pack(_description_of(wanted)), _pack(_request_of(wanted, texts))]
+        _check_description(pieces[0])
+        _check_request(pieces[1])
         most_bytes = 0
         for candidate in wanted.candidates:
             demand = _pack(demand_of(candidate.node, candidate.shares))
@@ -182,7 +198,7 @@ def new_lease(
     candidate = wanted.candidates[number - 1]
     version = next(numbers)
     return Lease(
-        **{name: getattr(wanted, name) for name in LeaseRequest.__struct_fields__},
+        **dict(zip(_REQUESTED, _requested(wanted), strict=True)),
         node=candidate.node,
         shares=_granted(candidate.shares, numbers),
         version=version,
@@ -241,8 +257,8 @@ def encode_lease(lease: Lease) -> bytes:
         numbers,
         _request_of(lease, {}),
         demand_of(lease.node, lease.shares),
-        _description_of(lease),
         tuple(structs.replace(share, slot=None, fence=0) for share in lease.shares),
+        _description_of(lease),
     )
     value = _pack(record)
     _check_lease(len(value))

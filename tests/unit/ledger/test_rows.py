@@ -103,7 +103,7 @@ def test_a_reservation_is_packed_as_the_parts_of_the_leases_of_its_candidates() 
     several = [share("b", 0, mib=9), share("b", 1, whole=True)]
     wanted = reservation_among("p", [("a", [share("a", 1)]), ("b", several)], tag="red")
 
-    request, description, *candidates = pieces_of(wanted)
+    description, request, *candidates = pieces_of(wanted)
 
     for number, node in enumerate(("a", "b"), start=1):
         grants = iter([17, *[3, 40] * number])
@@ -112,7 +112,7 @@ def test_a_reservation_is_packed_as_the_parts_of_the_leases_of_its_candidates() 
         numbers = msgspec.msgpack.encode(
             ("reserved", 17, 17, NOW, NOW + 30, 0.0, 0.0, [3, 40] * number)
         )
-        value = b"".join((b"\x95", numbers, request, demand, description, shares))
+        value = b"".join((b"\x95", numbers, request, demand, shares, description))
         assert decode_lease(value) == lease
         assert lease.node == node
 

@@ -117,9 +117,9 @@ end
 function M.resource_positions(node)
   local names = node[N.RESOURCES]
   if positions_by_names[names] then return positions_by_names[names] end
-  local positions, at = {}, 1
+  local positions, at, last = {}, 1, #node[N.AMOUNTS]
   for name in string.gmatch(names, '[^\n]+') do
-    positions[name] = at
+    if at < last then positions[name] = at end
     at = at + 2
   end
   positions_by_names[names] = positions

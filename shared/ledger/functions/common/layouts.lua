@@ -84,8 +84,8 @@ return {
     NUMBERS = 1,
     REQUEST = 2,
     DEMAND = 3,
-    DESCRIPTION = 4,
-    SHARES = 5,
+    SHARES = 4,
+    DESCRIPTION = 5,
     TYPES = {
       'table', 'table', 'table', 'table', 'table',
     },

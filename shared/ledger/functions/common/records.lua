@@ -34,10 +34,7 @@ end)
 -- Each returns nil for what is no record.
 local readers = {}
 
-function readers.nodes(value)
-  local node = values.record(value, N)
-  return node and #node[N.AMOUNTS] == 2 * select(2, string.gsub(node[N.RESOURCES], '\n', '')) and node
-end
+function readers.nodes(value) return values.record(value, N) end
 
 function readers.devices(value) return values.record(value, D) end
 
