@@ -46,35 +46,34 @@ async def dry_run(request: DryRunRequest, planner: PreemptionPlanner) -> DryRunR
     protected = sorted(
         _protected(pending, cluster, state, rules, planned_from=planned_from, now=now)
     )
-    found = plan(repelled_request(queued, cluster.domains), planned_from)
+    planned = plan(repelled_request(queued, cluster.domains), planned_from)
     return DryRunReply(
         waits=True,
-        plan=None if isinstance(found, str) else plan_view(found),
-        reason=found if isinstance(found, str) else "",
+        plan=None if isinstance(planned, str) else plan_view(planned),
+        reason=planned if isinstance(planned, str) else "",
         protected=tuple(
-            ProtectedPod(pod=one, reason=why) for one, why in protected[:MAX_PROTECTED]
+            ProtectedPod(pod=name, reason=reason) for name, reason in protected[:MAX_PROTECTED]
         ),
         protected_left_out=max(0, len(protected) - MAX_PROTECTED),
     )
 
 
-def plan_view(found: PreemptionPlan) -> PlanView:
-    """Return a plan."""
+def plan_view(planned: PreemptionPlan) -> PlanView:
     return PlanView(
-        node=found.placement.node,
-        shares=PlannedShare.of(found.placement.shares),
+        node=planned.placement.node,
+        shares=PlannedShare.of(planned.placement.shares),
         victims=tuple(
             PlannedVictim(
-                pod=f"{each.lease.namespace}/{each.lease.name}",
-                cause=str(each.victim.cause),
-                budget=each.victim.budget,
-                priority=each.victim.priority,
-                bare=each.tier.unowned,
-                overdraft_permille=-each.tier.overdraft,
-                gpu_s_lost=round(each.used_gpu_s, 3),
-                devices=each.victim.devices,
+                pod=f"{candidate.lease.namespace}/{candidate.lease.name}",
+                cause=str(candidate.victim.cause),
+                budget=candidate.victim.budget,
+                priority=candidate.victim.priority,
+                bare=candidate.tier.unowned,
+                overdraft_permille=-candidate.tier.overdraft,
+                gpu_s_lost=round(candidate.used_gpu_s, 3),
+                devices=candidate.victim.devices,
             )
-            for each in found.victims
+            for candidate in planned.victims
         ),
     )
 
@@ -98,7 +97,7 @@ def _protected(
     now: float,
 ) -> Iterator[tuple[str, str]]:
     """Return the pods that rank below the pending one and are not evicted, each with a reason."""
-    candidates = {each.lease.pod for each in planned_from.candidates}
+    candidates = {candidate.lease.pod for candidate in planned_from.candidates}
     own_budget = state.budget_of(pending.namespace)
     exclusions = Exclusions(state, rules, now)
     for lease in (lease for totals in cluster.nodes for lease in totals.leases):

@@ -39,18 +39,19 @@ class PreemptionPlan:
 
     @property
     def leases(self) -> list[Lease]:
-        """The leases that end."""
         return [victim.lease for victim in self.victims]
 
     @property
     def devices(self) -> set[DeviceUuid]:
-        """The devices of the shares."""
         return {share.device for share in self.placement.shares}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictionLimits:
-    """How many more pods may be evicted."""
+    """How many more pods may be evicted.
+
+    For example, no plan has two pods of a PodDisruptionBudget that allows one disruption.
+    """
 
     disruption_budgets: Sequence[DisruptionBudget] = ()
     allowance: Allowance = field(
@@ -58,9 +59,9 @@ class EvictionLimits:
     )
 
     def allow(self, leases: Collection[Lease]) -> bool:
-        """Return whether the pods of these leases may all be evicted.
+        """Return whether the pods of all these leases may be evicted.
 
-        A pod that several PodDisruptionBudgets select cannot be evicted at all.
+        The API server evicts no pod that several PodDisruptionBudgets select.
         """
         if len(leases) > self.allowance.total:
             return False
@@ -105,10 +106,10 @@ def plan(request: PodRequest, given: PlanInput) -> PreemptionPlan | str:
     node = given.trials.node_as_it_is(request)
     if node is not None:
         return f"it will fit on {node} as it is"
-    found = next(_plans(request, given), None)
-    if found is not None:
-        return found
-    if not any(given.limits.allow([each.lease]) for each in given.candidates):
+    cheapest = next(_plans(request, given), None)
+    if cheapest is not None:
+        return cheapest
+    if not any(given.limits.allow([candidate.lease]) for candidate in given.candidates):
         return "no pod may be preempted for it"
     return "it would fit on no node even if every preemptible pod were evicted"
 
@@ -118,13 +119,13 @@ def _plans(request: PodRequest, given: PlanInput) -> Iterator[PreemptionPlan]:
     search = RoomSearch(
         request,
         given.trials,
-        allows=lambda ends: given.limits.allow([each.lease for each in ends]),
+        allows=lambda ends: given.limits.allow([end.lease for end in ends]),
     )
-    by_pod = {each.lease.pod: each for each in given.candidates}
+    by_pod = {candidate.lease.pod: candidate for candidate in given.candidates}
     # Placement is compiled for the image: an interpreted class cannot inherit from a class of it.
     endables = [
-        EndableLease(lease=each.lease, used_gpu_s=each.used_gpu_s, tier=each.tier)
-        for each in given.candidates
+        EndableLease(lease=candidate.lease, used_gpu_s=candidate.used_gpu_s, tier=candidate.tier)
+        for candidate in given.candidates
     ]
     for room in search.rooms(endables):
         victims = sorted((by_pod[lease.pod] for lease in room.leases), key=lambda v: v.lease.pod)
@@ -141,13 +142,13 @@ class ClusterSnapshot:
 
     @cached_property
     def trials(self) -> ClusterTrials:
-        """The nodes once the pods that are being deleted already are gone."""
+        """The nodes once the pods that are being deleted are gone."""
         return ClusterTrials(self.nodes, {uid for uid, pod in self.pods.items() if pod.deleting})
 
     @cached_property
     def domains(self) -> list[Domain]:
         """What pods on the nodes repel others from."""
-        return all_domains(each.node.facts for each in self.nodes)
+        return all_domains(totals.node.facts for totals in self.nodes)
 
 
 def pending_pods(
@@ -157,7 +158,7 @@ def pending_pods(
 
     Pods of gangs are left out: capacity for one would be reserved while the others still wait.
     """
-    open_for = {each.preemption.id for each in state.open}
+    open_for = {read.preemption.id for read in state.open}
 
     def rank(pod: WaitingPod) -> tuple[int, int, float, str]:
         queued = pod.queued
@@ -191,11 +192,12 @@ def plan_input(
     *,
     now: float,
 ) -> PlanInput:
-    """Return the input of a plan for the pending pod."""
     candidates: list[VictimCandidate] = []
     own = state.budget_of(pending.namespace)
     exclusions = Exclusions(state, rules, now)
-    for node, lease in ((each.node, lease) for each in cluster.nodes for lease in each.leases):
+    for node, lease in (
+        (totals.node, lease) for totals in cluster.nodes for lease in totals.leases
+    ):
         pod = cluster.pods.get(lease.pod)
         theirs = state.budget_of(lease.namespace)
         if pod is None or lease.pod == pending.pod:
@@ -231,7 +233,8 @@ def limits_of(
 class PlanRound:
     """Plans for many pods by one reading of the cluster.
 
-    Pods that request the same share a search, and take its plans one after the other.
+    For example, a thousand pods with equal requests share one search, and take its plans one after
+    the other.
     """
 
     def __init__(
@@ -249,17 +252,17 @@ class PlanRound:
 
     def next_plan(self, queued: PodQueued, pending: PendingPod) -> PreemptionPlan | None:
         """Return a plan for a pod, of other victims and devices than those before, or None."""
-        for each in self._search(queued, pending):
-            pods = {lease.pod for lease in each.leases}
+        for candidate in self._search(queued, pending):
+            pods = {lease.pod for lease in candidate.leases}
             if (
                 self._victims.isdisjoint(pods)
-                and self._claimed.isdisjoint(each.devices)
-                and self._limits.allow(each.leases)
+                and self._claimed.isdisjoint(candidate.devices)
+                and self._limits.allow(candidate.leases)
             ):
                 self._victims |= pods
-                self._claimed |= each.devices
-                self._limits = self._limits.after(each.leases)
-                return each
+                self._claimed |= candidate.devices
+                self._limits = self._limits.after(candidate.leases)
+                return candidate
         return None
 
     def _search(self, queued: PodQueued, pending: PendingPod) -> Iterator[PreemptionPlan]:

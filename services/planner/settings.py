@@ -63,11 +63,10 @@ class PlannerSettings(ApiServerSettings, LedgerSettings):
         """Raise RequestError for an unknown violation."""
         for reason in self.evict_violators:
             if reason not in set(ViolationReason):
-                known = ", ".join(ViolationReason)
-                raise RequestError(f"--evict-violators must be among {known}, got {reason!r}")
+                reasons = ", ".join(ViolationReason)
+                raise RequestError(f"--evict-violators must be among {reasons}, got {reason!r}")
 
     @property
     def rules(self) -> PreemptionRules:
-        """The limits of preemption."""
         limits = {rule.name: getattr(self, rule.name) for rule in fields(PreemptionRules)}
         return PreemptionRules(**limits)

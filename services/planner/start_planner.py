@@ -53,11 +53,12 @@ from shared.runtime.service import Publish
 AGED_S = 3600.0
 """After so long, fair share no longer lets pods of other namespaces come first: none starves."""
 NAMESPACE_STARTS = 2
-"""So many starts are of one namespace while pods of others wait."""
+"""Starts of one namespace while pods of others wait."""
 PLAN_S = 2.0
 """Interval of plans while pods wait: shorter ones cost more, and find room for starts sooner."""
 PAUSE_FACTOR = 20.0
-"""The pause after plans is at least so many times as long as they took."""
+"""Length of the pause after plans, in multiples of the time that they took: planning takes at most
+a twentieth of a core."""
 MAX_PLAN_S = 30.0
 """Plans without a result double the pause before the next ones up to this."""
 MOST_PASS_S = 5.0
@@ -69,9 +70,9 @@ MOST_REPORTS = 4096
 def in_turn(units: Iterable[WaitingUnit], fair_share: FairShare, now: float) -> list[WaitingUnit]:
     """Return what waits in the order in which its starts are planned.
 
-    What has waited for `AGED_S` comes before others of its rank, oldest first; the others stay in
-    the order that they have. Those beyond the first of their namespaces come last: however many of
-    one cannot be planned, the others get their turn.
+    What has waited for `AGED_S` comes before others of its rank, oldest first. The starts beyond
+    `NAMESPACE_STARTS` come last, so that other namespaces get their turn. For example, the third
+    gang of a namespace comes after the first gang of every other one.
     """
 
     def rank(unit: WaitingUnit) -> tuple[bool, int]:
@@ -86,23 +87,24 @@ def beyond_share(ordered: Iterable[StoredStart | WaitingUnit]) -> set[str]:
     """Return the IDs of those beyond the first `NAMESPACE_STARTS` of their namespaces."""
     seen = Counter[Namespace]()
     beyond = set[str]()
-    for each in ordered:
-        seen[each.namespace] += 1
-        if seen[each.namespace] > NAMESPACE_STARTS:
-            beyond.add(each.id)
+    for start in ordered:
+        seen[start.namespace] += 1
+        if seen[start.namespace] > NAMESPACE_STARTS:
+            beyond.add(start.id)
     return beyond
 
 
 def giving_way(unit: WaitingUnit, starts: Iterable[StoredStart]) -> list[StoredStart]:
     """Return the starts that a pod or gang comes before: of a lower priority, or one too many."""
-    others = [each for each in starts if each.id != unit.id]
-    ordered = sorted(others, key=lambda each: (-each.priority, each.opened_at))
-    has_share = sum(each.namespace == unit.namespace for each in others) >= NAMESPACE_STARTS
+    others = [start for start in starts if start.id != unit.id]
+    ordered = sorted(others, key=lambda start: (-start.priority, start.opened_at))
+    has_share = sum(start.namespace == unit.namespace for start in others) >= NAMESPACE_STARTS
     beyond = set[str]() if has_share else beyond_share(ordered)
     return [
-        each
-        for each in others
-        if each.priority < unit.priority or (each.priority == unit.priority and each.id in beyond)
+        start
+        for start in others
+        if start.priority < unit.priority
+        or (start.priority == unit.priority and start.id in beyond)
     ]
 
 
@@ -114,16 +116,16 @@ def start_of(
     now: float,
 ) -> StoredStart:
     """Return what is stored of a plan, beside other planned starts."""
-    counted = {each.pod for other in others for each in other.waits_for}
+    counted = {ending.pod for other in others for ending in other.waits_for}
     freed = defaultdict[NodeName, Counter[str]](Counter)
     for lease in plan.waits_for:
         if lease.pod not in counted:
             freed[lease.node].update(lease.resources)
     wanted = list[Reservation]()
     at_once = list[Mapping[str, int]]()
-    for each, placement in zip(unit.pods, plan.placements, strict=True):
+    for pod, placement in zip(unit.pods, plan.placements, strict=True):
         if placement is not None:
-            wanted.append(reservation_for(each.queued, (placement,)))
+            wanted.append(reservation_for(pod.queued, (placement,)))
             at_once.append(_beyond(wanted[-1].resources, freed[placement.node]))
     return StoredStart(
         id=unit.id,
@@ -149,11 +151,11 @@ def _beyond(needed: Mapping[str, int], freed: Counter[str]) -> dict[str, int]:
 
 
 def lost_place(start: StoredStart, nodes: Iterable[NodeTotals]) -> str:
-    """Return what became of a node or device on which a start is planned; empty: nothing."""
-    known = {totals.node.facts.name: totals.node for totals in nodes}
-    for each in start.wanted:
-        (placement,) = each.candidates
-        node = known.get(placement.node)
+    """Return why a start cannot be on its node or device any more, or an empty text if it can."""
+    by_name = {totals.node.facts.name: totals.node for totals in nodes}
+    for reservation in start.wanted:
+        (placement,) = reservation.candidates
+        node = by_name.get(placement.node)
         if node is None or node.facts.unschedulable:
             return f"node {placement.node} is {'cordoned' if node else 'gone'}"
         usable = {
@@ -388,7 +390,7 @@ class StartPlanner:
                 nodes = await self.mirror.nodes()
                 trials = StartTrials()  # with its claims
         planned = {pod for start in state.starts for pod in start.pods}
-        self._outlooks.review(units, {each.queued.pod for each in waiting} - planned, now)
+        self._outlooks.review(units, {pod.queued.pod for pod in waiting} - planned, now)
         self._planned_at = self.clock.now()
         self._pause_s = PLAN_S if begun else min(2 * self._pause_s, MAX_PLAN_S)
         self._took_s = self._planned_at - now

@@ -62,7 +62,10 @@ class ObservedPreemption:
 def next_step(
     read: StoredPreemption, observed: ObservedPreemption, state: PreemptionState, now: float
 ) -> tuple[Step, str]:
-    """Return the next step, and the reason if it is to cancel."""
+    """Return the next step, and the reason if it is to cancel.
+
+    For example, a pending pod that was deleted cancels the preemption, and its victims stay.
+    """
     preemption = read.preemption
     lease = observed.lease
     has_lease = preemption.wanted is not None and lease is not None
@@ -102,8 +105,7 @@ def _cancel_reason(
         return "the state in Redis was rebuilt meanwhile"
     if now >= preemption.expires_at:
         return "it took too long"
-    spared = [each for each in preemption.left if not may_still_evict(each, pending, state, now)]
-    if spared:
+    if not all(may_still_evict(victim, pending, state, now) for victim in preemption.left):
         return "a pod that would be evicted may not be evicted any more"
     return ""
 
@@ -120,7 +122,7 @@ def beneficiary_event(preemption: Preemption) -> KubernetesEvent:
     """Return the Event of the pending pod, with the pods that are evicted for it, and when."""
     victims = preemption.victims
     reader = preemption.wanted.namespace if preemption.wanted else Namespace("")
-    named = dict.fromkeys(name_in(reader, each.namespace, each.name) for each in victims)
+    named = dict.fromkeys(name_in(reader, pod.namespace, pod.name) for pod in victims)
     pods = "1 pod is" if len(victims) == 1 else f"{len(victims)} pods are"
     at = timestamp(preemption.evict_at)
     text = f"{pods} evicted for it on {victims[0].node} at {at}: {', '.join(named)}"
@@ -130,7 +132,7 @@ def beneficiary_event(preemption: Preemption) -> KubernetesEvent:
 def cancelled_events(
     preemption: Preemption, reason: str, blocked: Victim | None = None
 ) -> list[KubernetesEvent]:
-    """Return the Events of all pods concerned: no more are evicted, by the reason of one or all."""
+    """Return the Events of all pods concerned; why one is blocked reads its own namespace only."""
 
     def why(reader: Namespace) -> str:
         if blocked is None:
@@ -139,8 +141,8 @@ def cancelled_events(
         return f"{name}: {reason if blocked.namespace == reader else 'it cannot be evicted'}"
 
     events = [
-        _victim_event(each, f"not evicted after all: {why(each.namespace)}", warning=False)
-        for each in preemption.left
+        _victim_event(victim, f"not evicted after all: {why(victim.namespace)}", warning=False)
+        for victim in preemption.left
     ]
     if preemption.wanted is not None:
         text = f"no pod is evicted for it: {why(preemption.wanted.namespace)}"
