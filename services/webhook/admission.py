@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from services.webhook.patches import PatchOperation
-from services.webhook.pod_admission import Changes, Denial, Outcome, PodAdmission
+from services.webhook.pod_admission import STATUSES, Changes, Outcome, PodAdmission
 from services.webhook.stages.completion import (
     add_annotations,
     apply_budget,
@@ -36,6 +36,7 @@ from services.webhook.stages.schedulers import (
     deny_unsupported_fields,
     warn_of_other_scheduler,
 )
+from shared.model.denial import Denial
 
 
 class Pods(Enum):
@@ -178,6 +179,11 @@ class AdmissionDecision:
     """The pod requests a GPU, and its request is admitted."""
 
 
+def denied(denial: Denial) -> AdmissionDecision:
+    """Return the response for a pod, or a claim, that is denied."""
+    return AdmissionDecision(allowed=False, message=denial.text, code=STATUSES[denial.code])
+
+
 def decide(admission: PodAdmission, stages: Iterable[Stage] = STAGES) -> AdmissionDecision:
     """Apply the stages in order, until one denies the pod.
 
@@ -191,8 +197,8 @@ def decide(admission: PodAdmission, stages: Iterable[Stage] = STAGES) -> Admissi
         if not stage.is_for(admission):
             continue
         match stage.review(admission):
-            case Denial(text, code):
-                return AdmissionDecision(allowed=False, message=text, code=code)
+            case Denial() as denial:
+                return denied(denial)
             case Changes() as changes:
                 patches += changes.patches
                 warnings += changes.warnings

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from services.webhook.admission import AdmissionDecision
+from services.webhook.admission import AdmissionDecision, denied
 from services.webhook.patches import add
-from services.webhook.pod_admission import BAD_REQUEST, FORBIDDEN, TOO_MANY, UNPROCESSABLE
+from services.webhook.pod_admission import FORBIDDEN, STATUSES, TOO_MANY
 from shared.kubernetes.resource_claims import ApiResourceClaim, allocated_claim
 from shared.model.bounds import cut
+from shared.model.denial import Denial
 from shared.model.errors import UNDECODABLE, RequestError
 from shared.model.events.claim_events import AllocatedClaim
 from shared.model.events.request_reply import ClaimLeaseReply
@@ -19,12 +20,7 @@ from shared.model.events.request_reply import ClaimLeaseReply
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
 EPHEMERAL_CONTAINERS = "ephemeralcontainers"
-REASONS = {
-    BAD_REQUEST: "BadRequest",
-    FORBIDDEN: "Forbidden",
-    UNPROCESSABLE: "Invalid",
-    TOO_MANY: "TooManyRequests",
-}
+REASONS = {status: code for code, status in STATUSES.items()}
 """The reason of a Kubernetes Status with each code."""
 
 
@@ -99,7 +95,8 @@ def late_response(uid: str, *, all_pods: bool = False) -> bytes:
         "the webhook is busy with other pods and did not get to this one in time: create it again "
         "later, or fewer and smaller pods at once"
     )
-    return encode_response(uid, AdmissionDecision(allowed=all_pods, message=text, code=TOO_MANY))
+    decision = AdmissionDecision(allowed=True) if all_pods else denied(Denial(TOO_MANY, text))
+    return encode_response(uid, decision)
 
 
 def encode_response(uid: str, decision: AdmissionDecision) -> bytes:
@@ -137,7 +134,7 @@ class NewAllocation:
     def decide(self, reply: ClaimLeaseReply) -> AdmissionDecision:
         """Return the decision on the write; an empty reply leaves it as it is."""
         if reply.refusal:
-            return AdmissionDecision(allowed=False, message=reply.refusal, code=FORBIDDEN)
+            return denied(Denial(FORBIDDEN, reply.refusal))
         patches = [add(f"{DEVICES}/-", msgspec.Raw(device.encode())) for device in reply.devices]
         if patches and not self.has_statuses:
             patches.insert(0, add(DEVICES, []))

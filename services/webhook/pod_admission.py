@@ -11,27 +11,21 @@ from shared.dialects.protected_paths import HOST_PATHS
 from shared.dialects.vocabulary import LEFT_ALONE
 from shared.model.bounds import cut
 from shared.model.budgets.quota import Quota
+from shared.model.denial import Denial
 from shared.model.events.pod_events import BudgetChanged
 from shared.model.names import DEFAULT_SCHEDULER
 from shared.model.requests.claim import EXTENDED_RESOURCES
 from shared.model.requests.request import LEAST_SHARE_MIB
 from shared.pods.pod_view import PodContainer, PodView
 
-BAD_REQUEST = 400
-FORBIDDEN = 403
-UNPROCESSABLE = 422
-TOO_MANY = 429
+FORBIDDEN = "Forbidden"
+BAD_REQUEST = "BadRequest"
+INVALID = "Invalid"
+TOO_MANY = "TooManyRequests"
+STATUSES = {BAD_REQUEST: 400, FORBIDDEN: 403, INVALID: 422, TOO_MANY: 429}
+"""The HTTP status of each code of a denial, which is the reason of a Kubernetes Status."""
 MAX_SHOWN = 10
 """Reasons that a message shows: a pod may have thousands."""
-
-
-@dataclass(frozen=True, slots=True)
-class Denial:
-    """The pod is denied; no later stage is applied."""
-
-    text: str
-    code: int = FORBIDDEN
-    """The HTTP status, which decides the reason in the API server's answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +39,7 @@ class Changes:
 
 
 Outcome = Denial | Changes | None
+"""A stage that denies the pod is the last that is applied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,4 +174,4 @@ class PodAdmission:
 
 def denial_of(reasons: Iterable[str]) -> Denial | None:
     text = cut("; ".join(islice(reasons, MAX_SHOWN)))
-    return Denial(text) if text else None
+    return Denial(FORBIDDEN, text) if text else None

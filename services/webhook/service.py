@@ -15,6 +15,7 @@ from services.webhook.admission import (
     UPDATE_STAGES,
     AdmissionDecision,
     decide,
+    denied,
 )
 from services.webhook.admission_review import (
     ReviewRequest,
@@ -25,10 +26,11 @@ from services.webhook.admission_review import (
 )
 from services.webhook.largest_device import LargestDevice
 from services.webhook.patches import add_annotation
-from services.webhook.pod_admission import UNPROCESSABLE, AdmissionPolicy, PodAdmission
+from services.webhook.pod_admission import INVALID, AdmissionPolicy, PodAdmission
 from shared.credentials.turns import Turns
 from shared.model.budgets.quota import ALL_NAMESPACES, Quota
 from shared.model.clock import Clock, ExpiringMap
+from shared.model.denial import Denial
 from shared.model.errors import LeaseholdError, RequestError, UnavailableError
 from shared.model.events.event import ADMISSION
 from shared.model.events.pod_events import BudgetChanged, LargestDeviceReported
@@ -150,7 +152,7 @@ class Webhook:
             elif request.is_claim_status:
                 decision = await self._review_claim(request)
         except RequestError as error:
-            decision = AdmissionDecision(allowed=False, message=str(error), code=UNPROCESSABLE)
+            decision = denied(Denial(INVALID, str(error)))
         outcome = "late" if decision is None else "allowed" if decision.allowed else "denied"
         REVIEWS.labels(outcome).inc()
         REVIEW_DURATION.observe(time.perf_counter() - started)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from shared.dialects.advertised import Advertisement, NodeSoftware
+from shared.model.denial import Denial
 from shared.model.devices.device import Device
 from shared.model.leases.lease import MIB, Lease, Share
 from shared.model.names import DeviceUuid, Namespace
@@ -197,7 +198,7 @@ class Dialect:
     for an amount to remove."""
     added_annotations: Callable[[PodManifest], dict[str, str]] = lambda _: {}
     """Return annotations that admission adds to a pod, as the vendor's webhook does."""
-    vendor_denial: Callable[[PodManifest, bool], str] = lambda _pod, _refused: ""
+    vendor_denial: Callable[[PodManifest, bool], Denial | None] = lambda _pod, _refused: None
     """Return the exact message with which the vendor's webhook refuses a pod, or an empty text. The
     flag is whether our rules refuse it."""
     check_rules: Callable[[Rules], None] = lambda _: None

@@ -17,6 +17,7 @@ from shared.model.bounds import (
     check_size,
     check_text,
 )
+from shared.model.denial import Denial
 from shared.model.devices.node import CORDONED, DEVICE_CORDON_PREFIX
 from shared.model.errors import RequestError
 from shared.model.names import ISOLATION
@@ -258,13 +259,13 @@ def added_annotations(pod: PodManifest) -> dict[str, str]:
     return {key: value for key, value in added.items() if key not in pod.annotations}
 
 
-def vendor_denial(pod: PodManifest, names: Collection[str], *, refused: bool) -> str:
-    """Return the first message of these dialects' own webhooks, or an empty text.
+def vendor_denial(pod: PodManifest, names: Collection[str], *, refused: bool) -> Denial | None:
+    """Return the first denial by these dialects' own webhooks, or None.
 
     `refused` is whether our own rules refuse the pod.
     """
-    messages = (DIALECTS[name].vendor_denial(pod, refused) for name in DIALECTS if name in names)
-    return next(filter(None, messages), "")
+    denials = (DIALECTS[name].vendor_denial(pod, refused) for name in DIALECTS if name in names)
+    return next((denial for denial in denials if denial is not None), None)
 
 
 def cordoned_devices(annotations: Mapping[str, str]) -> dict[int, str]:

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from shared.model.devices.device import Device, DeviceRefusal, MigLayout, required_memory_mib
+from shared.model.denial import Denial
+from shared.model.devices.device import Device, MigLayout, required_memory_mib
 from shared.model.leases.lease import MigPlacement
 from shared.model.requests.request import GpuRequest
 
@@ -104,21 +105,21 @@ def largest_free_mib(shapes_by_layout: LayoutShapes, layout: str, taken: int, fr
 
 def instance_refusal(
     shapes_by_layout: LayoutShapes, layout: str, taken: int, *, need_mib: int, free_mib: int
-) -> DeviceRefusal | None:
+) -> Denial | None:
     """Return why no instance of a device fits, or None if one fits."""
     if find_instance(shapes_by_layout, layout, taken, need_mib=need_mib, free_mib=free_mib):
         return None
     needed = f"an instance of {need_mib} MiB or more is needed"
     largest = largest_instance_mib(shapes_by_layout)
     if not largest:
-        return DeviceRefusal("NoGpuInstances", "it is in MIG mode, and no layout for it is known")
+        return Denial("NoGpuInstances", "it is in MIG mode, and no layout for it is known")
     if largest < need_mib:
         text = f"{needed}, and the largest in its layouts has {largest} MiB"
-        return DeviceRefusal("GpuInstanceTooSmall", text)
+        return Denial("GpuInstanceTooSmall", text)
     free = largest_free_mib(shapes_by_layout, layout, taken, free_mib)
     if layout:
         pinned = f"leased instances require its layout {layout}"
         left = f"the largest free instance there has {free} MiB" if free else "none is free there"
-        return DeviceRefusal("GpuInstancesTaken", f"{needed}, {pinned}, and {left}")
+        return Denial("GpuInstancesTaken", f"{needed}, {pinned}, and {left}")
     text = f"{needed}, but only {free_mib} MiB of the device are free"
-    return DeviceRefusal("GpuInstancesTaken", text)
+    return Denial("GpuInstancesTaken", text)

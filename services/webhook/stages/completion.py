@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 from services.webhook.patches import PatchOperation, add, add_annotation, add_gate
-from services.webhook.pod_admission import UNPROCESSABLE, Changes, Denial, PodAdmission
+from services.webhook.pod_admission import FORBIDDEN, INVALID, Changes, PodAdmission
 from shared.dialects import pod_requests
 from shared.dialects.reserved import EXEMPT
+from shared.model.denial import Denial
 from shared.model.errors import RequestError
 from shared.model.names import BUDGET_GATE
 from shared.pods.run_term import deadline_s, expected_run_s
@@ -22,7 +23,7 @@ def set_deadline(admission: PodAdmission) -> Denial | Changes | None:
         expected_run_s(pod)
         wanted = deadline_s(pod, quota)
     except RequestError as error:
-        return Denial(str(error), UNPROCESSABLE)
+        return Denial(INVALID, str(error))
     if wanted is None or wanted == pod.spec.active_deadline_seconds:
         return None
     return Changes(patches=(add("/spec/activeDeadlineSeconds", wanted),))
@@ -36,7 +37,7 @@ def apply_budget(admission: PodAdmission) -> Denial | Changes | None:
     state = f"the GPU budget of namespace {budget.namespace} is {budget.state}"
     command = f"`leasehold budget {budget.namespace}` shows why, and until when"
     if budget.new_pods == "deny":
-        return Denial(f"{state} and denies new GPU pods; {command}")
+        return Denial(FORBIDDEN, f"{state} and denies new GPU pods; {command}")
     if budget.new_pods == "queue":
         return Changes(
             patches=tuple(add_gate(admission.pod, BUDGET_GATE)),

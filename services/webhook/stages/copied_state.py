@@ -7,13 +7,14 @@ from dataclasses import replace
 from msgspec import structs
 
 from services.webhook.patches import ANNOTATIONS, PatchOperation, remove
-from services.webhook.pod_admission import Changes, Denial, PodAdmission
+from services.webhook.pod_admission import FORBIDDEN, Changes, PodAdmission
 from shared.dialects.reserved import (
     AUTHOR_ANNOTATIONS,
     COMPLETED_ANNOTATIONS,
     STRIPPED_ANNOTATIONS,
     is_of_leasehold,
 )
+from shared.model.denial import Denial
 from shared.pods.pod_view import PodView
 
 MAX_SHOWN = 10
@@ -51,7 +52,9 @@ def _misspelled(annotations: Iterable[str]) -> Denial | None:
     for key in filter(is_of_leasehold, annotations):
         meant = difflib.get_close_matches(key, AUTHOR_ANNOTATIONS, n=1, cutoff=0.8)
         if meant:
-            return Denial(f"annotation {key} is unknown to Leasehold: did you mean {meant[0]}?")
+            return Denial(
+                FORBIDDEN, f"annotation {key} is unknown to Leasehold: did you mean {meant[0]}?"
+            )
     return None
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from services.webhook.patches import PatchOperation, add_variable
-from services.webhook.pod_admission import Changes, Denial, PodAdmission, denial_of
+from services.webhook.pod_admission import Changes, PodAdmission, denial_of
 from shared.dialects import DIALECTS
 from shared.dialects.reserved import (
     NO_DEVICE_VALUES,
@@ -13,6 +13,7 @@ from shared.dialects.reserved import (
     is_cuda_image,
     names_devices,
 )
+from shared.model.denial import Denial
 from shared.pods.pod_policy import Check, PolicySubject, device_names, violations
 from shared.pods.pod_view import PodContainer
 

@@ -4,25 +4,25 @@ They parse it with the code that the watcher uses, so an admitted pod is never r
 the syntax of its request.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, islice
 
 from services.webhook.patches import complete_limits, rename_amounts
 from services.webhook.pod_admission import (
     BAD_REQUEST,
-    UNPROCESSABLE,
+    INVALID,
     AdmissionPolicy,
     Changes,
-    Denial,
     PodAdmission,
 )
 from services.webhook.stages.request_sizes import too_large, too_small
 from services.webhook.stages.schedulers import check_gang
 from shared.dialects import GPU_RESOURCES, pod_requests
 from shared.dialects.pod_requests import parse_pod_request
-from shared.dialects.vocabulary import find_misplaced, find_unread
+from shared.dialects.vocabulary import MisplacedKey, find_misplaced, find_unread
 from shared.model.bounds import MOST_ANNOTATIONS
+from shared.model.denial import Denial
 from shared.model.errors import RequestError
 from shared.model.requests.request import PodRequest
 from shared.pods.pod_view import PodContainer, PodView
@@ -43,7 +43,7 @@ def replace_resource_names(admission: PodAdmission) -> Denial | Changes | None:
     try:
         renamed = [rename_amounts(container, names) for container in pod.containers]
     except RequestError as error:
-        return Denial(str(error), UNPROCESSABLE)
+        return Denial(INVALID, str(error))
     return Changes(
         patches=tuple(chain.from_iterable(patches for _, patches in renamed)),
         pod=replace(pod, containers=tuple(container for container, _ in renamed)),
@@ -58,13 +58,18 @@ def read_request(admission: PodAdmission) -> Denial | Changes:
         changes = {
             container.path: _amount_changes(container) for container in admission.leased_containers
         }
-        request = _parse_request(pod, changes, policy)
-        words = _word_warnings(pod, request)
     except RequestError as error:
-        return Denial(str(error), BAD_REQUEST)
+        return Denial(BAD_REQUEST, str(error))
+    request = _parse_request(pod, changes, policy)
+    if isinstance(request, Denial):
+        return request
+    misplaced = tuple(islice(find_misplaced(pod), MOST_WARNINGS))
     excess = too_large(request, pod.containers, admission.largest)
-    if excess and not policy.allow_larger_requests:
-        return excess
+    denial = _check_annotations(pod) or _check_misplaced(request, misplaced)
+    if excess is not None and not policy.allow_larger_requests:
+        denial = denial or excess
+    if denial is not None:
+        return denial
     late = [f"{excess.text}; the pod waits for a node with such a device"] if excess else []
     small = too_small(request, policy.least_share_mib, admission.largest)
     completed = (
@@ -73,13 +78,18 @@ def read_request(admission: PodAdmission) -> Denial | Changes:
     )
     return Changes(
         patches=tuple(chain.from_iterable(completed)),
-        warnings=(*words, *late, *islice(small, MOST_WARNINGS)),
+        warnings=(
+            *_word_warnings(pod, misplaced, request.dialect),
+            *late,
+            *islice(small, MOST_WARNINGS),
+        ),
     )
 
 
 def warn_of_words(admission: PodAdmission) -> Changes:
     """Warn of vendors' words in a pod without a lease, where they have no effect."""
-    return Changes(warnings=tuple(_word_warnings(admission.pod, PodRequest())))
+    misplaced = islice(find_misplaced(admission.pod), MOST_WARNINGS)
+    return Changes(warnings=tuple(_word_warnings(admission.pod, misplaced, dialect="")))
 
 
 def _amount_changes(container: PodContainer) -> Mapping[str, int | None]:
@@ -99,43 +109,52 @@ def _amount_changes(container: PodContainer) -> Mapping[str, int | None]:
     return changes
 
 
-def _parse_request(pod: PodView, changes: AmountChanges, policy: AdmissionPolicy) -> PodRequest:
-    """Parse the request. Raises RequestError, with the vendor's message where that is chosen."""
+def _parse_request(
+    pod: PodView, changes: AmountChanges, policy: AdmissionPolicy
+) -> PodRequest | Denial:
+    """Parse the request, or return its denial, in the vendor's words where these are chosen."""
     vendors = policy.vendor_messages
-    message = pod_requests.vendor_denial(pod, vendors, refused=False)
-    if message:
-        raise RequestError(message)
+    denial = pod_requests.vendor_denial(pod, vendors, refused=False)
+    if denial is not None:
+        return denial
     try:
         request = parse_pod_request(_completed(pod, changes), policy.rules)
     except RequestError as error:
-        message = pod_requests.vendor_denial(pod, vendors, refused=True)
-        raise RequestError(message or str(error)) from error
-    check_gang(pod)
-    _check_annotations(pod)
+        denial = pod_requests.vendor_denial(pod, vendors, refused=True)
+        return denial or Denial(BAD_REQUEST, str(error))
+    try:
+        check_gang(pod)
+    except RequestError as error:
+        return Denial(BAD_REQUEST, str(error))
     return request
 
 
-def _check_annotations(pod: PodView) -> None:
-    """Raise RequestError if a Binding could make a pod of which no status can be written."""
+def _check_annotations(pod: PodView) -> Denial | None:
+    """Deny a pod of which no status could be written once a Binding has added annotations."""
     size = sum(len(key.encode()) + len(text.encode()) for key, text in pod.annotations.items())
-    if size > MOST_ANNOTATIONS:
-        raise RequestError(
-            f"metadata.annotations has {size} bytes; at most {MOST_ANNOTATIONS} are "
-            "allowed, as the lease is written there, too"
-        )
+    if size <= MOST_ANNOTATIONS:
+        return None
+    text = (
+        f"metadata.annotations has {size} bytes; at most {MOST_ANNOTATIONS} are allowed, as the "
+        "lease is written there, too"
+    )
+    return Denial(BAD_REQUEST, text)
 
 
-def _word_warnings(pod: PodView, request: PodRequest) -> Iterator[str]:
-    """Return warnings of vendors' words that have no effect in this pod.
-
-    Raises RequestError where a container would get all of a device, and was to get a part.
-    """
-    misplaced = tuple(islice(find_misplaced(pod), MOST_WARNINGS))
+def _check_misplaced(request: PodRequest, misplaced: Iterable[MisplacedKey]) -> Denial | None:
+    """Deny a pod with a container that would get all of a device, and was to get a part."""
     wide = next((part for part in request.containers if part.wants_all_memory), None)
     amount = next((word for word in misplaced if word.is_resource), None)
-    if wide and amount:
-        raise RequestError(f"{amount.text}; container {wide.container} would get a whole GPU")
-    return chain((word.text for word in misplaced), find_unread(pod, request.dialect))
+    if wide is None or amount is None:
+        return None
+    text = f"{amount.text}; container {wide.container} would get a whole GPU"
+    return Denial(BAD_REQUEST, text)
+
+
+def _word_warnings(pod: PodView, misplaced: Iterable[MisplacedKey], dialect: str) -> Iterator[str]:
+    """Yield warnings of vendors' words that have no effect in this pod."""
+    yield from (word.text for word in misplaced)
+    yield from find_unread(pod, dialect)
 
 
 def _completed(pod: PodView, changes: AmountChanges) -> PodView:

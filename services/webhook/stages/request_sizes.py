@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import structs
 
-from services.webhook.pod_admission import BAD_REQUEST, Denial, DeviceMaximum
+from services.webhook.pod_admission import BAD_REQUEST, DeviceMaximum
 from shared.dialects import DIALECTS, GPU_RESOURCES
+from shared.model.denial import Denial
 from shared.model.devices.device import MIB
 from shared.model.requests.request import GpuRequest, PodRequest
 from shared.placing.advice import Change, changes_between
@@ -33,7 +34,7 @@ def too_large(
                 f'container "{request.container}" ({written}) requests {excess}; set {less}, or '
                 "request a whole GPU"
             )
-            return Denial(text, BAD_REQUEST)
+            return Denial(BAD_REQUEST, text)
     return None
 
 

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 from services.webhook.patches import PatchOperation, add, add_label
-from services.webhook.pod_admission import Changes, Denial, PodAdmission, SchedulerChoice, denial_of
+from services.webhook.pod_admission import Changes, PodAdmission, SchedulerChoice, denial_of
 from shared.dialects.pod_groups import parse_pod_group
 from shared.dialects.vocabulary import LEFT_ALONE
+from shared.model.denial import Denial
 from shared.model.errors import RequestError
 from shared.model.names import DEFAULT_SCHEDULER, HANDED_OVER
 from shared.pods.pod_view import PodView

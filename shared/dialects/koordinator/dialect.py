@@ -75,6 +75,7 @@ from shared.dialects.koordinator.requests import (
 )
 from shared.dialects.reserved import DEVICE_ORDER, LIBRARY_DIRECTORY, VISIBLE
 from shared.dialects.strict_values import check_choice
+from shared.model.denial import Denial
 from shared.model.devices.device import LABEL_LENGTH, Device, model_label
 from shared.model.errors import RequestError
 from shared.model.leases.lease import MIB, Lease, Share
@@ -178,21 +179,23 @@ NPU_CORE = "huawei.com/npu-core"
 _NAMES = (GPU, SHARED, CORE, MEMORY, RATIO)
 
 
-def denial(pod: PodManifest, _: bool) -> str:
-    return denial_message(
+def vendor_denial(pod: PodManifest, _: bool) -> Denial | None:
+    return denial_of(
         {**container.limits, **container.requests}
         for container in pod.containers
         if not container.init
     )
 
 
-def denial_message(containers: Iterable[Mapping[str, int]]) -> str:
-    """Return the message for a pod's amounts, a map per app container, or an empty text.
+def denial_of(containers: Iterable[Mapping[str, int]]) -> Denial | None:
+    """Return the denial of a pod's amounts, a map per app container, or None.
 
     Several errors are joined as Kubernetes joins them: `[first, second]`.
     """
     errors = [f"{FIELD}: {error}" for amounts in containers for error in _errors(amounts)]
-    return f"[{', '.join(errors)}]" if len(errors) > 1 else "".join(errors)
+    if not errors:
+        return None
+    return Denial("BadRequest", f"[{', '.join(errors)}]" if len(errors) > 1 else errors[0])
 
 
 def _errors(amounts: Mapping[str, int]) -> Iterable[str]:
@@ -481,7 +484,7 @@ DIALECT = Dialect(
     resized_annotations=lambda lease: binding_annotations(lease, 0.0),
     released_amounts=released_amounts,
     amount_changes=amount_changes,
-    vendor_denial=denial,
+    vendor_denial=vendor_denial,
     check_rules=lambda rules: check_choice("--koordinator-scoring", rules.scoring_strategy, ORDERS),
     scheduler=SCHEDULER,
 )

@@ -27,6 +27,7 @@ from shared.dialects.dialect import (
 )
 from shared.dialects.hami_core import decode_memo, encode_memo
 from shared.dialects.strict_values import check_not_bytes, parse_whole_number
+from shared.model.denial import Denial
 from shared.model.devices.device import Device
 from shared.model.errors import RequestError
 from shared.model.leases.lease import MIB, Lease
@@ -133,12 +134,12 @@ def added_annotations(pod: PodManifest) -> dict[str, str]:
     return {CORE_LIMIT: str(cores)} if 0 < cores < WHOLE else {}
 
 
-def vendor_denial(pod: PodManifest, refused: bool) -> str:
-    """Return the message of GPUSharing's webhook for a pod with only one of the two resources."""
+def vendor_denial(pod: PodManifest, refused: bool) -> Denial | None:
+    """Return the denial by GPUSharing's webhook of a pod with only one of the two resources."""
     one_of_two = any(
         (CORE in container.limits) != (MEMORY in container.limits) for container in pod.containers
     )
-    return DENIAL if refused and one_of_two else ""
+    return Denial("BadRequest", DENIAL) if refused and one_of_two else None
 
 
 def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:

@@ -24,6 +24,7 @@ from shared.model.bounds import (
     Seconds,
     ShortText,
 )
+from shared.model.denial import Denial
 from shared.model.names import DeviceUuid, Namespace
 from shared.model.quantity import timestamp
 from shared.model.requests.request import GpuRequest, SharingPolicy
@@ -337,13 +338,6 @@ def required_cores_percent(request: GpuRequest) -> int:
     return 100 if request.whole else request.cores_percent
 
 
-class DeviceRefusal(msgspec.Struct, frozen=True, gc=False):
-    """Why a share does not fit on a device: a code and a text."""
-
-    code: str
-    text: str
-
-
 UNLIMITED_ONLY = (Isolation.UNHELD, Isolation.UNMEASURED)
 """Isolations that hold no limit. A tuple, since enum members hash slowly."""
 
@@ -368,7 +362,7 @@ def device_refusal(
     memory_mib: int,
     own: DeviceUse = NO_USE,
     anti_affinity_groups: Iterable[str] = (),
-) -> DeviceRefusal | None:
+) -> Denial | None:
     """Return why a share for `request` does not fit on `device`, or None if it fits.
 
     The checks are in Volcano's order, so that its users find the reason that they expect. `use`
@@ -384,10 +378,10 @@ def device_refusal(
     )
 
 
-def _with_leftovers(refusal: DeviceRefusal | None, device: Device) -> DeviceRefusal | None:
+def _with_leftovers(refusal: Denial | None, device: Device) -> Denial | None:
     if refusal is None or not device.leftovers:
         return refusal
-    return DeviceRefusal(refusal.code, f"{refusal.text}; {device.leftover_text}")
+    return Denial(refusal.code, f"{refusal.text}; {device.leftover_text}")
 
 
 _NOT_ISOLATED: Mapping[Isolation, str] = {
@@ -399,71 +393,71 @@ _NOT_ISOLATED: Mapping[Isolation, str] = {
 }
 
 
-def _device_reason(request: GpuRequest, device: Device) -> DeviceRefusal | None:
+def _device_reason(request: GpuRequest, device: Device) -> Denial | None:
     if not device.healthy:
-        return DeviceRefusal("GpuUnhealthy", device.health_text)
+        return Denial("GpuUnhealthy", device.health_text)
     if device.mode is not DeviceMode.HAMI_CORE:
         text = f"it is in {device.mode} mode, and the pod cannot use an instance"
-        return DeviceRefusal("GpuModeMismatch", text)
+        return Denial("GpuModeMismatch", text)
     if isolation_allows(request, device):
         return None
     part = request.sharing is not SharingPolicy.EXCLUSIVE
     if part and request.strict:
         text = "the pod's isolation is strict: it can use only MIG instances and whole GPUs"
-        return DeviceRefusal("GpuIsolationStrict", text)
+        return Denial("GpuIsolationStrict", text)
     if part and device.isolation is Isolation.STRICT:
         text = "its node's isolation is strict: it serves only MIG instances and whole GPUs"
-        return DeviceRefusal("GpuNotShared", text)
-    return DeviceRefusal("GpuNotIsolated", _NOT_ISOLATED[device.isolation])
+        return Denial("GpuNotShared", text)
+    return Denial("GpuNotIsolated", _NOT_ISOLATED[device.isolation])
 
 
 def _slots_reason(
     request: GpuRequest, device: Device, use: DeviceUse, own: DeviceUse
-) -> DeviceRefusal | None:
+) -> Denial | None:
     slots = request.slots or device.slots
     if not request.slotted or use.shares + own.shares < slots:
         return None
     of_them = f", {own.shares} of them by earlier containers" if own.shares else ""
-    return DeviceRefusal("GpuSlotsTaken", f"all {slots} of its shares are taken{of_them}")
+    return Denial("GpuSlotsTaken", f"all {slots} of its shares are taken{of_them}")
 
 
-def _group_reason(use: DeviceUse, groups: Iterable[str]) -> DeviceRefusal | None:
+def _group_reason(use: DeviceUse, groups: Iterable[str]) -> Denial | None:
     if use.anti_affinity_groups.isdisjoint(groups):
         return None
     shared_groups = ", ".join(sorted(use.anti_affinity_groups.intersection(groups)))
-    return DeviceRefusal("GpuGroupSpread", f"it already has a pod of group {shared_groups}")
+    return Denial("GpuGroupSpread", f"it already has a pod of group {shared_groups}")
 
 
 def _amount_reason(
     request: GpuRequest, device: Device, use: DeviceUse, own: DeviceUse, memory_mib: int
-) -> DeviceRefusal | None:
+) -> Denial | None:
     if use.memory_mib + own.memory_mib + memory_mib > device.memory_mib:
         beside = f" beside {own.memory_mib} for earlier containers" if own.memory_mib else ""
         free_mib = max(0, device.memory_mib - use.memory_mib)
         free = f"{free_mib} of {device.memory_mib} MiB are free"
         text = f"{memory_mib} MiB are requested{beside}, {free}"
-        return DeviceRefusal("InsufficientGpuMemory", text)
+        return Denial("InsufficientGpuMemory", text)
     cores = required_cores_percent(request)
     if use.cores_percent + own.cores_percent + cores > 100:
         beside = f" beside {own.cores_percent} % for earlier ones" if own.cores_percent else ""
         free = f"{max(0, 100 - use.cores_percent)} % are free"
         text = f"{cores} % of its cores are requested{beside}, {free}"
-        return DeviceRefusal("InsufficientGpuCores", text)
+        return Denial("InsufficientGpuCores", text)
     return None
 
 
-def _idle_reason(request: GpuRequest, use: DeviceUse, own: DeviceUse) -> DeviceRefusal | None:
+def _idle_reason(request: GpuRequest, use: DeviceUse, own: DeviceUse) -> Denial | None:
     if request.sharing not in IDLE_BEFORE or use.shares + own.shares == 0:
         return None
     text = f"the pod requires an idle device, and {use.shares} shares are on it"
     if not use.shares:
         text = "the container requires an idle device, and an earlier one of the pod uses it"
-    return DeviceRefusal("GpuNotIdle", text)
+    return Denial("GpuNotIdle", text)
 
 
-def _sharing_reason(request: GpuRequest, use: DeviceUse, own: DeviceUse) -> DeviceRefusal | None:
+def _sharing_reason(request: GpuRequest, use: DeviceUse, own: DeviceUse) -> Denial | None:
     if use.layout:
-        return DeviceRefusal("GpuInstancesLive", "its MIG instances are in use")
+        return Denial("GpuInstancesLive", "its MIG instances are in use")
     cores = use.cores_percent + own.cores_percent
     no_cores = cores >= 100 and request.sharing is not SharingPolicy.BEST_EFFORT
     if not (use.exclusive or own.exclusive or no_cores):
@@ -472,13 +466,13 @@ def _sharing_reason(request: GpuRequest, use: DeviceUse, own: DeviceUse) -> Devi
         text = "it is reserved for a pod that preempts others or whose start is planned"
         if use.claimed_until:
             text += "; a pod whose maximum run time ends before that may use it"
-        return DeviceRefusal("GpuClaimed", text)
+        return Denial("GpuClaimed", text)
     if use.exclusive:
-        return DeviceRefusal("GpuInExclusiveUse", "another pod uses it exclusively")
+        return Denial("GpuInExclusiveUse", "another pod uses it exclusively")
     if own.exclusive:
         text = "an earlier container of the pod uses it exclusively"
-        return DeviceRefusal("GpuInExclusiveUse", text)
-    return DeviceRefusal("GpuCoresReserved", "all of its cores are reserved")
+        return Denial("GpuInExclusiveUse", text)
+    return Denial("GpuCoresReserved", "all of its cores are reserved")
 
 
 class XidEvent(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,11 +10,11 @@ from operator import attrgetter
 
 from msgspec import structs
 
+from shared.model.denial import Denial
 from shared.model.devices.device import (
     IDLE_BEFORE,
     Device,
     DeviceMode,
-    DeviceRefusal,
     model_label,
     numa_cpus_name,
 )
@@ -63,16 +63,16 @@ def is_selective(selection: DeviceSelection) -> bool:
     )
 
 
-def device_excluded(selection: DeviceSelection, device: Device) -> DeviceRefusal | None:
+def device_excluded(selection: DeviceSelection, device: Device) -> Denial | None:
     """Return why the pod excludes the device, or None. A UUID both allowed and denied is denied."""
     if not is_selective(selection):
         return None
     if selection.mode is not None and device.mode.value != selection.mode:
-        return DeviceRefusal("GpuModeMismatch", f"it is in {device.mode} mode")
+        return Denial("GpuModeMismatch", f"it is in {device.mode} mode")
     if selection.uuids and device.uuid not in selection.uuids:
-        return DeviceRefusal("GpuUuidExcluded", "its UUID is not among those the pod allows")
+        return Denial("GpuUuidExcluded", "its UUID is not among those the pod allows")
     if device.uuid in selection.not_uuids:
-        return DeviceRefusal("GpuUuidExcluded", "the pod denies its UUID")
+        return Denial("GpuUuidExcluded", "the pod denies its UUID")
     return model_excluded(selection, device.model)
 
 
@@ -81,17 +81,17 @@ def selects_only_models(selection: DeviceSelection) -> bool:
 
 
 @lru_cache(CACHED_MODELS)
-def model_excluded(selection: DeviceSelection, model: str) -> DeviceRefusal | None:
+def model_excluded(selection: DeviceSelection, model: str) -> Denial | None:
     kind = f"{TYPE_PREFIX}{model}".lower()
     label = model_label(model)
     type_allowed = not selection.types or any(part.lower() in kind for part in selection.types)
     if not type_allowed or (selection.models and label not in selection.models):
         allowed = ", ".join(selection.types + selection.models)
-        return DeviceRefusal("GpuTypeExcluded", f"{model} is none of {allowed}")
+        return Denial("GpuTypeExcluded", f"{model} is none of {allowed}")
     denied = [part for part in selection.not_types if part.lower() in kind]
     denied += [name for name in selection.not_models if name == label]
     if denied:
-        return DeviceRefusal("GpuTypeExcluded", f"the pod denies {denied[0]}: {model}")
+        return Denial("GpuTypeExcluded", f"the pod denies {denied[0]}: {model}")
     return None
 
 
@@ -155,14 +155,14 @@ def numa_cpus(picks: Sequence[DevicePick]) -> dict[str, int]:
     return {name: peak(cpus.values(), 0) for name, cpus in taken.items()}
 
 
-def cpus_refusal(request: PodRequest, device: MirroredDevice) -> DeviceRefusal | None:
+def cpus_refusal(request: PodRequest, device: MirroredDevice) -> Denial | None:
     """Return why the kubelet would reject the pod for the CPUs beside a device, or None."""
     wanted = max([container.exclusive_cpus for container in request.containers])
     free = _free_cpus(device)
     if not wanted or wanted <= free:
         return None
     text = f"{wanted} CPUs are requested exclusively, {free} are free on its NUMA node"
-    return DeviceRefusal("InsufficientNumaCpus", text)
+    return Denial("InsufficientNumaCpus", text)
 
 
 def _free_cpus(device: MirroredDevice) -> int:

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from shared.model.devices.device import DeviceMode, DeviceRefusal, DeviceUse, device_refusal
+from shared.model.denial import Denial
+from shared.model.devices.device import DeviceMode, DeviceUse, device_refusal
 from shared.model.requests.request import GpuRequest, PodRequest, TopologyScope
 from shared.placing.choice.container_choice import (
     CONTAINER_CHOOSERS,
@@ -62,10 +63,10 @@ SCOPES: Mapping[TopologyScope, str] = {
     TopologyScope.PCIE: "PCIe root",
 }
 
-EXCLUDED = DeviceRefusal("GpuExcluded", "it is cordoned by an annotation of its node")
+EXCLUDED = Denial("GpuExcluded", "it is cordoned by an annotation of its node")
 
 
-DeviceRefusals = Mapping[MirroredDevice, DeviceRefusal]
+DeviceRefusals = Mapping[MirroredDevice, Denial]
 
 
 def explain_no_devices(
@@ -97,7 +98,7 @@ def explain_no_devices(
     )
 
 
-def device_refusals(request: PodRequest, node: MirroredNode) -> dict[MirroredDevice, DeviceRefusal]:
+def device_refusals(request: PodRequest, node: MirroredNode) -> dict[MirroredDevice, Denial]:
     """Return why devices do not fit the first container that gets none.
 
     The node's devices do not fit the pod.
@@ -112,7 +113,7 @@ def device_refusals(request: PodRequest, node: MirroredNode) -> dict[MirroredDev
     return {device: refusals[device] for device in node.devices if device in refusals}
 
 
-def _exclusions(request: PodRequest, node: MirroredNode) -> dict[MirroredDevice, DeviceRefusal]:
+def _exclusions(request: PodRequest, node: MirroredNode) -> dict[MirroredDevice, Denial]:
     selective = is_selective(request.selection)
     if not (selective or node.facts.excluded_devices or node.aligns_numa):
         return {}
@@ -120,9 +121,7 @@ def _exclusions(request: PodRequest, node: MirroredNode) -> dict[MirroredDevice,
     return {device: reason for device, reason in reasons.items() if reason is not None}
 
 
-def _exclusion(
-    request: PodRequest, node: MirroredNode, device: MirroredDevice
-) -> DeviceRefusal | None:
+def _exclusion(request: PodRequest, node: MirroredNode, device: MirroredDevice) -> Denial | None:
     excluded = device_excluded(request.selection, device.device)
     # The node agent lists unhealthy devices in that annotation, too.
     is_excluded = device.index in node.facts.excluded_devices and device.device.healthy
@@ -133,7 +132,7 @@ def _exclusion(
 
 def _refusals_together(
     request: PodRequest, devices: Sequence[MirroredDevice], mode: DeviceMode
-) -> dict[MirroredDevice, DeviceRefusal]:
+) -> dict[MirroredDevice, Denial]:
     """Return why devices of one mode, on which the pod is to fit, do not fit."""
     unserved: tuple[GpuRequest, PodDeviceUses] | None = request.containers[0], {}
     if len(request.containers) > 1 and mode in allowed_modes(request):
@@ -163,11 +162,11 @@ def _refusal(
     request: PodRequest,
     device: MirroredDevice,
     pod_uses: PodDeviceUses,
-) -> DeviceRefusal | None:
+) -> Denial | None:
     scope = request.topology_scope
     if scope is not TopologyScope.NODE and topology_location(device, scope) is None:
         text = f"its {SCOPES[scope]} is not known, and the pod requires all its GPUs on one"
-        return DeviceRefusal("GpuPlaceUnknown", text)
+        return Denial("GpuPlaceUnknown", text)
     if device.in_mig_mode and allows_instances(request):
         return _instance_refusal(container, request, device, pod_uses)
     pod_use = pod_uses.get(device, NO_POD_USE)
@@ -191,16 +190,16 @@ def _instance_refusal(
     request: PodRequest,
     device: MirroredDevice,
     pod_uses: PodDeviceUses,
-) -> DeviceRefusal | None:
+) -> Denial | None:
     groups = sorted(device.anti_affinity_groups.intersection(request.anti_affinity_groups))
     if not device.healthy:
-        return DeviceRefusal("GpuUnhealthy", device.device.health_text)
+        return Denial("GpuUnhealthy", device.device.health_text)
     if groups:
         text = f"it already has a pod of group {', '.join(groups)}"
-        return DeviceRefusal("GpuGroupSpread", text)
+        return Denial("GpuGroupSpread", text)
     if device.shares and not device.layout:
         text = f"{device.shares} shares from before MIG mode prevent it from being partitioned"
-        return DeviceRefusal("GpuNotPartitioned", text)
+        return Denial("GpuNotPartitioned", text)
     layout, taken, free_mib = instance_availability(device, container, request, pod_uses)
     need_mib = instance_mib(container, device.device, device.largest_instance_mib)
     return instance_refusal(

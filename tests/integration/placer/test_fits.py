@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from services.node_agent.records.device_guard import OvercommitError, check_room
 from shared.dialects.dialect import ContainerSetup
+from shared.model.denial import Denial
 from shared.model.devices.device import (
     Device,
-    DeviceRefusal,
     DeviceUse,
     Isolation,
     device_refusal,
@@ -109,7 +109,7 @@ async def compare(url: str, card: Device, wanted: Sequence[PodRequest]) -> None:
                 held.append(outcome.lease)
 
 
-def text_of(pod: PodRequest, card: Device, use: DeviceUse) -> DeviceRefusal | None:
+def text_of(pod: PodRequest, card: Device, use: DeviceUse) -> Denial | None:
     [container] = pod.containers
     memory_mib = required_memory_mib(container, card)
     groups = pod.anti_affinity_groups

@@ -6,9 +6,9 @@ import pytest
 
 from services.webhook.admission import STAGES, AdmissionDecision, Pods, Stage, decide
 from services.webhook.pod_admission import (
+    FORBIDDEN,
     AdmissionPolicy,
     Changes,
-    Denial,
     PodAdmission,
     SchedulerChoice,
 )
@@ -17,6 +17,7 @@ from services.webhook.stages.copied_state import remove_copied_state
 from services.webhook.stages.devices import hide_devices
 from services.webhook.stages.gpu_request import replace_resource_names
 from services.webhook.stages.schedulers import choose_scheduler
+from shared.model.denial import Denial
 from tests.support.webhook.reviews import Obj, budget, container, decided, gpu, pod, reviewed
 
 OTHERS = {"nvidia.com/vgpu": "2"}
@@ -101,7 +102,7 @@ def test_of_several_reasons_the_pod_is_denied_for_the_one_of_the_first_stage(
 
 def test_a_stage_applies_to_the_pods_of_its_row_only() -> None:
     def deny(_: PodAdmission) -> Denial:
-        return Denial("denied")
+        return Denial(FORBIDDEN, "denied")
 
     def is_denied(obj: Obj, pods: Pods, *, exempted: bool = True, exempt: bool = False) -> bool:
         choice = SchedulerChoice(served=frozenset({"leasehold"}))

@@ -4,7 +4,8 @@ import pytest
 
 from services.webhook.admission import decide
 from services.webhook.pod_admission import AdmissionPolicy, PodAdmission
-from shared.dialects.koordinator.dialect import FIELD, denial_message
+from shared.dialects.koordinator.dialect import FIELD, denial_of
+from shared.model.denial import Denial
 from tests.support.webhook.reviews import reviewed
 
 GPU = "koordinator.sh/gpu"
@@ -37,24 +38,25 @@ ROWS = [
 
 @pytest.mark.parametrize(("amounts", "text"), ROWS, ids=[text[-40:] for _, text in ROWS])
 def test_koordinator_33_every_error_has_its_exact_text(amounts: dict[str, int], text: str) -> None:
-    assert denial_message([amounts]) == f"{FIELD}: {text}"
+    assert denial_of([amounts]) == Denial("BadRequest", f"{FIELD}: {text}")
 
 
 def test_koordinator_33_npu_cores_end_the_checks() -> None:
-    assert not denial_message([{SHARED: 1, "huawei.com/npu-core": 1}])
+    assert denial_of([{SHARED: 1, "huawei.com/npu-core": 1}]) is None
 
 
 def test_koordinator_33_several_errors_are_joined_as_kubernetes_joins_them() -> None:
-    denial = denial_message([{GPU: 150}, {SHARED: 1, CORE: 50}])
+    denial = denial_of([{GPU: 150}, {SHARED: 1, CORE: 50}])
 
-    assert denial == f"[{FIELD}: {ROWS[2][1]}, {FIELD}: {ROWS[4][1]}]"
+    assert denial is not None
+    assert denial.text == f"[{FIELD}: {ROWS[2][1]}, {FIELD}: {ROWS[4][1]}]"
 
 
 @pytest.mark.parametrize(
     "amounts", [{GPU: 200}, {SHARED: 2, CORE: 100, RATIO: 100}, {MEMORY: 5}, {"cpu": 1}]
 )
 def test_koordinator_33_valid_requests_have_no_error(amounts: dict[str, int]) -> None:
-    assert not denial_message([amounts])
+    assert denial_of([amounts]) is None
 
 
 def test_koordinator_33_the_webhook_uses_these_messages_if_enabled() -> None:
