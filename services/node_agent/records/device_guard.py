@@ -1,7 +1,7 @@
 """What is held of the node's devices, and whether all allocations together fit on them; pure.
 
-`check_room` uses the agent's own records only, so no error of the ledger, a binder or a clock
-affects it.
+`check_room` is a coding of its own of what `device_refusal` defines. It uses the agent's own
+records only, so no error of the ledger, a binder or a clock affects it.
 """
 
 from collections import Counter

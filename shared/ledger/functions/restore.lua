@@ -47,7 +47,8 @@ local function beyond_count(numbers)
   end
 end
 
--- Why the lease conflicts with those that are there, or nil.
+-- Why the lease conflicts with those that are there, or nil. Unlike a reservation it may be on a device that is
+-- unhealthy, or has fewer slots than before: it runs there.
 local function conflict(of_pod, hearsay)
   local demand, groups_text = of_pod.demand, of_pod.request[REQUEST.GROUPS]
   local resources, name = lease.resources_of(of_pod.request), demand[DEMAND.NODE]

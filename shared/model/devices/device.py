@@ -365,6 +365,15 @@ def device_refusal(
 ) -> Denial | None:
     """Return why a share for `request` does not fit on `device`, or None if it fits.
 
+    A share fits if the device is healthy and in its mode, and isolates what the share needs; if it
+    has a free slot, as much memory and as many percent of its cores as the share takes, and no pod
+    of the same anti-affinity group; if nothing else is on it, where the share needs it idle; and if
+    no other share, claim or MIG layout has it exclusively.
+
+    This is the definition. Where it is too slow, or must not be believed, it is coded again:
+    `shared.placing.index` for all nodes at once, `capacity.lua` in one step with the reservation,
+    and the node agent's `device_guard` by its own records alone. `test_fits.py` compares them.
+
     The checks are in Volcano's order, so that its users find the reason that they expect. `use`
     is that of other pods, `own` that of earlier containers of the same pod.
     """

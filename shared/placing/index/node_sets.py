@@ -1,5 +1,7 @@
 """The nodes that fit a request, and why the others do not, without a look at each node; pure.
 
+It answers what `device_refusal` defines for all nodes at once, since a look at each takes too long.
+
 A request passes stages: requirements on the node, served resources, ordinary resources, devices.
 Each stage is a set of nodes that is kept up to date for all requests that share it, so the cost
 does not depend on the number of different requests. A node is counted at the first stage that

@@ -1,4 +1,5 @@
--- Checks whether a demand fits, and the totals and indexes of leases.
+-- Whether a demand fits: `device_refusal` of shared.model.devices.device again, since a reservation is checked and
+-- written in one step. And the totals and indexes of leases.
 local constants = require('constants')
 local layouts = require('layouts')
 local records = require('records')

@@ -1,4 +1,5 @@
--- Waiting pods: their queues, and the free capacity for them.
+-- Waiting pods: their queues, and the free capacity for them. `fits_on_device` counts by amounts alone how many pods of
+-- a group may fit: it is called for each group and each freed node, and a placer decides about each pod.
 local capacity = require('capacity')
 local constants = require('constants')
 local fair = require('fair')
