@@ -42,14 +42,14 @@ async def test_pods_with_leases_outlive_an_outage_in_which_the_devices_are_full(
         )
     await until(
         lambda: statuses(up),
-        lambda found: len([s for s in found if s.get("phase") == "Running"]) == 4,
+        lambda pods: len([s for s in pods if s.get("phase") == "Running"]) == 4,
     )
     outage = {"for_s": 4.0, "denied_s": denied_s, "relist_s": 6.0}
     await up.kube.create("/debug/outage", outage)
 
     ended = await until(
         lambda: statuses(up),
-        lambda found: len([s for s in found if s.get("phase") in FINAL]) == PODS,
+        lambda pods: len([s for s in pods if s.get("phase") in FINAL]) == PODS,
         limit_s=120.0,
     )
 

@@ -44,8 +44,8 @@ async def test_a_pod_gets_its_share_and_no_service_lacks_a_right(composed: Compo
             return b"leasehold" in await kube.read(path)
 
         async def runs() -> bool:
-            found: dict[str, Any] = json.loads(await kube.read(f"{PODS}/first"))
-            return bool(found["status"].get("phase") == "Running")
+            pod: dict[str, Any] = json.loads(await kube.read(f"{PODS}/first"))
+            return bool(pod["status"].get("phase") == "Running")
 
         await until(registered, limit_s=180.0)
         await kube.create(PODS, pod)
@@ -73,11 +73,13 @@ async def test_no_service_is_an_administrator(composed: Compose, service: str) -
         account = "node-agent"
     everything = {"resourceAttributes": {"verb": "*", "group": "*", "resource": "*"}}
     async with KubernetesClient(load_credentials(file)) as kube:
-        known = json.loads(await kube.create(AUTHENTICATION, {"kind": "SelfSubjectReview"}))
+        caller = json.loads(await kube.create(AUTHENTICATION, {"kind": "SelfSubjectReview"}))
         review = {"kind": "SelfSubjectAccessReview", "spec": everything}
         allowed = json.loads(await kube.create(AUTHORIZATION, review))
 
-    assert known["status"]["userInfo"]["username"] == f"system:serviceaccount:{namespace}:{account}"
+    assert (
+        caller["status"]["userInfo"]["username"] == f"system:serviceaccount:{namespace}:{account}"
+    )
     assert allowed["status"]["allowed"] is False
     volumes = SERVICES[service]["volumes"]
     has_admin = [volume for volume in volumes if volume.startswith("cluster:")]

@@ -90,7 +90,7 @@ async def test_a_pod_waits_beside_one_that_repels_it_and_runs_once_that_has_gone
             keys = [key async for key in ledger.scan_iter(f"*facts:{node}")]
             return [await ledger.hget(key, "facts") for key in keys]
 
-        await until(facts, lambda found: "noisy" in str(found))
+        await until(facts, lambda shown: "noisy" in str(shown))
     noisy = gpu_pod("noisy", vgpu(memory=1000))
     other = gpu_pod("other", vgpu(memory=1000))
     noisy["metadata"]["labels"] = {"app": "noisy"}

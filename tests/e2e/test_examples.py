@@ -42,7 +42,7 @@ async def shares(up: Stack, selector: str) -> list[list[tuple[int, int]]]:
         for pod in json.loads(shown.out)["items"]
     ]
     leases = [load_lease(text, namespace=Namespace("default"), name=name) for name, text in copies]
-    return [[(one.memory_mib, one.cores_percent) for one in lease.shares] for lease in leases]
+    return [[(share.memory_mib, share.cores_percent) for share in lease.shares] for lease in leases]
 
 
 @pytest.mark.parametrize(
@@ -72,20 +72,22 @@ async def test_a_job_of_the_examples_completes(up: Stack, file: str, name: str, 
     done = await up.kubectl("wait", "--for=condition=complete", f"job/{name}", "--timeout=80s")
 
     assert succeeded(done), done.err
-    found = await shares(up, f"job-name={name}")
-    assert [len(each) for each in found] == [1] * pods
+    of_pods = await shares(up, f"job-name={name}")
+    assert [len(of_pod) for of_pod in of_pods] == [1] * pods
     await until(lambda: up.kubectl("delete", "job", name), succeeded)
 
 
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
 async def test_all_kinds_of_kubernetes_and_leasehold_are_accepted(up: Stack, file: Path) -> None:
     documents = list(yaml.safe_load_all(file.read_text()))
-    others = {each["kind"] for each in documents if OTHER_PROJECTS.match(each["apiVersion"])}
+    others = {
+        document["kind"] for document in documents if OTHER_PROJECTS.match(document["apiVersion"])
+    }
 
     done = await up.kubectl("apply", "-f", str(file))
 
     accepted = re.findall(r"(?:created|configured|unchanged)$", done.out, re.MULTILINE)
-    assert len(accepted) == sum(each["kind"] not in others for each in documents), done.err
+    assert len(accepted) == sum(document["kind"] not in others for document in documents), done.err
     assert set(re.findall(r'no matches for kind "(\w+)"', done.err)) == others
     assert "rror from server" not in done.err
     await up.kubectl("delete", "-f", str(file), "--wait=false")

@@ -90,23 +90,23 @@ async def pod(up: Stack, where: str, name: str) -> dict[str, Any]:
     described = await up.kubectl_out(
         "-n", where, "get", "pod", name, "--ignore-not-found", "-ojson"
     )
-    found: dict[str, Any] = json.loads(described) if described else {}
-    return found
+    shown: dict[str, Any] = json.loads(described) if described else {}
+    return shown
 
 
 async def until_runs(up: Stack, where: str, name: str, *, limit_s: float = 60.0) -> None:
     async def status() -> dict[str, Any]:
         return dict((await pod(up, where, name)).get("status", {}))
 
-    await until(status, lambda found: found.get("phase") == "Running", limit_s=limit_s)
+    await until(status, lambda status_now: status_now.get("phase") == "Running", limit_s=limit_s)
 
 
 async def until_waits(up: Stack, where: str, name: str, why: str) -> None:
     async def messages() -> str:
         conditions = (await pod(up, where, name)).get("status", {}).get("conditions", [])
-        return "; ".join(each.get("message", "") for each in conditions)
+        return "; ".join(condition.get("message", "") for condition in conditions)
 
-    await until(messages, lambda found: why in found)
+    await until(messages, lambda text: why in text)
 
 
 async def remove(up: Stack, where: str, *names: str) -> None:
@@ -117,12 +117,12 @@ async def remove(up: Stack, where: str, *names: str) -> None:
 async def budget_of(up: Stack, name: str) -> dict[str, Any]:
     done = await up.leasehold("budget", name, "--json")
     assert done.code == 0, done.err
-    [found] = json.loads(done.out)["budgets"]
-    return dict(found)
+    [budget_now] = json.loads(done.out)["budgets"]
+    return dict(budget_now)
 
 
 async def until_deleted(up: Stack, where: str, name: str) -> None:
-    await until(lambda: pod(up, where, name), lambda found: not found)
+    await until(lambda: pod(up, where, name), lambda pod_now: not pod_now)
 
 
 async def until_state(up: Stack, name: str, state: str) -> None:
@@ -160,7 +160,9 @@ async def test_gpusharing_the_guide_runs_from_malformed_requests_to_exhausted_bu
     assert any("preempt" in event["reason"].lower() for event in json.loads(events)["items"])
 
     await create(up, spent, "again", cards(1))
-    await until(lambda: pod(up, spent, "again"), lambda found: found["spec"].get("schedulingGates"))
+    await until(
+        lambda: pod(up, spent, "again"), lambda pod_now: pod_now["spec"].get("schedulingGates")
+    )
     explained = (await up.leasehold("explain", "again", "-n", spent)).out
     granted = await up.leasehold("budget", "grant", spent, "600", "--reason", "deadline")
     assert granted.code == 0, granted.err

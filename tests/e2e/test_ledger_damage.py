@@ -76,7 +76,11 @@ class Damaged:
             assert all(condition_text(pods[waiting]) for waiting in WAITING)
             return running(pods[name]), await self.kept()
 
-        await until(seen, lambda found: found == (True, self.before), limit_s=self.limit_s)
+        await until(
+            seen,
+            lambda running_and_kept: running_and_kept == (True, self.before),
+            limit_s=self.limit_s,
+        )
         healed_s = time.monotonic() - began_at
         await self.up.kube.delete(f"{PODS}/{name}")
         return healed_s
@@ -124,18 +128,18 @@ async def damaged(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Dam
             await up.create(gpu_pod(name, wanted))
             await up.until(name, condition_text)
         async with redis.asyncio.Redis.from_url(up.state()["redis_url"], **up.login()) as client:
-            found = Damaged(up, client)
+            damaged_stack = Damaged(up, client)
 
             async def all_active() -> dict[str, Any]:
-                found.before = await found.kept() or {}
-                return found.before
+                damaged_stack.before = await damaged_stack.kept() or {}
+                return damaged_stack.before
 
             await until(
                 all_active,
                 lambda kept: kept and all(has and has[1] == "active" for has in kept.values()),
             )
-            found.limit_s = min(60.0, max(HEALED_S, SLOWER * await found.heal()))
-            yield found
+            damaged_stack.limit_s = min(60.0, max(HEALED_S, SLOWER * await damaged_stack.heal()))
+            yield damaged_stack
 
 
 async def keys_of(damaged: Damaged) -> list[str]:

@@ -35,8 +35,8 @@ async def variables(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, st
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def whole(variables: Mapping[str, str]) -> AsyncIterator[Stack]:
     library = ("--library-source", str(LIBRARIES[0])) if LIBRARIES else ()
-    async with stack("--gpus", "local", *library, "--combined", env=variables) as one:
-        yield one
+    async with stack("--gpus", "local", *library, "--combined", env=variables) as started:
+        yield started
 
 
 def one_pod(name: str, *command: str, limits: Mapping[str, int]) -> dict[str, object]:
@@ -79,7 +79,7 @@ async def test_use_of_the_gpu_is_of_the_pod_and_ends_with_it(up: Stack) -> None:
 
     async def used() -> dict[str, object]:
         shares = json.loads((await up.leasehold("top", "--json")).out)["shares"]
-        return next((one["measured"] or {} for one in shares if one["name"] == "uses"), {})
+        return next((share["measured"] or {} for share in shares if share["name"] == "uses"), {})
 
     await until(used, lambda row: row.get("memory_mib") == 2048 + 256)
     shown = await until(lambda: log(up, "uses"), lambda text: "alloc 14g: " in text)

@@ -32,7 +32,7 @@ async def test_a_pod_of_the_default_scheduler_runs_because_admission_sets_our_sc
 ) -> None:
     await up.create(asking("train", vgpu(memory=3000)))
 
-    pod = await up.until("train", lambda found: found["status"].get("phase") == "Running")
+    pod = await up.until("train", lambda pod_now: pod_now["status"].get("phase") == "Running")
 
     assert pod["spec"]["schedulerName"] == "leasehold"
 
@@ -132,7 +132,7 @@ async def test_a_user_does_not_write_the_lease_that_a_pod_shows(
 ) -> None:
     name = f"forged-{subresource or 'pod'}"
     await up.create(asking(name, vgpu(memory=1000)))
-    pod = await up.until(name, lambda found: ANNOTATION in found["metadata"]["annotations"])
+    pod = await up.until(name, lambda pod_now: ANNOTATION in pod_now["metadata"]["annotations"])
     patch = json.dumps({"metadata": {"annotations": {ANNOTATION: "{}"}}})
     through = (f"--subresource={subresource}",) if subresource else ()
 

@@ -26,11 +26,11 @@ NUMBER = "volcano.sh/vgpu-number"
 
 
 def findings(done: Done) -> dict[str, dict[str, Any]]:
-    return {one["check"]: one for one in json.loads(done.out)["findings"]}
+    return {finding["check"]: finding for finding in json.loads(done.out)["findings"]}
 
 
 def outcomes(done: Done, outcome: str) -> set[str]:
-    return {name for name, one in findings(done).items() if one["outcome"] == outcome}
+    return {name for name, finding in findings(done).items() if finding["outcome"] == outcome}
 
 
 async def test_doctor_finds_no_fault_in_a_healthy_stack(up: Stack) -> None:
@@ -52,7 +52,7 @@ async def test_doctor_finds_no_fault_in_a_healthy_stack(up: Stack) -> None:
     assert len(outcomes(done, "ok")) >= 15
     assert "checkpoint: 1" in findings(done)["checkpoint"]["text"]
     assert "pods with devices: 1" in findings(done)["pod-resources"]["text"]
-    assert all(one["text"] for one in findings(done).values())
+    assert all(finding["text"] for finding in findings(done).values())
     assert "0 fail" in shown.out
     assert findings(done)["extender"]["text"] == "the component kube-scheduler is not installed"
     assert findings(node).keys() | findings(around).keys() == findings(done).keys()
@@ -63,8 +63,12 @@ async def test_doctor_finds_no_fault_in_a_healthy_stack(up: Stack) -> None:
 
 async def faults(up: Stack) -> dict[str, str]:
     """Return what doctor warns of or fails at on the node."""
-    found = findings(await up.leasehold("doctor", "--json", "--only", "node"))
-    return {name: one["text"] for name, one in found.items() if one["outcome"] in {"warn", "fail"}}
+    by_check = findings(await up.leasehold("doctor", "--json", "--only", "node"))
+    return {
+        name: finding["text"]
+        for name, finding in by_check.items()
+        if finding["outcome"] in {"warn", "fail"}
+    }
 
 
 async def test_doctor_is_right_after_each_operation(up: Stack) -> None:
@@ -75,29 +79,33 @@ async def test_doctor_is_right_after_each_operation(up: Stack) -> None:
     await up.create(ended)
     await up.until("train", running)
     await up.until("job", lambda pod: pod["status"].get("phase") == "Succeeded")
-    completed = await until(lambda: faults(up), lambda found: not found)
+    completed = await until(lambda: faults(up), lambda texts: not texts)
 
     resized = []
     for memory in ("100Mi", "2Gi", "3000Mi"):
         assert (await up.leasehold("resize", "train", "--memory", memory)).code == 0
-        resized.append(await until(lambda: faults(up), lambda found: not found))
+        resized.append(await until(lambda: faults(up), lambda texts: not texts))
     assert (await up.leasehold("resize", "train", "--memory", "100Mi")).code == 0
     before = up.pid("agent-node-0")
     up.kill("agent-node-0")
     await until(lambda: _pid(up), lambda pid: pid not in {None, before})
-    upgraded = await until(lambda: faults(up), lambda found: not found)
+    upgraded = await until(lambda: faults(up), lambda texts: not texts)
     await up.kube.patch_merge(NODE, {"spec": {"unschedulable": True}})
     await up.clear()
-    drained = await until(lambda: faults(up), lambda found: found.keys() == {"device-health"})
+    drained = await until(lambda: faults(up), lambda texts: texts.keys() == {"device-health"})
     await up.kube.patch_merge(NODE, {"spec": {"unschedulable": None}})
-    await until(lambda: faults(up), lambda found: not found)
+    await until(lambda: faults(up), lambda texts: not texts)
 
     assert [completed, *resized, upgraded] == [{}] * 5
     assert "kubectl cordon" in drained["device-health"]
 
 
 def _pid(up: Stack) -> int | None:
-    pids = [one["pid"] for one in up.state()["components"] if one["name"] == "agent-node-0"]
+    pids = [
+        component["pid"]
+        for component in up.state()["components"]
+        if component["name"] == "agent-node-0"
+    ]
     return pids[0] if pids else None
 
 
@@ -114,7 +122,7 @@ async def test_in_the_agents_pod_only_what_needs_the_nodes_files_is_skipped(
         settings, gpus, kubernetes=up.kube, totals=None, ledger_is_readable=False, host=None
     )
 
-    async def found() -> dict[str, Finding]:
+    async def judge() -> dict[str, Finding]:
         return {
             name: await run_check(check.run(node))
             for name, check in NODE_CHECKS.items()
@@ -122,10 +130,11 @@ async def test_in_the_agents_pod_only_what_needs_the_nodes_files_is_skipped(
         }
 
     judged = await until(
-        found, lambda each: all(one.outcome in {"ok", "skipped"} for one in each.values())
+        judge,
+        lambda by_name: all(finding.outcome in {"ok", "skipped"} for finding in by_name.values()),
     )
 
-    skipped = {name for name, one in judged.items() if one.outcome == "skipped"}
+    skipped = {name for name, finding in judged.items() if finding.outcome == "skipped"}
     of_the_runtime = {"container-toolkit", "device-variable", "open-runtime"}
     assert skipped <= {*of_the_runtime, "cdi", "cdi-devices", *SIMULATED}
     assert judged["device-health"].text == "healthy devices: 2"
@@ -140,7 +149,7 @@ async def test_a_closed_gpu_is_shown_with_its_reason_until_it_is_open_again(up: 
     text = await until(shown, lambda text: "fan is loud" in text)
     await up.create(gpu_pod("wide", vgpu(2, memory=1000)))
     await until(lambda: up.leasehold("ps"), lambda done: "1 node(s) had cordoned GPUs" in done.out)
-    warned = await until(lambda: faults(up), lambda found: found.keys() == {"device-health"})
+    warned = await until(lambda: faults(up), lambda texts: texts.keys() == {"device-health"})
     opened = await up.leasehold("uncordon", "node-0/1")
     await up.until("wide", running)
     uuid = json.loads((await up.leasehold("gpus", "--json")).out)["nodes"][0]["devices"][0]["uuid"]
@@ -151,7 +160,7 @@ async def test_a_closed_gpu_is_shown_with_its_reason_until_it_is_open_again(up: 
         NODE, {"metadata": {"annotations": {UNHEALTHY: None}}, "spec": {"unschedulable": True}}
     )
     await until(shown, lambda text: "kubectl cordon" in text and UNHEALTHY not in text)
-    cordoned = await until(lambda: faults(up), lambda found: found.keys() == {"device-health"})
+    cordoned = await until(lambda: faults(up), lambda texts: texts.keys() == {"device-health"})
     await up.kube.patch_merge(NODE, {"spec": {"unschedulable": None}})
     await until(shown, lambda text: "kubectl cordon" not in text)
     nothing = await up.leasehold("cordon", "node-0/7")
@@ -202,20 +211,20 @@ async def test_doctor_names_each_fault_and_its_remedy(up: Stack) -> None:
 
     assert done.code == 1
     assert {"device-health", "other-plugins"} <= outcomes(done, "fail"), done.out
-    found = findings(done)
-    assert "Xid 79" in found["device-health"]["text"]
+    judged = findings(done)
+    assert "Xid 79" in judged["device-health"]["text"]
     assert sick.code == 1
     assert sick.out.endswith("the bus; its agent opens it once it is healthy\n")
-    assert "vgpu.sock" in found["other-plugins"]["text"]
+    assert "vgpu.sock" in judged["other-plugins"]["text"]
     assert "allkeys-lru" in findings(evicting)["redis"]["text"]
     assert "the check `redis`" in findings(evicting)["device-health"]["text"]
-    assert f"limits.{NUMBER} of default/gpus" in found["resource-quotas"]["text"]
-    assert f"requests.{NUMBER}" in found["resource-quotas"]["fix"]
+    assert f"limits.{NUMBER} of default/gpus" in judged["resource-quotas"]["text"]
+    assert f"requests.{NUMBER}" in judged["resource-quotas"]["fix"]
     assert (
         f"has {NUMBER} of a device plugin, and DeviceClass whole"
-        in (found["device-classes"]["text"])
+        in (judged["device-classes"]["text"])
     )
-    assert all(found[name]["fix"] for name in outcomes(done, "fail"))
+    assert all(judged[name]["fix"] for name in outcomes(done, "fail"))
 
 
 async def test_without_a_stack_every_check_of_doctor_reports_what_is_missing(
@@ -226,10 +235,10 @@ async def test_without_a_stack_every_check_of_doctor_reports_what_is_missing(
     done = await run(*LEASEHOLD, "doctor", "--json", *place, "--library-source", "/no", env=env)
 
     assert (done.code, done.err) == (1, "")
-    found = findings(done)
-    assert "No such file" in found["kubelet-socket"]["text"]
-    assert all(one["fix"] for one in found.values() if one["outcome"] == "fail")
-    assert "NATS" in found["nats"]["text"]
-    assert "/no has none" in found["library"]["text"]
-    assert found["redis"]["outcome"] == "skipped"
-    assert found["rights"]["outcome"] == "skipped"
+    by_check = findings(done)
+    assert "No such file" in by_check["kubelet-socket"]["text"]
+    assert all(finding["fix"] for finding in by_check.values() if finding["outcome"] == "fail")
+    assert "NATS" in by_check["nats"]["text"]
+    assert "/no has none" in by_check["library"]["text"]
+    assert by_check["redis"]["outcome"] == "skipped"
+    assert by_check["rights"]["outcome"] == "skipped"

@@ -16,5 +16,5 @@ async def metrics_port() -> int:
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def whole(metrics_port: int) -> AsyncIterator[Stack]:
     ports = ("--scheduler-metrics", f"127.0.0.1:{metrics_port}")
-    async with stack("--nodes", "1", "--gpus", "1xT4+1xA100-40GB:mig", *ports) as one:
-        yield one
+    async with stack("--nodes", "1", "--gpus", "1xT4+1xA100-40GB:mig", *ports) as started:
+        yield started

@@ -112,36 +112,36 @@ async def test_a_share_has_no_more_series_than_stated_and_they_end_with_it(
 
     await asyncio.gather(*(up.create(gpu_pod(name, vgpu(memory=1000))) for name in names))
     await up.until_all(len(names))
-    found = await until(numbers, lambda each: min(each) > stated / 2)
-    assert max(found) <= stated
+    measured = await until(numbers, lambda values: min(values) > stated / 2)
+    assert max(measured) <= stated
     await up.clear()
 
-    await until(numbers, lambda each: max(each) == 0)
+    await until(numbers, lambda values: max(values) == 0)
 
 
 async def test_both_metrics_ports_have_the_use_of_a_running_program(
     up: Stack, metrics_port: int
 ) -> None:
     async with loaded(up):
-        found = await until(
+        series = await until(
             lambda: up.values_of("load", f"127.0.0.1:{metrics_port}"),
-            lambda found: found.get("leasehold_share_cores_used_ratio", 0) > 0,
+            lambda values: values.get("leasehold_share_cores_used_ratio", 0) > 0,
         )
         (node,) = json.loads((await up.leasehold("gpus", "--json")).out)["nodes"]
 
-    busy = next(one["hardware"] for one in node["devices"] if one["model"] == "Tesla T4")
+    busy = next(device["hardware"] for device in node["devices"] if device["model"] == "Tesla T4")
     assert (busy["sm_clock_mhz"], busy["power_limit_w"]) == (1410, 400)
     assert busy["temperature_c"] > 31
     for name in ("vGPU_device_memory_usage_in_bytes", "hami_vgpu_memory_used_bytes"):
-        assert found[name] == USED_MIB * MIB
-    assert found["vGPU_device_memory_limit_in_bytes"] == 3000 * MIB
+        assert series[name] == USED_MIB * MIB
+    assert series["vGPU_device_memory_limit_in_bytes"] == 3000 * MIB
     for name in ("Device_utilization_desc_of_container", "hami_container_device_utilization_ratio"):
-        assert 0 < found[name] <= 70, "it may use half of the device"
-    assert found["Device_last_kernel_of_container"] < 30
-    assert found["leasehold_container_idle_seconds"] == 0
-    assert found["leasehold_share_memory_used_bytes"] == USED_MIB * MIB
-    assert found["vGPUMemoryAllocated"] == 3000 * MIB
-    assert found["leasehold_share_idle"] == 0
+        assert 0 < series[name] <= 70, "it may use half of the device"
+    assert series["Device_last_kernel_of_container"] < 30
+    assert series["leasehold_container_idle_seconds"] == 0
+    assert series["leasehold_share_memory_used_bytes"] == USED_MIB * MIB
+    assert series["vGPUMemoryAllocated"] == 3000 * MIB
+    assert series["leasehold_share_idle"] == 0
 
 
 async def test_a_program_sees_the_mig_instance_of_its_pod_and_no_more(up: Stack) -> None:
@@ -191,7 +191,7 @@ async def test_a_pod_without_a_program_is_idle_and_reported_with_its_owner(up: S
         shape: dict[str, Any] = json.loads(done.out)
         return shape
 
-    found = await until(report, lambda shape: shape["holders"], limit_s=60)
+    shape_now = await until(report, lambda shape: shape["holders"], limit_s=60)
     explained = await up.leasehold("explain", "lazy", "--idle-after", "0")
     usual = await up.leasehold("explain", "lazy")
     await up.clear()
@@ -200,7 +200,7 @@ async def test_a_pod_without_a_program_is_idle_and_reported_with_its_owner(up: S
     assert finished["reason"] in {"Succeeded", "deleted"}
     assert (finished["node"], finished["gpus"]) == ("node-0", 0.2)
     assert finished["gpu_hours"] > 0
-    (holder,) = found["holders"]
+    (holder,) = shape_now["holders"]
     assert (holder["namespace"], holder["owner"]) == ("default", "Job/night")
     assert (holder["memory_mib"], holder["gpus"]) == (3000, 0.2)
     assert "its pod holds it without using it" in explained.out
@@ -224,7 +224,7 @@ async def test_the_page_shows_the_use_of_a_running_program(up: Stack) -> None:
             part: str = await share.evaluate("one => one.style.getPropertyValue('--memory')")
             return int(part.removesuffix("%"))
 
-        await until(memory, lambda found: found == round(100 * USED_MIB / 3000))
+        await until(memory, lambda percent: percent == round(100 * USED_MIB / 3000))
         await share.hover()
 
         await expect(share).to_have_attribute("title", re.compile(f"uses {USED_MIB / 1024:g} GiB"))

@@ -42,7 +42,7 @@ async def test_a_node_with_both_modes_serves_both(up: Stack) -> None:
     assert not [name for name in instance if name.startswith("CUDA_")]
     assert share["CUDA_DEVICE_MEMORY_LIMIT_0"] == "9000m"
     shown: list[dict[str, Any]] = node["devices"]
-    assert [(one["mode"], one["used_memory_mib"] > 9000) for one in shown] == [
+    assert [(share["mode"], share["used_memory_mib"] > 9000) for share in shown] == [
         ("hami-core", False),
         ("mig", True),
     ]

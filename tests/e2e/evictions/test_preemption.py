@@ -53,8 +53,8 @@ async def dry_run(up: Stack) -> dict[str, Any]:
         "--json",
     )
     done = await until(lambda: up.leasehold(*command), succeeded)
-    found: dict[str, Any] = json.loads(done.out)
-    return found
+    shown: dict[str, Any] = json.loads(done.out)
+    return shown
 
 
 async def test_a_pod_over_budget_is_preempted_for_one_with_budget(up: Stack) -> None:
@@ -67,13 +67,13 @@ async def test_a_pod_over_budget_is_preempted_for_one_with_budget(up: Stack) -> 
 
     assert not notified["metadata"].get("deletionTimestamp")
     victims = (planned["plan"] or planned["in_progress"])["victims"]
-    assert [each["pod"] for each in victims] == ["team-a/spender"]
+    assert [victim["pod"] for victim in victims] == ["team-a/spender"]
     after = await until_pod(up, "team-b", "saver", lambda pod: pod and running(pod))
 
     await until_pod(up, "team-a", "spender", lambda pod: pod is None)
     assert device_of(after) == device_of(before)
     events = json.loads(await up.kube.read("/api/v1/namespaces/team-a/events"))["items"]
-    messages = [each["message"] for each in events if each["reason"] == "GPUBudgetPreempt"]
+    messages = [event["message"] for event in events if event["reason"] == "GPUBudgetPreempt"]
     assert any("will be evicted" in message for message in messages)
     assert not any("team-b" in message for message in messages), "whose pods others may not see"
     done = await up.leasehold("preemptions", "--json")

@@ -15,9 +15,9 @@ MIB = 1 << 20
 
 
 def limit_of(region: Path) -> int:
-    found = read_region(region)
-    assert isinstance(found, Region)
-    return found.memory_limits[0]
+    content = read_region(region)
+    assert isinstance(content, Region)
+    return content.memory_limits[0]
 
 
 async def until_deleted(up: Stack, name: str) -> None:
@@ -52,7 +52,7 @@ async def test_a_pod_that_raises_its_own_limit_is_evicted_and_its_neighbour_stay
 
     async def reasons() -> set[str]:
         events = json.loads(await up.kube.read("/api/v1/namespaces/default/events"))["items"]
-        return {one["reason"] for one in events if one["involvedObject"]["uid"] == uid}
+        return {event["reason"] for event in events if event["involvedObject"]["uid"] == uid}
 
-    await until(reasons, lambda found: found >= {"GpuLimitTampered", "GPUViolationEvict"})
+    await until(reasons, lambda written: written >= {"GpuLimitTampered", "GPUViolationEvict"})
     assert "deletionTimestamp" not in good["metadata"]

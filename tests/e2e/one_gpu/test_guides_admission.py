@@ -31,7 +31,7 @@ async def test_gpusharing_1_the_guides_pod_runs_as_it_is_printed(up: Stack) -> N
     await up.apply(guides.GPUSHARING_POD)
     await up.until("mnist-case", running)
     pod = await up.until(
-        "mnist-case", lambda found: annotations_of(found).get("tencent.com/gpu-assigned") == "true"
+        "mnist-case", lambda pod: annotations_of(pod).get("tencent.com/gpu-assigned") == "true"
     )
     environment = await up.environment("mnist-case")
     answer = await allocated_setup(up, pod, "nvidia")

@@ -53,8 +53,8 @@ async def resize(up: Stack, name: str, *flags: str) -> Done:
 async def leased(up: Stack, name: str) -> dict[str, Any]:
     """Return the lease's share without its usage, which changes with each scan."""
     leases = json.loads((await up.leasehold("ps", "--json")).out)["leases"]
-    (found,) = (lease for lease in leases if lease["name"] == name)
-    shares: list[dict[str, Any]] = found["shares"]
+    (of_pod,) = (lease for lease in leases if lease["name"] == name)
+    shares: list[dict[str, Any]] = of_pod["shares"]
     return {key: value for key, value in shares[0].items() if key != "measured"}
 
 
@@ -156,8 +156,8 @@ async def test_a_resize_is_completed_although_a_component_is_killed_during_it(
 
 async def test_a_rebuilt_ledger_has_the_new_size_of_a_resized_lease(up: Stack) -> None:
     async def sizes() -> list[int]:
-        found = await up.leasehold("ps", "--json")
-        leases = json.loads(found.out)["leases"] if found.code == 0 else ()
+        done = await up.leasehold("ps", "--json")
+        leases = json.loads(done.out)["leases"] if done.code == 0 else ()
         return [lease["shares"][0]["memory_mib"] for lease in leases]
 
     await up.clear()
@@ -170,5 +170,5 @@ async def test_a_rebuilt_ledger_has_the_new_size_of_a_resized_lease(up: Stack) -
     finally:
         await client.aclose()
 
-    await until(sizes, lambda found: found == [7_000])
+    await until(sizes, lambda sizes_mib: sizes_mib == [7_000])
     await up.audit()

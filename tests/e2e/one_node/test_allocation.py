@@ -83,7 +83,7 @@ async def test_a_program_gets_the_share_of_its_pod_and_no_more(up: Stack) -> Non
     command = up.exec("load", "gpu-load", "alloc 2g", "alloc 1g", "burn 600s")
     load = asyncio.create_task(command)
     try:
-        measured = await until(lambda: usage_of(up, "load"), lambda found: found[1] > 0)
+        measured = await until(lambda: usage_of(up, "load"), lambda usage: usage[1] > 0)
         seen_meanwhile = await up.exec("load", "nvidia-smi")
     finally:
         await up.clear()

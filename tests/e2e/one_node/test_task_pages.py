@@ -102,7 +102,7 @@ async def test_running_pods_are_resized(up: Stack) -> None:
     ]
     await up.kubectl("delete", "namespace", "team-a")
 
-    assert {(one["memory_mib"], one["cores_percent"]) for one in shares} == {
+    assert {(share["memory_mib"], share["cores_percent"]) for share in shares} == {
         (6_144, 0),
         (4_096, 40),
     }

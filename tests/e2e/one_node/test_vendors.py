@@ -133,9 +133,9 @@ async def test_memory_requested_beside_whole_cards_is_limited_by_the_nodes_alloc
 
 async def test_a_misspelt_resource_is_explained_in_an_event_within_seconds(up: Stack) -> None:
     async def message() -> str:
-        found = await up.kubectl_out("get", "events", "-o", "json")
-        events = (each for each in json.loads(found)["items"])
-        about = [each for each in events if each["involvedObject"]["name"] == "misspelt"]
+        shown = await up.kubectl_out("get", "events", "-o", "json")
+        events = (event for event in json.loads(shown)["items"])
+        about = [event for event in events if event["involvedObject"]["name"] == "misspelt"]
         return next((e["message"] for e in about if e["reason"] == "UnknownResource"), "")
 
     limits = {"nvidia.com/GPU": 1}

@@ -41,16 +41,16 @@ def naming(
 async def reasons(up: Stack, name: str) -> set[str]:
     """Return the reasons of a pod's Events."""
     events = json.loads(await up.kube.read("/api/v1/namespaces/default/events"))["items"]
-    return {one["reason"] for one in events if one["involvedObject"]["name"] == name}
+    return {event["reason"] for event in events if event["involvedObject"]["name"] == name}
 
 
 async def visible_to(up: Stack, node: str) -> dict[str, str]:
     """Return what the doctor finds about the containers of a node."""
     done = await up.leasehold("doctor", "--node", node, "-o", "json")
     findings = json.loads(done.out)["findings"]
-    (found,) = [one for one in findings if one["check"] == "visible-gpus"]
-    assert isinstance(found, dict)
-    return found
+    (visible,) = [finding for finding in findings if finding["check"] == "visible-gpus"]
+    assert isinstance(visible, dict)
+    return visible
 
 
 @pytest.mark.parametrize("way", NAMING)
@@ -71,7 +71,7 @@ async def test_a_pod_that_names_gpus_sees_none_on_a_closed_node_and_is_reported_
     assert "No devices were found" in closed.err
     assert [shown.out.count("GPU-") for shown in (closed, opened, leased)] == [0, 2, 1]
 
-    await until(lambda: reasons(up, f"{way}-{OPEN}"), lambda found: VISIBLE in found)
+    await until(lambda: reasons(up, f"{way}-{OPEN}"), lambda written: VISIBLE in written)
     shown = await visible_to(up, OPEN)
     assert shown["outcome"] == "fail"
     assert f"default/{way}-{OPEN}: container main can open GPU 0, 1 without" in shown["text"]
@@ -93,7 +93,7 @@ async def test_a_privileged_pod_is_reported_as_one_unless_its_namespace_may_see_
     await up.kube.create("/api/v1/namespaces/monitoring/pods", exempt)
     await up.create(naming("root", CLOSED, container))
 
-    await until(lambda: reasons(up, "root"), lambda found: PRIVILEGED in found)
+    await until(lambda: reasons(up, "root"), lambda written: PRIVILEGED in written)
 
     shown = await visible_to(up, CLOSED)
     assert shown["outcome"] == "warn"
@@ -113,7 +113,7 @@ async def test_agents_that_restart_do_not_report_pods_with_leases(up: Stack) -> 
     up.kill(f"agent-{OPEN}")
     checkpoint.unlink()
 
-    await until(lambda: reasons(up, "named"), lambda found: VISIBLE in found)
+    await until(lambda: reasons(up, "named"), lambda written: VISIBLE in written)
     assert VISIBLE not in await reasons(up, "leased")
 
 

@@ -34,8 +34,8 @@ async def test_pods_avoid_the_node_of_an_agent_that_hangs_until_it_replies(up: S
         for name in names:
             await up.create(gpu_pod(name, vgpu(memory=1000)))
         for name in names:
-            found = await up.until(name, running)
-            assert found["spec"]["nodeName"] != "node-0"
+            placed = await up.until(name, running)
+            assert placed["spec"]["nodeName"] != "node-0"
         refused = await up.until("stuck", lambda pod: "0/3 nodes" in condition_text(pod))
         assert "had a node agent that was not ready" in condition_text(refused)
         text, document, doctor = await asyncio.gather(
@@ -44,7 +44,7 @@ async def test_pods_avoid_the_node_of_an_agent_that_hangs_until_it_replies(up: S
             up.leasehold("doctor", "--only", "cluster"),
         )
         assert "gets no pods: the agent of node node-0 does not respond" in text.out
-        cordoned = {one["node"]: one["cordoned"] for one in json.loads(document.out)["nodes"]}
+        cordoned = {node["node"]: node["cordoned"] for node in json.loads(document.out)["nodes"]}
         assert "does not respond" in cordoned["node-0"]
         assert cordoned["node-1"] == ""
         assert "no heartbeat of the node-agent of node-0" in doctor.out

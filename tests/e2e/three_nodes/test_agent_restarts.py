@@ -23,7 +23,7 @@ async def test_few_pods_of_a_burst_fail_when_an_agent_is_killed(up: Stack) -> No
         tasks.create_task(killed_at(up, before, bound=5))
     phases = await until(
         lambda: phases_of(up),
-        lambda found: found["Running"] + found["Failed"] >= PODS,
+        lambda numbers: numbers["Running"] + numbers["Failed"] >= PODS,
         limit_s=120,  # the kubelet retries a refused start after 10 s, and perhaps more than once
     )
     await until(lambda: pid_of(up, "agent-node-0") not in {None, before})
@@ -53,5 +53,5 @@ async def phases_of(up: Stack) -> Counter[str]:
 
 
 def pid_of(up: Stack, part: str) -> int | None:
-    found: int | None = next(p for p in up.state()["components"] if p["name"] == part)["pid"]
-    return found
+    pid: int | None = next(p for p in up.state()["components"] if p["name"] == part)["pid"]
+    return pid

@@ -77,14 +77,14 @@ def is_after(second: float) -> bool:
     return time.monotonic() // 1 > second
 
 
-async def send(bus: Bus, found: Iterator[tuple[str, bytes]]) -> int:
+async def send(bus: Bus, messages: Iterator[tuple[str, bytes]]) -> int:
     """Send messages as work is sent; also with reply subjects that are no such number.
 
     They are sent more slowly than those of an agent whose connections a binder closes.
     """
     count = 0
     sent_bytes = 0
-    for count, (subject, data) in enumerate(found, start=1):
+    for count, (subject, data) in enumerate(messages, start=1):
         sent_bytes += max(len(data), LEAST_BYTES)
         if sent_bytes > MOST_BYTES // 4:
             await flush(bus.client)
@@ -105,11 +105,11 @@ async def test_a_stolen_agent_changes_nothing_of_another_node(up: Stack) -> None
         await up.create(pod_on(node, name))
         await up.until(name, running)
     before = await until(
-        lambda: holdings(up, OTHER), lambda found: found[1] and found[1][0].state == "active"
+        lambda: holdings(up, OTHER), lambda view: view[1] and view[1][0].state == "active"
     )
     own = [device for device, _ in (await holdings(up, STOLEN))[0]]
     others = [device for device, _ in before[0]]
-    pids = {each["name"]: each["pid"] for each in up.state()["components"]}
+    pids = {component["name"]: component["pid"] for component in up.state()["components"]}
     names = {NODE: STOLEN, POD: before[1][0].pod, "GPU-a": before[0][0][0].uuid}
 
     async with bus_of(up, f"node-agent.{STOLEN}") as bus:
@@ -117,7 +117,7 @@ async def test_a_stolen_agent_changes_nothing_of_another_node(up: Stack) -> None
             *lies_about(before[1][0], STOLEN),
             *false_reports(before[1], own, others, STOLEN),
         )
-        told = ((subject_for(type(each), STOLEN), wire.encode([each])) for each in lies)
+        told = ((subject_for(type(event), STOLEN), wire.encode([event])) for event in lies)
         assert await send(bus, told)
         assert await send(bus, messages(USERS[f"node-agent.{STOLEN}"], names)) > 900
         refused = await until(lambda: events_of(up, "AgentMessageRefused"))
@@ -127,12 +127,12 @@ async def test_a_stolen_agent_changes_nothing_of_another_node(up: Stack) -> None
     await up.create(pod_on(STOLEN, "trusted-again"))
     await up.until("trusted-again", running)
     await up.kube.delete("/api/v1/namespaces/default/pods/later")
-    after = await until(lambda: holdings(up, OTHER), lambda found: len(found[1]) == 1)
+    after = await until(lambda: holdings(up, OTHER), lambda view: len(view[1]) == 1)
     assert [device for device, _ in after[0]] == [device for device, _ in before[0]]
     assert after[1] == before[1]
-    assert {each["involvedObject"]["name"] for each in refused} == {STOLEN}
-    assert not [each for each in await events_of(up) if LIE in each["message"]]
-    assert {each["name"]: each["pid"] for each in up.state()["components"]} == pids
+    assert {event["involvedObject"]["name"] for event in refused} == {STOLEN}
+    assert not [event for event in await events_of(up) if LIE in event["message"]]
+    assert {component["name"]: component["pid"] for component in up.state()["components"]} == pids
     await up.audit()
 
 
@@ -147,7 +147,7 @@ async def test_no_bytes_that_a_stolen_agent_can_send_stop_a_service(up: Stack) -
     tls = ssl.create_default_context(cafile=up.root / "credentials" / "ca.crt")
     client = RawClient(up.state()["nats_url"], login.user, login.secret, tls)
     inbox = f"{subjects.inbox_of(user.name)}.{'a' * 22}.1".encode()
-    pids = {each["name"]: each["pid"] for each in up.state()["components"]}
+    pids = {component["name"]: component["pid"] for component in up.state()["components"]}
     lost = lost_connections(up)
 
     for sample in SAMPLES:
@@ -159,22 +159,22 @@ async def test_no_bytes_that_a_stolen_agent_can_send_stop_a_service(up: Stack) -
     await up.create(pod_on(OTHER, "after-odd-bytes"))
     await up.until("after-odd-bytes", running)
 
-    assert {each["name"]: each["pid"] for each in up.state()["components"]} == pids
+    assert {component["name"]: component["pid"] for component in up.state()["components"]} == pids
     assert lost_connections(up) == lost
 
 
 async def events_of(up: Stack, reason: str = "") -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(await up.kube.read(EVENTS))["items"]
-    return [each for each in found if reason in {"", each["reason"]}]
+    events: list[dict[str, Any]] = json.loads(await up.kube.read(EVENTS))["items"]
+    return [event for event in events if reason in {"", event["reason"]}]
 
 
 @pytest.mark.parametrize("name", SERVICES)
 async def test_no_service_stops_for_good_by_what_another_may_send(up: Stack, name: str) -> None:
-    pids = {each["name"]: each["pid"] for each in up.state()["components"]}
+    pids = {component["name"]: component["pid"] for component in up.state()["components"]}
 
     async with bus_of(up, name) as bus:
         await send(bus, messages(USERS[name], {NODE: STOLEN}))
 
     await up.create(gpu_pod(f"after-{name}", vgpu(memory=1000)))
     await up.until(f"after-{name}", running)
-    assert {each["name"]: each["pid"] for each in up.state()["components"]} == pids
+    assert {component["name"]: component["pid"] for component in up.state()["components"]} == pids
