@@ -38,6 +38,8 @@ NEEDS_KUBECTL = [
 WEBSOCKET_MINOR = 31
 """kubectl speaks WebSocket to `exec` from this minor version on."""
 PODS = "/api/v1/namespaces/default/pods"
+START_S = 300.0
+"""A stack is ready after 8 s, on a machine that does nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +335,7 @@ async def stack(
         left_out = ",".join((*without, *(() if webhook else ("webhook",))))
         flags = ("--headless", "--state", str(root), "--without", left_out)
         wanted = ("--placers", str(placers), *options)
-        up = await run(*LEASEHOLD, "up", *flags, *wanted, env=env)
+        up = await run(*LEASEHOLD, "up", *flags, *wanted, env=env, limit_s=START_S)
         assert up.code == 0, f"{up.out}{up.err}{_logs(root)}"
         async with KubernetesClient(load_credentials(root / "kubeconfig")) as kube:
             started = Stack(root, kube)

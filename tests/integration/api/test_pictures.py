@@ -61,6 +61,7 @@ CUT = """() => [...document.querySelectorAll("h1, h2:not(.sr), th, td, li, dd, .
 SET_COLOURS = """(shares, names) => shares.forEach((share, at) => {
   share.className = share.className.replace(/c[0-9]+/, names[at % names.length]);
 })"""
+NEXT_FRAME = "new Promise((done) => requestAnimationFrame(() => setTimeout(done)))"
 OVERFLOW = "document.documentElement.scrollWidth - innerWidth"
 
 
@@ -99,18 +100,22 @@ async def findings(page: Page, options: dict[str, Any]) -> list[str]:
 async def test_axe_finds_nothing_and_nothing_is_cut_or_overflows(
     browser: Browser, url: str, width: int
 ) -> None:
-    for path in PATHS:
-        page = await opened(browser, url, path, width=width)
+    page = await opened(browser, url, "", width=width)
+    await page.evaluate(AXE)
+    for path, complete in PATHS.items():
+        if path:
+            await page.goto(f"{url}/{path}")  # the same document: only the view is another
+        await page.evaluate(NEXT_FRAME)
+        await page.locator(complete).first.wait_for()
 
         assert await page.evaluate(CUT) == [], path
         assert await page.evaluate(OVERFLOW) <= 0, path
-        await page.evaluate(AXE)
         assert await findings(page, WITHOUT_CONTRAST) == [], path
-        if width == max(WIDTHS):  # colours depend on the scheme only, and take axe-core longest
+        if width == max(WIDTHS):  # colours depend on the scheme only
             for scheme in SCHEMES:
                 await page.emulate_media(color_scheme=scheme)
                 assert await findings(page, CONTRAST) == [], (path, scheme)
-        await page.close()
+    await page.close()
 
 
 async def test_axe_finds_what_is_wrong(browser: Browser, url: str) -> None:
@@ -218,7 +223,7 @@ DIFFERENCE = """async (pictures) => {
 async def picture(browser: Browser, url: str, name: str, scheme: Scheme) -> bytes:
     page = await opened(browser, url, PICTURES[name], scheme=scheme)
     await page.set_viewport_size(PICTURE_SIZE)  # type: ignore[arg-type]
-    await page.evaluate("new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+    await page.evaluate(NEXT_FRAME)
     return await page.screenshot()
 
 
