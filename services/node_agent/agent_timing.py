@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentTiming:
-    """Times in seconds of the machine, the driver and the kubelet, which no clock can shorten."""
-
     instances_ready_s: float = 20.0
     """Timeout of Allocate for MIG instances; the kubelet admits no other pod meanwhile."""
     sight_s: float = 120.0

@@ -70,7 +70,7 @@ class DeviceConfigLoader:
     async def load(self) -> SharingConfig:
         """Return the configuration, at most a minute old; the first time, ConfigMaps as cached.
 
-        Raises RequestError if a file that a flag names cannot be read the first time.
+        Raises RequestError if the file of a flag cannot be read the first time.
         """
         if self._sharing is None or self.clock.ticks() >= self._read_at + REFRESH_S:
             if self._in_force is None:

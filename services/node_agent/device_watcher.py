@@ -74,10 +74,7 @@ class DeviceWatcher:
             await self.node.clock.sleep(until_tick(PROBE_S))
 
     async def probe(self) -> None:
-        """Probe the GPUs once, and advertise changes.
-
-        Raises UnavailableError while they do not respond, RequestError for invalid settings.
-        """
+        """Probe once. Raises UnavailableError without response, RequestError for bad settings."""
         config = await self.config.load()
         try:
             gpus = await self.driver.discover()
@@ -183,10 +180,7 @@ class DeviceWatcher:
         self.advertise_amounts()
 
     def advertise_amounts(self) -> None:
-        """Advertise the node's amounts, with what pods request beyond their current shares.
-
-        Does nothing until the devices are known.
-        """
+        """Advertise the amounts, with what pods request beyond their present shares."""
         shown = self.node.shown.with_more(excess_requests(self.node.checkpoint.entries))
         if self.node.snapshot is not None and shown != self.views.advertisement:
             self.views.set_advertisement(shown)

@@ -34,7 +34,6 @@ def open_gpus(settings: AgentSettings) -> NodeGpus:
 
 
 def with_partitioner(gpus: GpuDriver, settings: AgentSettings) -> GpuDriver | RemotePartitioner:
-    """Return the GPUs, whose MIG instances the partitioner lists and changes if there is one."""
     if settings.partition_socket is None:
         return gpus
     return RemotePartitioner(gpus, settings.partition_socket)

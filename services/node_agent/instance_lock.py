@@ -65,9 +65,9 @@ def running_instance(state_dir: Path) -> AgentInstance | None:
 async def instance_lock(
     state_dir: Path, environ: Mapping[str, str] = os.environ, *, warn_after_s: float = WARN_AFTER_S
 ) -> AsyncIterator[None]:
-    """Wait until no other agent uses the state directory, as happens while one is replaced.
+    """Wait until no other agent, such as a predecessor, uses the state directory.
 
-    Raises UnavailableError if the directory cannot be written to.
+    Raises UnavailableError if it cannot be written to.
     """
     try:
         await asyncio.to_thread(state_dir.mkdir, parents=True, exist_ok=True)

@@ -88,17 +88,12 @@ _given: contextvars.ContextVar[str] = contextvars.ContextVar("given", default=""
 
 
 class AgentMetrics:
-    """Spans are exported with the service's own."""
-
     def __init__(self, tracing: telemetry.Tracing) -> None:
         self.tracing = tracing
 
     @contextlib.contextmanager
     def traced(self, lease: Lease, container: str, resource: str) -> Iterator[str]:
-        """Trace an allocation by the span `allocate devices`; log its outcome.
-
-        Yields the trace context of the span, or of the lease where tracing is off.
-        """
+        """Trace and log an allocation; yields its trace context, or the lease's."""
         facts = {
             "k8s.pod.uid": lease.pod,
             "k8s.pod.name": lease.name,
@@ -137,6 +132,5 @@ class AgentMetrics:
         OVERCOMMITS.inc()
 
     def partitioned(self, outcome: str, seconds: float) -> None:
-        """Count a change of a layout: `done` or `failed`."""
         PARTITIONS.labels(outcome).inc()
         PARTITIONING.observe(seconds)

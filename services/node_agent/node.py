@@ -53,8 +53,6 @@ class Outbox:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Node:
-    """The node's clients and records, and its snapshot as of the last discovery."""
-
     name: NodeName
     kubernetes: KubernetesClient
     kubelet: KubeletPods
@@ -93,7 +91,6 @@ class Node:
 
     @property
     def closed(self) -> dict[DeviceUuid, str]:
-        """By device, why it gets no new share until the agent has succeeded."""
         return {**self.grant_faults, **self.layout_faults}
 
     api_away_at: float = -math.inf
@@ -113,7 +110,6 @@ class Node:
         return self.snapshot
 
     async def wait(self, event: asyncio.Event, every_s: float) -> None:
-        """Wait for an event, or until the next multiple of `every_s`; clear the event."""
         waiting = asyncio.create_task(event.wait())
         sleeping = asyncio.create_task(self.clock.sleep(until_tick(every_s)))
         try:

@@ -39,7 +39,6 @@ class PartitionerSettings:
 
 
 async def partition(settings: PartitionerSettings, gpus: GpuDriver) -> None:
-    """Serve until SIGTERM or SIGINT; finish changes that have started."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -143,7 +143,6 @@ class NodeAgent:
 
     @handles
     async def resync(self, events: Sequence[ResyncRequested]) -> None:
-        """Report everything again: earlier reports may have been lost."""
         self.node.report_due.set()
         self._sync_due.set()
 
@@ -200,7 +199,6 @@ class NodeAgent:
 
     @answers
     async def write_slices(self, event: SlicesRequest) -> SlicesReply:
-        """Write the ResourceSlices by the ledger's current leases, before a claim is refused."""
         if self.claims is None:
             return SlicesReply(written=False, reason=f"--dra of node {self.route} is off")
         try:
@@ -246,7 +244,6 @@ class NodeAgent:
 
     @emits
     async def reports(self) -> AsyncIterator[Sequence[DeviceReported]]:
-        """Report devices and allocations: on change, on request, and every 10 seconds."""
         while True:
             await wait_for_event(self.node.report_due, until_tick(REPORT_S))
             self.node.report_due.clear()
@@ -339,7 +336,6 @@ class NodeAgent:
 
     @loops
     async def try_again(self) -> None:
-        """Try again what could not be given, until its device is open."""
         await self.failed.run()
 
     @loops
@@ -360,7 +356,6 @@ class NodeAgent:
 
     @loops
     async def report_registrations(self) -> None:
-        """Report at once when a resource can be allocated again, or could not be for a while."""
         reported = self._served()
         while True:
             settling = self.plugins.unserved() or self.plugins.newly_served()
@@ -382,10 +377,7 @@ class NodeAgent:
 
     @loops(every_s=CLEANUP_S)
     async def clean_up(self) -> None:
-        """Forget pods that have ended, and remove their files.
-
-        Check also whether the kubelet's pod list can be read, and containers be prepared.
-        """
+        """Forget ended pods, remove their files, and check the kubelet's list and the disk."""
         await self.node.files.probe_disk()
         try:
             await self.reconciler.remove_ended()
@@ -407,7 +399,6 @@ class NodeAgent:
             pause_s = until_tick(LEASE_SYNC_S if synced else LEASE_SYNC_RETRY_S)
 
     async def _sync(self) -> bool:
-        """Sync the leases, then rebuild a lost checkpoint; return whether both are complete."""
         try:
             await self.node.lease_sync.sync()
         except UnavailableError as error:

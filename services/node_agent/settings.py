@@ -176,7 +176,6 @@ class AgentSettings(ServiceSettings):
 
     @property
     def partitions(self) -> bool:
-        """Whether MIG layouts are changed, for which a partitioner must run."""
         return self.partition and self.partition_socket is not None
 
     @property
@@ -190,10 +189,7 @@ class AgentSettings(ServiceSettings):
 
     @property
     def device_list_strategies(self) -> DeviceListStrategies:
-        """How devices are passed to containers; empty if the agent chooses.
-
-        Raises RequestError for an unknown strategy.
-        """
+        """Empty if the agent chooses. Raises RequestError for an unknown strategy."""
         return parse_strategies(self.device_list_strategy)
 
     @property
@@ -229,7 +225,6 @@ class AgentSettings(ServiceSettings):
 
     @property
     def library_origin(self) -> Path | None:
-        """The file or directory from which HAMi-core's library is installed, or None."""
         return self.library_source or Path(LIBRARY_DIRECTORY)
 
 
@@ -241,7 +236,7 @@ class _KubeletFile(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def kubelet_credentials(settings: AgentSettings) -> ClusterCredentials:
-    """Return how to reach the kubelet: from flags, else from kubelet.json, else from defaults.
+    """Return credentials by flags, else kubelet.json, else defaults.
 
     Raises RequestError naming the file that cannot be read.
     """

@@ -1,11 +1,10 @@
 """The admission window: which pods may be bound to this node now.
 
 A kubelet requests devices for one pod after the other. If its agent is killed, it permanently fails
-every pod that still waits for devices. So only `MAX_IN_FLIGHT` pods are admitted before they have
-devices, and only one while the kubelet has requested none lately. Of each GPU only one pod is: if
-the GPU fails meanwhile, no other pod fails with it. A kubelet that has lost its API server does not
-receive the pods that are bound to it: the first of them closes the node, until its devices are
-requested.
+every pod that still waits. So only `MAX_IN_FLIGHT` pods are admitted before they have devices, one
+of each GPU, as the GPU may fail meanwhile, and only one while the kubelet has requested none
+lately. A kubelet that has lost its API server does not receive the pods that are bound to it: the
+first of them closes the node, until its devices are requested.
 
 A pod that Allocate would refuse by the agent's records, whose device is not healthy, or could not
 be given its MIG layout, is not admitted: it would fail, and its controller's next one, too. That
@@ -61,8 +60,6 @@ NOTHING: Mapping[str, UnservedResource] = {}
 
 
 class AdmissionWindow:
-    """Admits pods for binding; remembers admitted pods until the kubelet requests their devices."""
-
     def __init__(self, node: Node) -> None:
         self.node = node
         self.leases = node.leases
@@ -71,8 +68,8 @@ class AdmissionWindow:
         self.aligns_numa = False
         """The kubelet aligns devices with CPUs: pods in flight must have the same NUMA nodes."""
         self._waiting: dict[PodUid, tuple[Lease, float]] = {}
-        """Leases of pods in flight, and since when each is: since it was admitted, or was first
-        known to be bound."""
+        """Leases of pods in flight, and since when: of their admission, or of the first sight of
+        their Binding."""
         self._refused: dict[PodUid, tuple[float, float]] = {}
         """Pods that Allocate would refuse, until they are admitted: since when, and at the last
         request."""
@@ -83,9 +80,9 @@ class AdmissionWindow:
         return {pod: lease for pod, (lease, _) in self._waiting.items()}
 
     def coming(self) -> dict[PodUid, Lease]:
-        """Return those that the kubelet may serve next; it never will serve those that are older.
+        """Return the pods that the kubelet may serve next, without older ones, which it never will.
 
-        One of those may be a pod that was deleted before the kubelet received it, for example.
+        For example, one of these was deleted before the kubelet received it.
         """
         self._update()
         oldest = self.ticks() - self.node.timing.relist_s
@@ -105,9 +102,8 @@ class AdmissionWindow:
         """Return which pods must wait.
 
         `unready_reason` is why no pod may be bound, `unreadable_reason` why the kubelet's pod list
-        cannot be read; either may be empty. `unserved` are the resources that the kubelet cannot
-        allocate: pods that request one of them wait, others do not. `is_serving` means that the
-        kubelet requests devices at this moment.
+        cannot be read; either may be empty. Pods that request an `unserved` resource wait, others
+        do not. `is_serving` means that the kubelet requests devices at this moment.
         """
         closed_reason = self._closed_reason(unready_reason, unserved)
         if closed_reason:
@@ -139,13 +135,12 @@ class AdmissionWindow:
             reply,
             unserved_pods=tuple(missing),
             unserved_reason=explain_unserved(why),
-            unserved_s=min(each.for_s for each in why.values()),
+            unserved_s=min(resource.for_s for resource in why.values()),
         )
 
     def _closed_reason(
         self, unready_reason: str | None, unserved: Mapping[str, UnservedResource]
     ) -> str:
-        """Return why no pod may be bound to the node, or an empty text."""
         node = self.node.snapshot
         if self.draining:
             return DRAINING
@@ -164,7 +159,6 @@ class AdmissionWindow:
         *,
         is_serving: bool,
     ) -> BindReply:
-        """Return which of the pods must wait whose resources are registered."""
         for lease in leases:
             waiting = self._waiting.get(lease.pod)
             if waiting and waiting[0].created_at != lease.created_at:  # it was placed again
@@ -185,7 +179,6 @@ class AdmissionWindow:
         )
 
     def _settled(self, deferred: Mapping[PodUid, str]) -> dict[PodUid, str]:
-        """Return the pods that would have been refused for a while now, each with the reason."""
         now = self.ticks()
         self._refused = {
             pod: (since, now if pod in deferred else last)
@@ -199,7 +192,7 @@ class AdmissionWindow:
         }
 
     def _refusal(self, lease: Lease, node: NodeSnapshot) -> str:
-        """Return why Allocate would refuse the pod by the records as they are now, or nothing."""
+        """Return why Allocate would refuse the pod by the present records, or an empty text."""
         checkpoint = self.node.checkpoint
         try:
             check_open(lease.shares, node.devices, self.node.closed)
@@ -219,9 +212,9 @@ class AdmissionWindow:
     ) -> dict[PodUid, str]:
         """Admit pods until as many as may be are in flight; return the others.
 
-        Each has the reason why Allocate would refuse it, or nothing if it comes next: then its GPUs
-        are kept for it, so that pods with fewer GPUs do not overtake it for ever. If pods must be
-        `distinct`, a pod waits for those in flight with the same request.
+        Each has the reason why Allocate would refuse it, or an empty text if it comes next: then
+        its GPUs are kept for it, so that pods with fewer GPUs do not overtake it for ever. If pods
+        must be `distinct`, a pod waits for those in flight with the same request.
         """
         allocated = self.node.checkpoint.allocated
         most = self._most_in_flight()
@@ -268,7 +261,7 @@ class AdmissionWindow:
     def _most_in_flight(self) -> int:
         """Return 1 unless the kubelet has requested devices lately, and of this registration.
 
-        Before that, it may not receive pods, or choose other devices than those of leases, for all
+        Before that, it may not receive pods, or choose other devices than the leased ones, for all
         of them.
         """
         recently = self.node.clock.now() - RECENT_S
@@ -299,7 +292,6 @@ class AdmissionWindow:
             self._waiting.setdefault(pod, (lease, now))
 
     def _late_pod(self) -> Lease | None:
-        """Return a bound pod that the kubelet should have received, but has not."""
         late = self.ticks() - LATE_S
         for pod, lease in self.coming().items():
             is_expected_now = self._is_bound(pod) and pod not in self._refused
@@ -312,12 +304,10 @@ class AdmissionWindow:
         return lease is not None and lease.state is LeaseState.BOUND
 
     def _has_arrived(self, pod: PodUid) -> bool:
-        """Return whether the kubelet has requested devices for the pod."""
         lease = self.leases.find(pod)
         return lease is not None and lease.state is LeaseState.ACTIVE
 
     def _has_same_numa_nodes(self, lease: Lease, others: Iterable[Lease]) -> bool:
-        """Return whether the pod's GPUs are at the NUMA nodes of the others, if that counts."""
         snapshot = self.node.snapshot
         if not self.aligns_numa or snapshot is None:
             return True
@@ -331,9 +321,8 @@ class AdmissionWindow:
 
 
 def numa_nodes_of(lease: Lease, devices: Mapping[DeviceUuid, Device]) -> frozenset[int]:
-    """Return the NUMA nodes of a lease's devices; none if one is not known."""
-    known = {share.device: devices.get(share.device) for share in lease.shares}
-    nodes = {device.numa if device is not None else None for device in known.values()}
+    own = {share.device: devices.get(share.device) for share in lease.shares}
+    nodes = {device.numa if device is not None else None for device in own.values()}
     return frozenset() if None in nodes else frozenset(numa for numa in nodes if numa is not None)
 
 

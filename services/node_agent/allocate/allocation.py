@@ -35,7 +35,7 @@ from shared.model.requests.claim import DRIVER, device_name
 from shared.model.requests.request import SharingPolicy
 
 HONOURED_STATES = frozenset({LeaseState.BOUND, LeaseState.ACTIVE})
-"""States in which a lease may be allocated: a reservation alone may still expire."""
+"""A lease in another state may still expire."""
 
 
 class DeviceMismatchError(RequestError):
@@ -47,7 +47,7 @@ class DeviceMissingError(RequestError):
 
 
 class OtherDevicesError(RequestError):
-    """The kubelet chose other devices than those of the lease."""
+    """The kubelet chose other devices than the leased ones."""
 
 
 NOT_ITS_OWN = (UnavailableError, DeviceMissingError)
@@ -63,13 +63,11 @@ class NodeSnapshot:
     served: Mapping[str, Mapping[str, PluginDeviceId]]
     paths: Paths
     device_list_strategies: DeviceListStrategies = DEFAULT_STRATEGIES
-    """How devices are passed to containers."""
     absent: frozenset[DeviceUuid] = frozenset()
     """Devices that the driver no longer lists; a container would start without them."""
     fences: Mapping[str, Fence] = field(default_factory=dict)
-    """The newest fences that were honoured."""
     instances: InstanceUuids = field(default_factory=dict)
-    """The MIG instances of the container that the decision is about."""
+    """Of the container that the decision is about."""
     now: float = 0.0
 
 
@@ -84,7 +82,6 @@ def check_shares(shares: Sequence[Share], pod: PodUid, node: NodeSnapshot) -> No
 
 
 def check_present(shares: Iterable[Share], node: NodeSnapshot) -> None:
-    """Raise DeviceMissingError if a device of the shares is missing on the node."""
     for share in shares:
         if share.device in node.absent:
             raise DeviceMissingError(
@@ -141,7 +138,6 @@ def check_sources(candidate: ContainerCandidate, strategies: DeviceListStrategie
 
 
 def dialect_of(lease: Lease) -> Dialect:
-    """Return the dialect of the pod's request. Raises RequestError for an unknown one."""
     dialect = DIALECTS.get(lease.dialect)
     if dialect is None:
         raise RequestError(
@@ -152,7 +148,6 @@ def dialect_of(lease: Lease) -> Dialect:
 
 
 def _wanted_ids(lease: Lease, container: str, resource: str) -> Counter[DeviceUuid | None]:
-    """Return how many IDs of each device a container's shares take."""
     dialect = dialect_of(lease)
     counts: Counter[DeviceUuid | None] = Counter()
     for share in lease.shares_of(container):
@@ -275,7 +270,6 @@ def _instance_names(shares: Iterable[Share], instances: InstanceUuids) -> list[s
 
 
 def claim_entry(lease: Lease, request: str, node: NodeSnapshot) -> CheckpointEntry:
-    """Return the record of a claim's request. Raises RequestError with a reason to refuse it."""
     shares = lease.shares_of(request)
     check_shares(shares, lease.pod, node)
     names = tuple(device_name(share.device, share.mig) for share in shares)
@@ -285,7 +279,6 @@ def claim_entry(lease: Lease, request: str, node: NodeSnapshot) -> CheckpointEnt
 
 
 def _claim_setup(lease: Lease, request: str, node: NodeSnapshot) -> ContainerSetup:
-    """Return the setup of a request: its devices by CDI, and the limits of its shares."""
     shares = shares_by_index(lease, request)
     names: list[str] = [share.device for share in shares]
     if any(share.mig for share in shares):
@@ -316,7 +309,6 @@ def check_fences(shares: Sequence[Share], pod: PodUid, honoured: Mapping[str, Fe
 
 
 def check_devices(shares: Sequence[Share], devices: Mapping[DeviceUuid, Device]) -> None:
-    """Raise DeviceMismatchError if a share cannot be given out of its device as that is now."""
     for share in shares:
         device = devices.get(share.device)
         if device is None:
@@ -346,7 +338,6 @@ def _counted(counts: Mapping[DeviceUuid | None, int]) -> str:
 
 
 def refusal_text(why: str, node: NodeName, resource: str, device_ids: Sequence[str]) -> str:
-    """Return a refusal as one sentence for the pod's owner: node, resource, IDs and reason."""
     ids = compact(device_ids)
     named = ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
     return f"Leasehold refuses {len(device_ids)} of {resource} on node {node} ({named}): {why}"

@@ -115,7 +115,6 @@ def _edits(nodes: Sequence[str], devices_at: str) -> dict[str, Any]:
 
 
 def device_nodes(paths: Iterable[str], devices_at: str) -> list[dict[str, str]]:
-    """Return device nodes of a container, which on the host are below a directory."""
     where = devices_at.rstrip("/")
     return [
         {"path": path, **({"hostPath": f"{where}{path}"} if where else {}), "permissions": "rw"}
@@ -177,7 +176,6 @@ def build_claim_specification(entries: Iterable[CheckpointEntry]) -> dict[str, A
 
 
 def cdi_names(entry: CheckpointEntry) -> tuple[str, ...]:
-    """Return the names that give a container one request: its devices, then limits."""
     own = (f"{CLAIM_KIND}={_claim_device(entry)}",) if _is_limited(entry.setup) else ()
     return (*entry.setup.cdi_devices, *own)
 

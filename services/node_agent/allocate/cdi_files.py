@@ -138,7 +138,6 @@ class CdiFiles:
 
     @property
     def _gives_devices(self) -> bool:
-        """Whether new containers get devices by the file."""
         return self.used_by_claims or DeviceListStrategy.CDI_CRI in self.strategies
 
     async def _update_file(self) -> None:
@@ -187,7 +186,6 @@ class CdiFiles:
             )
 
     async def _with_instances(self, gpu: Gpu) -> Gpu:
-        """Return a GPU with its current instances; unchanged if it does not respond."""
         if gpu.mode is not DeviceMode.MIG or gpu.fault is not None:
             return gpu
         try:
@@ -221,10 +219,7 @@ class CdiFiles:
 
 
 def write_specification(path: Path, specification: Mapping[str, Any]) -> None:
-    """Write a specification atomically, unless the file contains it already.
-
-    Raises UnavailableError naming the path that cannot be written.
-    """
+    """Write atomically, unless it is there already. Raises UnavailableError naming the path."""
     content = json.dumps(specification, indent=2).encode() + b"\n"
     try:
         if path.is_file() and path.read_bytes() == content:
@@ -239,7 +234,6 @@ def write_specification(path: Path, specification: Mapping[str, Any]) -> None:
 
 
 def why_no_cdi(runtime: str, places: DriverPaths | None, driver: str, directory: Path) -> str:
-    """Return why devices are not passed by CDI if the agent chooses, or an empty text."""
     if places is None:
         return "simulated GPUs have no device files"
     if not has_cdi(runtime):
@@ -258,10 +252,9 @@ def why_no_cdi(runtime: str, places: DriverPaths | None, driver: str, directory:
 
 
 def find_driver(places: DriverPaths, version: str) -> tuple[dict[str, Any], str]:
-    """Return what containers get of a driver's version, and which directory has its /dev.
+    """Return what containers get of a driver's version, and the directory that has its /dev.
 
-    Both are by its files on the host. Raises UnavailableError naming the missing file: no container
-    could use a GPU.
+    Raises UnavailableError naming the missing file: no container could use a GPU.
     """
     candidates = ((root, places.seen(root), folder) for root in places.roots for folder in FOLDERS)
     name = f"libcuda.so.{version}"

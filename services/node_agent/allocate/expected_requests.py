@@ -36,7 +36,6 @@ def limits_of(lease: Lease, container: str, node: NodeSnapshot) -> dict[str, int
 
 
 def resources_of(lease: Lease, node: NodeSnapshot) -> frozenset[str]:
-    """Return the served resources that the lease's pod may request: one of them calls Allocate."""
     dialect = DIALECTS.get(lease.dialect)
     if dialect is None:  # Allocate reports it
         return frozenset()
@@ -44,7 +43,6 @@ def resources_of(lease: Lease, node: NodeSnapshot) -> frozenset[str]:
 
 
 def signatures_of(lease: Lease, node: NodeSnapshot) -> frozenset[RequestSignature]:
-    """Return every request that the kubelet may make for the lease's pod."""
     return frozenset(
         signature for name in lease.containers for signature in limits_of(lease, name, node).items()
     )
@@ -53,7 +51,6 @@ def signatures_of(lease: Lease, node: NodeSnapshot) -> frozenset[RequestSignatur
 def implied_pods(
     leases: Iterable[Lease], node: NodeSnapshot, allocated: Set[tuple[PodUid, str]]
 ) -> tuple[KubeletPod, ...]:
-    """Return the pods that have leases, as a kubelet's pod list would contain them."""
     return tuple(
         KubeletPod(
             uid=lease.pod,

@@ -37,7 +37,6 @@ class FailedGrants:
         self._added = asyncio.Event()
 
     def close_devices(self, shares: Iterable[Share], reason: str, try_again: TryAgain) -> None:
-        """Close the devices of shares that could not be given."""
         since = timestamp(self.node.clock.now())
         fault = cut(
             f"{NOT_GIVEN}: no share of it could be given since {since}: {reason}; this is tried "
@@ -94,7 +93,6 @@ class FailedGrants:
 
 
 async def _succeeds(try_again: TryAgain) -> bool:
-    """Whether the next pod would not fail for the same reason."""
     try:
         await try_again()
     except NOT_ITS_OWN:

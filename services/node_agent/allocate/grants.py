@@ -140,7 +140,6 @@ class Grants:
         )
 
     def _closed(self, shares: Iterable[Share]) -> Set[DeviceUuid | None]:
-        """Return what is closed: of the devices of shares, and None for the node."""
         node = self.node
         closed: set[DeviceUuid | None] = set(node.closed)
         if node.files.unwritable_reason or node.cdi.unwritable_reason:
@@ -149,7 +148,6 @@ class Grants:
         return closed & {None, *(share.device for share in shares)}
 
     def _close(self, lease: Lease, container: str, reason: str, decide: Decide) -> None:
-        """Close the devices of a container, unless what failed has closed them or the node."""
         shares = lease.shares_of(container)
         if self._closed(shares):
             return

@@ -103,10 +103,7 @@ class AllocationHandler:
         self.node.unproven = True
 
     async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerSetup:
-        """Return the container's setup, which is on disk before.
-
-        Raises RequestError or UnavailableError with a sentence for the pod's owner.
-        """
+        """Return the setup, on disk. Raises RequestError or UnavailableError for users."""
         try:
             async with (
                 self.patience.serving(),
@@ -352,7 +349,6 @@ class AllocationHandler:
     async def _check_resolved(
         self, resource: str, candidates: Iterable[ContainerCandidate]
     ) -> None:
-        """Raise UnavailableError while one of these containers waits for devices."""
         pods = {pod.uid for pod in await self.pods.list_pods() if not pod.terminal}
         served = self._history(resource).allocated
         left = tuple(

@@ -83,7 +83,6 @@ def parse_cpu_list(text: str) -> frozenset[int]:
 
 
 def _cpus_of(numa: int) -> frozenset[int]:
-    """Return the CPUs of a NUMA node; none if they are not known."""
     with contextlib.suppress(OSError, ValueError):
         return parse_cpu_list(Path(CPU_LIST.format(numa)).read_text())
     return frozenset()
@@ -115,7 +114,6 @@ class NumaAlignment:
         return not self.is_known and self.node.clock.ticks() < self._late_at
 
     def described(self, devices: Iterable[Device]) -> tuple[Device, ...]:
-        """Return the devices with what the kubelet requires of pods that get them."""
         one_numa = self._policy == SINGLE_NODE
         cpus = self._cpus
         return tuple(
@@ -132,7 +130,6 @@ class NumaAlignment:
         self.plugins.registered.clear()
 
     async def refresh(self) -> None:
-        """Read the policy of a kubelet that may be another one; update lists and CPUs."""
         registrations = self.plugins.registrations
         if registrations != self._registrations:
             try:

@@ -83,7 +83,6 @@ def resolve_container(
 def _next_of(
     pod: KubeletPod, resource: str, holders: Set[ContainerPlace], history: AllocationHistory
 ) -> ContainerCandidate | None:
-    """Return the container after the last one with devices; a running pod has all of them."""
     if pod.phase == "Running":
         return None
     requesting = [

@@ -80,9 +80,9 @@ _decode = msgspec.json.Decoder(_Specification).decode
 
 
 def list_bundles(directories: Iterable[Path]) -> dict[str, Path]:
-    """Return the directory of each container that exists, sandboxes included, by its ID.
+    """Return the directory of each existing container, sandboxes included, by its ID.
 
-    Raises OSError for a directory that cannot be read; one that is missing has none.
+    Raises OSError for a directory that cannot be read.
     """
     bundles: dict[str, Path] = {}
     for directory in directories:

@@ -196,7 +196,6 @@ def _runtimes_of_containerd(settings: Settings) -> list[_Runtime]:
 
 
 def _program(runtime: Settings) -> str:
-    """Return the program of a containerd's runtime; the last two are of containerd before 2."""
     options = _tables(runtime, "options")
     programs = options.get("BinaryName"), options.get("Runtime"), runtime.get("runtime_engine")
     return next((str(program) for program in programs if program), "")

@@ -34,7 +34,6 @@ Registered = Mapping[str, frozenset[str] | None]
 
 
 def gets_agent_pod(labels: Mapping[str, str]) -> bool:
-    """Whether the DaemonSet's affinity admits a pod on a node with these labels."""
     chosen = labels.get(GPU_LABEL)
     discovered = any(labels.get(name) == "true" for name in DISCOVERED_LABELS)
     is_gpu_node = chosen == "true" or (discovered and chosen != "false")
@@ -77,10 +76,7 @@ def other_plugins(
     served: Mapping[str, Mapping[str, PluginDeviceId]],
     other_sockets: Sequence[str],
 ) -> Finding:
-    """Judge whether another plugin serves one of our resources, or will when it next registers.
-
-    On `other_sockets`, another plugin listens.
-    """
+    """Judge whether another plugin serves one of our resources, or will when it next registers."""
     wrong = sorted(
         resource
         for resource, ids in registered.items()
@@ -167,10 +163,7 @@ def list_sizes(served: Mapping[str, Mapping[str, PluginDeviceId]]) -> Finding:
 def device_health(
     devices: Iterable[Device], closed: Mapping[int, str] = NONE, *, cordoned: bool = False
 ) -> Finding:
-    """Judge whether all devices are healthy, and none is `closed` for a reason.
-
-    `cordoned` means by kubectl.
-    """
+    """Judge whether all devices are healthy, and neither they nor the node are closed."""
     listed = list(devices)
     faults = [
         f"GPU {device.index}: {device.fault or 'not healthy'}"
@@ -392,7 +385,6 @@ def runtime(tools: Sequence[str], *, is_configured: bool) -> Finding:
 
 
 def not_by_cdi(why: str) -> Finding:
-    """Judge that the agent chose to pass devices by the variable."""
     return warn(
         f"devices are passed to containers by {VISIBLE}, not by CDI: {why}",
         "docs/install.md, step 2; --device-list-strategy envvar if it is meant so",

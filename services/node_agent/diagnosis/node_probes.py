@@ -89,10 +89,7 @@ _STATE = re.compile(
 
 
 def device_variable(path: str, text: str, strategies: Sequence[DeviceListStrategy]) -> Finding:
-    """Judge the configuration of NVIDIA's runtime (TOML) beside the agent's strategies.
-
-    Raises RequestError if the text is not TOML.
-    """
+    """Judge the configuration of NVIDIA's runtime. Raises RequestError if it is not TOML."""
     try:
         settings = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -183,7 +180,6 @@ class NodeProbes:
 
     @property
     def runtime_root(self) -> Path:
-        """Below which the settings of the container runtime are; the agent's pod has these."""
         seen = self.settings.runtime_root
         if seen is None:
             raise SkipError("the containers of `leasehold up` need no container runtime")
@@ -195,7 +191,6 @@ class NodeProbes:
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
-        """The node's devices in the ledger, or without it those that its agent has recorded."""
         if self.ledger_is_readable:
             return (
                 ()
@@ -211,7 +206,6 @@ class NodeProbes:
 
     @cached_property
     def agent_states(self) -> dict[str, str]:
-        """The health of each device by the metrics of the agent, in whose pod this runs."""
         if self._host is not None:
             return {}
         try:
@@ -314,7 +308,6 @@ class NodeProbes:
         return judge.library(current, str(source), layout=layout, replaced_by=reason)
 
     async def library_loads(self) -> Finding:
-        """Load the library in a process of its own, which it may crash."""
         _, current = self._library()
         if not current.path.is_file():
             raise SkipError(f"{current.path} is missing")
@@ -352,7 +345,6 @@ class NodeProbes:
         return judge.kubelet_checkpoint(pods, self._allocations(), await self._live_pods())
 
     async def _live_pods(self) -> Mapping[str, str] | None:
-        """Return the names of live pods by UID, or None if this account may not list pods."""
         if isinstance(self.kubernetes, LeaseholdError):
             return None
         selector = quote(f"spec.nodeName={self.settings.node_name}")
@@ -478,7 +470,6 @@ class NodeProbes:
         return judge.cdi_devices(str(path), map(qualified_name, expected), named)
 
     async def _strategies(self) -> tuple[DeviceListStrategies, str]:
-        """Return how the agent passes devices, and why not by CDI if that is its own choice."""
         configured = self.settings.device_list_strategies
         places = self.settings.driver_places
         if configured:

@@ -66,7 +66,6 @@ class ClaimDriver:
                 logger.debug("pods whose claims are not prepared are not known: %s", error)
 
     async def _look(self) -> None:
-        """Retry pods that are seen for the second time; others may be about to be prepared."""
         unprepared = self.preparation.list_unprepared()
         consumers = {pod for lease in unprepared for pod in lease.users}
         pods = await self.node.kubelet.list_pods() if consumers else ()

@@ -59,7 +59,7 @@ class ClaimPreparation:
         self._locks: WeakValueDictionary[PodUid, asyncio.Lock] = WeakValueDictionary()
 
     async def prepare(self, claim: LeaseHolder) -> Sequence[dra.Device]:
-        """Return the claim's devices once its lease is known and recorded; idempotent.
+        """Return the devices once the lease is recorded; idempotent.
 
         Raises RequestError or UnavailableError with a sentence for the pod's owner.
         """
@@ -167,7 +167,6 @@ class ClaimPreparation:
         return recorded
 
     def _recorded(self, claim: PodUid, generation: str) -> tuple[CheckpointEntry, ...]:
-        """Return the records of this allocation; none unless all its requests have one."""
         entries = {
             entry.allocation.container: entry
             for entry in self.node.checkpoint.of_resource(DRIVER)
@@ -221,7 +220,7 @@ class ClaimPreparation:
     async def _fetch(self, claim: LeaseHolder, generation: str) -> str:
         """Request the lease; return why it is still unknown, or an empty text.
 
-        Raises UnavailableError if the claim has been allocated again: the kubelet retries.
+        Raises UnavailableError if the claim was allocated again: the kubelet retries.
         """
         try:
             fetched = await self.node.lease_sync.fetch_claim(claim)

@@ -27,7 +27,6 @@ def results_on(
 
 
 def generation_of_claim(claim: ApiResourceClaim) -> str:
-    """Return which allocation a claim has, or an empty text if it has none that needs a lease."""
     allocated = allocated_claim(claim)
     return allocated.generation if allocated and allocated.devices else ""
 
@@ -35,7 +34,7 @@ def generation_of_claim(claim: ApiResourceClaim) -> str:
 async def read_claim(node: Node, claim: LeaseHolder) -> ApiResourceClaim:
     """Return a claim with devices of this node.
 
-    Raises RequestError if it was deleted, is another one of the same name, or has no such device.
+    Raises RequestError if it was deleted, is another one of that name, or has no such device.
     """
     stored = await _find(node, claim.namespace, claim.name)
     if stored is None or stored.metadata.uid != claim.pod:

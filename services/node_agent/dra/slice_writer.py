@@ -174,10 +174,7 @@ class SliceWriter:
     async def _replace(
         self, wanted: Mapping[str, dict[str, Any]], stored: Mapping[str, RawObject]
     ) -> None:
-        """Write all slices of the pool with their new generation, and delete others.
-
-        Afterwards the stored slices are known again; after an error they are listed.
-        """
+        """Write all slices with their new generation, and delete all others."""
         self._stored = None
         self._deleted.clear()
         written: dict[str, RawObject] = {}

@@ -98,10 +98,9 @@ class ClaimableNode:
 def build_slices(
     node: ClaimableNode, *, generation: int, deallocated: Collection[HeldAllocation] = ()
 ) -> list[dict[str, Any]]:
-    """Return the ResourceSlices: the devices, and the counters of devices in MIG mode.
+    """Return the ResourceSlices: devices, and counters of devices in MIG mode.
 
-    `deallocated` are allocations with leases that their claims no longer have: the scheduler does
-    not subtract them.
+    `deallocated` allocations have leases and no claim: the scheduler does not subtract them.
     """
     groups = nvlink_groups(node.devices)
     left = _Left(node.leases, deallocated, node.least_share_mib)
@@ -186,7 +185,6 @@ class _Left:
                     self.unknown.setdefault(booking.device, []).append(booking)
 
     def capacity(self, device: Device) -> dict[str, Any] | None:
-        """Return what of a device all claims together may be allocated, or None if nothing."""
         unknown = self.unknown.get(device.uuid, [])
         if device.mode is DeviceMode.MIG:
             return None
@@ -342,7 +340,6 @@ def nvlink_groups(devices: Iterable[Device]) -> dict[DeviceUuid, int]:
 
 
 def find_dropped_fields(wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> frozenset[str]:
-    """Return the fields of devices that the API server has dropped: their gates are disabled."""
     kept = {device.get("name"): device for device in stored.get("devices") or ()}
     dropped = {
         name
@@ -354,7 +351,6 @@ def find_dropped_fields(wanted: Mapping[str, Any], stored: Mapping[str, Any]) ->
 
 
 def is_current(wanted: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
-    """Whether a stored `spec` is as wanted, whatever its pool's generation is."""
     return _comparable(wanted) == _comparable(stored)
 
 

@@ -92,7 +92,6 @@ EXCLUDED = Fault(
 
 
 def replaced_by(uuid: DeviceUuid) -> Fault:
-    """Return the fault of a GPU in whose place on the PCI bus there is another one."""
     return Fault(
         code=REPLACED_CODE, text=f"{uuid} is in its place on the PCI bus now: delete its pods"
     )

@@ -31,8 +31,6 @@ class HealthState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceHealth:
-    """The health of one device, and its properties when it last responded."""
-
     state: HealthState = HealthState.HEALTHY
     since: float = 0.0
     fault: Fault | None = None

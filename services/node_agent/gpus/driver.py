@@ -19,14 +19,10 @@ class GpuDiscovery(Protocol):
         ...
 
     @property
-    def unreadable(self) -> Mapping[int, str]:
-        """By the driver's index, why the latest probe could not read a GPU."""
-        ...
+    def unreadable(self) -> Mapping[int, str]: ...
 
     @property
-    def unread(self) -> tuple[UnreadDevice, ...]:
-        """The GPUs that the kernel's driver lists, and that the latest probe did not return."""
-        ...
+    def unread(self) -> tuple[UnreadDevice, ...]: ...
 
 
 class GpuDriver(GpuDiscovery, MigDriver, Protocol):

@@ -72,7 +72,6 @@ class HealthMonitor:
 
     @property
     def faults(self) -> Mapping[DeviceUuid, str]:
-        """By device, for those that are not healthy."""
         return {uuid: health.message for uuid, health in self.devices.items() if health.message}
 
     def as_served(self, devices: Iterable[Device]) -> tuple[Device, ...]:
@@ -120,10 +119,7 @@ class HealthMonitor:
         *,
         driver_fault: Fault | None = None,
     ) -> None:
-        """Apply a probe, which could not read some GPUs of NVML's and of the kernel's list.
-
-        With `driver_fault`, the driver did not respond at all.
-        """
+        """Apply a probe, which could not read some GPUs; none, with a `driver_fault`."""
         xids = self.xids()
         self._keep(xids)
         if gpus == self._gpus and not (xids or driver_fault or self.faults):

@@ -69,8 +69,6 @@ class SharingConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A physical GPU as the driver reports it."""
-
     uuid: DeviceUuid
     index: int
     model: str
@@ -99,7 +97,6 @@ class Gpu:
 
     @property
     def mode(self) -> DeviceMode:
-        """The MIG mode decides, which only an operator changes."""
         return DeviceMode.MIG if self.mig is not None and self.mig.enabled else DeviceMode.HAMI_CORE
 
 
@@ -182,7 +179,6 @@ def devices_of(
 def _removed(
     device: Device, sharing: SharingConfig, places: Mapping[str, DeviceUuid]
 ) -> Fault | None:
-    """Return how an operator removed a device, or None if it is missing."""
     if _is_hidden(device, sharing):
         return EXCLUDED
     other = places.get(device.bus)
@@ -209,7 +205,6 @@ def driver_version(gpus: Iterable[Gpu]) -> str:
 
 
 def count_models(devices: Iterable[Device]) -> str:
-    """For example, `8x Tesla T4`."""
     counts = Counter(device.model for device in devices)
     return ", ".join(f"{count}x {model}" for model, count in counts.items())
 

@@ -86,7 +86,6 @@ class KernelGpus:
 
 
 def _unread_device(address: str, result: Information | LeaseholdError) -> UnreadDevice | None:
-    """Return the GPU at an address, or None if it is gone or excluded."""
     if isinstance(result, LeaseholdError):
         return UnreadDevice(
             bus=address,

@@ -42,10 +42,7 @@ class GpuReader(Generic[T]):
         self._count = 0
 
     async def read_all(self) -> dict[int, T | LeaseholdError | None]:
-        """Read all GPUs, as many as before together with their count.
-
-        Raises UnavailableError while the count is not known.
-        """
+        """Read all GPUs, as many as before. Raises UnavailableError without a count."""
         self._count_calls.start({_COUNT: self.count})
         self._read_calls.start(reads := self._reads(self._count))
         count = await self._count_calls.call(_COUNT, self.count, self.limit_s)

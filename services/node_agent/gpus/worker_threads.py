@@ -138,10 +138,7 @@ class SingleFlight(Generic[T]):
     async def call_next(
         self, key: Hashable, function: Callable[[], T], limit_s: Callable[[], float]
     ) -> T:
-        """Call as `call` does, but after the earlier call of the key has returned.
-
-        While that one is overdue, raises UnavailableError at once.
-        """
+        """Call after the earlier call of the key; raise UnavailableError if it is overdue."""
         loop = asyncio.get_running_loop()
         until = loop.time() + limit_s()
         while (flight := self._in_flight.get(key)) is not None and not flight.done():
@@ -154,7 +151,6 @@ class SingleFlight(Generic[T]):
         return await self.call(key, function, limit_s)
 
     def start(self, functions: Mapping[K, Callable[[], T]]) -> None:
-        """Start the calls of keys that have none in flight; `call_each` awaits them."""
         for key, function in functions.items():
             flight = self._in_flight.get(key)
             if flight is None or flight.done():
@@ -164,7 +160,6 @@ class SingleFlight(Generic[T]):
     async def call_each(
         self, functions: Mapping[K, Callable[[], T]], limit_s: Callable[[], float]
     ) -> dict[K, T | LeaseholdError]:
-        """Call each key's function as `call` does; return all values and errors."""
         self.start({key: call for key, call in functions.items() if key not in self._in_flight})
         flights = {key: self._in_flight[key] for key in functions}
         loop = asyncio.get_running_loop()

@@ -122,7 +122,6 @@ class ContainerFiles:
         return self.disk_pressure()
 
     def disk_pressure(self) -> str:
-        """Return at once why the disk is too full, or None if it has room."""
         state = self.state_dir
         try:
             free = os.statvfs(state)

@@ -57,7 +57,6 @@ class StoredLibrary:
 
     @property
     def content(self) -> str:
-        """The first 32 hexadecimal digits of the content's SHA-256."""
         return self.path.parent.name
 
 
@@ -82,7 +81,6 @@ class NodeLibrary:
         return self.source is None
 
     async def update(self) -> bool:
-        """Install the source if it has changed; return whether limits can be enforced."""
         if self.source is None:
             exists = self.current.path.is_file()
             self.unusable_reason = "" if exists else f"{self.current.path} does not exist"
@@ -176,7 +174,7 @@ def source_file(source: Path) -> Path:
 
 
 def _store(source: Path, root: Path) -> StoredLibrary:
-    """Copy the library to the directory of its content, unless it exists; it is not current yet.
+    """Copy the library to the directory of its content; it is not current yet.
 
     Raises OSError, and UnavailableError if the source changes meanwhile.
     """

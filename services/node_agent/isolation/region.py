@@ -44,8 +44,6 @@ class InvalidRegion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """Usage that a process of the container reports; amounts by device, in bytes."""
-
     index: int
     pid: int
     """In the container's PID namespace."""
@@ -65,7 +63,6 @@ class Slot:
 
     @property
     def ended(self) -> bool:
-        """Whether the process has marked itself as ended; one that is killed does not."""
         return self.status == EXITED or self.pid == 0
 
 
@@ -109,7 +106,6 @@ class Region:
         return frozenset(slot.pid for slot in slots if not slot.ended and any(slot.total))
 
     def lost(self, living: Set[int] | None) -> tuple[Slot, ...]:
-        """Return the orphans among the processes: no limit applies to what they allocate."""
         return tuple(slot for slot in self.processes(living) if slot.index >= len(self.slots))
 
     @property

@@ -52,9 +52,9 @@ class RegionSeed:
 
 
 def region_path_of(setup: ContainerSetup) -> PurePosixPath | None:
-    """Return the host's path of a container's region, or None if it has no HAMi-core.
+    """Return the host's path of a container's region, or None without HAMi-core.
 
-    Raises RequestError if it is in none of its mounts: the agent could not write its limits.
+    Raises RequestError if no mount has it: the agent could not write its limits.
     """
     inside = setup.environment.get(CACHE)
     if inside is None:
@@ -114,10 +114,7 @@ def _percent(name: str, text: str) -> int:
 
 
 def pieces_of(seed: RegionSeed, layout: RegionLayout = V1_2) -> dict[int, bytes]:
-    """Return the content of a fresh region by offset; everything else is zero.
-
-    The library writes the UUIDs of devices itself.
-    """
+    """Return the content by offset, else zero; the library writes the UUIDs of devices itself."""
     words = struct.Struct(f"<{DEVICES}Q")
     tail = struct.pack("<iiii", 0, SWITCH_ON, ACTIVE, seed.priority)
     head = struct.pack("<i", MAGIC)
@@ -143,7 +140,6 @@ def image_of(seed: RegionSeed, layout: RegionLayout = V1_2) -> bytes:
 
 
 def corrections_of(region: Region, seed: RegionSeed) -> Iterator[tuple[int, bytes, str]]:
-    """Yield what a region's limits lack to be its seed's: offset, bytes, and what differs."""
     layout = region.layout
     for what, unit, start, limits, seeded in (
         ("memory", "bytes", layout.memory_limits, region.memory_limits, seed.memory_limits),

@@ -113,7 +113,6 @@ def pod_of_process(process: Path) -> PodUid | None:
 
 
 def in_node_namespace(process: Path) -> bool:
-    """Whether a process is in the node's own PID namespace, as with `hostPID`."""
     try:
         return (process / "ns" / "pid").readlink().name == _NODE_NAMESPACE
     except OSError:

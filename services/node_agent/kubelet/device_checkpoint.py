@@ -32,8 +32,6 @@ class _KubeletEntry(msgspec.Struct, frozen=True):
 
 
 class KubeletDevices(msgspec.Struct, frozen=True):
-    """The allocated devices in a kubelet's checkpoint, and IDs by resource."""
-
     allocated: tuple[_KubeletEntry, ...] | None = msgspec.field(
         name="PodDeviceEntries", default=None
     )
@@ -47,10 +45,7 @@ class _KubeletCheckpoint(msgspec.Struct, frozen=True):
 
 
 def read_kubelet_devices(plugins: Path) -> KubeletDevices | None:
-    """Read the kubelet's checkpoint, if there is one, in its directory of plugin sockets.
-
-    Raises UnavailableError if it cannot be read.
-    """
+    """Read the kubelet's checkpoint, or None. Raises UnavailableError if it is unreadable."""
     path = plugins / FILE_NAME
     try:
         return msgspec.json.decode(path.read_bytes(), type=_KubeletCheckpoint).data
@@ -84,10 +79,7 @@ class PluginResources:
         """The checkpoint that was read last, and for which amounts."""
 
     async def refresh(self, amounts: frozenset[str]) -> None:
-        """Find out which of these amounts in node status are allocated by device plugin.
-
-        Raises LeaseholdError if the checkpoint, PodResources or the node cannot be read.
-        """
+        """Find out which amounts are allocated by device plugin. Raises LeaseholdError."""
         current = file_identity(self.checkpoint), amounts
         if current == self._read and self.since.keys().isdisjoint(amounts):
             return

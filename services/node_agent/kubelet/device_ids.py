@@ -42,10 +42,7 @@ def _runs(named: Mapping[int, str]) -> Iterable[str]:
 def devices_named(
     ids: Iterable[str], served: Mapping[str, PluginDeviceId]
 ) -> Counter[DeviceUuid | None]:
-    """Count IDs by device; None counts IDs that stand for any.
-
-    Raises RequestError naming an ID that is not served.
-    """
+    """Count IDs by device, or None for any. Raises RequestError for one that is not served."""
     devices: Counter[DeviceUuid | None] = Counter()
     for text in ids:
         entry = served.get(text)

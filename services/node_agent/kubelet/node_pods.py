@@ -139,7 +139,6 @@ class NodePods:
         return RunningPods(processes=processes, starting=starting)
 
     async def blind_reason(self) -> str:
-        """Return why a call of the kubelet would have to wait now, or an empty text."""
         if self._silent_since is not None and not self.unreadable_reason:
             return "the kubelet does not respond; it may be restarting"
         if not self.node.pod_resources.silent_reason:
@@ -152,14 +151,10 @@ class NodePods:
         return ""
 
     async def list_processes(self) -> dict[int, PodUid]:
-        """Return the pods of processes, by PID on the node; none without `hostPID`."""
         return await asyncio.to_thread(pods_of_processes, self.proc)
 
     async def _find_processes(self) -> Mapping[PodUid, Set[str]]:
-        """Return the pods that have processes, with the IDs of their containers.
-
-        There are none without `hostPID`, or if containers are not in the cgroups of their pods.
-        """
+        """Return pods with processes, by container ID; none without `hostPID` or pods' cgroups."""
         containers = await asyncio.to_thread(containers_of_processes, self.proc)
         if not self._finds_processes:
             own = pod_of_process(self.proc / "self")
@@ -219,7 +214,6 @@ class NodePods:
         self._mark_unreadable(str(error.response), advice, passes=passes)
 
     def _note_silence(self, reason: str) -> bool:
-        """Return whether the list counts as unreadable: the kubelet has been silent for long."""
         now = self.clock.ticks()
         if self._silent_since is None:
             self._silent_since = now

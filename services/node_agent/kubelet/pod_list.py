@@ -35,9 +35,9 @@ class KubeletPods:
         self._read_credentials = read_credentials
 
     async def list_pods(self) -> tuple[KubeletPod, ...]:
-        """Return every pod that the kubelet knows, also the one under admission.
+        """Return every pod, also under admission.
 
-        Raises UnavailableError if there is no response, RequestError if access is denied.
+        Raises UnavailableError without a response, RequestError if access is denied.
         """
         listed = await self._read("/pods", ObjectList[FullPod])
         return tuple(_pod(pod) for pod in listed.items or ())
@@ -48,10 +48,7 @@ class KubeletPods:
         return configuration.kubeletconfig.topology_manager_policy
 
     async def _read(self, path: str, kind: type[T]) -> T:
-        """Read, and retry once if the connection broke.
-
-        The kubelet may have restarted at another address, or with a certificate of a new CA.
-        """
+        """Read, and retry once: a restarted kubelet has another address or certificate."""
         try:
             return await self.kubelet.read(path, kind)
         except (UnreachableError, KubeconfigError):

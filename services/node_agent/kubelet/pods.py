@@ -87,8 +87,6 @@ class Holding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimHolding:
-    """A device that a pod has by a ResourceClaim in its namespace."""
-
     namespace: str
     pod: str
     claim: str
@@ -98,8 +96,6 @@ class ClaimHolding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodResources:
-    """Each container's devices, and the pods that the kubelet lists as active."""
-
     holdings: tuple[Holding, ...] = ()
     claims: frozenset[ClaimHolding] = frozenset()
     cpus: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)

@@ -106,13 +106,11 @@ class DevicePlugins:
         self.served_changed.set()
 
     def show_numa(self, numa: Mapping[DeviceUuid, NumaNodes]) -> None:
-        """Show these NUMA nodes with the IDs of these devices, and none with others."""
         self.numa = numa
         for endpoint in self.endpoints.values():
             endpoint.update(endpoint.ids, numa)
 
     def are_shown(self, taken: Mapping[str, Mapping[str, NumaNodes]]) -> bool:
-        """Whether the kubelet has taken the NUMA nodes of all registered IDs."""
         return all(
             taken.get(name, {}).get(entry.id, ()) == self.numa.get(entry.device, ())
             for name, endpoint in self.endpoints.items()
@@ -221,7 +219,6 @@ class PluginEndpoint:
 
     @property
     def is_newly_served(self) -> bool:
-        """Whether node status may still show that it is not served."""
         at = self._watched_at
         late_s = self._plugins.node.timing.status_late_s
         return at is not None and time.monotonic() - at < late_s
@@ -266,7 +263,6 @@ class PluginEndpoint:
                 pause_s = min(max(2 * pause_s, MIN_PAUSE_S), MAX_PAUSE_S)
 
     async def _pause(self, pause_s: float, before: FileIdentity | None) -> None:
-        """Wait, but no longer than until the kubelet's socket is replaced."""
         loop = asyncio.get_running_loop()
         until = loop.time() + pause_s
         while (left_s := until - loop.time()) > 0:
@@ -341,7 +337,6 @@ class PluginEndpoint:
         raise UnavailableError("the kubelet's socket was replaced, or ours removed")
 
     def look(self, kubelet: FileIdentity | None) -> None:
-        """End a registration that has come to nothing; `kubelet` is now its socket."""
         server = self._server if self.registered else None
         if server is None:
             return

@@ -62,7 +62,7 @@ def is_laid_out(layout: MigLayout, instances: Sequence[MigInstance]) -> bool:
 def instance_at(layout: MigLayout, position: int, instances: Sequence[MigInstance]) -> MigInstance:
     """Return the instance at a position; instances of a profile are counted by start slice.
 
-    Raises RequestError if the layout has no such position, or the device has another layout.
+    Raises RequestError without such a position or layout.
     """
     positions = layout.positions
     if not 0 <= position < len(positions):
@@ -83,10 +83,7 @@ def container_instances(
     devices: Mapping[DeviceUuid, Device],
     instances: Mapping[DeviceUuid, Sequence[MigInstance]],
 ) -> dict[tuple[DeviceUuid, int], str]:
-    """Return the UUIDs of a container's instances, by device and position.
-
-    Raises RequestError if a device does not have the layout of its lease.
-    """
+    """Return UUIDs by device and position. Raises RequestError if the layout is not the lease's."""
     uuids: dict[tuple[DeviceUuid, int], str] = {}
     for share in lease.shares_of(container):
         if share.mig is not None:

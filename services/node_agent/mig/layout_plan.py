@@ -23,8 +23,6 @@ from shared.model.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class DestroyInstance:
-    """Destroy a GPU instance, its compute instances first."""
-
     instance: MigInstance
 
 
@@ -114,7 +112,6 @@ def arrange(
 def _search(
     wanted: Sequence[InstanceProfile], taken: frozenset[int], before: tuple[str, int] | None
 ) -> tuple[int, ...] | None:
-    """Try each start of the first, then the rest; equal profiles are placed in ascending order."""
     if not wanted:
         return ()
     first = wanted[0]
@@ -130,7 +127,6 @@ def _search(
 
 
 def fits_alone(profiles: Sequence[InstanceProfile], layout: Sequence[InstanceProfile]) -> bool:
-    """Whether all instances of a layout fit on an empty device."""
     return arrange(layout, (), _compute_slices(profiles)) is not None
 
 
@@ -141,7 +137,6 @@ def _compute_slices(profiles: Iterable[InstanceProfile]) -> int:
 def _reusable(
     layout: MigLayout, instances: Sequence[MigInstance], used: Sequence[MigInstance]
 ) -> list[MigInstance]:
-    """Return the instances that the layout contains, instances in use first."""
     wanted = count_profiles(layout)
     reusable: list[MigInstance] = []
     for instance in sorted(instances, key=lambda i: (i not in used, i.start)):

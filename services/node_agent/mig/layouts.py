@@ -71,7 +71,7 @@ def current_layouts(
 ) -> tuple[MigLayout, ...]:
     """Return the only layout of a device that may not be partitioned: its current instances.
 
-    It has the name of the known layout that it equals, if there is one.
+    A known layout that equals it gives the name.
     """
     counts = Counter(instance.profile for instance in instances if instance.uuid)
     for layout in layouts:
@@ -106,7 +106,6 @@ def _match_profiles(
 def _closest_profile(
     profile: MigProfile, profiles: Iterable[InstanceProfile]
 ) -> InstanceProfile | None:
-    """Return the profile of this name, or else one of similar compute and memory."""
     slices = profile.name.partition("g.")[0]
     near = [
         candidate

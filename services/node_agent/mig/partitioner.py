@@ -48,8 +48,6 @@ class MigDriver(Protocol):
 
 
 class Partitioner:
-    """Gives devices their layouts step by step, and verifies the result."""
-
     def __init__(self, driver: MigDriver, *, step_s: float = STEP_S) -> None:
         self.driver = driver
         self.step_s = step_s

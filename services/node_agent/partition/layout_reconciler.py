@@ -77,7 +77,6 @@ class LayoutReconciler:
         """The layout that each closed device could not be given, and since when in Unix seconds."""
 
     def leases_changed(self) -> None:
-        """Partition devices for new leases before their containers request instances."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -97,10 +96,9 @@ class LayoutReconciler:
     async def instance_uuids(
         self, lease: Lease, container: str
     ) -> dict[tuple[DeviceUuid, int], str]:
-        """Return the UUID of each instance of a container, by device and position.
+        """Return UUIDs by device and position, once the devices are partitioned.
 
-        Waits until the devices are partitioned. Raises RequestError or UnavailableError with the
-        reason if the container cannot have one.
+        Raises RequestError or UnavailableError with the reason if the container cannot have one.
         """
         return {
             (share.device, share.mig.position): await self._instance(
@@ -207,7 +205,6 @@ class LayoutReconciler:
             )
 
     async def _lay_out_again(self, device: DeviceUuid) -> None:
-        """Try to lay out a closed device, with growing pauses, until it is open."""
         pause_s = AGAIN_S
         while device in self._failed:
             await self.node.clock.sleep(pause_s)
@@ -222,10 +219,7 @@ class LayoutReconciler:
                         await self._lay_out(device, layout)
 
     def _needed_layout(self, device: DeviceUuid) -> MigLayout | None:
-        """Return the layout of a closed device's newest lease, or else the one that failed.
-
-        Returns None if the device is open, or does not have that layout any more.
-        """
+        """Return the layout of a closed device's newest lease, or else the failed one, or None."""
         if device not in self._failed or self.node.snapshot is None:
             return None
         name, _ = self._failed[device]
@@ -244,7 +238,6 @@ class LayoutReconciler:
 
     @contextlib.asynccontextmanager
     async def _in_time(self, device: DeviceUuid, layout: MigLayout) -> AsyncIterator[None]:
-        """Limit how long a device is laid out; close it if that fails, or else open it."""
         limit_s = self.node.timing.instances_ready_s
         try:
             async with asyncio.timeout(limit_s):
@@ -289,7 +282,6 @@ class LayoutReconciler:
             self.node.report_due.set()
 
     async def _lay_out(self, device: DeviceUuid, layout: MigLayout) -> tuple[MigInstance, ...]:
-        """Lay out a device whose lock is held."""
         instances = await self.list_device(device)
         if is_laid_out(layout, instances):
             self._blocked_by.pop(device, None)
@@ -313,7 +305,6 @@ class LayoutReconciler:
     async def _partition(
         self, partitioner: Partitioners, device: DeviceUuid, layout: MigLayout
     ) -> tuple[MigInstance, ...]:
-        """Partition; retry while an instance in use blocks it, until the caller times out."""
         while True:
             in_use = await self._used_instances(device)
             try:

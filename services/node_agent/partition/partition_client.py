@@ -36,10 +36,7 @@ PARTITION_TIMEOUT_S = 120.0
 
 
 class RemotePartitioner:
-    """The node's GPUs, with the partitioner's instances of GPUs in MIG mode.
-
-    The partitioner is behind a socket; there is one connection per request.
-    """
+    """The GPUs, with the partitioner's instances; there is one connection per request."""
 
     def __init__(self, gpus: GpuDriver, socket: Path) -> None:
         self.gpus = gpus

@@ -27,8 +27,6 @@ class InstancesRequest(msgspec.Struct, tag=True, frozen=True):
 
 
 class PartitionRequest(msgspec.Struct, tag=True, frozen=True):
-    """Request a layout for a device; instances whose UUIDs are `in_use` stay."""
-
     device: DeviceUuid
     layout: MigLayout
     in_use: tuple[str, ...] = ()

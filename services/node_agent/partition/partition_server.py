@@ -54,7 +54,6 @@ class PartitionServer:
 
     @contextlib.asynccontextmanager
     async def serve(self, path: Path) -> AsyncIterator[None]:
-        """Serve on a socket that only its owner may use."""
         await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
         server = await asyncio.start_unix_server(self._handle_connection, path, limit=MAX_LINE)
         await asyncio.to_thread(path.chmod, SOCKET_MODE)

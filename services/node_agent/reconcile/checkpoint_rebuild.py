@@ -110,7 +110,6 @@ def unused_claims(
     leases: Mapping[PodUid, Lease],
     running: Set[PodUid],
 ) -> set[PodUid]:
-    """Return the claims that no container uses, where the kubelet has no driver to call."""
     held = {(claim.namespace, claim.claim) for claim in pod_resources.claims}
     live = {pod.uid for pod in pods if not pod.terminal} | running
     return {

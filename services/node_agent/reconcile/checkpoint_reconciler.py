@@ -40,10 +40,7 @@ class CheckpointReconciler:
         """Why it cannot be seen whether a pod has ended, by pod."""
 
     async def rebuild(self) -> None:
-        """Record what the checkpoint lacks from PodResources and leases, which have been synced.
-
-        Does nothing until the devices are known.
-        """
+        """Record what the checkpoint lacks, from PodResources and synced leases."""
         node = self.node.snapshot
         if node is None:
             return
@@ -133,7 +130,6 @@ class CheckpointReconciler:
         return {pod for pod, end in ends.items() if end is PodEnd.ENDED}
 
     def unseen_holders(self, entry: CheckpointEntry) -> str:
-        """Return which holders of the entry's devices may have ended, and why that is not seen."""
         devices = {share.device for share in entry.lease.shares_of(entry.allocation.container)}
         return "; ".join(
             dict.fromkeys(
@@ -173,7 +169,6 @@ class CheckpointReconciler:
         return {}
 
     def _note_unrecorded(self, pods: Sequence[KubeletPod], pod_resources: PodResources) -> None:
-        """Note the pods without an entry, so that nothing more is given out of their devices."""
         node = self.node.snapshot
         if node is None:
             return

@@ -41,7 +41,6 @@ class Leftovers:
         self._pids: Mapping[PodUid, tuple[int, ...]] = {}
 
     async def run(self) -> None:
-        """Compare records with leases when one of them changes, and while they differ."""
         due = self.node.compare_due
         while True:
             await wait_for_event(due, COMPARE_S if self._since or self._vanished else None)
@@ -49,7 +48,6 @@ class Leftovers:
             await self.compare()
 
     async def compare(self) -> None:
-        """Compare once; a report is due if what ended pods hold has changed."""
         beyond = self._beyond()
         if beyond:
             with contextlib.suppress(LeaseholdError):

@@ -82,10 +82,7 @@ class NodeObservation:
 def ends_of_pods(
     entries: Iterable[CheckpointEntry], sight: NodeObservation, leases: KnownLeases
 ) -> Mapping[PodUid, PodEnd]:
-    """Return what is known of the end of each recorded pod.
-
-    ResourceClaims, which end by the kubelet's call, are left out.
-    """
+    """Return what is known of each recorded pod; claims end by the kubelet's call."""
     by_pod: dict[PodUid, list[CheckpointEntry]] = {}
     for entry in entries:
         if entry.allocation.lease.claim is None:

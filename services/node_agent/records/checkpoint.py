@@ -72,7 +72,7 @@ class Checkpoint:
     async def load(self) -> None:
         """Read the file; a damaged or foreign one is moved aside, never overwritten.
 
-        Raises UnavailableError if it can be neither read nor moved.
+        Raises UnavailableError if neither is possible.
         """
         try:
             content = await asyncio.to_thread(self._read)
@@ -112,9 +112,9 @@ class Checkpoint:
             await self._add(entries)
 
     async def record_devices(self, devices: Iterable[Device]) -> None:
-        """Record the node's devices, so that a missing one is noticed after a restart.
+        """Record the devices, so that a missing one is noticed after a restart.
 
-        Raises UnavailableError if they cannot be written. A lost file is rebuilt first.
+        Raises UnavailableError if that is not written. A lost file is rebuilt first.
         """
         facts = tuple(replace(device, healthy=True, fault="", links={}) for device in devices)
         if self.lost or facts == self.devices:
@@ -128,10 +128,7 @@ class Checkpoint:
                 await self._write(self.by_key, self.fences, self.devices)
 
     async def forget(self, pods: Iterable[PodUid]) -> None:
-        """Remove the entries of pods that have ended; the fences of slots stay.
-
-        Raises UnavailableError if that cannot be written.
-        """
+        """Remove entries of ended pods; fences stay. Raises UnavailableError."""
         ended = set(pods)
         async with self._writing:
             if not ended.intersection(key[0] for key in self.by_key):
@@ -159,7 +156,6 @@ class Checkpoint:
 
     @property
     def device_fences(self) -> dict[DeviceUuid, int]:
-        """The newest fence honoured for each device, also for pods that have ended."""
         newest: dict[DeviceUuid, int] = {}
         for key, fence in self.fences.items():
             device = device_of_key(key)
@@ -180,13 +176,11 @@ class Checkpoint:
 
     @property
     def claims(self) -> frozenset[PodUid]:
-        """Prepared ResourceClaims."""
         return frozenset(
             allocation.pod for allocation in self.allocations if allocation.lease.claim is not None
         )
 
     def allocated_since(self, since: float) -> frozenset[PodUid]:
-        """Return the pods with an allocation at `since` (Unix time, s) or later."""
         return frozenset(
             allocation.pod for allocation in self.allocations if allocation.activated_at >= since
         )
@@ -195,7 +189,6 @@ class Checkpoint:
         self._called_at[entry.key] = now, starts
 
     def started_since(self, since: float) -> frozenset[PodUid]:
-        """Return the pods of which a container was allocated devices or started since then."""
         return self.allocated_since(since) | {
             pod for (pod, _, _), (at, starts) in self._called_at.items() if starts and at >= since
         }

@@ -15,8 +15,6 @@ ContainerPlace = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fence:
-    """The newest fence honoured for a slot, and for which pod."""
-
     fence: int
     pod: PodUid
 
@@ -64,7 +62,6 @@ class CheckpointEntry:
 
     @property
     def holder(self) -> str:
-        """The pod or ResourceClaim that holds the lease, as texts name it."""
         allocation = self.allocation
         kind = "pod" if allocation.lease.claim is None else "ResourceClaim"
         return f"{kind} {allocation.namespace}/{allocation.name}"

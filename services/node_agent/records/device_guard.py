@@ -204,7 +204,6 @@ def with_leftovers(
 
 
 def _held(device: Device, excesses: Sequence[DeviceExcess]) -> Held | None:
-    """Return the sum; a pod that has a device exclusively holds all of it."""
     if not excesses:
         return None
     is_whole = any(excess.exclusive for excess in excesses)
@@ -273,10 +272,7 @@ def _amounts(shares: Sequence[Share], device: Device) -> str:
 def check_open(
     shares: Iterable[Share], devices: Mapping[DeviceUuid, Device], closed: Mapping[DeviceUuid, str]
 ) -> None:
-    """Raise RequestError if a device of the shares is closed or not healthy.
-
-    `closed` has the faults. The kubelet gives out no ID of an unhealthy device.
-    """
+    """Raise RequestError for a closed device, or an unhealthy one, as kubelets do."""
     for share in shares:
         device = devices.get(share.device)
         fault = device.fault if device is not None and not device.healthy else ""
@@ -287,10 +283,7 @@ def check_open(
 def close_unrecorded(
     devices: Iterable[Device], unrecorded: Mapping[DeviceUuid, Collection[str]]
 ) -> tuple[Device, ...]:
-    """Return devices as they are reported: devices with `unrecorded` pods as unhealthy.
-
-    The agent refuses every further pod there, so none should be placed there.
-    """
+    """Return devices with `unrecorded` pods as unhealthy: the agent refuses further pods there."""
     return close_devices(
         devices,
         {

@@ -73,7 +73,6 @@ class LimitUpdater:
         return LimitsReply(applied=True)
 
     def wake(self) -> None:
-        """Compare limits with leases without delay: a lease may have another size."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -221,10 +220,7 @@ class LimitUpdater:
         check_use(entry, region, seed, measured.get(key), living)
 
     async def _raise_again(self, pod: PodUid, resize_id: str) -> bool:
-        """Restore limits that were lowered for a resize that did not happen.
-
-        Returns whether it was possible: other pods may have been given what was free.
-        """
+        """Restore limits of a resize that did not happen, unless other pods have what was free."""
         refused = ""
         async with self.checkpoint.changing:
             for entry in self._entries_of(pod):

@@ -21,8 +21,6 @@ from shared.model.names import DeviceUuid
 
 
 class ShortageError(RequestError):
-    """A container uses more of a device than it is to be limited to."""
-
     def __init__(self, reason: str, used_mib: int) -> None:
         super().__init__(reason)
         self.used_mib = used_mib
@@ -31,7 +29,7 @@ class ShortageError(RequestError):
 def follow_lease(
     entry: CheckpointEntry, lease: Lease, node: NodeSnapshot
 ) -> CheckpointEntry | None:
-    """Return the entry with the limits of its new lease, or None if nothing changes.
+    """Return the entry with new limits, or None without a change.
 
     Raises RequestError if the lease cannot be enforced on the container.
     """

@@ -76,7 +76,6 @@ def attribute_processes(scan: Scan) -> Attribution:
 def _without_access(
     processes: Iterable[AttributedProcess], claims: Set[ClaimHolding]
 ) -> tuple[AttributedProcess, ...]:
-    """Return the processes of pods that have not even administrative access to their device."""
     held = {(claim.namespace, claim.pod, claim.device) for claim in claims}
     return tuple(
         process
@@ -89,7 +88,6 @@ def _without_access(
 def _shares_of(
     container: str | None, device: DeviceUuid, usable: Iterable[LeasedContainer]
 ) -> list[LeasedContainer]:
-    """Return the container if it leases the device itself, or else the requests of claims."""
     holders = [
         container
         for container in usable
@@ -132,7 +130,6 @@ def _by_pod(pairs: Iterable[tuple[PodUid, T]]) -> dict[PodUid, list[T]]:
 def _container_name(
     origin: ProcessOrigin, pod: KubeletPod | None, leased_names: Mapping[PodUid, Sequence[str]]
 ) -> str | None:
-    """Return the container's name: empty for a process of no pod, None while it is unknown."""
     if origin.pod is None:
         return ""
     if pod is None:

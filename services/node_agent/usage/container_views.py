@@ -50,7 +50,7 @@ class ContainerViews:
     def look(self, now: float) -> tuple[ContainerDevices, ...]:
         """Return the containers that may open a GPU; `now` is in seconds of a steady clock.
 
-        Raises OSError if the runtime's directory cannot be read.
+        Raises OSError for an unreadable directory.
         """
         bundles = list_bundles(self.directories)
         fresh = _Reading(now, float("-inf"), None)
@@ -98,8 +98,6 @@ def _is_old(reading: _Reading, now: float) -> bool:
 
 
 class ExemptNamespaces:
-    """The namespaces whose pods may see devices without a lease, by their labels."""
-
     def __init__(self, kubernetes: KubernetesClient, *, most_read: int = MOST_LABELS) -> None:
         self.kubernetes = kubernetes
         self.most_read = most_read
@@ -108,7 +106,7 @@ class ExemptNamespaces:
     async def among(self, namespaces: Iterable[Namespace], now: float) -> frozenset[Namespace]:
         """Return the namespaces that are exempt, or of which that is not known yet.
 
-        Raises LeaseholdError if the API server does not respond, or denies access.
+        Raises LeaseholdError without a response, or access.
         """
         wanted = sorted({name for name in namespaces if name not in EXEMPT_NAMESPACES})
         self._labels = {name: self._labels[name] for name in wanted if name in self._labels}

@@ -59,13 +59,11 @@ class IdleShares:
 
     @property
     def since(self) -> Mapping[ShareKey, float]:
-        """Since when shares have not been used, in Unix seconds; shares in use are left out."""
         return {
             key: use.used_at for key, use in self._uses.items() if use.used_at < self._observed_at
         }
 
     def observe(self, containers: Iterable[MeasuredContainer], now: float) -> None:
-        """Take the result of a scan; `now` is its time in Unix seconds."""
         if self._observed_from is None:
             self._observed_from = now
         self._uses = {
@@ -105,8 +103,6 @@ def _kernel_time(measured: MeasuredContainer) -> float | None:
 
 
 class LastUseFile:
-    """Written every `save_s`, so that it survives the agent."""
-
     def __init__(self, path: Path, *, save_s: float = SAVE_S) -> None:
         self.path = path
         self.save_s = save_s
@@ -124,7 +120,6 @@ class LastUseFile:
             return None
 
     async def save(self, record: LastUses) -> None:
-        """Write the record if the last write was `save_s` ago; a failure is logged."""
         if abs(record.observed_at - self._saved_at) < self.save_s:
             return
         try:

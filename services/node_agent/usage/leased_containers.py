@@ -45,7 +45,6 @@ class LeasedContainer:
 
     @property
     def shares(self) -> tuple[Share, ...]:
-        """Shares in the order in which the container numbers its devices."""
         return tuple(shares_by_index(self.lease, self.name))
 
     @property
@@ -63,8 +62,6 @@ class LeasedContainer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """What regions, driver, `/proc` and kubelet showed at one moment."""
-
     node: NodeName
     containers: Sequence[LeasedContainer]
     regions: Regions
@@ -90,10 +87,7 @@ class Scan:
 def leased_containers(
     entries: Iterable[CheckpointEntry], leases: Mapping[PodUid, Lease], *, complete: bool
 ) -> tuple[LeasedContainer, ...]:
-    """Return the containers whose shares the kubelet has allocated.
-
-    If `leases` is `complete`, containers whose lease has ended are left out.
-    """
+    """Return the allocated containers; if `leases` is `complete`, without ended leases."""
     containers: dict[ContainerKey, LeasedContainer] = {}
     for entry in entries:
         allocation = entry.allocation

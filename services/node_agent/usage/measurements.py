@@ -31,7 +31,6 @@ class MeasuredShare:
 
     @property
     def measured_bytes(self) -> int:
-        """The larger of the two sources."""
         return max(self.driver_bytes or 0, self.region.total if self.region else 0)
 
     @property
@@ -88,7 +87,6 @@ class MeasuredContainer:
 
     @property
     def lacks_limits(self) -> bool:
-        """Whether limits must be written into its region, or a region in place of what is there."""
         limited = self.container.region_path is not None
         return limited and (bool(self.altered) or not isinstance(self.region, Region))
 
@@ -188,7 +186,6 @@ def _unidentified(
     processes: Sequence[AttributedProcess],
     living: Set[int] | None,
 ) -> Iterator[UnidentifiedProcess]:
-    """Yield processes whose PID on the node differs from the region's, or that lack a context."""
     by_inner: dict[int, list[AttributedProcess]] = {}
     for process in processes:
         by_inner.setdefault(process.origin.inner_pid, []).append(process)

@@ -78,8 +78,6 @@ _NO_PID = "no pid"
 
 
 class RegionSymptoms:
-    """Since when regions are locked by one process, half-written, or lack a process's PID."""
-
     def __init__(self) -> None:
         self._since: dict[tuple[ContainerKey, str, int], float] = {}
 
@@ -283,7 +281,6 @@ class UsageMonitor(Collector):
         )
 
     async def living_pids(self, container: ContainerKey) -> frozenset[int] | None:
-        """Return the PIDs of a container's processes in its own namespace, or None."""
         users = {leased.key: leased.pods for leased in self._leased_containers(complete=False)}
         users.setdefault(container, (container[0],))
         origins = await self._processes_of(set(users[container]))
@@ -397,10 +394,7 @@ class UsageMonitor(Collector):
         return list(visibility_violations(self.node.name, unleased, exempt))
 
     def _listable(self, seeing: Sequence[ContainerDevices]) -> list[ProcessOrigin]:
-        """Return the containers for which the kubelet's pods are listed if they lack them.
-
-        They always lack sandboxes, which are looked for in a few scans only.
-        """
+        """Return containers for which pods are listed; sandboxes, in a few scans only."""
         listed = {name for pod in self._pods.values() for name in pod.container_ids}
         self._unlisted = {
             container.container_id: self._unlisted.get(container.container_id, 0) + 1
@@ -462,7 +456,6 @@ class UsageMonitor(Collector):
         self._unrestored = failed
 
     async def _identify(self, containers: Sequence[MeasuredContainer]) -> None:
-        """Write which processes are HAMi-core's own where it did not find that out."""
         written = set[tuple[ContainerKey, int]]()
         for use in containers:
             path = use.container.region_path

@@ -22,7 +22,6 @@ class ReportLimits:
         """Begin of a pod's window, and its reports since then."""
 
     def admit(self, due: Iterable[ViolationFound], now: float) -> list[ViolationFound]:
-        """Return the violations to report now; the others stay due."""
         self._reports = {
             pod: (began, count)
             for pod, (began, count) in self._reports.items()

@@ -95,10 +95,7 @@ def _some(pids: Sequence[int]) -> str:
 def unleased_violations(
     node: NodeName, unleased: Iterable[AttributedProcess], containers: Iterable[LeasedContainer]
 ) -> Iterator[ViolationFound]:
-    """Return a violation for each process of a pod that uses a device without a lease.
-
-    The pod has no name if neither the kubelet nor a lease names it.
-    """
+    """Return a violation per process; the pod's name may be unknown."""
     names = {
         container.lease.pod: (container.lease.namespace, container.lease.name)
         for container in containers

@@ -120,7 +120,6 @@ def _is_held(device: DeviceUuid, held: Set[str]) -> bool:
 def visibility_violations(
     node: NodeName, unleased: Iterable[UnleasedView], exempt: Set[Namespace]
 ) -> Iterator[ViolationFound]:
-    """Return one violation for each pod and rule, outside of exempt namespaces."""
     by_pod: dict[tuple[PodUid, ViolationReason], list[UnleasedView]] = {}
     for view in unleased:
         if view.pod.namespace not in exempt:

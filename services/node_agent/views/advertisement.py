@@ -44,10 +44,7 @@ def advertisement_of(
     strategy: str,
     software: NodeSoftware = UNKNOWN_SOFTWARE,
 ) -> NodeAdvertisement:
-    """Combine what all dialects advertise for the devices and the node's software.
-
-    Raises RequestError if a list or an ID is too long for the kubelet.
-    """
+    """Combine what all dialects advertise. Raises RequestError if a list or an ID is too long."""
     parts = [
         part
         for dialect in dialects

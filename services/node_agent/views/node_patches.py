@@ -20,7 +20,6 @@ DeviceEntry = Mapping[str, Any]
 def merge_own_entries(
     current: Mapping[str, str], lists: Mapping[str, Iterable[str]]
 ) -> dict[str, str | None]:
-    """Return the annotations to change so that each list has our entries and all of others'."""
     changes: dict[str, str | None] = {}
     for key, ours in lists.items():
         own_key = OWN_ENTRIES_PREFIX + key.rpartition("/")[2]
@@ -80,7 +79,6 @@ def changes_to(
 def date_conditions(
     devices: Iterable[DeviceEntry], before: Iterable[DeviceEntry], *, now_s: float
 ) -> list[DeviceEntry]:
-    """Set the transition time of each condition: as before if its status is the same, else now."""
     since = {
         (entry.get("id"), condition.get("type"), condition.get("status")): condition.get(
             TRANSITION_TIME

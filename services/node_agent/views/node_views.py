@@ -72,7 +72,6 @@ class ViewWriter:
         self._status_read_at = float("-inf")
 
     def unready_reason(self) -> str | None:
-        """Return why views may be outdated, unless the API server has just responded."""
         if self._read_at is None or self.clock.ticks() < self._read_at + COMPARE_S + REPLY_S:
             return None
         reason = self._failure or f"no response within {REPLY_S:g} s"
@@ -138,7 +137,6 @@ class ViewWriter:
                 backoff_s = await _back_off("the node view", backoff_s, error)
 
     async def _watch_node(self) -> None:
-        """Compare at once when another client, such as a new kubelet, changes what is shown."""
         selector = f"metadata.name={self.node}"
         retry_s = UNWATCHABLE_RETRY_S
         changes = follow(self.client, NODES, ApiNode, retry_s=retry_s, field_selector=selector)

@@ -64,7 +64,6 @@ def count_gpus() -> int:
 
 
 def value_or(function: Callable[[], T], default: D) -> T | D:
-    """Return the function's value, or `default` if the model or driver does not support it."""
     try:
         return function()
     except (pynvml.NVMLError, AttributeError, *ODD):

@@ -69,10 +69,7 @@ class NvmlGpus:
         return self.timeout_s
 
     async def discover(self) -> tuple[Gpu, ...]:
-        """Return all GPUs, each with its fault if it has one.
-
-        Raises UnavailableError, with a remedy, while there is no driver or it does not respond.
-        """
+        """Return all GPUs. Raises UnavailableError, with a remedy, without a driver or response."""
         gpus = await self._prober.probe()
         if self._kernel is not None:
             self.unread = await self._kernel.unread(gpus)
@@ -85,10 +82,7 @@ class NvmlGpus:
         return self._prober.unreadable
 
     async def _refresh_links(self, sound: frozenset[DeviceUuid]) -> None:
-        """Query the links if other GPUs respond than before, or the links are old.
-
-        If the query fails, the known links stay.
-        """
+        """Query links if other GPUs respond than before, or they are old; errors keep them."""
         now = asyncio.get_running_loop().time()
         if self._links_valid is not None:
             known_gpus, valid_until = self._links_valid
@@ -167,7 +161,6 @@ def _reserved_mib(memory: Any) -> int:
 
 
 def _host_memory_mib() -> int:
-    """Return the memory that a GPU with unified memory shares with the host."""
     for line in MEMINFO.read_text().splitlines():
         name, _, amount = line.partition(":")
         if name == "MemTotal":

@@ -54,7 +54,6 @@ def _permitted_profiles(handle: Any) -> tuple[InstanceProfile, ...]:
 
 
 def instances_of(handle: Any, profiles: tuple[InstanceProfile, ...]) -> tuple[MigInstance, ...]:
-    """Return the instances of a device; those that can be used whole have a UUID."""
     uuids = dict(_uuids(handle))
     busy = _busy(handle)
     return tuple(

@@ -154,7 +154,6 @@ def utilization_samples(handle: Any, since_us: int) -> list[Any]:
 
 
 def _busy_percents(handle: Any) -> dict[int, int] | None:
-    """Return the utilization of processes, or None if the driver does not report it."""
     since_us = int((time.time() - UTILIZATION_WINDOW_S) * 1_000_000)
     try:
         samples = utilization_samples(handle, since_us)

@@ -81,7 +81,6 @@ class _LinkedGpu:
 
 
 def location_of(handle: Any) -> PciLocation:
-    """Return the location of a GPU; queries no other GPU."""
     address = _address_of(handle)
     numa, root_complex = _read_sysfs(address) if address else (None, "")
     if numa is None:

@@ -91,7 +91,6 @@ def event_set(device: DeviceUuid) -> Iterator[Any]:
 
 
 def wait_for_xid(events: Any) -> int | None:
-    """Wait up to 5 s for an XID, and return it, or None if there was none."""
     try:
         event = pynvml.nvmlEventSetWait_v2(events, WAIT_MS)
     except pynvml.NVMLError as error:
