@@ -120,10 +120,10 @@ class Budgets(LedgerPart):
 
     async def revisions(self) -> dict[Namespace, int]:
         """Return the revision of every account that can be read."""
-        found = list(pairs(await self._read("revisions")))
-        known = dict(readable(lambda row: (Namespace(row[0]), int(row[1])), found))
-        self._damaged.update(Namespace(name) for name, _ in found if name not in known)
-        return known
+        entries = list(pairs(await self._read("revisions")))
+        revisions = dict(readable(lambda row: (Namespace(row[0]), int(row[1])), entries))
+        self._damaged.update(Namespace(name) for name, _ in entries if name not in revisions)
+        return revisions
 
     async def discard_damaged(self) -> list[str]:
         """Delete the accounts that could not be read, and what is of no use; return what it was.
@@ -136,9 +136,9 @@ class Budgets(LedgerPart):
 
     async def _discard(self) -> list[str]:
         damaged = sorted(self._damaged)
-        found: list[str] = await self._run("discard", damaged)
+        discarded: list[str] = await self._run("discard", damaged)
         self._damaged.difference_update(damaged)
-        return found
+        return discarded
 
     async def load(self, wanted: Mapping[Namespace, int | None]) -> list[Account]:
         """Load accounts with their open windows, and all windows that began since an instant in ms.
@@ -152,7 +152,7 @@ class Budgets(LedgerPart):
         accounts: list[Account] = []
         for batch in in_batches(rows, PAGE_SIZE):
             accounts += readable(decode_account, await self._read("load", batch))
-        self._damaged.update(wanted.keys() - {each.namespace for each in accounts})
+        self._damaged.update(wanted.keys() - {account.namespace for account in accounts})
         return accounts
 
     async def all_accounts(self, names: Iterable[Namespace]) -> Accounts:
@@ -160,26 +160,29 @@ class Budgets(LedgerPart):
         now_ms = await self.now_ms()
         accounts = await self.load(dict.fromkeys(names))
         sliding_since = {
-            each.namespace: now_ms - each.budget.policy.length_ms - each.budget.policy.bucket_ms
-            for each in accounts
-            if each.budget is not None and each.budget.policy.type is PolicyType.SLIDING
+            account.namespace: now_ms
+            - account.budget.policy.length_ms
+            - account.budget.policy.bucket_ms
+            for account in accounts
+            if account.budget is not None and account.budget.policy.type is PolicyType.SLIDING
         }
-        complete = {each.namespace: each for each in await self.load(sliding_since)}
+        complete = {account.namespace: account for account in await self.load(sliding_since)}
         return Accounts(
-            now_ms=now_ms, accounts=tuple(complete.get(each.namespace, each) for each in accounts)
+            now_ms=now_ms,
+            accounts=tuple(complete.get(account.namespace, account) for account in accounts),
         )
 
     async def charged_until(self, tenures: Sequence[str]) -> dict[str, int]:
         """Return until when tenures that ended during the last day are charged."""
         keys = [self._keys.of("done", id_) for id_ in tenures]
-        found = await self._read("charged", keys) if keys else []
-        pairs_found = ((id_, at) for id_, at in zip(tenures, found, strict=True) if at)
+        charged_rows = await self._read("charged", keys) if keys else []
+        pairs_found = ((id_, at) for id_, at in zip(tenures, charged_rows, strict=True) if at)
         return dict(readable(lambda row: (row[0], int(row[1])), pairs_found))
 
     async def windows(self, namespace: Namespace) -> list[BudgetWindow]:
         """Return all windows of a namespace, by start."""
-        found = readable(decode_window, await self._read("windows", namespace))
-        return sorted(found, key=lambda window: window.place)
+        windows = readable(decode_window, await self._read("windows", namespace))
+        return sorted(windows, key=lambda window: window.place)
 
     async def save(self, update: AccountUpdate, *, kept_since_ms: int | None = None) -> bool:
         """Write one step; False if the account has changed since the step was decided.

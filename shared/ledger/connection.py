@@ -190,11 +190,11 @@ class LedgerConnection:
         key = f"{self.prefix}feed"
         try:
             async with asyncio.timeout(self.timeout_s):
-                found = await self._redis.xread({key: after}, count=count, block=block_ms)
+                streams = await self._redis.xread({key: after}, count=count, block=block_ms)
         except (RedisError, OSError, TimeoutError) as error:
             raise await self._translated(error) from error
         await self._note_served()
-        entries = found[0][1] if found else []
+        entries = streams[0][1] if streams else []
         return [(entry.decode(), fields) for entry, fields in entries]
 
     async def _note_served(self) -> None:

@@ -145,8 +145,8 @@ class LeaseResizes(LedgerPart):
 
     async def unsynced(self, *, older_than_s: float) -> list[PodUid]:
         """Return the pods of leases whose node or annotations may be outdated after a resize."""
-        found = await self._run("unsynced", round(older_than_s * 1000), MOST_UNSYNCED)
-        return [PodUid(pod) for pod in found]
+        unsynced = await self._run("unsynced", round(older_than_s * 1000), MOST_UNSYNCED)
+        return [PodUid(pod) for pod in unsynced]
 
     async def set_synced(self, pod: PodUid, version: int) -> bool:
         """Record that node and annotations match the lease at `version`.
@@ -289,7 +289,7 @@ class RedisLeases(LedgerInventory):
     ) -> list[ReservationOutcome]:
         texts: dict[tuple[Any, ...], str] = {}
         encoded = [encode_reservation(reservation, texts) for reservation in batch]
-        pieces_of = [each for each in encoded if not isinstance(each, TooLarge)]
+        pieces_of = [piece for piece in encoded if not isinstance(piece, TooLarge)]
         if len(pieces_of) < len(batch):
             return await self._reserve_encodable(batch, encoded, now, expires_at, gang_needs)
         pods = [reservation.pod for reservation in batch]
@@ -311,7 +311,10 @@ class RedisLeases(LedgerInventory):
         )
         numbers = iter(unpack(packed))
         following = iter(values)
-        outcomes = [decode_outcome(each, numbers, following, now, expires_at) for each in batch]
+        outcomes = [
+            decode_outcome(reservation, numbers, following, now, expires_at)
+            for reservation in batch
+        ]
         self._observe(outcome.lease for outcome in outcomes if isinstance(outcome, ReservedLease))
         return outcomes
 
@@ -327,8 +330,8 @@ class RedisLeases(LedgerInventory):
         together = gang_needs is not None and not gang_needs[2]
         rest = [
             wanted
-            for wanted, each in zip(batch, encoded, strict=True)
-            if not isinstance(each, TooLarge)
+            for wanted, piece in zip(batch, encoded, strict=True)
+            if not isinstance(piece, TooLarge)
         ]
         outcomes = (
             [GangIncomplete(pod=wanted.pod) for wanted in rest]
@@ -336,7 +339,7 @@ class RedisLeases(LedgerInventory):
             else await self._reserve_batch(rest, now, expires_at, gang_needs)
         )
         following = iter(outcomes)
-        return [each if isinstance(each, TooLarge) else next(following) for each in encoded]
+        return [piece if isinstance(piece, TooLarge) else next(following) for piece in encoded]
 
     async def bind(self, leases: Sequence[Lease]) -> list[Lease | StaleLeaseError]:
         """Bind reservations to their nodes; from then on only a release ends them.
@@ -436,8 +439,8 @@ class RedisLeases(LedgerInventory):
     async def load_vanished(self) -> list[Lease]:
         """Return the leases of pods that are gone, but whose containers may still run."""
         pods = await self.list_vanished()
-        found = await self.load(list(pods)) if pods else []
-        return [lease for lease in found if lease and lease.state is not LeaseState.RESERVED]
+        loaded = await self.load(list(pods)) if pods else []
+        return [lease for lease in loaded if lease and lease.state is not LeaseState.RESERVED]
 
     async def load_reserved_gang(self, gang: str) -> list[Lease]:
         """Return the leases that count for a gang, or none if one of its pods is bound."""
@@ -512,14 +515,18 @@ class RedisLeases(LedgerInventory):
 
 def _anti_affinity(batch: Sequence[Reservation]) -> tuple[object, object]:
     """Return the version by which the candidates were chosen, and what the pods repel."""
-    read = [each.read_version for each in batch if each.read_version is not None]
-    repels = any(each.repels for each in batch)
-    return min(read, default=False), repels and [encode_repelled(each.repels) for each in batch]
+    read = [
+        reservation.read_version for reservation in batch if reservation.read_version is not None
+    ]
+    repels = any(reservation.repels for reservation in batch)
+    return min(read, default=False), repels and [
+        encode_repelled(reservation.repels) for reservation in batch
+    ]
 
 
 def _ends(batch: Sequence[Reservation], now: float) -> object:
     """Return when each lease ends at the latest, or False if none has an enforced term."""
-    ends = [will_end_by(each.term, now) for each in batch]
+    ends = [will_end_by(reservation.term, now) for reservation in batch]
     return [end or False for end in ends] if any(ends) else False
 
 

@@ -75,8 +75,8 @@ class LedgerInventory(LedgerPart):
             return self._status
 
     async def _read_status(self) -> LedgerStatus:
-        found = await self._connection.run("status")
-        generation, capacity, version, vanished, expires_at, *counts = found
+        status_values = await self._connection.run("status")
+        generation, capacity, version, vanished, expires_at, *counts = status_values
         waiting, unsynced, preemptions, budgets, changed_gangs = counts
         self._connection.observe_version(version)
         return LedgerStatus(
@@ -99,8 +99,8 @@ class LedgerInventory(LedgerPart):
             page = await read_nodes(self._connection, batch)
             if page.generation != start.generation:
                 raise UnavailableError("the ledger was rebuilt while it was read; read it again")
-            known = filter(is_known, page.rows)
-            nodes += [totals.node for totals in decode_node_rows(known, page.leases)]
+            known_rows = filter(is_known, page.rows)
+            nodes += [totals.node for totals in decode_node_rows(known_rows, page.leases)]
         return LedgerSnapshot(
             position=f"{start.generation}:{start.feed_entry}",
             capacity=start.capacity,
@@ -147,10 +147,10 @@ class LedgerInventory(LedgerPart):
         Facts of a lower revision than what was saved or removed in the last two minutes are
         ignored. Without `revisions` they are not compared. Returns whether anything changed.
         """
-        known = revisions or [UNKNOWN_REVISION] * len(nodes)
+        known_revisions = revisions or [UNKNOWN_REVISION] * len(nodes)
         rows = [
             (*encode_node_facts(facts), revision.node, revision.pods)
-            for facts, revision in zip(nodes, known, strict=True)
+            for facts, revision in zip(nodes, known_revisions, strict=True)
         ]
         has_changed = False
         for batch in in_batches(rows, NODES_AT_ONCE):
@@ -175,10 +175,10 @@ class LedgerInventory(LedgerPart):
         for batch in in_batches(
             [encode_device_report(report) for report in reports], NODES_AT_ONCE
         ):
-            found = await self._connection.run("save_devices", *batch, state="open")
-            if found is not False:
-                pairs = zip(found[1::3], found[2::3], strict=True)
-                shared = (shared or {}) | dict(zip(found[::3], pairs, strict=True))
+            outcomes = await self._connection.run("save_devices", *batch, state="open")
+            if outcomes is not False:
+                pairs = zip(outcomes[1::3], outcomes[2::3], strict=True)
+                shared = (shared or {}) | dict(zip(outcomes[::3], pairs, strict=True))
         return shared
 
     async def devices_of(self, names: Sequence[NodeName]) -> dict[NodeName, tuple[Device, ...]]:
@@ -213,8 +213,8 @@ class LedgerInventory(LedgerPart):
         mirrors see them without served resources.
         """
         parts = [part for item in reasons.items() for part in item]
-        found = await self._connection.run("cordon", parts)
-        return {NodeName(name): why for name, why in zip(found[::2], found[1::2], strict=True)}
+        outcome = await self._connection.run("cordon", parts)
+        return {NodeName(name): why for name, why in zip(outcome[::2], outcome[1::2], strict=True)}
 
 
 def _decoded(position: str, fields: Mapping[bytes, bytes]) -> LedgerChange:

@@ -39,9 +39,9 @@ async def read_nodes(
 ) -> NodePage:
     """Read nodes, or, without names, only which nodes there are."""
     packed, *values = await connection.run_raw("read_nodes", names, with_leases, state=state)
-    generation, feed_entry, capacity, version, known, rows, broken = unpack(packed)
+    generation, feed_entry, capacity, version, known_nodes, rows, broken = unpack(packed)
     connection.observe_version(version)
-    names = [name for name in known if _is_text(name)]
+    names = [name for name in known_nodes if _is_text(name)]
     triples = zip(broken[::3], broken[1::3], broken[2::3], strict=True)
     unreadable = [UnreadableRecord(*triple) for triple in triples]
     return NodePage(
@@ -51,7 +51,9 @@ async def read_nodes(
 
 def _is_text(name: object) -> bool:
     """Return whether a name can be sent back: it may be bytes that something else has written."""
-    return isinstance(name, str) and not any("\ud800" <= each <= "\udfff" for each in name)
+    return isinstance(name, str) and not any(
+        "\ud800" <= character <= "\udfff" for character in name
+    )
 
 
 class LedgerTotals(LedgerPart):
@@ -65,10 +67,10 @@ class LedgerTotals(LedgerPart):
 
     async def of_nodes(self, names: Sequence[NodeName]) -> list[NodeTotals]:
         """Return some nodes, as `pages` yields them; unknown ones are left out."""
-        found: list[NodeTotals] = []
+        all_totals: list[NodeTotals] = []
         for batch in in_batches(names, PAGE_SIZE):
-            found += await self._page(batch)
-        return found
+            all_totals += await self._page(batch)
+        return all_totals
 
     async def _page(self, names: Sequence[str]) -> list[NodeTotals]:
         return (await self.read(names))[0]

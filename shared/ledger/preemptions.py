@@ -53,7 +53,7 @@ class Preemptions(LedgerPart):
         wanted = () if preemption.wanted is None else (preemption.wanted,)
         if not _can_be_stored(wanted):
             return False
-        claims = _claims(wanted, [each.resources for each in wanted], until=0)
+        claims = _claims(wanted, [reservation.resources for reservation in wanted], until=0)
         return bool(await self._run("open", preemption.id, text(preemption), claims))
 
     async def open_start(self, start: StoredStart, *replaced: StoredStart) -> bool:
@@ -65,7 +65,7 @@ class Preemptions(LedgerPart):
             return False
         claims = _claims(start.wanted, start.at_once, until=int(start.at))
         read: dict[str, tuple[object, ...]] = {start.id: (start.id, False, ())}
-        read |= {each.id: (each.id, each.opened_at, each.pods) for each in replaced}
+        read |= {earlier.id: (earlier.id, earlier.opened_at, earlier.pods) for earlier in replaced}
         return bool(await self._run("open_start", text(start), claims, [*read.values()]))
 
     async def close_start(self, start: StoredStart) -> bool:
@@ -128,7 +128,9 @@ class Preemptions(LedgerPart):
 
 
 def _can_be_stored(wanted: Iterable[Reservation]) -> bool:
-    return not any(isinstance(encode_reservation(each, {}), TooLarge) for each in wanted)
+    return not any(
+        isinstance(encode_reservation(reservation, {}), TooLarge) for reservation in wanted
+    )
 
 
 def _claims(
@@ -137,15 +139,15 @@ def _claims(
     """Return the claims of pods as the function takes them; of a device only the first has one."""
     rows = list[tuple[object, ...]]()
     claimed = set[DeviceUuid]()
-    for each, amounts in zip(wanted, at_once, strict=True):
-        (placement,) = each.candidates
+    for reservation, amounts in zip(wanted, at_once, strict=True):
+        (placement,) = reservation.candidates
         devices = {share.device for share in placement.shares} - claimed
         claimed |= devices
         demand = msgspec.to_builtins(demand_of(placement.node, placement.shares))
         rows.append(
             (
-                *(each.pod, placement.node, sorted(devices), _pairs(each.resources)),
-                *(each.namespace, demand, _pairs(amounts, each.resources), until),
+                *(reservation.pod, placement.node, sorted(devices), _pairs(reservation.resources)),
+                *(reservation.namespace, demand, _pairs(amounts, reservation.resources), until),
             )
         )
     return rows

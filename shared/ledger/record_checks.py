@@ -31,8 +31,8 @@ class RecordChecks(LedgerPart):
         nodes = []
         unreadable = await self._unreadable_waiting()
         for names in in_batches(sorted(start.names), NODES_PER_CALL):
-            found, broken = await totals.read(names)
-            nodes += found
+            readable_totals, broken = await totals.read(names)
+            nodes += readable_totals
             unreadable += broken
         charged = await quotas.totals()
         claimed = await totals.claimed()
@@ -52,14 +52,14 @@ class RecordChecks(LedgerPart):
 
     async def _unreadable_waiting(self) -> list[UnreadableRecord]:
         cursor = "0"
-        found = list[UnreadableRecord]()
+        unreadable = list[UnreadableRecord]()
         while True:
             cursor, pods = await self._connection.run(
                 "list_waiting", "unreadable", cursor, WAITING_PER_CALL
             )
-            found += [UnreadableRecord("waiting", pod) for pod in pods]
+            unreadable += [UnreadableRecord("waiting", pod) for pod in pods]
             if cursor == "0":
-                return found
+                return unreadable
 
     async def close(self, generation: str, unreadable: Sequence[UnreadableRecord]) -> bool:
         """Close the ledger, so that a binder rebuilds it; False if it is another one by now.

@@ -47,8 +47,8 @@ class WaitingPods(LedgerPart):
         changed: list[PodUid] = []
         for batch in in_batches(verdicts):
             rows = _encoded(batch)
-            found = await self._connection.run("wait", "wait", rows)
-            for pods, names in zip((stale, leased, gone, changed), found, strict=True):
+            outcome = await self._connection.run("wait", "wait", rows)
+            for pods, names in zip((stale, leased, gone, changed), outcome, strict=True):
                 pods.extend(map(PodUid, names))
         values = await self._connection.run_raw("load_leases", leased, [], []) if leased else []
         return WaitResult(
@@ -63,14 +63,14 @@ class WaitingPods(LedgerPart):
         if pods is not None:
             _, rows = await self._connection.run("list_waiting", "pods", pods)
             return list(readable(as_waiting_pod, rows))
-        found: dict[PodUid, WaitingPod] = {}
+        pods_by_uid: dict[PodUid, WaitingPod] = {}
         cursor = "0"
         while True:
             cursor, rows = await self._connection.run("list_waiting", "scan", cursor, SCAN_COUNT)
             page = readable(as_waiting_pod, rows)
-            found.update((waiting.queued.pod, waiting) for waiting in page)
+            pods_by_uid.update((waiting.queued.pod, waiting) for waiting in page)
             if cursor == "0":
-                return list(found.values())
+                return list(pods_by_uid.values())
 
     async def uids(self) -> list[PodUid]:
         """Return the uids of all pods that wait."""
@@ -93,10 +93,10 @@ class WaitingPods(LedgerPart):
 
     async def list_gone(self, pods: Sequence[PodUid]) -> set[PodUid]:
         """Return those of the pods that are remembered as gone."""
-        found: set[PodUid] = set()
+        uids: set[PodUid] = set()
         for batch in in_batches(pods):
-            found.update(await self._connection.run("query", "gone", batch))
-        return found
+            uids.update(await self._connection.run("query", "gone", batch))
+        return uids
 
     async def choose_offers(
         self, *, now: float, spare: int = 32, with_gangs: bool = True
@@ -143,11 +143,11 @@ class WaitingPods(LedgerPart):
 def _encoded(waiting: Iterable[WaitingPod]) -> list[list[Any]]:
     """Pack waiting pods; those that are too large are left out."""
     rows = []
-    for each in waiting:
+    for waiting_pod in waiting:
         try:
-            rows.append(encode_waiting_pod(each))
+            rows.append(encode_waiting_pod(waiting_pod))
         except (RequestError, OverflowError, UnicodeEncodeError) as error:
-            queued = each.queued
+            queued = waiting_pod.queued
             logger.warning("%s/%s does not wait: %s", queued.namespace, queued.name, error)
     return rows
 

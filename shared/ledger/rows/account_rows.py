@@ -225,6 +225,6 @@ def _decode_tenure(text: str, charged_ms: str, ended_ms: str | None) -> ChargedL
 
 def _encode(record: Any) -> str:
     """Encode a dataclass, without the fields that have their defaults."""
-    defaults = {each.name: each.default for each in fields(record)}
-    changed = {key: each for key, each in asdict(record).items() if each != defaults[key]}
+    defaults = {part.name: part.default for part in fields(record)}
+    changed = {key: value for key, value in asdict(record).items() if value != defaults[key]}
     return msgspec.json.encode(changed).decode()

@@ -172,7 +172,7 @@ def _decode_node_totals(row: Sequence[Any], leases: Iterable[bytes]) -> NodeTota
         leases=decoded_leases,
         index_mismatches=tuple(mismatches),
         known=is_known(row),
-        reported=tuple(each.uuid for each in _decode_devices(devices) if each.healthy),
+        reported=tuple(device.uuid for device in _decode_devices(devices) if device.healthy),
     )
 
 
