@@ -55,26 +55,23 @@ class _EventCount(Struct, frozen=True):
 
 
 class PodClient:
-    """Translates between the API server's objects and the binder's values."""
-
     def __init__(self, client: KubernetesClient) -> None:
         self.client = client
         self.bind_pod = client.bind_pod
 
     async def get(self, namespace: str, name: str) -> PodSnapshot | None:
-        """Return the pod as it is now, or None if there is none."""
         try:
             return snapshot_of(await self.client.read(pod_path(namespace, name), ApiPod))
         except NotFoundError:
             return None
 
     async def list_unbound(self, namespace: str, most: int) -> dict[PodUid, PodSnapshot]:
-        """Return pods of a namespace that have no node, at most so many."""
+        """Return at most so many pods of a namespace that have no node."""
         query = {"fieldSelector": "spec.nodeName="}
         page = await self.client.list_page(
             objects_path(namespace, "pods"), query=query, limit=most, continue_token=""
         )
-        return {each.pod: each for each in map(snapshot_of, page.read(ApiPod))}
+        return {pod.pod: pod for pod in map(snapshot_of, page.read(ApiPod))}
 
     async def list_selected(
         self, term: AntiAffinityTerm, node: NodeName | None
@@ -84,7 +81,7 @@ class PodClient:
         With a `node`, only those on it or on none yet.
         """
         labels = ",".join(map(_requirement, term.selector))
-        paths = [objects_path(each, "pods") for each in term.namespaces]
+        paths = [objects_path(namespace, "pods") for namespace in term.namespaces]
         places = ("",) if node is None else (",spec.nodeName=", f",spec.nodeName={node}")
         return [
             snapshot_of(pod)
@@ -96,7 +93,6 @@ class PodClient:
         ]
 
     async def node_labels(self, name: NodeName) -> Mapping[str, str] | None:
-        """Return the labels of a node, or None if there is none."""
         try:
             node = await self.client.read(node_path(name), ApiObject)
         except NotFoundError:
@@ -122,14 +118,11 @@ class PodClient:
         await self.client.patch_merge(pod_path(namespace, name), {"metadata": metadata})
 
     async def patch_status(self, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
-        """Apply a strategic merge patch to `pods/status`.
-
-        Raises ConflictError if the pod's resource version has changed.
-        """
+        """Raises ConflictError if the pod's resource version has changed."""
         await self.client.patch_strategic(f"{pod_path(namespace, name)}/status", patch)
 
     async def remove_gate(self, namespace: str, name: str, uid: str, gate: str) -> bool:
-        """Remove a scheduling gate from the pod with this uid; return whether that pod is there."""
+        """Return whether the pod with this uid is there; its scheduling gate is removed."""
         gates = [{"$patch": "delete", "name": gate}]
         patch = {"metadata": {"uid": uid}, "spec": {"schedulingGates": gates}}
         try:
@@ -139,15 +132,15 @@ class PodClient:
         return True
 
     async def create_event(self, namespace: str, body: Mapping[str, Any]) -> None:
-        """Create an Event. Raises ConflictError if there is one of that name."""
+        """Raises ConflictError if there is an Event of that name."""
         await self.client.create(objects_path(namespace, "events"), body)
 
     async def patch_event(self, namespace: str, name: str, patch: Mapping[str, Any]) -> None:
-        """Change an Event. Raises RequestError if there is none."""
+        """Raises RequestError if there is no such Event."""
         await self.client.patch_merge(objects_path(namespace, "events", name), patch)
 
     async def get_event_count(self, namespace: str, name: str) -> int:
-        """Return the stored count of an Event, or 0 if there is none."""
+        """Return the stored count of an Event, or 0."""
         try:
             event = await self.client.read(objects_path(namespace, "events", name), _EventCount)
         except NotFoundError:
@@ -155,14 +148,13 @@ class PodClient:
         return event.count or 1
 
     async def announce(self, victim: Victim, at: float) -> None:
-        """Annotate the pod, if it is there and can be changed, with the time of its eviction.
+        """Annotate the pod, if that is possible, with the time of its eviction.
 
         Raises UnavailableError as `evict` does.
         """
         await self._annotate(victim, timestamp(at))
 
     async def withdraw(self, victim: Victim) -> None:
-        """Remove that annotation."""
         await self._annotate(victim, None)
 
     async def evict(
@@ -197,7 +189,7 @@ class PodClient:
     async def _written(
         self, victim: Victim | PodSnapshot, write: Awaitable[object]
     ) -> tuple[EvictionOutcome, str]:
-        """Return what came of a write to a pod, and why; EVICTED: it was written."""
+        """Return what came of a write to a pod, and why; EVICTED if it was written."""
         try:
             await write
         except NotFoundError as error:
@@ -206,8 +198,8 @@ class PodClient:
             # Rejected by an admission policy of the cluster, for example.
             return EvictionOutcome.BLOCKED, error.response.message
         except KubernetesConflictError as error:
-            found = await self.get(victim.namespace, victim.name)
-            if found is not None and found.pod == victim.pod:  # the same write may succeed later
+            pod = await self.get(victim.namespace, victim.name)
+            if pod is not None and pod.pod == victim.pod:  # the same write may succeed later
                 raise UnavailableError(
                     f"pod {victim.namespace}/{victim.name}: {error.response.message}; "
                     "tried again soon"
@@ -220,17 +212,16 @@ class PodClient:
         return [item async for page in pages for item in page.read(kind)]
 
 
-def _requirement(one: LabelRequirement) -> str:
-    """Return a requirement of a label as the API server reads it."""
-    values = ",".join(one.values)
-    match one.operator:
+def _requirement(requirement: LabelRequirement) -> str:
+    values = ",".join(requirement.values)
+    match requirement.operator:
         case "In":
-            return f"{one.key} in ({values})"
+            return f"{requirement.key} in ({values})"
         case "NotIn":
-            return f"{one.key} notin ({values})"
+            return f"{requirement.key} notin ({values})"
         case "Exists":
-            return one.key
-    return f"!{one.key}"
+            return requirement.key
+    return f"!{requirement.key}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,12 +230,9 @@ class NoReply:
 
     reason: str
     has_responder: bool
-    """Whether an agent subscribes to the request's subject."""
 
 
 class NodeAgentClient:
-    """Requests to the agent of one node."""
-
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
 

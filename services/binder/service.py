@@ -113,7 +113,7 @@ class Binder:
 
     @handles
     async def report_violations(self, events: Sequence[ViolationFound]) -> list[ViolationConfirmed]:
-        """Write an Event with the rule that a pod's container breaks; a planner may end the pod."""
+        """Write an Event with the rule that a pod's container breaks."""
         own = await self.refusals.own(events)
         for event in own:
             once = event.reason == ViolationReason.CORES_NOT_LIMITED
@@ -122,10 +122,9 @@ class Binder:
 
     @handles
     async def report_health(self, events: Sequence[HealthChanged]) -> None:
-        """Write Events about a device's health, for its node and every pod with a lease on it."""
         for event in await self.refusals.with_own_holders(events):
-            for each in health_events(event):
-                self.events.record(each)
+            for health_event in health_events(event):
+                self.events.record(health_event)
 
     # The ledger
 
@@ -134,7 +133,7 @@ class Binder:
         """Save nodes' devices, and what their agents have activated; report invalid settings."""
         refused = await self.updater.save_devices(events)
         self.refusals.refuse_all(refused)
-        self.presence.record_reports([each for each in events if each.node not in refused])
+        self.presence.record_reports([report for report in events if report.node not in refused])
         for event in events:
             if event.config_errors:
                 self.events.record(config_event(event))
@@ -144,7 +143,6 @@ class Binder:
 
     @handles
     async def activate_shares(self, events: Sequence[ShareActivated]) -> None:
-        """Record that the kubelet has a container's devices."""
         self.refusals.refuse_all(await self.updater.activate(events))
 
     @handles
@@ -160,7 +158,6 @@ class Binder:
     async def end_leases(
         self, events: Sequence[PodTerminated]
     ) -> list[LeaseChanged | BindingFailed]:
-        """End the leases of pods that are gone, unless their containers may still run."""
         for event in events:
             self.conditions.forget(event.pod)
             if (rejected := rejected_event(event)) is not None:
@@ -170,12 +167,10 @@ class Binder:
 
     @answers(concurrency=8)
     async def list_leases(self, event: LeasesRequest) -> LeasesReply:
-        """Return the leases of a node to its agent."""
         return LeasesReply(leases=await self.updater.list_leases(event.node, event.pods))
 
     @loops(wait=lambda binder: binder.sweeper.wait())
     async def offer_capacity(self) -> list[PodQueued]:
-        """Offer freed capacity to the pods that wait for it."""
         with self.sweeper.resync_on_failure():
             return await self.offers.make(await self.sweeper.offer())
 

@@ -46,15 +46,13 @@ from shared.runtime.shared_process import SharedProcess
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BinderPorts:
-    """Ports of a binder."""
-
     ledger: RedisLeases
     pods: PodClient
     claims: AllocationReader
     agents: NodeAgentClient
     publish: Publish
     clock: Clock
-    """That of the ledger: whatever is stored is compared with it."""
+    """Of the ledger: stored times are compared with it."""
     host_clock: Clock
     """For times that are only shown."""
 
@@ -66,7 +64,6 @@ def build_binder(
     batch_wait_s: float = BATCH_WAIT_S,
     events_per_s: float = EVENTS_PER_S,
 ) -> Binder:
-    """Return a binder on these ports."""
     ledger = ports.ledger
     pods = ports.pods
     agents = ports.agents
@@ -158,13 +155,12 @@ def _preemptions(
 
 
 Beside = Callable[[KubernetesClient, RedisLeases, Bus, Clock], object]
-"""Builds a service that runs in the process of the binder, on its connections."""
+"""Builds a service that shares the process and connections of the binder."""
 
 
 async def serve_binder(
     settings: BinderSettings, process: SharedProcess | None = None, *, beside: Beside
 ) -> None:
-    """Build the binder with real clients, and serve it and a service beside it until it stops."""
     credentials = load_credentials(settings.kubeconfig)
     redis_url = settings.redis_url
     login = settings.redis_client_credentials

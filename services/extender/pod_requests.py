@@ -30,15 +30,12 @@ GetPod = Callable[[str, str], Awaitable[ApiPod | None]]
 
 @dataclass(slots=True)
 class CachedPod:
-    """One pod."""
-
     queued: PodQueued
     repels: tuple[AntiAffinityTerm, ...] = ()
-    """Its required anti-affinity, for the binder."""
     has_claims: bool = False
-    """It has PersistentVolumeClaims: their volumes may be provisioned before it is bound."""
+    """Their volumes may be provisioned before it is bound."""
     has_preferences: bool = False
-    """It prefers nodes to others, by affinity or spread."""
+    """By affinity or spread."""
     offered_on: NodeName | None = None
     """The node on which a preemption makes room for it."""
     published: tuple[str, int] | None = None
@@ -48,24 +45,24 @@ class CachedPod:
     excess_capacity: int = -1
     """The capacity number of that refusal: once it rises, the ledger decides again."""
     node: NodeName | None = None
-    """The node on which it has a lease."""
+    """Of its lease."""
     node_until: float = 0.0
 
 
 def has_preferences(spec: ApiPodSpec) -> bool:
-    """Return whether a pod prefers nodes to others, which only kube-scheduler weighs."""
+    """Return whether a pod prefers nodes, which only kube-scheduler weighs."""
     affinity = spec.affinity
     if affinity is not None:
         if affinity.node_affinity is not None and affinity.node_affinity.preferred:
             return True
         if any(
-            (each or {}).get(PREFERRED)
-            for each in (affinity.pod_affinity, affinity.pod_anti_affinity)
+            (terms or {}).get(PREFERRED)
+            for terms in (affinity.pod_affinity, affinity.pod_anti_affinity)
         ):
             return True
     return any(
-        each.get("whenUnsatisfiable") == "ScheduleAnyway"
-        for each in spec.topology_spread_constraints
+        constraint.get("whenUnsatisfiable") == "ScheduleAnyway"
+        for constraint in spec.topology_spread_constraints
     )
 
 
@@ -78,19 +75,22 @@ class PodRequests:
 
     def __post_init__(self) -> None:
         self._pods: OrderedDict[PodUid, CachedPod] = OrderedDict()
-        """Those used least recently are forgotten."""
+        """Least recently used first."""
 
     def observe(self, seen: ApiPod) -> CachedPod:
-        """Return the pod. Raises RequestError if it can never be placed this way."""
+        """Return the pod. Raises RequestError if it can never be placed this way.
+
+        For example, a pod of a gang is refused, since kube-scheduler binds pods one by one.
+        """
         meta = seen.metadata
-        known = self._pods.get(PodUid(meta.uid))
+        cached = self._pods.get(PodUid(meta.uid))
         if (
-            known
+            cached
             and meta.resource_version
-            and known.queued.resource_version == meta.resource_version
+            and cached.queued.resource_version == meta.resource_version
         ):
-            self._pods.move_to_end(known.queued.pod)
-            return known
+            self._pods.move_to_end(cached.queued.pod)
+            return cached
         observed = self.parser.parse(seen)
         if not observed.by_kube_scheduler:
             raise RequestError(
@@ -122,15 +122,14 @@ class PodRequests:
         return pod
 
     def forget(self, pod: PodUid) -> None:
-        """Forget a pod that is bound."""
         self._pods.pop(pod, None)
 
-    async def known(self, args: ExtenderBindingArgs) -> CachedPod | None:
-        """Return the pod to bind, None if it is gone; another replica may have filtered it."""
+    async def load(self, args: ExtenderBindingArgs) -> CachedPod | None:
+        """Return the pod to bind, or None if it is gone; another replica may have filtered it."""
         pod = self._pods.get(args.uid)
         if pod is not None:
             return pod
-        found = await self.get_pod(args.namespace, args.name)
-        if found is None or found.metadata.uid != args.uid:
+        stored = await self.get_pod(args.namespace, args.name)
+        if stored is None or stored.metadata.uid != args.uid:
             return None
-        return self.observe(found)
+        return self.observe(stored)

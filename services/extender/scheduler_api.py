@@ -11,7 +11,7 @@ from shared.model.names import NodeName, PodUid
 
 
 class ExtenderArgs(msgspec.Struct, rename="pascal", frozen=True):
-    """`ExtenderArgs`: a pod, and the nodes that kube-scheduler's own filters left."""
+    """A pod, and the nodes that kube-scheduler's own filters left."""
 
     pod: ApiPod
     node_names: tuple[NodeName, ...] | None = None
@@ -19,8 +19,6 @@ class ExtenderArgs(msgspec.Struct, rename="pascal", frozen=True):
 
 
 class ExtenderBindingArgs(msgspec.Struct, frozen=True):
-    """`ExtenderBindingArgs`: the node that was chosen."""
-
     name: str = msgspec.field(name="PodName")
     namespace: str = msgspec.field(name="PodNamespace")
     uid: PodUid = msgspec.field(name="PodUID")
@@ -28,13 +26,9 @@ class ExtenderBindingArgs(msgspec.Struct, frozen=True):
 
 
 class ExtenderFilterResult(msgspec.Struct, rename="pascal", frozen=True, kw_only=True):
-    """`ExtenderFilterResult`."""
-
     node_names: list[NodeName] = []
-    """Those of the request that fit."""
     failed_and_unresolvable_nodes: dict[NodeName, str] = {}
-    """Why the others do not. On these kube-scheduler tries no preemption: it does not count what
-    leases take."""
+    """Why the others do not fit. kube-scheduler, which counts no leases, preempts nothing there."""
     error: str = ""
     """Why there is no verdict; the pod is tried again after a pause."""
 
@@ -47,7 +41,5 @@ class HostPriority(msgspec.Struct, rename="pascal", frozen=True):
 
 
 class ExtenderBindingResult(msgspec.Struct, rename="pascal", frozen=True):
-    """`ExtenderBindingResult`."""
-
     error: str = ""
     """Why the pod is not bound; it is tried again after a pause, perhaps on another node."""

@@ -66,20 +66,18 @@ Bind = Callable[[PodBindingRequest], Awaitable[PodBindingReply]]
 
 @dataclass(frozen=True, slots=True)
 class NodeSplit:
-    """All nodes of the mirror, for one kind of request."""
-
     position: int
-    """The mirror's position then."""
+    """Of the mirror."""
     reasons: dict[NodeName, str]
-    """Why each node that does not fit does not, without names of devices."""
+    """By node that does not fit, without names of devices."""
     claimed: frozenset[NodeName]
-    """Nodes that fit but for devices which a preemption has claimed."""
+    """Nodes that fit but for devices that a preemption has claimed."""
     excluded: Excluded
     has_fitting: bool
 
 
 class NodeFilter:
-    """Splits the mirror's nodes once per kind of request, until the mirror changes."""
+    """Splits the nodes once per kind of request, until the mirror changes."""
 
     def __init__(self, index: NodeIndex) -> None:
         self.index = index
@@ -90,9 +88,9 @@ class NodeFilter:
     ) -> ExtenderFilterResult:
         """Return the verdict; on the node `claimed_on`, claimed devices are the pod's own."""
         split = self._split(request)
-        known = self.index.mirror.nodes
+        nodes = self.index.mirror.nodes
         reasons = split.reasons
-        fitting = [name for name in offered if name in known and name not in reasons]
+        fitting = [name for name in offered if name in nodes and name not in reasons]
         if claimed_on in split.claimed and claimed_on in offered:
             fitting.append(claimed_on)
         if len(fitting) == len(offered):
@@ -148,13 +146,16 @@ class NodeFilter:
 
 
 def counted(texts: Iterable[str]) -> str:
-    """Return each text once with its number, the most frequent first."""
+    """Return each text once with its number, the most frequent first.
+
+    >>> counted(["no GPU", "no memory", "no memory"])
+    '2 no memory, 1 no GPU'
+    """
     ordered = sorted(Counter(texts).items(), key=lambda entry: (-entry[1], entry[0]))
     return ", ".join(f"{number} {text}" for text, number in ordered)
 
 
 def refused_everywhere(offered: Iterable[NodeName], reason: str) -> ExtenderFilterResult:
-    """Return the verdict on a pod that no node helps."""
     return ExtenderFilterResult(
         node_names=[], failed_and_unresolvable_nodes=dict.fromkeys(offered, reason)
     )
@@ -163,12 +164,12 @@ def refused_everywhere(offered: Iterable[NodeName], reason: str) -> ExtenderFilt
 def scores(
     request: PodRequest, offered: Sequence[NodeName], index: NodeIndex
 ) -> dict[NodeName, int]:
-    """Return the score of each offered node that the mirror has; one alone has `BEST`.
+    """Return the score of each offered node that the mirror has; the best one alone has `BEST`.
 
     Of equal nodes the one whose name sorts first is the best.
     """
-    known = index.mirror.nodes
-    nodes = [node for name in offered if (node := known.get(name)) is not None]
+    mirrored = index.mirror.nodes
+    nodes = [node for name in offered if (node := mirrored.get(name)) is not None]
     if not nodes:
         return {}
     costs = _ranks(request, nodes, index)
@@ -177,39 +178,38 @@ def scores(
     ordered = sorted(set(costs))
     scale = (BEST - 1) / len(ordered)
     grades = {cost: round((len(ordered) - at) * scale) for at, cost in enumerate(ordered)}
-    found = {node.name: grades[cost] for node, cost in zip(nodes, costs, strict=True)}
+    by_node = {node.name: grades[cost] for node, cost in zip(nodes, costs, strict=True)}
     best = min(node.name for node, cost in zip(nodes, costs, strict=True) if cost == ordered[0])
-    found[best] = BEST
-    return found
+    by_node[best] = BEST
+    return by_node
 
 
 def best_nodes(
     request: PodRequest, fitting: Sequence[NodeName], index: NodeIndex
 ) -> list[NodeName]:
-    """Return the best `MOST_NODES` of the nodes that fit, by the policy in force."""
     left = set(fitting)
-    found: list[NodeName] = []
+    best: list[NodeName] = []
     for mode in allowed_modes(request):
         kind, need = request_kind(request, mode)
         for node in index.ranked_nodes(kind).in_order(need):
             if node.name in left:
                 left.discard(node.name)
-                found.append(node.name)
-                if len(found) == MOST_NODES:
-                    return found
-    return found
+                best.append(node.name)
+                if len(best) == MOST_NODES:
+                    return best
+    return best
 
 
 def _ranks(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex) -> Sequence[float]:
-    """Return the ranks of nodes; those for the preferred mode come before those for another one."""
+    """Return the ranks of nodes; those for the preferred mode come first."""
     by_mode = [
         index.ranked_nodes(request_kind(request, mode)[0]) for mode in allowed_modes(request)
     ]
 
     def rank(node: MirroredNode) -> float:
         ranks = enumerate(ranked.rank_of(node) for ranked in by_mode)
-        found = (at * LAST_RANK + rank for at, rank in ranks if rank != LAST_RANK)
-        return next(found, len(by_mode) * LAST_RANK)
+        in_order = (at * LAST_RANK + rank for at, rank in ranks if rank != LAST_RANK)
+        return next(in_order, len(by_mode) * LAST_RANK)
 
     return [rank(node) for node in nodes]
 
@@ -217,7 +217,7 @@ def _ranks(request: PodRequest, nodes: Sequence[MirroredNode], index: NodeIndex)
 def _fragmentation(
     request: PodRequest, nodes: Sequence[MirroredNode], ranks: Sequence[float], index: NodeIndex
 ) -> Sequence[float]:
-    """Return what the pod costs later pods on each node; of nodes not compared, more than that."""
+    """Return what the pod costs later pods on each node; nodes that are not compared cost most."""
     index.fragmentation.catch_up()
     order = sorted(range(len(nodes)), key=lambda at: (ranks[at], nodes[at].name))
     costs: dict[int, float] = {}
@@ -246,17 +246,15 @@ class Extender:
         self.index = NodeIndex(self.mirror)
         self.nodes = NodeFilter(self.index)
         self._holds: dict[PodUid, tuple[float, Placement]] = {}
-        """What is reserved in the mirror although no Binding has followed yet, and until when."""
+        """Shares that the mirror counts before their Binding, and until when."""
         self._refused: dict[PodUid, PodFilteredOut] = {}
         self._has_refused = asyncio.Event()
 
     def unready_reason(self) -> str | None:
-        """Return why there are no verdicts, or None."""
         return self.ledger_mirror.unready_reason()
 
     @loops
     async def follow_ledger(self) -> None:
-        """Keep the mirror up to date: a snapshot, then every change."""
         try:
             await self.ledger_mirror.follow()
         except FeedTruncatedError:
@@ -275,7 +273,10 @@ class Extender:
                 yield events
 
     def filter(self, args: ExtenderArgs) -> ExtenderFilterResult:
-        """Return the nodes that fit, and why the others do not."""
+        """Return the nodes that fit, and why the others do not.
+
+        For example, of 3 nodes: `node_names=["a"]`, and a reason for each of `b` and `c`.
+        """
         if args.node_names is None:
             return ExtenderFilterResult(error="the extender needs nodeCacheCapable: true")
         unready = self.unready_reason()
@@ -302,18 +303,18 @@ class Extender:
             return []
         pod = self.pods.observe(args.pod)
         self._drop_hold(pod.queued.pod)
-        found = scores(pod.queued.request, args.node_names, self.index)
-        if found:
-            self._hold(pod, max(found, key=found.__getitem__))
-        return [HostPriority(host=name, score=score) for name, score in found.items()]
+        by_node = scores(pod.queued.request, args.node_names, self.index)
+        if by_node:
+            self._hold(pod, max(by_node, key=by_node.__getitem__))
+        return [HostPriority(host=name, score=score) for name, score in by_node.items()]
 
     async def bind(self, args: ExtenderBindingArgs) -> ExtenderBindingResult:
-        """Have the pod leased and bound by a binder; return why it was not."""
+        """Request the lease and the Binding of a binder; return why the pod was not bound."""
         unready = self.unready_reason()
         if unready is not None:
             return ExtenderBindingResult(error=f"Leasehold's extender is not ready: {unready}")
         try:
-            pod = await self.pods.known(args)
+            pod = await self.pods.load(args)
             if pod is None:
                 return ExtenderBindingResult(error="the pod was deleted or replaced")
             reply = await self._request(pod, args.node)
@@ -327,7 +328,6 @@ class Extender:
     def _verdict(
         self, pod: CachedPod, offered: Sequence[NodeName]
     ) -> tuple[ExtenderFilterResult, Refusal | None]:
-        """Return the verdict, and the refusal if no offered node fits."""
         request = self._allowed(pod)
         namespace = pod.queued.namespace
         if request is None:
@@ -354,7 +354,7 @@ class Extender:
         return verdict, refusal
 
     def _allowed(self, pod: CachedPod) -> PodRequest | None:
-        """Return the request within the quota that refused it last; None if nothing is."""
+        """Return the request within the quota that refused it last, or None if nothing is."""
         if pod.excesses and self.mirror.capacity > pod.excess_capacity:
             pod.excesses = ()
         return narrowed(pod.queued.request, pod.excesses)
@@ -373,14 +373,14 @@ class Extender:
         self._has_refused.set()
 
     def _place(self, request: PodRequest, node: NodeName) -> Placement:
-        """Return the shares that the pod gets on a node; none if nothing fits."""
+        """Return the shares that the pod gets on a node, or none."""
         mirrored = self.mirror.nodes.get(node)
         if mirrored is None:
             return Placement(node=node, shares=())
         return placement_of(mirrored, choose_devices(request, mirrored) or [])
 
     def _hold(self, pod: CachedPod, node: NodeName) -> None:
-        """Count the share on the node as used until the pod is bound, for a moment at most."""
+        """Count the share as used until the pod is bound, for a moment at most."""
         placement = self._place(self._allowed(pod) or pod.queued.request, node)
         if not placement.shares:
             return
@@ -405,8 +405,8 @@ class Extender:
     async def _request(self, pod: CachedPod, node: NodeName) -> PodBindingReply:
         """Request the lease and the Binding; meanwhile the share counts as used.
 
-        What is held is requested as it is. Until a lease is confirmed, the mirror may count it
-        twice, so that it shows less room than there is.
+        A held share is requested as it is. Until its lease is confirmed, the mirror may count it
+        twice.
         """
         queued = pod.queued
         _, placement = self._holds.pop(queued.pod, (0.0, None))
@@ -431,13 +431,12 @@ class Extender:
         else:
             self.mirror.confirm(reply.lease)
         if reply.quotas:
-            known = pod.excesses
-            pod.excesses = (*known, *reply.quotas)
-            pod.excess_capacity = min(capacity, pod.excess_capacity) if known else capacity
+            before = pod.excesses
+            pod.excesses = (*before, *reply.quotas)
+            pod.excess_capacity = min(capacity, pod.excess_capacity) if before else capacity
         return reply
 
     def _outcome(self, pod: CachedPod, reply: PodBindingReply) -> str:
-        """Return the error for kube-scheduler, or nothing if the pod is bound."""
         if reply.bound:
             self.pods.forget(pod.queued.pod)
             return ""

@@ -26,7 +26,7 @@ class ExtenderSettings(RequestSettings, ApiServerSettings, LedgerSettings):
 
     @property
     def tls_files(self) -> tuple[Path, Path, Path]:
-        """Certificate, key and client CA. Raises RequestError if one is not set."""
+        """Return certificate, key and client CA. Raises RequestError if one is not set."""
         files = (self.certificate_file, self.key_file, self.client_ca_file)
         certificate, key, client_ca = files
         if certificate is None or key is None or client_ca is None:

@@ -26,7 +26,6 @@ BIND_TIMEOUT_S = 4.0
 
 
 async def serve_extender(settings: ExtenderSettings) -> None:
-    """Serve the extender until SIGTERM or SIGINT."""
     tls = ServingFiles(*settings.tls_files)
     clock = SystemClock()
     parser = settings.pod_parser()

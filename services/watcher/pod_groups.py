@@ -20,21 +20,17 @@ NO_METADATA = ObjectMeta()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownGroup:
-    """What a PodGroup asks for."""
-
     min_member: int
     """0: its pods start one by one."""
     priority: int | None = None
     """Of its pods, in place of their own."""
     error: str = ""
-    """Why its pods cannot be placed."""
     metadata: ObjectMeta = NO_METADATA
     scheduled: PodGroupCondition = NO_CONDITION
-    """Its condition PodGroupScheduled, if it has one."""
 
 
 def known_group(kind: PodGroupKind, group: PodGroup) -> KnownGroup:
-    """Return what a PodGroup asks for, by the API of its kind.
+    """Return what a PodGroup asks for.
 
     https://kubernetes.io/docs/concepts/workloads/workload-api/
     """
@@ -49,7 +45,7 @@ def known_group(kind: PodGroupKind, group: PodGroup) -> KnownGroup:
             f"PodGroup {meta.name} has spec.schedulingConstraints, which Leasehold does not obey: "
             "create it without"
         )
-    found = (each for each in group.status.conditions if each.type == SCHEDULED)
+    conditions = (condition for condition in group.status.conditions if condition.type == SCHEDULED)
     return KnownGroup(
         min_member=gang.min_count if gang else 0,
         priority=spec.priority,
@@ -61,33 +57,28 @@ def known_group(kind: PodGroupKind, group: PodGroup) -> KnownGroup:
             resource_version=meta.resource_version,
             generation=meta.generation,
         ),
-        scheduled=next(found, NO_CONDITION),
+        scheduled=next(conditions, NO_CONDITION),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodGroupChanges:
-    """Changes of PodGroups of one kind."""
-
     kind: PodGroupKind
     groups: tuple[tuple[str, KnownGroup | None], ...] = ()
-    """Each changed PodGroup, by `namespace/name`, or None if it was deleted."""
+    """By `namespace/name`; None if it was deleted."""
     synced: bool = False
-    """The initial list is complete with these changes."""
     absent: bool = False
     """The API server does not know the kind: names of such groups have no meaning."""
     unreadable: str = ""
-    """Why PodGroups cannot be read."""
     path: str = ""
-    """Where the API server serves them."""
 
 
 class PodGroupIndex:
-    """PodGroups by kind, less the pods that other schedulers have placed.
+    """PodGroups by kind.
 
     A pod whose PodGroup is missing waits for it, as with the schedulers that define these
-    PodGroups. Where the kind itself is missing, no such scheduler was installed, no PodGroup can be
-    created, and pods are placed one by one.
+    PodGroups. Where the kind itself is missing, none can be created, and pods are placed one by
+    one.
     """
 
     def __init__(self) -> None:
@@ -96,24 +87,24 @@ class PodGroupIndex:
         self._unreadable: dict[PodGroupKind, str] = {}
         self._listed: set[PodGroupKind] = set()
         self._placed_elsewhere: Counter[str] = Counter()
-        """How many pods of each group other schedulers have placed."""
+        """By group: pods that other schedulers have placed."""
 
     def apply(self, changes: PodGroupChanges) -> set[str] | None:
-        """Apply changes; return the names of the groups they may concern, None: all of the kind."""
+        """Apply changes; return the names of affected groups, or None for all of the kind."""
         kind = changes.kind
-        known = self._groups.setdefault(changes.kind, {})
+        groups = self._groups.setdefault(changes.kind, {})
         if changes.absent or changes.unreadable:
             self._unreadable[kind] = changes.unreadable
-            known.clear()
+            groups.clear()
             self._listed.add(kind)
             return None
         self.paths[kind] = changes.path
-        changed = {name for name, group in changes.groups if known.get(name) != group}
+        changed = {name for name, group in changes.groups if groups.get(name) != group}
         for name, group in changes.groups:
             if group is None:
-                known.pop(name, None)
+                groups.pop(name, None)
             else:
-                known[name] = group
+                groups[name] = group
         if not changes.synced:
             return changed
         self._unreadable.pop(kind, None)
@@ -121,11 +112,10 @@ class PodGroupIndex:
         return None
 
     def get(self, kind: PodGroupKind, name: str) -> KnownGroup | None:
-        """Return a PodGroup, or None if there is none."""
         return self._groups.get(kind, {}).get(name)
 
     def count(self, now: ObservedPod | None, before: ObservedPod | None) -> set[str]:
-        """Count pods that other schedulers place; return the groups of which that changes."""
+        """Count pods that other schedulers place; return the groups whose count changed."""
         group, former = (pod.placed_elsewhere if pod else "" for pod in (now, before))
         if group == former:
             return set()
@@ -136,7 +126,7 @@ class PodGroupIndex:
         return {group, former} - {""}
 
     def absent_kinds(self, pods: Iterable[ObservedPod | None]) -> frozenset[PodGroupKind]:
-        """Return the kinds that pending pods among these name and that are not installed."""
+        """Return kinds that are not installed, and that a pending pod names."""
         return frozenset(
             pod.group.kind
             for pod in pods
@@ -145,13 +135,14 @@ class PodGroupIndex:
         )
 
     def await_list(self, kind: PodGroupKind) -> None:
-        """Make pods that name groups of this kind wait for its list: the kind was installed."""
+        """Make pods wait for the list of a kind that was installed."""
         self._listed.discard(kind)
 
     def with_gang(self, pod: ObservedPod) -> ObservedPod | None:
         """Return the pod with its gang or with an error, or None if the gang is not known yet.
 
-        A pod without a group, and one with an invalid request, is returned unchanged.
+        For example, a pod of a PodGroup with `minMember: 4`, of which another scheduler has placed
+        one, gets a gang of 3. A pod without a group is returned unchanged.
         """
         named = pod.group
         if named is None or pod.request is None:
@@ -196,6 +187,5 @@ def _with_error(pod: ObservedPod, error: str) -> ObservedPod:
 
 
 def unreadable_groups(kind: PodGroupKind, reason: str) -> PodGroupChanges:
-    """Return changes after which PodGroups of the kind exist and cannot be read."""
     text = f"the pod belongs to a PodGroup, and {PATHS[kind][0]} cannot be read: {reason}"
     return PodGroupChanges(kind=kind, unreadable=text)

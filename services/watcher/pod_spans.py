@@ -32,7 +32,6 @@ class PodSpans:
         self._starting: dict[PodUid, _Start] = {}
 
     def observe(self, batch: Sequence[tuple[ObservedPod | None, ObservedPod | None]]) -> None:
-        """Observe pods as they are and as they were before."""
         for now, before in batch:
             if now is not None and now.ours:
                 start = self._starting.get(now.pod) or self._begin(now)
@@ -53,8 +52,8 @@ class PodSpans:
 
     def _follow(self, pod: ObservedPod, start: _Start) -> None:
         now = time.time_ns()
-        known = start.reasons[-1][1] if start.reasons else ""
-        if pod.reason not in ("", known) and len(start.reasons) < _MOST_REASONS:
+        last_reason = start.reasons[-1][1] if start.reasons else ""
+        if pod.reason not in ("", last_reason) and len(start.reasons) < _MOST_REASONS:
             start.reasons.append((now, pod.reason))
         if pod.node and not start.bound:
             start.bound = now
@@ -77,7 +76,7 @@ def _review_of(pod: ObservedPod, created: int) -> tuple[int, int] | None:
     if not (began.isdecimal() and ended.isdecimal() and len(pod.reviewed) < 50):
         return None
     times = int(began), int(ended)
-    is_near = all(abs(each - created) < _SKEW_NS for each in times)
+    is_near = all(abs(time_ns - created) < _SKEW_NS for time_ns in times)
     return times if is_near and times[0] <= times[1] else None
 
 

@@ -1,9 +1,8 @@
 """Sources of quotas: GPUQuota objects, gpu-admission's ConfigMap, and a file.
 
-An invalid object is reported, and its last valid version stays in force, which its status has, too,
-for a watcher that starts again. Without one its namespace gets nothing new: somebody meant to limit
-it. A kind that the API server
-does not know, or does not let the watcher read, is requested again every `UNKNOWN_KIND_RETRY_S`.
+An invalid object is reported, and its last valid version, which its status keeps for a restart,
+stays in force. Without a valid version its namespace gets nothing new, since it was to be limited.
+A kind that cannot be read is requested again every `UNKNOWN_KIND_RETRY_S`.
 """
 
 import asyncio
@@ -39,13 +38,13 @@ INVALID = Gauge(
 
 
 _Apply = Callable[[str, RawObject | None], None]
-"""Applies an object; true: it was deleted."""
+"""Applies an object, or its deletion, which is None."""
 
 
 def load_file(path: Path) -> dict[Namespace, Quota]:
     """Load a file of GPUQuota objects; `*` is for all namespaces without a quota of their own.
 
-    Raises RequestError naming the file and the error in it.
+    Raises RequestError, which names the file and the error in it.
     """
     return load_objects(path, KIND, parse_spec)
 
@@ -61,7 +60,6 @@ class QuotaReflectors:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def batches(self) -> AsyncIterator[tuple[Quota, ...]]:
-        """Yield all quotas once they are known, and whenever they change."""
         synced = [asyncio.Event(), asyncio.Event()]
         published: tuple[Quota, ...] | None = None
         config_map = f"metadata.name={gpu_quota.CONFIG_MAP_NAME}"
@@ -70,8 +68,8 @@ class QuotaReflectors:
             tasks.create_task(
                 self._watch(CONFIG_MAPS, config_map, self._apply_config_map, synced[1])
             )
-            for each in synced:
-                await each.wait()
+            for listed in synced:
+                await listed.wait()
             while True:
                 self._changed.clear()
                 invalid = self.objects.problems.keys() - self.objects.valid.keys()
@@ -84,10 +82,10 @@ class QuotaReflectors:
 
     async def _watch(self, path: str, selector: str, apply: _Apply, synced: asyncio.Event) -> None:
         logged = ""
-        found = follow(
+        following = follow(
             self.client, path, RawObject, retry_s=UNKNOWN_KIND_RETRY_S, field_selector=selector
         )
-        async with aclosing(found) as batches:
+        async with aclosing(following) as batches:
             async for batch in batches:
                 refusal = batch.refusal
                 if isinstance(refusal, NotFoundError):

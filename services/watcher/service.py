@@ -71,15 +71,13 @@ UNEXPLAINED_S = 10.0
 
 
 class ClaimTracker:
-    """ResourceClaims with devices of our driver allocated."""
-
     def __init__(self) -> None:
         self.allocated: dict[PodUid, AllocatedClaim] = {}
         self._unanswered: dict[PodUid, int] = {}
-        """How often in a row `resync_unanswered` found a claim without an answer."""
+        """By claim: calls of `resync_unanswered` in a row that saw no answer."""
 
     def update(self, claim: PodUid, now: AllocatedClaim | None) -> list[ClaimEvent]:
-        """Update a claim; it has no allocation of ours, or was deleted, if that is None."""
+        """Update a claim; `now` is None if it was deleted, or has no allocation of ours."""
         before = self.allocated.pop(claim, None)
         if now is not None:
             self.allocated[claim] = now
@@ -92,11 +90,11 @@ class ClaimTracker:
         return events
 
     def resync(self) -> list[ClaimEvent]:
-        """Publish all claims: the ledger may have lost the lease of one that was answered."""
+        """Publish all claims, since the ledger may have lost leases."""
         return [ClaimAllocated(claim=claim) for claim in self.allocated.values()]
 
     def resync_unanswered(self) -> list[ClaimEvent]:
-        """Publish claims that the call before found without an answer: an event may be lost."""
+        """Publish claims without an answer at the last call, since an event may be lost."""
         self._unanswered = {
             uid: self._unanswered.get(uid, 0) + 1
             for uid, claim in self.allocated.items()
@@ -110,7 +108,7 @@ class ClaimTracker:
 
 
 def _is_served(now: AllocatedClaim, before: AllocatedClaim) -> bool:
-    """Return whether the event of the same allocation's earlier state covers this one."""
+    """Return whether the event of the allocation's earlier state covers this one."""
     return now.consumers == before.consumers and (bool(now.answer) or not before.answer)
 
 
@@ -139,7 +137,7 @@ class Watcher:
     clock: Clock
     resync_s: float = 300.0
     spans: PodSpans | None = None
-    """None: tracing is off."""
+    """None if tracing is off."""
 
     def __post_init__(self) -> None:
         self.claims = ClaimTracker()
@@ -150,7 +148,6 @@ class Watcher:
         self.failed_bindings = BindingBackoff()
         self.generations = 0
         self.unanswered_requests: set[str] = set()
-        """IDs of requests that no complete list has answered."""
         self.usage_changed = asyncio.Event()
         self.resync_requested = asyncio.Event()
         self.resync_requested.set()
@@ -189,14 +186,13 @@ class Watcher:
 
     @loops
     async def watch_namespaces(self) -> None:
-        """Follow the labels of namespaces."""
         async for changes in self.namespace_source.batches():
             self.pods.update_namespaces(changes)
             self._announce_usage()
 
     @emits
     async def watch_groups(self) -> AsyncIterator[Sequence[PodEvent]]:
-        """Publish pending pods again whose gang has become known or has changed."""
+        """Publish pending pods again whose gang has changed."""
         async for changes in self.group_source.batches():
             self.group_conditions.retry(name for name, _ in changes.groups)
             events = self.pods.update_groups(changes, self._next_generation())
@@ -205,19 +201,17 @@ class Watcher:
 
     @loops(every_s=1.0)
     async def write_group_conditions(self) -> None:
-        """Say in the PodGroups of Kubernetes whether their pods have nodes, or why they wait."""
+        """Write into PodGroups of Kubernetes whether their pods have nodes, or why they wait."""
         await self.group_conditions.write(self.pods.groups, self.clock.now())
 
     @emits
     async def watch_quotas(self) -> AsyncIterator[Sequence[QuotasUpdated]]:
-        """Publish quotas whenever they change."""
         async for quotas in self.quota_source.batches():
             self.quotas = quotas
             yield self._quotas_updated()
 
     @emits
     async def watch_claims(self) -> AsyncIterator[Sequence[ClaimAllocated | ClaimDeallocated]]:
-        """Publish ResourceClaims that get or lose devices of our driver."""
         async for batch in self.claim_source.batches():
             events: list[ClaimEvent] = []
             for claim, allocation in batch:
@@ -231,7 +225,7 @@ class Watcher:
     ) -> AsyncIterator[Sequence[NodeChanged | NodesListed | DevicesRegistered]]:
         """Publish nodes, and the devices that another device plugin registered on them.
 
-        The first list is published as well: nodes may have been deleted while no watcher ran.
+        That includes the first list: nodes may have been deleted while no watcher ran.
         """
         async for batch in self.node_source.batches():
             events: list[NodeChanged | NodesListed | DevicesRegistered] = []
@@ -252,7 +246,6 @@ class Watcher:
 
     @emits
     async def watch_node_usage(self) -> AsyncIterator[Sequence[NodeChanged]]:
-        """Publish nodes whose pods without a lease use more or less than before."""
         while True:
             await self.usage_changed.wait()
             self.usage_changed.clear()
@@ -277,7 +270,6 @@ class Watcher:
                 yield [chunk]
 
     async def _list_with_retries(self) -> AsyncIterator[PodsListed]:
-        """Yield one complete list, after as many attempts as it takes."""
         while True:
             request_ids = tuple(sorted(self.unanswered_requests))
             try:
@@ -293,7 +285,7 @@ class Watcher:
                 return
 
     async def _wait_for_request(self) -> bool:
-        """Wait for a request or for `resync_s`; return whether there was a request."""
+        """Return whether there was a request before `resync_s` had passed."""
         requested = await wait_for_event(self.resync_requested, self.resync_s)
         if requested:
             self.resync_requested.clear()
@@ -305,10 +297,8 @@ class Watcher:
     ) -> AsyncIterator[Sequence[PodEvent | ClaimAllocated | ClaimDeallocated]]:
         """Publish pods again that wait without a reason, and claims without an answer.
 
-        Their first event may be lost.
-
-        All other pending pods are published again every two minutes, so that no lost event leaves a
-        pod waiting for ever.
+        Their first event may be lost. All other pending pods follow every two minutes, for the same
+        reason.
         """
         for shard in itertools.count():
             await self.clock.sleep(UNEXPLAINED_S / 2)
@@ -323,7 +313,6 @@ class Watcher:
 
     @handles
     async def request_resync(self, events: Sequence[ResyncRequested | LedgerRebuilt]) -> None:
-        """Request a resync."""
         for event in events:
             logger.info("resync: %s", event)
             if isinstance(event, ResyncRequested) and event.request_id:
@@ -334,7 +323,7 @@ class Watcher:
     async def requeue_failed(
         self, events: Sequence[BindingFailed]
     ) -> list[PodQueued | PodRejected]:
-        """Publish pods again, after a delay, whose binding failed and that are still pending."""
+        """Publish pods again, after a delay, whose binding failed."""
         pods = {event.pod for event in events}
         first = self.failed_bindings.add(pods, self.clock.ticks())
         await self.clock.sleep(FIRST_PAUSE_S)
@@ -363,6 +352,5 @@ class Watcher:
         return [QuotasUpdated(quotas=self.quotas, read_at=self.clock.now())]
 
     def _next_generation(self) -> int:
-        """Return a generation that this replica has not used before."""
         self.generations += 1
         return int(self.clock.now() * 1000) + self.generations

@@ -67,13 +67,12 @@ class ClaimReflector:
     client: KubernetesClient
     retry_s: float = RETRY_S
     unreadable: str = field(default="", init=False)
-    """Why claims cannot be read although the API server has them, if that is so."""
+    """Why claims cannot be read, or an empty text."""
     _logged: str = field(default="", init=False)
 
     async def batches(self) -> AsyncIterator[list[tuple[PodUid, AllocatedClaim | None]]]:
-        """Yield every change: the claim's uid, and its allocation if it has one of ours."""
-        found = follow(self.client, CLAIMS_PATH, ApiResourceClaim, retry_s=self.retry_s)
-        async with aclosing(found) as batches:
+        following = follow(self.client, CLAIMS_PATH, ApiResourceClaim, retry_s=self.retry_s)
+        async with aclosing(following) as batches:
             async for batch in batches:
                 if isinstance(batch.refusal, NotFoundError):
                     self._log_once(f"ResourceClaims are not watched: {batch.refusal}")
@@ -90,20 +89,20 @@ class ClaimReflector:
     async def list_all(self) -> tuple[AllocatedClaim, ...]:
         """List all claims with an allocation of ours; none without the API or the permission.
 
-        The ledger ends no lease of a claim for its absence in a list alone.
+        The absence of a claim from this list alone ends no lease.
         """
-        found: list[AllocatedClaim] = []
+        allocated: list[AllocatedClaim] = []
         try:
             async for page in self.client.pages(CLAIMS_PATH):
                 claims = page.read(ApiResourceClaim, skip=self._ignore)
-                found += filter(None, map(self._parse, claims))
+                allocated += filter(None, map(self._parse, claims))
         except NotFoundError:
             pass
         except RequestError as error:
             self._refused(error)
             return ()
         self.unreadable = ""
-        return tuple(found)
+        return tuple(allocated)
 
     def _parse(self, claim: ApiResourceClaim) -> AllocatedClaim | None:
         try:
@@ -127,19 +126,16 @@ class ClaimReflector:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUpdate:
-    """A node as the API server reports it."""
-
     name: NodeName
     facts: NodeFacts | None = None
     """None if it was deleted."""
     devices: DevicesRegistered | None = None
-    """Devices that another plugin registered."""
     revision: int = 0
-    """Resource version of the node, or of its deletion, or 0 if that is unknown."""
+    """Resource version of the node, or of its deletion; 0 if unknown."""
 
 
 def parse_node(node: ApiNode) -> NodeFacts:
-    """Parse one node. Raises RequestError for an invalid quantity, and for what is too large."""
+    """Parse a node. Raises RequestError for an invalid quantity, and for what is too large."""
     allocatable = parse_available(node.status.allocatable)
     closed = cordoned_devices(node.metadata.annotations)
     check_size("metadata.labels", len(msgspec.json.encode(node.metadata.labels)), MOST_FACTS)
@@ -163,10 +159,10 @@ def parse_node(node: ApiNode) -> NodeFacts:
 
 
 def foreign_devices(node: ApiNode, *, now_s: float) -> DevicesRegistered | None:
-    """Return the devices that Volcano's own device plugin registered, or None on our agent's nodes.
+    """Return the devices that Volcano's device plugin registered, or None on nodes of our agent.
 
-    Such a node fails closed. It has no devices without the plugin's annotation, without slots in
-    allocatable, and when an older scheduler has marked the plugin as not responding.
+    There are none without the plugin's annotation, without slots in allocatable, and if an older
+    scheduler has marked the plugin as not responding.
     """
     annotations = node.metadata.annotations
     if AGENT_ANNOTATION in annotations:
@@ -184,8 +180,6 @@ def foreign_devices(node: ApiNode, *, now_s: float) -> DevicesRegistered | None:
 
 @dataclass(slots=True)
 class PodReflector:
-    """Pods of the API server."""
-
     client: KubernetesClient
     parser: PodParser
     synced: bool = False
@@ -195,7 +189,7 @@ class PodReflector:
     observed: dict[PodUid, ObservedPod] = field(default_factory=dict)
 
     async def batches(self) -> AsyncIterator[list[tuple[ObservedPod | None, ObservedPod | None]]]:
-        """Yield (now, before) of every change."""
+        """Yield pairs of a pod as it is and as it was."""
         reflector = Reflector(self.client, "/api/v1/pods", ApiPod)
         async with aclosing(reflector.batches()) as batches:
             async for batch in batches:
@@ -219,16 +213,12 @@ class PodReflector:
 
 @dataclass(slots=True)
 class NodeReflector:
-    """Nodes of the API server."""
-
     client: KubernetesClient
     revision: int | None = None
-    """Highest resource version, 0 if unknown, or None until all nodes were yielded."""
+    """Highest resource version, 0 if unknown, or None before the first list."""
     restored: bool = False
-    """The last batch ended a list of an API server that may have gone back to an older state."""
 
     async def batches(self) -> AsyncIterator[list[NodeUpdate]]:
-        """Yield every change."""
         reflector = Reflector(self.client, "/api/v1/nodes", ApiNode)
         async with aclosing(reflector.batches()) as batches:
             async for batch in batches:
@@ -259,7 +249,7 @@ class NodeReflector:
 
 @dataclass(slots=True)
 class NamespaceReflector:
-    """Labels of the namespaces, by which pods' anti-affinity may select."""
+    """Labels of namespaces, by which anti-affinity selects."""
 
     client: KubernetesClient
     synced: asyncio.Event = field(default_factory=asyncio.Event)
@@ -268,8 +258,8 @@ class NamespaceReflector:
 
     async def batches(self) -> AsyncIterator[dict[Namespace, Mapping[str, str] | None]]:
         """Yield the labels of changed namespaces, None of a deleted one."""
-        found = follow(self.client, "/api/v1/namespaces", ApiObject, retry_s=self.retry_s)
-        async with aclosing(found) as batches:
+        following = follow(self.client, "/api/v1/namespaces", ApiObject, retry_s=self.retry_s)
+        async with aclosing(following) as batches:
             async for batch in batches:
                 if batch.refusal is not None:
                     logger.warning("namespaces cannot be read: %s; retrying", batch.refusal)
@@ -285,8 +275,8 @@ class NamespaceReflector:
 class PodGroupReflectors:
     """PodGroups of every kind that the API server knows.
 
-    A kind may be installed later: an unknown one is requested every `retry_s` seconds, and at most
-    every `APPEARANCE_CHECK_S` while pods name a group of it.
+    An unknown kind is requested every `retry_s` seconds, and every `APPEARANCE_CHECK_S` while pods
+    name a group of it.
     """
 
     client: KubernetesClient
@@ -297,7 +287,6 @@ class PodGroupReflectors:
     )
 
     async def batches(self) -> AsyncIterator[PodGroupChanges]:
-        """Yield every change of a group's minMember."""
         queue: asyncio.Queue[PodGroupChanges] = asyncio.Queue(maxsize=1)
         async with asyncio.TaskGroup() as tasks:
             for kind in PATHS:
@@ -306,7 +295,7 @@ class PodGroupReflectors:
                 yield await queue.get()
 
     async def appeared(self, kinds: frozenset[PodGroupKind]) -> set[PodGroupKind]:
-        """Return which of these absent kinds are installed by now; their changes follow."""
+        """Return which of these absent kinds are installed by now."""
         now = time.monotonic()
         if now < self._checked_at + APPEARANCE_CHECK_S:
             return set()
@@ -325,8 +314,8 @@ class PodGroupReflectors:
         refused: PodGroupChanges | None = None
         paths = PATHS[kind]
         appeared = self._appeared[kind]
-        found = follow(self.client, paths, PodGroup, retry_s=self.retry_s, appeared=appeared)
-        async with aclosing(found) as batches:
+        following = follow(self.client, paths, PodGroup, retry_s=self.retry_s, appeared=appeared)
+        async with aclosing(following) as batches:
             async for batch in batches:
                 changes = _group_changes(kind, batch)
                 if batch.refusal is not None and changes == refused:
@@ -357,18 +346,17 @@ def _group_changes(kind: PodGroupKind, batch: Batch[PodGroup]) -> PodGroupChange
 class PodGroupConditions:
     """Writes what kube-scheduler writes about its PodGroups: whether enough pods have a node.
 
-    Once that was true, it stays: pods that come later are no part of the first start.
+    Once that is true, it stays: pods that come later are no part of the first start.
     """
 
     client: KubernetesClient
     _pods: dict[str, dict[PodUid, ObservedPod]] = field(default_factory=dict)
-    """The pods of each PodGroup of Kubernetes."""
     _changed: set[str] = field(default_factory=set)
     _logged: str = ""
 
     def observe(self, batch: Sequence[tuple[ObservedPod | None, ObservedPod | None]]) -> None:
-        """Observe pods as they are and as they were before."""
-        for pod, is_there in ((each, each is pair[0]) for pair in batch for each in pair[::-1]):
+        changes = [state for now, before in batch for state in ((before, False), (now, True))]
+        for pod, is_there in changes:
             if pod is None or pod.group is None or pod.group.kind is not PodGroupKind.KUBERNETES:
                 continue
             name = pod.group.name
@@ -382,7 +370,6 @@ class PodGroupConditions:
                 del self._pods[name]
 
     def retry(self, names: Iterable[str]) -> None:
-        """Look at these PodGroups again: they have changed."""
         self._changed.update(names)
 
     async def write(self, groups: PodGroupIndex, now_s: float) -> None:
@@ -392,11 +379,11 @@ class PodGroupConditions:
         """
         while self._changed:
             name = self._changed.pop()
-            known = groups.get(PodGroupKind.KUBERNETES, name)
-            condition = known and self._condition(name, known, now_s)
-            if known is None or condition is None:
+            group = groups.get(PodGroupKind.KUBERNETES, name)
+            condition = group and self._condition(name, group, now_s)
+            if group is None or condition is None:
                 continue
-            meta = known.metadata
+            meta = group.metadata
             served = groups.paths[PodGroupKind.KUBERNETES]
             api, _, _ = served.rpartition("/")
             path = objects_path(meta.namespace, "podgroups", meta.name, group=api)
@@ -464,9 +451,9 @@ class ManagedPodLister:
     claims: ClaimReflector
 
     async def chunks(self, request_ids: tuple[str, ...] = ()) -> AsyncIterator[PodsListed]:
-        """Yield one complete list in chunks, with the IDs of the requests that it answers.
+        """Yield a complete list in chunks, with the IDs of the requests that it answers.
 
-        The leases themselves are only in a list that answers requests: a rebuild needs them.
+        Only a list that answers requests contains leases, for a rebuild.
         """
         list_id = uuid.uuid4().hex
         bound: list[BoundPod] = []
@@ -508,7 +495,7 @@ def _bound_pod(pod: PodOutline, *, with_lease: bool) -> BoundPod:
 def _chunks(
     bound: Iterable[BoundPod], unbound: Sequence[PodUid], claims: Sequence[AllocatedClaim]
 ) -> list[ListedPods]:
-    """Cut a list into chunks that fit a message each; there is at least one."""
+    """Cut a list into chunks that fit a message each; an empty list has one."""
     chunks: list[list[BoundPod]] = [[]]
     size = 0
     for pod in bound:

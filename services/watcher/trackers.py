@@ -44,18 +44,20 @@ FORGET_S = 20.0
 class BindingBackoff:
     """Pods whose bindings fail again and again: each attempt costs the API server requests.
 
-    Reservations that expire while no binder runs, or no agent, take longer than `FORGET_S`.
+    Reservations that expire while no binder or agent runs take longer than `FORGET_S`: their pods
+    do not count.
     """
 
     def __init__(self) -> None:
         self._pauses: dict[PodUid, tuple[float, float]] = {}
-        """The last pause in seconds, and when it ends or has ended."""
+        """The last pause in seconds, and when it ends."""
         self._waiting: set[PodUid] = set()
 
     def add(self, pods: Iterable[PodUid], now: float) -> list[PodUid]:
         """Add pods whose binding failed; return those for which this is the first time.
 
-        `due` returns the others after their pauses.
+        `due` returns the others after their pauses. For example, of a pod whose Binding fails three
+        times within seconds, `add` returns the first failure, and `due` the pod after 1 s and 2 s.
         """
         first: list[PodUid] = []
         for pod in pods:
@@ -71,7 +73,6 @@ class BindingBackoff:
         return first
 
     def due(self, now: float) -> list[PodUid]:
-        """Return the pods whose pauses have ended since the last call."""
         ended = [pod for pod in self._waiting if self._pauses[pod][1] <= now]
         self._waiting.difference_update(ended)
         self._pauses = {
@@ -88,48 +89,44 @@ class PodTracker:
     def __init__(self) -> None:
         self.pending: dict[PodUid, ObservedPod] = {}
         self.budget_gated: dict[PodUid, ObservedPod] = {}
-        """Pods that wait at the budget's scheduling gate."""
         self._unexplained: dict[PodUid, int] = {}
-        """How often in a row `resync_unexplained` found a pod without a reason to wait."""
+        """By pod: calls of `resync_unexplained` in a row that saw no reason."""
         self.groups = PodGroupIndex()
         self._grouped: dict[PodUid, ObservedPod] = {}
         """Pending pods that name a group, as observed: without their gang."""
         self._members: dict[str, set[PodUid]] = {}
-        """Those of each group."""
+        """By group."""
         self.changed_groups: set[str] = set()
         """Groups of which other schedulers have placed more or fewer pods."""
         self.usage: dict[NodeName, Counter[str]] = {}
         self.anti_affinity: dict[NodeName, Counter[PodAntiAffinity]] = {}
-        """How many pods of each node have it."""
+        """By node: how many pods have a term."""
         self.repelling_pods: dict[NodeName, set[PodUid]] = {}
-        """Those of kube-scheduler's on each node that have it."""
+        """By node: kube-scheduler's pods with required anti-affinity."""
         self.namespaces: dict[Namespace, Mapping[str, str]] = {}
-        """The labels of each namespace."""
         self.changed_nodes: set[NodeName] = set()
-        """Nodes whose usage, or pods' anti-affinity, changed since `NodeTracker.update_usage`."""
+        """Nodes that changed since `NodeTracker.update_usage`."""
         self.has_urgent_changes = False
-        """Nodes in `changed_nodes` now repel other pods than before."""
+        """Nodes in `changed_nodes` repel other pods than before."""
         self.revision = 0
-        """Highest resource version of the observed pods, or 0 if that is unknown."""
+        """Highest resource version of the observed pods; 0 if unknown."""
 
     def update(self, now: ObservedPod, before: ObservedPod | None) -> list[PodEvent]:
-        """Update a pod; return the events that follow."""
         self._count(before, -1)
         self._count(now, +1)
         self.changed_groups |= self.groups.count(now, before)
-        known = self.budget_gated.pop(now.pod, None) is not None
+        is_published = self.budget_gated.pop(now.pod, None) is not None
         if now.is_pending:
             return self._update_pending(now)
         self._remove_pending(now.pod)
         if now.budget_gated and not (now.node or now.is_terminated or now.deleting):
             self.budget_gated[now.pod] = now
-            return [] if known else [_gated_event(now)]
+            return [] if is_published else [_gated_event(now)]
         if now.ours and now.has_ended and not (before is not None and before.has_ended):
             return [_terminated_event(now)]
         return []
 
     def remove(self, last: ObservedPod) -> list[PodEvent]:
-        """Remove a deleted pod; return the events that follow."""
         self._count(last, -1)
         self._remove_pending(last.pod)
         self.changed_groups |= self.groups.count(None, last)
@@ -151,9 +148,9 @@ class PodTracker:
             )
 
     def update_groups(self, changes: PodGroupChanges, generation: int) -> list[PodEvent]:
-        """Apply changes of PodGroups; return the events for pending pods that name them.
+        """Return the events for pending pods that name changed PodGroups.
 
-        The events carry `generation`, since the pods themselves have not changed.
+        They carry `generation`, since the pods themselves have not changed.
         """
         names = self.groups.apply(changes)
         return [
@@ -165,7 +162,6 @@ class PodTracker:
         ]
 
     def update_members(self, generation: int) -> list[PodEvent]:
-        """Return the events for the pending pods of `changed_groups`, and clear these."""
         names, self.changed_groups = self.changed_groups, set()
         return [
             event
@@ -175,7 +171,6 @@ class PodTracker:
         ]
 
     def resync(self, generation: int) -> list[PodEvent]:
-        """Publish pending pods again, as `generation`."""
         return [
             *(_gated_event(pod, requeue_number=-generation) for pod in self.budget_gated.values()),
             *(pending_event(pod, requeue_number=-generation) for pod in self.pending.values()),
@@ -184,9 +179,9 @@ class PodTracker:
     def resync_unexplained(self, generation: int) -> list[PodEvent]:
         """Publish pods without a reason to wait in their status: their event may have been lost.
 
-        A pod counts once it has been found so by the two calls before, whenever it was created: the
-        API server's clock may differ from ours. The pauses double, so that thousands of pods that
-        only wait for their turn delay each other little.
+        A pod counts from the third call on: the API server's clock may differ from ours, so its age
+        is not used. The pauses double, so that thousands of pods in a queue delay each other
+        little.
         """
         self._unexplained = {
             pod.pod: self._unexplained.get(pod.pod, 0) + 1
@@ -200,12 +195,10 @@ class PodTracker:
         ]
 
     def requeue(self, pods: Iterable[PodUid], generation: int) -> list[PodQueued | PodRejected]:
-        """Publish those of `pods` that are still pending, as `generation`."""
         pending = [self.pending[pod] for pod in pods if pod in self.pending]
         return [pending_event(pod, requeue_number=-generation) for pod in pending]
 
     def resync_shard(self, generation: int, shard: int) -> list[PodEvent]:
-        """Publish one shard of the pods with a known reason to wait, as `generation`."""
         gated = (pod for pod in self.budget_gated.values() if _is_in_shard(pod, shard))
         pending = (pod for pod in self.pending.values() if _is_in_shard(pod, shard))
         return [
@@ -216,7 +209,7 @@ class PodTracker:
     def with_usage(self, node: NodeFacts) -> NodeFacts:
         """Add what its pods without a lease use to a node's facts.
 
-        Of resources that the node does not have, kubelets let pods use any amount.
+        Kubelets let pods use any amount of resources that the node does not have.
         """
         used: Mapping[str, int] = self.usage.get(node.name, {})
         return replace(
@@ -233,9 +226,13 @@ class PodTracker:
         now = self.groups.with_gang(observed)
         if now is None:
             return []
-        known = self.pending.get(now.pod)
+        before = self.pending.get(now.pod)
         self.pending[now.pod] = now
-        unchanged = known is not None and (known.request, known.request_error, known.labels) == (
+        unchanged = before is not None and (
+            before.request,
+            before.request_error,
+            before.labels,
+        ) == (
             now.request,
             now.request_error,
             now.labels,
@@ -248,13 +245,12 @@ class PodTracker:
         self._set_group(pod, None)
 
     def _set_group(self, pod: PodUid, observed: ObservedPod | None) -> None:
-        """Note the group that a pending pod names."""
-        known = self._grouped.pop(pod, None)
-        if known is not None and known.group is not None:
-            members = self._members[known.group.name]
+        former = self._grouped.pop(pod, None)
+        if former is not None and former.group is not None:
+            members = self._members[former.group.name]
             members.discard(pod)
             if not members:
-                del self._members[known.group.name]
+                del self._members[former.group.name]
         if observed is not None and observed.group is not None:
             self._grouped[pod] = observed
             self._members.setdefault(observed.group.name, set()).add(pod)
@@ -285,14 +281,12 @@ class NodeTracker:
         self.observed: dict[NodeName, NodeFacts] = {}
         self.published: dict[NodeName, NodeFacts] = {}
         self._revisions: dict[NodeName, int] = {}
-        """Resource version of each observed node."""
         self.revision: int | None = None
-        """Highest resource version of the watch, 0 if unknown, or None until all were observed."""
+        """Highest resource version of the watch, 0 if unknown, or None before the first list."""
         self.revisions_forgotten = False
         """The next `resync` has no revisions, so that it replaces states of higher ones."""
 
     def update(self, node: NodeFacts, revision: int) -> list[NodeChanged]:
-        """Update a node; return an event if it differs from the published state."""
         self.observed[node.name] = node
         self._revisions[node.name] = revision
         return self._publish_changed([node.name])
@@ -307,7 +301,7 @@ class NodeTracker:
         return [NodeChanged(node=last, deleted=True, revision=NodeRevision(revision))]
 
     def unknown_resources(self, pod: ObservedPod) -> list[PodRejected]:
-        """Return the event of another scheduler's pod with resources that no node has for GPUs."""
+        """Return the event of another scheduler's pod that requests GPUs as no node has them."""
         if pod.ours or pod.node or pod.has_ended or self.revision is None:
             return []
         texts = [
@@ -318,14 +312,13 @@ class NodeTracker:
         return [rejected_event(pod, "; ".join(texts), foreign=True)] if texts else []
 
     def update_usage(self) -> list[NodeChanged]:
-        """Return events for the nodes whose pods' usage has changed."""
         changed = [name for name in self.pods.changed_nodes if name in self.observed]
         self.pods.changed_nodes.clear()
         self.pods.has_urgent_changes = False
         return self._publish_changed(changed)
 
     def resync(self) -> list[NodeChanged | NodesListed]:
-        """Return an event for every node, and one that names all, once all were observed."""
+        """Return an event for every node, and one with the names of all."""
         self.published.clear()
         changes = self._publish_changed(list(self.observed))
         if self.revisions_forgotten:
@@ -335,7 +328,7 @@ class NodeTracker:
         return [*changes, *listed]
 
     def listed(self) -> list[NodesListed]:
-        """Return an event that names all nodes, once all were observed."""
+        """Return an event with the names of all nodes, or none before the first list."""
         if self.revision is None:
             return []
         revision = 0 if self.revisions_forgotten else self.revision
@@ -363,32 +356,29 @@ class ForeignDeviceTracker:
     def update(self, name: NodeName, report: DevicesRegistered | None) -> list[DevicesRegistered]:
         """Update a node's report, which is None if the node has our agent.
 
-        A node that never had devices is not published. One that lost its devices is published with
-        none, and so is one that our agent reported before.
+        A node that never had devices is not published. One that lost them is, with none, and so is
+        one that our agent reported before.
         """
         if report is None:
             self.published.pop(name, None)
             self._unreported.add(name)
             return []
-        known = self.published.get(name)
-        if name not in self._unreported and report.devices == (known.devices if known else ()):
+        last = self.published.get(name)
+        if name not in self._unreported and report.devices == (last.devices if last else ()):
             return []
         self._unreported.discard(name)
         self.published[name] = report
         return [report]
 
     def remove(self, name: NodeName) -> None:
-        """Forget a deleted node."""
         self.published.pop(name, None)
         self._unreported.discard(name)
 
     def resync(self, *, now_s: float) -> list[DevicesRegistered]:
-        """Return every report again."""
         return [replace(report, reported_at=now_s) for report in self.published.values()]
 
 
 def pending_event(pod: ObservedPod, *, requeue_number: int = 0) -> PodQueued | PodRejected:
-    """Return the event of a pending pod: queued, or rejected if its request is invalid."""
     if pod.request is None:
         return rejected_event(pod, pod.request_error, requeue_number=requeue_number)
     return queued(pod, pod.request, requeue_number=requeue_number)
@@ -397,7 +387,6 @@ def pending_event(pod: ObservedPod, *, requeue_number: int = 0) -> PodQueued | P
 def rejected_event(
     pod: ObservedPod, reason: str, *, requeue_number: int = 0, foreign: bool = False
 ) -> PodRejected:
-    """Return the event of a pod whose request can never be granted."""
     return PodRejected(
         pod=pod.pod,
         namespace=pod.namespace,
@@ -409,7 +398,7 @@ def rejected_event(
 
 
 def _is_due(calls: int) -> bool:
-    """Return whether a pod is published that this many calls found without a reason to wait."""
+    """Return whether to publish a pod that had no reason to wait at so many calls in a row."""
     if calls >= MOST_UNEXPLAINED_CALLS:
         return calls % MOST_UNEXPLAINED_CALLS == 0
     rounds, rest = divmod(calls, UNEXPLAINED_CALLS)
@@ -446,7 +435,7 @@ def _terminated_event(pod: ObservedPod) -> PodTerminated:
 def _add(
     totals: dict[NodeName, Counter[_Counted]], node: NodeName, amounts: Mapping[_Counted, int]
 ) -> None:
-    """Add to the amounts of a node, which a pod may name although there is none: 0 is forgotten."""
+    """Add to a node's amounts; those that become 0 are removed."""
     total = totals.setdefault(node, Counter())
     for key, amount in amounts.items():
         total[key] += amount

@@ -36,7 +36,6 @@ def build_watcher(
     *,
     retry_s: float = RETRY_S,
 ) -> Watcher:
-    """Return a watcher of an API server, with the quotas of a file."""
     claims = ClaimReflector(client, retry_s)
     return Watcher(
         pod_source=PodReflector(client, parser),
@@ -52,7 +51,6 @@ def build_watcher(
 
 
 async def serve_watcher(settings: WatcherSettings, process: SharedProcess | None = None) -> None:
-    """Serve the watcher until SIGTERM or SIGINT."""
     parser = settings.pod_parser()
     tracing = open_tracing("watcher", settings)
     parser.keeps_reasons = tracing.tracer is not None

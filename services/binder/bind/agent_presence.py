@@ -1,10 +1,10 @@
 """Presence of node agents, which decides whether a pod may be bound to its node now.
 
 A kubelet permanently rejects a pod that arrives while the node's agent is being replaced, and
-blocks all later pods if the agent hangs. So pods are deferred until the agent replies, with their
-reservation, or placed elsewhere. A node whose agent does not reply is cordoned: placers avoid it
-until the agent replies again. A running agent admits a few pods at a time. A node whose agent sends
-what no agent may send is cordoned until it sends a report that is accepted, whatever it replies.
+blocks all later pods if the agent hangs. So pods keep their reservations until the agent replies,
+or are placed elsewhere. A node is cordoned, so that placers avoid it, while its agent does not
+reply. If the agent sends what no agent may send, that lasts until it sends a report that is
+accepted, whatever it replies.
 """
 
 import asyncio
@@ -49,55 +49,47 @@ IDLE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Deferral:
-    """Why a pod is not bound yet."""
-
     reason: str
     retry_soon: bool = False
     """The pod is next in line: a retry may succeed within milliseconds."""
     cordoned_s: float = 0.0
     """How long the node has not accepted such pods, or 0 if it accepts this one soon."""
     refused: bool = False
-    """Its agent would refuse the pod: it holds what the ledger has leased."""
+    """Its agent would refuse the pod, as things are now."""
 
 
 @dataclass(slots=True)
 class AgentRecord:
-    """The presence of one node's agent."""
-
     exists: bool = False
-    """Whether it has replied, or should have."""
+    """It has replied, or should have."""
     next_request_at: float = 0.0
     pause_s: float = 0.0
     missed_replies: int = 0
     """Requests in a row without a reply."""
     cordon_reason: str = ""
-    """Why the node is cordoned, if it is; begins with `REFUSED` if its messages are refused."""
+    """Empty if the node is not cordoned; begins with `REFUSED` if its messages are refused."""
     cordoned_at: float = 0.0
     """When that last changed."""
     uncordon: bool = False
     """It has replied since the cordon was saved in the ledger."""
     used_at: float = 0.0
-    """When something was last read or written here."""
+    """When it was last read or written here."""
     refused_at: float = 0.0
-    """When its last message was refused, or this binder learned of that."""
+    """When its last message was refused, or this binder read of that."""
 
     @property
     def is_refused(self) -> bool:
-        """Whether its messages are refused."""
         return self.cordon_reason.startswith(REFUSED)
 
 
 @dataclass(eq=False)
 class AgentPresence:
-    """Recent replies of node agents, and the cordoned nodes."""
-
     agents: NodeAgentClient
     reported_by_agent: Callable[[NodeName], Awaitable[bool]]
     clock: Clock
 
     def __post_init__(self) -> None:
         self.changed = asyncio.Event()
-        """Set when a node was cordoned or uncordoned, or may have been."""
         self._records: dict[NodeName, AgentRecord] = {}
         self._cordoned: Mapping[NodeName, str] = {}
         self._requests = asyncio.Semaphore(MAX_REQUESTS)
@@ -105,30 +97,31 @@ class AgentPresence:
     async def deferrals(self, leases: Sequence[Lease]) -> dict[PodUid, Deferral]:
         """Return the pods that must not be bound now, each with the reason.
 
-        Pods on nodes of other device plugins are not deferred. Raises UnavailableError if no agent
-        can be reached, or the ledger about a silent one.
+        For example, of three pods on one GPU, two are deferred with `retry_soon`: the kubelet gets
+        one at a time. Pods on nodes of other device plugins are not deferred. Raises
+        UnavailableError if no agent can be reached, or the ledger cannot be read for a silent one.
         """
         by_node: dict[NodeName, list[Lease]] = {}
         for lease in leases:
             by_node.setdefault(lease.node, []).append(lease)
         if len(by_node) == 1:  # the usual case, without a task
             return await self._deferrals_on(*by_node.popitem())
-        found = await asyncio.gather(*(self._deferrals_on(*each) for each in by_node.items()))
-        return {pod: deferral for deferrals in found for pod, deferral in deferrals.items()}
+        replies = await asyncio.gather(
+            *(self._deferrals_on(node, on_node) for node, on_node in by_node.items())
+        )
+        return {pod: deferral for deferrals in replies for pod, deferral in deferrals.items()}
 
     async def probe_cordoned(self) -> None:
-        """Send a request to the agents of all cordoned nodes whose pause is over."""
         await asyncio.gather(*(self._deferrals_on(node, ()) for node in sorted(self._cordoned)))
 
     def record_reports(self, reports: Sequence[DeviceReported]) -> None:
-        """Record from accepted reports which nodes have agents of Leasehold that may be trusted."""
+        """Trust the agents of accepted reports, and record which nodes have agents of Leasehold."""
         for report in reports:
             self._trust(report.node)
         self.mark_present(report.node for report in reports if not report.other_plugin)
         self.mark_absent(report.node for report in reports if report.other_plugin)
 
     def distrust(self, node: NodeName, reason: str) -> None:
-        """Cordon a node whose agent has sent what is refused."""
         record = self._record(node)
         if not record.is_refused:
             self._set_cordon(record, f"{REFUSED}{reason}")
@@ -141,7 +134,7 @@ class AgentPresence:
             self._set_cordon(record, "")
 
     def mark_present(self, nodes: Iterable[NodeName]) -> None:
-        """Record that these nodes have agents; cordoned ones are probed at once."""
+        """Record that these nodes have agents, and send requests to the cordoned ones at once."""
         for node in nodes:
             record = self._record(node)
             if not record.exists or node in self._cordoned:
@@ -163,7 +156,7 @@ class AgentPresence:
                 self.changed.set()
 
     def cordon_changes(self) -> dict[NodeName, str]:
-        """Return unsaved changes: nodes with the reason of their cordon, empty to uncordon them."""
+        """Return unsaved changes: reasons of cordons by node, empty to uncordon it."""
         changes = {node: "" for node in self._cordoned if self._records[node].uncordon}
         for node, record in self._records.items():
             saved = self._cordoned.get(node, "")
@@ -176,7 +169,7 @@ class AgentPresence:
     def apply_cordons(self, nodes: Mapping[NodeName, str], changes: Mapping[NodeName, str]) -> None:
         """Set the cordoned nodes from the ledger, including our own `changes`.
 
-        A node that another binder uncordoned is probed here, too: its agent may be gone again.
+        The agent of a node that another binder uncordoned gets a request: it may be gone again.
         """
         for node in nodes.keys() | self._cordoned.keys():
             reason = nodes.get(node, "")
@@ -258,7 +251,7 @@ class AgentPresence:
 def _deferred(
     reply: BindReply, leases: Sequence[Lease], *, cordoned_s: float
 ) -> dict[PodUid, Deferral]:
-    """Return those of the pods that an agent defers; it may name no others."""
+    """Return the pods that an agent defers; it may name no others."""
     later = Deferral(reply.reason, retry_soon=reply.retry_soon, cordoned_s=cordoned_s)
     unserved = Deferral(reply.unserved_reason, cordoned_s=reply.unserved_s)
     deferrals = {
@@ -266,7 +259,7 @@ def _deferred(
         **dict.fromkeys(reply.unserved_pods, unserved),
         **{pod: Deferral(text, refused=True) for pod, text in reply.refusals.items()},
     }
-    return {each.pod: deferrals[each.pod] for each in leases if each.pod in deferrals}
+    return {lease.pod: deferrals[lease.pod] for lease in leases if lease.pod in deferrals}
 
 
 @dataclass(eq=False)
@@ -281,7 +274,6 @@ class NodeCordons:
 
     @loops(wait=lambda cordons: cordons.wait())
     async def cordon_nodes(self) -> None:
-        """Save changes, probe the agents of cordoned nodes, and save what that changes."""
         self.presence.changed.clear()
         if await self.ledger.status(now=self.presence.clock.ticks()) is None:
             return
@@ -292,7 +284,6 @@ class NodeCordons:
                 await self._save()
 
     async def wait(self) -> None:
-        """Return when something has changed, or after a pause."""
         await wait_for_event(self.presence.changed, PROBE_S if self.cordoned else IDLE_S)
 
     async def _save(self) -> None:

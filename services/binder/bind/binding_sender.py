@@ -28,11 +28,8 @@ MAX_RESULTS = 8192
 
 
 class BindingOutcome(StrEnum):
-    """The outcome of one Binding."""
-
     BOUND = "bound"
     ELSEWHERE = "elsewhere"
-    """The pod is bound to another node."""
     DELETED = "deleted"
     """The pod is not there any more; it may run if an earlier Binding of it succeeded."""
     REFUSED = "refused"
@@ -43,14 +40,11 @@ class BindingOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BindingResult:
-    """An outcome, with its reason unless the pod is bound."""
-
     outcome: BindingOutcome
     reason: str = ""
 
     @property
     def failed(self) -> bool:
-        """Whether the pod will not be bound with this lease."""
         return self.outcome not in {BindingOutcome.BOUND, BindingOutcome.UNKNOWN}
 
 
@@ -58,7 +52,7 @@ BOUND = BindingResult(BindingOutcome.BOUND)
 
 
 def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
-    """Return all annotations that the Binding writes: the dialect's, the lease, and its end.
+    """Return the annotations of the dialect, of the lease, and of its end.
 
     The kubelet counts the maximum run time from when it admits the pod, just after the Binding: it
     never ends a pod before the time in the annotation.
@@ -71,15 +65,14 @@ def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
 
 
 def needs_binding(lease: Lease) -> bool:
-    """Return whether the Binding must be sent: the pod of an active lease is on its node."""
     return lease.state is not LeaseState.ACTIVE
 
 
 def judge(lease: Lease, error: LeaseholdError, pod: PodSnapshot | None) -> BindingResult:
     """Return the result of a Binding that failed with `error`, given the pod as read after it.
 
-    The pod's node settles an error that leaves the write in doubt. A pod that is not bound is
-    tried again only if the API server was unavailable; any other error is final.
+    For example, after a timeout the pod is BOUND if it is on the node of its lease. A pod that is
+    not bound is tried again only if the API server was unavailable.
     """
     name = f"{lease.namespace}/{lease.name}"
     if pod is None:
@@ -123,8 +116,6 @@ class _PendingBinding:
 
 @dataclass(eq=False)
 class BindingSender:
-    """Bindings in flight and done; `send_bindings` sends them."""
-
     pods: PodClient
     clock: Clock
     _: KW_ONLY
@@ -136,7 +127,7 @@ class BindingSender:
         self._bindings: OrderedDict[tuple[PodUid, int], _PendingBinding] = OrderedDict()
 
     async def send(self, leases: Sequence[tuple[Lease, str]]) -> list[BindingResult]:
-        """Bind the pods of these leases (each with its trace) and return the results in order.
+        """Bind the pods of these leases (each with its trace); return the results in order.
 
         A result that is not known within `batch_wait_s` seconds is UNKNOWN; its Binding continues.
         """
@@ -152,16 +143,14 @@ class BindingSender:
         return binding is not None and not binding.in_doubt
 
     def in_flight(self) -> int:
-        """Return the number of Bindings without a response of the API server."""
+        """Return the number of Bindings without a response."""
         return sum(not binding.result.done() for binding in self._bindings.values())
 
     def is_busy(self) -> bool:
-        """Return whether Bindings wait until others have been sent."""
         return not self._queue.empty()
 
     @loops
     async def send_bindings(self) -> None:
-        """Send queued Bindings until cancelled."""
         try:
             async with asyncio.TaskGroup() as workers:
                 for _ in range(self.concurrency):

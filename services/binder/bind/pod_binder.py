@@ -65,7 +65,7 @@ a kubelet takes about as long for a pod."""
 class GangCheck:
     """Ends the reservations of gangs that have lost a pod before any of their pods was bound.
 
-    A pod may have been deleted after its gang was counted, and its event may not have arrived yet.
+    The event of a pod that was deleted after its gang was counted may not have arrived yet.
     """
 
     ledger: RedisLeases
@@ -78,15 +78,15 @@ class GangCheck:
     async def end_short(
         self, placements: Iterable[PlacementChosen]
     ) -> list[LeaseChanged | BindingFailed]:
-        """Check the gangs of these pods; return events for the leases that ended.
+        """Return events for the leases that ended.
 
         Raises UnavailableError while the API server does not respond.
         """
-        gangs = sorted({each.lease.gang for each in placements if each.lease.gang})
+        gangs = sorted({placement.lease.gang for placement in placements if placement.lease.gang})
         if not gangs:
             return []
-        found = await asyncio.gather(*map(self._check_once, gangs))
-        gone = [event for events in found for event in events]
+        checks = await asyncio.gather(*map(self._check_once, gangs))
+        gone = [event for events in checks for event in events]
         return await self.updater.end_terminated(gone) if gone else []
 
     async def _check_once(self, gang: str) -> list[PodTerminated]:
@@ -114,8 +114,6 @@ class GangCheck:
 
 @dataclass(eq=False, kw_only=True)
 class PodBinder:
-    """Stateless between batches."""
-
     ledger: RedisLeases
     publish: Publish
     sender: BindingSender
@@ -130,8 +128,8 @@ class PodBinder:
     async def bind_pods(self, placements: Sequence[PlacementChosen]) -> list[BindEvent]:
         """Bind what the node agents admit; retry deferred pods whose turn comes next.
 
-        Raises UnavailableError if the outcome of some pods is not known yet; what is known is
-        published before that.
+        For example, of two pods, one is bound and the other one's node has no agent: PodBound is
+        published, and UnavailableError raised, so that the batch is delivered again.
         """
         remaining = {placement.lease.pod: placement for placement in placements}
         unresolved: list[str] = []
@@ -142,7 +140,7 @@ class PodBinder:
             leases = [placement.lease for placement in remaining.values()]
             asked_at = self.clock.ticks()
             deferrals = await self._as_committed(await self.presence.deferrals(leases), leases)
-            admitted = [each for pod, each in remaining.items() if pod not in deferrals]
+            admitted = [placement for pod, placement in remaining.items() if pod not in deferrals]
             results, reasons = await self._bind_admitted(admitted, asked_at)
             unresolved += reasons
             now = self.clock.ticks()
@@ -171,9 +169,8 @@ class PodBinder:
     ) -> Mapping[PodUid, Deferral]:
         """Return deferrals in which a refusal tears no gang apart.
 
-        A pod that its node's agent would refuse is deferred with its gang, unless its lease is
-        committed: then the gang has begun. It waits alone, unless this binder has sent its Binding.
-        If another binder has, the pod is on its node, and its agent sees it there.
+        A pod that its node's agent would refuse is deferred with its gang. A committed lease shows
+        that the gang has begun: its pod waits alone, unless this binder has sent its Binding.
         """
         refused = {pod for pod, deferral in deferrals.items() if deferral.refused}
         if not refused:
@@ -200,7 +197,7 @@ class PodBinder:
     ) -> tuple[list[BindEvent], list[str]]:
         """Bind these pods; return the events, and why the outcome of some is not known.
 
-        A lease that has moved on is dropped; one that has ended is a failed binding.
+        A lease that has moved on is dropped, and one that has ended is a failed binding.
         """
         by_pod = {placement.lease.pod: placement for placement in placements}
         ended_gangs = await self.gangs.end_short(placements)
@@ -218,17 +215,17 @@ class PodBinder:
         results = await self.sender.send(list(zip(leases, traces, strict=True)))
         events = [*ended_gangs, *await self._report(leases, traces, results)]
         events += ended_events
-        unknown = [each.reason for each in results if each.outcome is BindingOutcome.UNKNOWN]
+        unknown = [result.reason for result in results if result.outcome is BindingOutcome.UNKNOWN]
         return events, unknown
 
     async def _commit(
         self, placements: Sequence[PlacementChosen]
     ) -> tuple[list[Lease], list[PodUid]]:
-        """Commit reservations; return the leases, and the pods whose reservations have ended."""
+        """Return committed leases, and the pods whose reservations have ended."""
         committed = await self.ledger.bind([placement.lease for placement in placements])
-        leases = [each for each in committed if isinstance(each, Lease)]
-        stale = [each for each in committed if not isinstance(each, Lease)]
-        return leases, [error.pod for error in stale if not error.stored]
+        leases = [outcome for outcome in committed if isinstance(outcome, Lease)]
+        errors = [outcome for outcome in committed if not isinstance(outcome, Lease)]
+        return leases, [error.pod for error in errors if not error.stored]
 
     async def _report(
         self, leases: Sequence[Lease], traces: Sequence[str], results: Sequence[BindingResult]
@@ -262,9 +259,9 @@ class PodBinder:
     async def _settle_deferred(
         self, deferrals: Mapping[PodUid, Deferral], placements: Mapping[PodUid, PlacementChosen]
     ) -> tuple[list[BindEvent], list[str]]:
-        """Explain pods that wait for their nodes; release reservations on cordoned nodes.
+        """Explain pods that wait; release reservations that their nodes do not admit.
 
-        Returns the events, and why some still wait. A committed lease stays while its Binding may
+        Return the events, and why some still wait. A committed lease stays while its Binding may
         have been sent. A pod whose lease is now on another node does not wait here. Raises
         ConflictError if a reservation moved on meanwhile.
         """
@@ -332,7 +329,7 @@ class PodBinder:
 
 
 def _ended(placements: Iterable[PlacementChosen]) -> list[BindingFailed]:
-    return [binding_failed(each.lease, ENDED, each.trace) for each in placements]
+    return [binding_failed(placement.lease, ENDED, placement.trace) for placement in placements]
 
 
 def _any_soon(deferrals: Mapping[PodUid, Deferral]) -> bool:

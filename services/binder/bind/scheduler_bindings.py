@@ -1,7 +1,7 @@
 """Leases and Bindings for the pods whose node kube-scheduler chooses.
 
-kube-scheduler calls the extender's bind verb after volumes are bound, and tries the pod again if
-that fails. So a pod that is not bound keeps no reservation, unless its Binding may have been sent.
+It calls the extender's bind verb after volumes are bound, and tries the pod again if that fails. So
+a pod that is not bound keeps no reservation, unless its Binding may have been sent.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -55,10 +55,10 @@ class SchedulerBindings:
 
     @answers(concurrency=32)
     async def bind_chosen(self, request: PodBindingRequest) -> PodBindingReply:
-        """Reserve, ask the node's agent, commit, bind; on failure end the reservation.
+        """Reserve, request the node's agent, commit, bind; on failure end the reservation.
 
-        Between reserving and binding, the pod's anti-affinity is checked against pods of which
-        kube-scheduler may not know yet.
+        For example, if the agent is away for 3 s, the reply has its reason, and the share is free
+        again.
         """
         deadline = self.clock.ticks() + DEADLINE_S
         lease = await self._reserve(request)
@@ -86,7 +86,7 @@ class SchedulerBindings:
             return PodBindingReply(bound=True, node=lease.node, lease=lease)
 
     async def _conflict(self, lease: Lease, request: PodBindingRequest) -> str:
-        """Return why the pod must not run beside another one, if anything is known."""
+        """Return why the pod must not run beside another one, or an empty text."""
         if not request.repels or lease.state is not LeaseState.RESERVED:
             return ""
         try:
@@ -95,11 +95,10 @@ class SchedulerBindings:
             return str(error)
 
     async def _repelled(self, lease: Lease, terms: Iterable[AntiAffinityTerm]) -> str:
-        """Return which pod keeps the lease's pod off its node, or an empty text if none does.
+        """Return which pod keeps the lease's pod off its node, or an empty text.
 
-        kube-scheduler checks the pod against its cache, which lacks pods that placers have placed a
-        moment ago: those that are not bound yet, and those of which the API server's event is on
-        its way. Raises UnavailableError if the API server or the ledger does not respond.
+        kube-scheduler checked its cache, which lacks pods that placers have just placed. Raises
+        UnavailableError if the API server or the ledger does not respond.
         """
         for term in terms:
             on_node = lease.node if term.topology_key == HOSTNAME else None
@@ -116,8 +115,8 @@ class SchedulerBindings:
         self, selected: Sequence[PodSnapshot]
     ) -> list[tuple[PodSnapshot, NodeName]]:
         unbound = [pod.pod for pod in selected if pod.node is None]
-        found = await self.ledger.load(unbound) if unbound else []
-        leased = {lease.pod: lease.node for lease in found if lease and lease.state in LIVE}
+        leases = await self.ledger.load(unbound) if unbound else []
+        leased = {lease.pod: lease.node for lease in leases if lease and lease.state in LIVE}
         nodes = [(pod, pod.node or leased.get(pod.pod)) for pod in selected]
         return [(pod, node) for pod, node in nodes if node is not None]
 
@@ -130,7 +129,6 @@ class SchedulerBindings:
         return value is not None and value == (others or {}).get(key)
 
     async def _reserve(self, request: PodBindingRequest) -> Lease | PodBindingReply:
-        """Return the pod's lease, or the reply if it gets none."""
         pod = request.queued.pod
         node = request.placement.node
         outcome: ReservationOutcome = NoCapacity(pod=pod, reason=f"{node}: no share is free")

@@ -47,10 +47,8 @@ CONFLICT_RETRY_S = 0.2
 
 
 class EventRecorder(Protocol):
-    """Writes Kubernetes Events in the background."""
-
     def record(self, event: KubernetesEvent, *, once: bool = False) -> None:
-        """Queue an Event; `once`: do not count an equal one up."""
+        """Queue an Event; with `once`, do not count an equal one up."""
         ...
 
 
@@ -63,8 +61,6 @@ class NoEvents:
 
 @dataclass(slots=True)
 class TokenBucket:
-    """A token bucket, full at first: at most `burst` tokens, and `per_s` new ones a second."""
-
     per_s: float
     burst: float
     at: float
@@ -74,7 +70,6 @@ class TokenBucket:
         self.tokens = self.burst
 
     def take(self, now: float, count: float = 1) -> bool:
-        """Take tokens if there are as many."""
         self._fill(now)
         if self.tokens < count:
             return False
@@ -82,7 +77,6 @@ class TokenBucket:
         return True
 
     def wait_s(self, now: float, count: float = 1) -> float:
-        """Return how long until there are as many tokens."""
         self._fill(now)
         return max(0.0, (count - self.tokens) / self.per_s)
 
@@ -93,26 +87,21 @@ class TokenBucket:
 
 @dataclass(slots=True)
 class _Occurrences:
-    """How often something happened since it was last written."""
-
     count: int
     first_at: float
     last_at: float
     once: bool = False
-    """One that another replica wrote, or this one before its restart, stays as it is."""
+    """An equal Event of another replica, or from before a restart, stays as it is."""
 
 
 @dataclass(eq=False)
 class EventWriter:
-    """Queued Events; `write_events` writes them."""
-
     api: PodClient
     clock: Clock
     _: KW_ONLY
     per_s: float = EVENTS_PER_S
     burst: float = BURST
     is_busy: Callable[[], bool] = lambda: False
-    """Whether Bindings wait for the API server."""
 
     def __post_init__(self) -> None:
         now = self.clock.ticks()
@@ -126,7 +115,6 @@ class EventWriter:
         """Held by the one writer that the next Event wakes."""
 
     def record(self, event: KubernetesEvent, *, once: bool = False) -> None:
-        """Queue an Event; `once`: do not count an equal one up."""
         if once and (event in self._queue_of(event) or event in self._counts):
             return
         now = self.clock.now()
@@ -138,7 +126,6 @@ class EventWriter:
 
     @loops
     async def write_events(self) -> None:
-        """Write queued Events until cancelled."""
         async with asyncio.TaskGroup() as writers:
             for _ in range(WRITERS):
                 writers.create_task(self._write_all())
@@ -241,9 +228,9 @@ class _Message:
 class ConditionWriter:
     """The condition PodScheduled=False of waiting pods, written when its message changes.
 
-    The newest reason and the newest planned start only, and never over a binding: the patch applies
-    only to the resource version that was read. A message is an Event too once it is written, so
-    that a burst of reasons is one. `write_conditions` writes what is queued.
+    It has the newest reason and the newest planned start, and never replaces a binding: the patch
+    applies only to the resource version that was read. A written message is an Event, too, so that
+    a burst of reasons is one Event.
     """
 
     conditions: PodClient
@@ -262,16 +249,17 @@ class ConditionWriter:
         *,
         after_s: float = 0.0,
     ) -> None:
-        """Queue a message; it replaces a queued one of the same pod about the same.
+        """Queue a message, which replaces a queued one of the same pod about the same.
 
-        It is written even if it is this replica's previous one: another may have written one since.
+        It is written even if it is this replica's last one: another replica may have written one
+        since.
         """
         message = _Message(explanation, events)
         _, at = self._written.get(message.key, ("", 0.0))
         self._add(message, max(self.clock.ticks() + after_s, at + MIN_INTERVAL_S))
 
     def repeat(self, explanation: KubernetesEvent, events: EventRecorder) -> None:
-        """Do the same for a message that may come often: an equal one waits for `REPEAT_S`."""
+        """Queue a message that may come often: an equal one waits for `REPEAT_S`."""
         key = _Message(explanation).key
         written, at = self._written.get(key, ("", 0.0))
         is_recent = self.clock.ticks() - at < REPEAT_S
@@ -279,14 +267,12 @@ class ConditionWriter:
             self.explain(explanation, events)
 
     def forget(self, pod: PodUid) -> None:
-        """Write nothing more about this pod: it no longer waits."""
         for key in ((pod, False), (pod, True)):
             self._queued.pop(key, None)
             self._written.pop(key, None)
 
     @loops
     async def write_conditions(self) -> None:
-        """Write queued messages until cancelled."""
         async with asyncio.TaskGroup() as writers:
             for _ in range(CONDITION_WRITERS):
                 writers.create_task(self._write_all())
@@ -304,7 +290,6 @@ class ConditionWriter:
             self._wake.set()
 
     def _again(self, message: _Message, after_s: float) -> None:
-        """Write it later, unless there is a newer one."""
         if message.key not in self._queued:
             self._add(message, self.clock.ticks() + after_s)
 
@@ -334,7 +319,7 @@ class ConditionWriter:
             await wait_for_event(self._wake, self._due[0][0] - now if self._due else None)
 
     async def _write(self, explanation: KubernetesEvent) -> bool:
-        """Write it; return whether it differs from what the condition says."""
+        """Write it; return whether the condition has changed."""
         namespace, name = explanation.namespace, explanation.name
         observed = await self.conditions.get(namespace, name)
         patch = condition_patch(explanation, observed, self.clock.now())

@@ -45,13 +45,11 @@ Subject = (
     Lease | LeaseHolder | PlacementRefused | PodGated | PodQueued | PodRejected | PodTerminated
     | Reservation | StartReported | Victim | ViolationFound
 )  # fmt: skip
-"""What an Event is about has the name of a pod, or of a ResourceClaim."""
+"""It has the name of a pod, or of a ResourceClaim."""
 
 
 class KubernetesEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of a core/v1 Event about a pod, a ResourceClaim or a node.
-
-    Equal ones are one Event with a count.
+    """Content of a core/v1 Event; equal ones are one Event with a count.
 
     For a node, `pod` is its name, as in the kubelet's own Events, and the namespace `default`.
     """
@@ -67,12 +65,11 @@ class KubernetesEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_of_start(self) -> bool:
-        """Whether it is about a planned start, and not about why the pod waits."""
         return self.reason in {PLANNED, WITHDRAWN, NO_END}
 
     @property
     def event_name(self) -> str:
-        """The Event's name: every replica derives the same. It is no longer than any may be."""
+        """The Event's name: every replica derives the same, within the limit of names."""
         text = "\n".join((self.pod, self.reason, self.message))
         digest = hashlib.blake2s(text.encode(), digest_size=8).hexdigest()
         return f"{self.name[: NAME - len(digest) - 1].rstrip('-.')}.{digest}"
@@ -81,7 +78,6 @@ class KubernetesEvent(msgspec.Struct, frozen=True, kw_only=True):
 def event_of(
     about: Subject, reason: str, message: str, *, warning: bool = True, kind: str = "Pod"
 ) -> KubernetesEvent:
-    """Return an Event about a pod or a ResourceClaim, or about the holder of a lease."""
     return KubernetesEvent(
         pod=about.pod,
         namespace=about.namespace,
@@ -94,26 +90,24 @@ def event_of(
 
 
 def explain(event: PlacementRefused | PodRejected) -> KubernetesEvent:
-    """Return the Event that says why a pod waits; its condition PodScheduled has the same text."""
+    """Return the Event of why a pod waits; its condition PodScheduled has the same text."""
     text = event.refusal.text if isinstance(event, PlacementRefused) else event.reason
     foreign = isinstance(event, PodRejected) and event.foreign
     return event_of(event, "UnknownResource" if foreign else FAILED, text)
 
 
 def explain_deferred(lease: Lease, reason: str) -> KubernetesEvent:
-    """Return the Event that says why a pod with a reservation is not bound yet."""
     text = f"its share is reserved on node {lease.node}, but it must wait: {reason}"
     return event_of(lease, FAILED, text)
 
 
 def bound_event(lease: Lease) -> KubernetesEvent:
-    """Return the Event of a pod that was bound."""
     text = f"Successfully assigned {lease.namespace}/{lease.name} to {lease.node}"
     return event_of(lease, "Scheduled", text, warning=False)
 
 
 def share_event(event: ShareRefused) -> KubernetesEvent | None:
-    """Return the Event of what a node refused, or None if its pod or ResourceClaim is unknown."""
+    """Return the Event of a refusal, or None if its pod or ResourceClaim is unknown."""
     if event.pod is None or event.namespace is None or not event.name:
         return None
     what = "it" if event.claim else f"container {event.container}"
@@ -128,7 +122,7 @@ def share_event(event: ShareRefused) -> KubernetesEvent | None:
 
 
 def rejected_event(event: PodTerminated) -> KubernetesEvent | None:
-    """Return the Event of a pod that its kubelet rejected, or None if it did not.
+    """Return the Event of a pod that its kubelet rejected, or None.
 
     If the node's agent refused the pod, its `ShareRefused` has the reason.
     """
@@ -143,13 +137,11 @@ def rejected_event(event: PodTerminated) -> KubernetesEvent | None:
 
 
 def violation_event(event: ViolationFound) -> KubernetesEvent:
-    """Return the Event of a container that breaks a rule of its node."""
     text = f"node {event.node}: {event.message}"
     return event_of(event, event.reason, text, kind=_kind_of(event))
 
 
 def unreadable_event(record: UnreadableRecord, lease: Lease | None = None) -> KubernetesEvent:
-    """Return the Event of a record that could not be read: of its lease's pod, or of its node."""
     what = "the lease" if lease else f"the record of {record.kind.removesuffix('s')} {record.key}"
     return KubernetesEvent(
         pod=lease.pod if lease else PodUid(record.node),
@@ -162,7 +154,6 @@ def unreadable_event(record: UnreadableRecord, lease: Lease | None = None) -> Ku
 
 
 def health_events(event: HealthChanged) -> list[KubernetesEvent]:
-    """Return the Events of a device's health: of its node, and of each holder of a lease on it."""
     device = f"GPU {event.index} ({event.device}) of node {event.node}"
     if event.healthy:
         reason = "GpuRecovered"
@@ -181,7 +172,6 @@ def health_events(event: HealthChanged) -> list[KubernetesEvent]:
 
 
 def refused_event(node: NodeName, reason: str) -> KubernetesEvent:
-    """Return the Event of a node whose agent sent what no agent may send."""
     return _node_event(
         node,
         "AgentMessageRefused",
@@ -192,23 +182,20 @@ def refused_event(node: NodeName, reason: str) -> KubernetesEvent:
 
 
 def leftovers_event(node: NodeName, device: Device) -> KubernetesEvent:
-    """Return the Event of a node on a device of which earlier pods still hold something."""
     name = f"GPU {device.index} ({device.uuid})"
+    held = "; ".join(leftover.text(name) for leftover in device.leftovers)
     return _node_event(
         node,
         "GpuHeldByEndedPod",
-        f"{'; '.join(each.text(name) for each in device.leftovers)}. No other pod gets it until "
-        f"they have ended: {END_LEFTOVERS}",
+        f"{held}. No other pod gets it until they have ended: {END_LEFTOVERS}",
     )
 
 
 def config_event(event: DeviceReported) -> KubernetesEvent:
-    """Return the Event of a node whose device configuration has become invalid."""
     return _node_event(event.node, "DeviceConfigInvalid", event.config_errors)
 
 
 def shared_device_event(node: NodeName, device: DeviceUuid, owner: NodeName) -> KubernetesEvent:
-    """Return the Event of a node that reports a device which another node has."""
     return _node_event(
         node,
         "GpuOnTwoNodes",
@@ -238,11 +225,10 @@ def _kind_of(holder: ViolationFound | ShareRefused | LeaseHolder) -> str:
 def condition_patch(
     explanation: KubernetesEvent, observed: PodSnapshot | None, now_s: float
 ) -> Mapping[str, Any] | None:
-    """Return the patch of `pods/status` that explains why the pod waits, or None if it does.
+    """Return the patch of `pods/status` that explains why the pod waits, or None if none is due.
 
-    A planned start stays behind a new reason until it is changed or withdrawn, and the reverse.
-
-    It names the resource version that was read, so that it can never undo a binding made meanwhile.
+    A planned start stays behind a new reason until it is changed or withdrawn, and the reverse. The
+    patch names the resource version that was read, so that it never undoes a binding.
     """
     if observed is None or observed.pod != explanation.pod or observed.node:
         return None
@@ -272,7 +258,6 @@ def condition_patch(
 def event_body(
     event: KubernetesEvent, *, count: int, first_at: float, last_at: float
 ) -> Mapping[str, Any]:
-    """Return the core/v1 Event for something that happened `count` times."""
     return {
         "apiVersion": "v1",
         "kind": "Event",
@@ -297,11 +282,14 @@ def event_body(
 
 
 def count_patch(count: int, last_at: float) -> Mapping[str, Any]:
-    """Return the patch of an Event for something that happened again."""
     return {"count": count, "lastTimestamp": timestamp(last_at)}
 
 
 def summarize(findings: Sequence[str], shown: int = 5) -> str:
-    """Join findings for one log line."""
+    """Join findings for one log line.
+
+    >>> summarize(["a", "b", "c"], shown=2)
+    'a; b and 1 more'
+    """
     more = f" and {len(findings) - shown} more" if len(findings) > shown else ""
     return "; ".join(findings[:shown]) + more

@@ -54,8 +54,6 @@ ANY_VERSION = 1 << 53
 
 @dataclass(eq=False)
 class Resizer:
-    """Any number of binders may resize at once; one pod's lease, one at a time."""
-
     ledger: RedisLeases
     agents: NodeAgentClient
     pods: PodClient
@@ -69,7 +67,11 @@ class Resizer:
 
     @answers
     async def resize(self, request: ResizeRequest) -> ResizeReply:
-        """Resize, or return why not; a repeated request gets the same size once."""
+        """Resize, or return why not; a repeated request gets the same size once.
+
+        For example, `--memory 6Gi` on a GPU with 4 GiB free is refused, with the most that would
+        fit.
+        """
         reply: ResizeReply | None = None
         try:
             for _ in range(MAX_DECISIONS):
@@ -172,9 +174,9 @@ class Resizer:
     async def _synchronize(self, lease: Lease, *, undo: bool = False) -> tuple[str, ...]:
         """Bring the pod's annotations, then the node's limits in line; return what is left.
 
-        In this order: no limit is above the size in the copy of the lease, which counts where the
-        ledger is lost. With `undo`, a lease that its device cannot hold gets the size that its
-        container has.
+        In this order, no limit is above the size in the copy of the lease, which counts where the
+        ledger is lost. With `undo`, a lease that its device cannot hold gets the size of its
+        container.
         """
         try:
             lease = await self._annotate(lease)
@@ -255,7 +257,6 @@ class Resizer:
 
 
 def resized_annotations(lease: Lease) -> dict[str, str]:
-    """Return the annotations of a running pod that carry its lease."""
     dialect = DIALECTS.get(lease.dialect)
     return {
         **(dialect.resized_annotations(lease) if dialect else {}),
@@ -298,7 +299,7 @@ def _text(change: SizeChange) -> str:
     now = size_of(change.after[0])
     devices = ", ".join(str(share.index) for share in change.after)
     limits = [
-        f"{each.cores_percent} %" if each.cores_percent else "no limit" for each in (was, now)
+        f"{size.cores_percent} %" if size.cores_percent else "no limit" for size in (was, now)
     ]
     cores = f", {' to '.join(limits)} of its cores"
     return (

@@ -33,8 +33,6 @@ def refused(reason: str, hint: str = "") -> ResizeReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeChange:
-    """The size that is requested for one container."""
-
     container: str
     lease: Lease
     """With its new shares, and the version that this was decided on."""
@@ -42,12 +40,10 @@ class SizeChange:
 
     @property
     def after(self) -> tuple[Share, ...]:
-        """The container's new shares."""
         return self.lease.shares_of(self.container)
 
     @property
     def is_none(self) -> bool:
-        """Whether the container has that size already."""
         return self.after == self.before
 
     @property
@@ -60,7 +56,7 @@ class SizeChange:
 def decide(
     lease: Lease | None, request: ResizeRequest, node: LedgerNode | None
 ) -> SizeChange | ResizeReply:
-    """Decide on a request. `node` is the lease's, with its devices."""
+    """Return the change, or why it is refused; `node` has the devices of the lease."""
     if lease is None:
         return refused(
             reason="it has no lease",
@@ -102,7 +98,6 @@ def _container_of(lease: Lease, request: ResizeRequest) -> str | ResizeReply:
 
 
 def _fixed(lease: Lease, shares: Sequence[Share]) -> Iterator[ResizeReply]:
-    """Yield the reasons why shares have a fixed size."""
     recreate = "delete the pod, and create it with the new size"
     first = shares[0]
     if lease.claim is not None:
@@ -138,7 +133,6 @@ def _fixed(lease: Lease, shares: Sequence[Share]) -> Iterator[ResizeReply]:
 def _wrong(
     request: ResizeRequest, shares: Sequence[Share], devices: dict[DeviceUuid, Device]
 ) -> Iterator[ResizeReply]:
-    """Yield reasons why no device could grant the request."""
     if request.memory_mib is None and request.cores_percent is None:
         yield refused(reason="no size is requested", hint="--memory 6Gi, --cores 30, or both")
     for share in shares:
@@ -215,14 +209,12 @@ def _sized(share: Share, request: ResizeRequest) -> Share:
 
 
 def size_of(share: Share) -> ShareSize:
-    """Return the size of a share."""
     return ShareSize(memory_mib=share.memory_mib, cores_percent=share.cores_percent)
 
 
 def _unenforceable(
     lease: Lease, change: SizeChange, node: LedgerNode | None, devices: dict[DeviceUuid, Device]
 ) -> Iterator[ResizeReply]:
-    """Yield the reasons why another size cannot be enforced while the container runs."""
     dialect = DIALECTS.get(lease.dialect)
     if dialect is None or node is None:
         yield refused(
@@ -257,12 +249,11 @@ def _unenforceable(
 
 
 def no_capacity(full: NoCapacity, change: SizeChange, node: LedgerNode) -> ResizeReply:
-    """Return why the ledger has no room for the new size."""
     if full.quotas:
         return _over_quota(change.lease, full.quotas[0])
     code, _, uuid = full.reason.partition(" of ")
-    device = next((each for each, _ in node.devices if each.uuid == uuid), None)
-    uses = {each: use.taken for each, use in full.devices.items()}
+    device = next((device for device, _ in node.devices if device.uuid == uuid), None)
+    uses = {name: use.taken for name, use in full.devices.items()}
     use = uses.get(DeviceUuid(uuid))
     if device is None or use is None:
         return refused(reason=f"the ledger does not know GPU {uuid} any more")
@@ -275,10 +266,10 @@ def no_capacity(full: NoCapacity, change: SizeChange, node: LedgerNode) -> Resiz
     free_cores = 100 - use.cores_percent
     gpu = f"GPU {device.index} of node {change.lease.node}"
     room = [
-        (old, each.memory_mib - taken.memory_mib, 100 - taken.cores_percent)
+        (old, device.memory_mib - taken.memory_mib, 100 - taken.cores_percent)
         for old in change.before
-        for each, _ in node.devices
-        if each.uuid == old.device and (taken := uses.get(each.uuid)) is not None
+        for device, _ in node.devices
+        if device.uuid == old.device and (taken := uses.get(device.uuid)) is not None
     ]
     most = min(old.memory_mib + mib for old, mib, _ in room)
     most -= most % change.before[0].unit_mib
@@ -322,6 +313,5 @@ def _over_quota(lease: Lease, excess: QuotaExcess) -> ResizeReply:
 
 
 def is_smaller(size: ResizeRequest, lease: Lease) -> bool:
-    """Return whether a size is at most that of the lease."""
     shares = lease.shares_of(size.container)
     return bool(shares) and 0 < (size.memory_mib or 0) <= shares[0].memory_mib
