@@ -185,6 +185,8 @@ async def measure(options, directory):
 async def windows(api, pids, options):
     measured = {True: [], False: []}
     for _ in range(options.windows):
+        if len(api.evicted) >= options.pods:
+            break
         for planning in (False, True):
             measured[planning] += await window(api, pids, options, planning=planning)
     for planning, latencies in measured.items():
