@@ -9,6 +9,8 @@ from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler.loadfile import LoadFileScheduling
 
+# It extends the parser in Python: before the name stands for the one in C.
+from shared.kubernetes import strict_yaml  # noqa: F401
 from tests.support.effort import tries
 
 # PyYAML's parser in C reads the same, and takes a tenth of the time for the many manifests.
