@@ -138,7 +138,7 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         _nothing_lost,
     ),
     "starts are withdrawn without a word": (
-        "services.binder.plans.starts.PlannedStarts._record_withdrawal",
+        "services.planner.start_planner.StartPlanner._report_withdrawal",
         _ignore,
     ),
     "starts are promised too early": ("shared.model.leases.lease.END_MARGIN_S", -75.0),
