@@ -105,10 +105,10 @@ class RouteTable(list[Route]):
         body: type[View] | None = None,
     ) -> Callable[[H], H]:
         """Have a path served by a handler."""
-        known: Any = {"path": path, "query": query or {}, "needs_sync": needs_sync, "body": body}
+        parts: Any = {"path": path, "query": query or {}, "needs_sync": needs_sync, "body": body}
 
         def add(handler: H) -> H:
-            self.append(Route(handler=handler, **known))
+            self.append(Route(handler=handler, **parts))
             return handler
 
         return add

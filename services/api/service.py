@@ -307,10 +307,10 @@ class ApiService:
     async def watch_gated_pods(self) -> None:
         """Read the pods that wait for their namespace's budget."""
         store = self.ledger.part(GatedPods)
-        found = [
+        pods = [
             pod for namespace in await store.namespaces() for pod in await store.load(namespace)
         ]
-        self.feed.publish(self.projection.update_gated(found))
+        self.feed.publish(self.projection.update_gated(pods))
 
     @loops(every_s=RESYNC_S)
     async def read_run_times(self) -> None:
@@ -368,10 +368,10 @@ class ApiService:
         loop.call_later(REREAD_S, self._mark_stale, nodes, pods)
 
     def _nodes_of(self, change: LedgerChange) -> set[NodeName]:
-        known = self.projection.devices
+        devices = self.projection.devices
         return {
             *(node.facts.name for node in change.nodes),
             *change.removed,
             *change.used,
-            *(known[uuid].node for uuid in change.devices if uuid in known),
+            *(devices[uuid].node for uuid in change.devices if uuid in devices),
         }

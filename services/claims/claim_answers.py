@@ -109,8 +109,8 @@ class AnswerWriter:
         """
         copy = copy_in(bound_claim(claim))
         replaces = copy is None or copy.shares != lease.shares
-        found = await self._write(claim, leased_answer(lease), replaces=replaces)
-        if found is not None and found.answer == LEASED:
+        written = await self._write(claim, leased_answer(lease), replaces=replaces)
+        if written is not None and written.answer == LEASED:
             return []
         return await self.ender.end(lease)
 

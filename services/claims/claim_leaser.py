@@ -93,10 +93,14 @@ async def combination_refusal(
                 f"beside {claim.name}; at most {MOST_COMBINED} are allowed"
             )
         others = [await reads.get_allocation(claim.namespace, name) for name in sorted(names)]
-        limited = {each.name: limited_requests(each, node) for each in (claim, *others) if each}
-        found = combined(claim.name, uses, limited)
-        if found:
-            return f"{found} of pod {claim.namespace}/{pod}: use one request of {DRIVER} for it"
+        limited = {
+            read_claim.name: limited_requests(read_claim, node)
+            for read_claim in (claim, *others)
+            if read_claim
+        }
+        conflict = combined(claim.name, uses, limited)
+        if conflict:
+            return f"{conflict} of pod {claim.namespace}/{pod}: use one request of {DRIVER} for it"
     return ""
 
 
@@ -104,7 +108,7 @@ def limited_requests(claim: AllocatedClaim, node: LedgerNode | None) -> LimitedR
     """Return which requests of a claim limit the containers that use them."""
     wanted = reservation_of(claim, node)
     shares = wanted.candidates[0].shares if isinstance(wanted, Reservation) else ()
-    limited = {each.request.partition("/")[0]: False for each in claim.admin_devices}
+    limited = {device.request.partition("/")[0]: False for device in claim.admin_devices}
     for share in shares:
         request = share.container.partition("/")[0]
         limited[request] = limited.get(request, False) or not (share.whole or share.mig)
@@ -232,8 +236,10 @@ class ClaimLeaser:
         return self._has_room(claim)
 
     def _has_room(self, claim: AllocatedClaim) -> bool:
-        others = [each for each, _ in self._unwritten.values() if each.claim != claim.claim]
-        of_namespace = sum(each.namespace == claim.namespace for each in others)
+        others = [
+            unwritten for unwritten, _ in self._unwritten.values() if unwritten.claim != claim.claim
+        ]
+        of_namespace = sum(unwritten.namespace == claim.namespace for unwritten in others)
         return len(others) < MOST_UNWRITTEN and of_namespace < MOST_UNWRITTEN_OF_NAMESPACE
 
     async def _forget_committed(self) -> None:
@@ -247,10 +253,10 @@ class ClaimLeaser:
 
     async def _admit(self, claim: AllocatedClaim, trace: str) -> ClaimLeaseReply:
         decisions = ClaimDecisions({claim.claim: trace})
-        [known] = await self.ledger.load([claim.claim])
-        if known is not None and covers(known, claim):
-            decisions.leased.append((claim, known))
-        elif known is None or await self._has_ended_before(known, claim):
+        [stored] = await self.ledger.load([claim.claim])
+        if stored is not None and covers(stored, claim):
+            decisions.leased.append((claim, stored))
+        elif stored is None or await self._has_ended_before(stored, claim):
             await self._reserve([claim], decisions)
         for _, text in decisions.refused:
             return ClaimLeaseReply(refusal=await self.writer.lower_slices(claim, text))
@@ -271,7 +277,7 @@ class ClaimLeaser:
     def _reply(self, claim: AllocatedClaim, answer: ClaimAnswer) -> ClaimLeaseReply:
         entries = device_statuses(claim, answer, now=self.host_clock.now())
         return ClaimLeaseReply(
-            devices=tuple(msgspec.json.encode(each).decode() for each in entries)
+            devices=tuple(msgspec.json.encode(entry).decode() for entry in entries)
         )
 
     @loops(every_s=1.0)
@@ -336,8 +342,8 @@ class ClaimLeaser:
         """Reserve what was allocated, for claims that have no lease on it."""
         decisions = ClaimDecisions(traces)
         new: list[AllocatedClaim] = []
-        known = await self.ledger.load([claim.claim for claim in claims])
-        for claim, lease in zip(claims, known, strict=True):
+        leases = await self.ledger.load([claim.claim for claim in claims])
+        for claim, lease in zip(claims, leases, strict=True):
             if not claim.devices:
                 new += [] if claim.answer else [claim]
                 continue
@@ -413,7 +419,7 @@ class ClaimLeaser:
         nodes = (totals[claim.node].node if claim.node in totals else None for claim in claims)
         reads = ClaimReads(self.writer.claims)
         refusals = await asyncio.gather(
-            *(combination_refusal(reads, *each) for each in zip(claims, nodes, strict=True)),
+            *(combination_refusal(reads, *pair) for pair in zip(claims, nodes, strict=True)),
             return_exceptions=True,
         )
         usable: list[AllocatedClaim] = []
@@ -431,7 +437,10 @@ class ClaimLeaser:
 
     async def _totals(self, claims: Sequence[AllocatedClaim]) -> dict[NodeName, NodeTotals]:
         names = sorted({claim.node for claim in claims})
-        return {each.node.facts.name: each for each in await self.ledger.totals.of_nodes(names)}
+        return {
+            node_totals.node.facts.name: node_totals
+            for node_totals in await self.ledger.totals.of_nodes(names)
+        }
 
     async def _refuse(
         self,

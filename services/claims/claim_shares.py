@@ -30,16 +30,16 @@ def reservation_of(
     claim: AllocatedClaim, node: LedgerNode | None, trace: str = ""
 ) -> Reservation | str:
     """Return the request for a lease on what was allocated, or why there can be none."""
-    known = {
+    devices = {
         name: (device, instance)
         for device, _ in (node.devices if node else ())
         for name, instance in claimable(device).items()
     }
     shares: list[Share] = []
     for allocated in claim.devices:
-        if allocated.device not in known:
+        if allocated.device not in devices:
             return f"node {claim.node} has no device {allocated.device}"
-        device, instance = known[allocated.device]
+        device, instance = devices[allocated.device]
         if instance is None:
             shares.append(share_of(allocated, device))
         else:

@@ -76,7 +76,9 @@ class RequestUse:
 def uses_of(pod: ApiPod) -> Iterator[RequestUse]:
     """Yield what containers use: requests of claims, and extended resources of ours."""
     entries = (*pod.status.resource_claim_statuses, *pod.spec.resource_claims)
-    names = {each.name: each.resource_claim_name for each in entries if each.resource_claim_name}
+    names = {
+        entry.name: entry.resource_claim_name for entry in entries if entry.resource_claim_name
+    }
     for container in (*pod.spec.init_containers, *pod.spec.containers):
         for used in container.resources.claims:
             claim = names.get(used.name)
@@ -87,11 +89,11 @@ def uses_of(pod: ApiPod) -> Iterator[RequestUse]:
             if parse_count(limits[resource]):
                 yield RequestUse(container=container.name, claim="", request=resource)
     extended = pod.status.extended_resource_claim_status
-    for each in extended.request_mappings if extended else ():
+    for mapping in extended.request_mappings if extended else ():
         yield RequestUse(
-            container=each.container_name,
+            container=mapping.container_name,
             claim=extended.resource_claim_name if extended else "",
-            request=each.request_name,
+            request=mapping.request_name,
         )
 
 
@@ -104,10 +106,10 @@ class ClaimClient(AllocationReader):
     async def list_uses(self, namespace: str, pod: str, uid: PodUid) -> Sequence[RequestUse]:
         """Return what the containers of a pod use; nothing if it is gone."""
         try:
-            found = await self.client.read(pod_path(namespace, pod), ApiPod)
+            stored = await self.client.read(pod_path(namespace, pod), ApiPod)
         except NotFoundError:
             return ()
-        return tuple(uses_of(found)) if found.metadata.uid == uid else ()
+        return tuple(uses_of(stored)) if stored.metadata.uid == uid else ()
 
     async def answer(self, claim: AllocatedClaim, answer: ClaimAnswer) -> None:
         """Write the conditions of all devices in one server-side apply.

@@ -55,24 +55,24 @@ class CostRecorder:
         """Record until now. The journal is read last: it has all changes since the leases."""
         nodes = [totals async for page in self.ledger.totals.pages() for totals in page]
         before, self._idle = self._idle, await self._read_idle(nodes)
-        known = await self.store.costs(0, 0)
+        recorded = await self.store.costs(0, 0)
         journal = await self.store.unread_journal(WHOLE_JOURNAL, reader="cost")
         until_ms = journal.horizon_ms or 0
-        sizes = sizes_seen(_decode_sizes(known.sizes), charged_leases(nodes), until_ms)
+        sizes = sizes_seen(_decode_sizes(recorded.sizes), charged_leases(nodes), until_ms)
         hours: dict[int, CostHour] = {}
         expired: Collection[int] = ()
-        passed_ms = until_ms - known.at_ms
+        passed_ms = until_ms - recorded.at_ms
         is_lost = journal.lost or journal.known_generation != journal.generation
         stored = await self.store.cost_hours()
         await self._report_clock(until_ms, passed_ms)
         if passed_ms < -CLOCK_STEP_MS:
             expired = {start for start in stored if start > until_ms - HOUR_MS}
-        elif known.at_ms and (is_lost or passed_ms > WEEK_MS):
+        elif recorded.at_ms and (is_lost or passed_ms > WEEK_MS):
             why = "the journal was lost" if is_lost else "nothing was recorded for a week"
             logger.warning("%s: there are no costs of %d s", why, passed_ms // 1000)
-        elif known.at_ms:
-            hours = dict((await self.store.costs(known.at_ms, known.at_ms + 1)).hours)
-            interval = (known.at_ms, until_ms)
+        elif recorded.at_ms:
+            hours = dict((await self.store.costs(recorded.at_ms, recorded.at_ms + 1)).hours)
+            interval = (recorded.at_ms, until_ms)
             idle = (self._idle, before)
             held = holdings(charged_leases(nodes), journal.entries, idle, *interval)
             record_hours(hours, held, device_states(nodes, sizes), *interval)
@@ -84,7 +84,7 @@ class CostRecorder:
             expired=expired,
         )
         if passed_ms > 0 or passed_ms < -CLOCK_STEP_MS:
-            await self.store.record_costs(journal, known, mark)
+            await self.store.record_costs(journal, recorded, mark)
 
     async def _report_clock(self, until_ms: int, passed_ms: int) -> None:
         """Report if the clock of Redis was ahead, and from when on costs are recorded again."""
@@ -108,9 +108,9 @@ class CostRecorder:
     async def _read_idle(self, nodes: Iterable[NodeTotals]) -> IdleShares:
         """Return of the shares that agents measure on their own nodes whether they are idle."""
         pods = {
-            each.node.facts.name: {lease.pod for lease in each.leases}
-            for each in nodes
-            if each.leases
+            node_totals.node.facts.name: {lease.pod for lease in node_totals.leases}
+            for node_totals in nodes
+            if node_totals.leases
         }
         replies = await self.read_usage(pods)
         return {

@@ -78,7 +78,7 @@ class JournalReader:
 
     async def _apply_entries(self, journal: Journal) -> None:
         restored = [
-            lease for each in journal.entries if each.kind == "restored" for lease in each.leases
+            lease for entry in journal.entries if entry.kind == "restored" for lease in entry.leases
         ]
         accounts, counted_ms = await self._charged_so_far(restored) if restored else ({}, {})
         changes = journal_changes(journal.entries, self._weigh, counted_ms)
@@ -91,7 +91,7 @@ class JournalReader:
         if journal.lost:
             logger.error("the journal was trimmed before it was read: ends of leases are lost")
             VIOLATIONS.labels("journal-cut").inc()
-        journaled = [lease for each in journal.entries for lease in each.leases]
+        journaled = [lease for entry in journal.entries for lease in entry.leases]
         accounts, counted_ms = await self._charged_so_far([*live, *journaled])
         changes = journal_changes(journal.entries, self._weigh, counted_ms)
         reconcile(changes, live, accounts.values(), self._weigh, counted_ms, known_ms=known_ms)
@@ -102,7 +102,9 @@ class JournalReader:
     ) -> tuple[dict[Namespace, Account], dict[str, int]]:
         """Return all accounts, and until when each of these leases is charged already."""
         names = {*await self.store.revisions(), *(lease.namespace for lease in leases)}
-        accounts = {each.namespace: each for each in await self.store.load(dict.fromkeys(names))}
+        accounts = {
+            account.namespace: account for account in await self.store.load(dict.fromkeys(names))
+        }
         if unreadable := sorted(names - accounts.keys()):
             raise UnavailableError(
                 f"the accounts of {', '.join(unreadable[:5])} cannot be read; they are restored"
@@ -124,12 +126,12 @@ class JournalReader:
         account_changes = [
             AccountChange(
                 namespace=name,
-                held=tuple(each.charged.values()),
-                ended=each.ended,
+                held=tuple(of_namespace.charged.values()),
+                ended=of_namespace.ended,
                 revision=accounts[name].revision if name in accounts else None,
             )
-            for name, each in changes.items()
-            if each.charged or each.ended
+            for name, of_namespace in changes.items()
+            if of_namespace.charged or of_namespace.ended
         ]
         if await self.store.apply_journal(journal, account_changes):
             self.ended.extend(_run_times(journal))

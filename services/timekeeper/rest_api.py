@@ -190,11 +190,11 @@ class BudgetApi:
         """
         if not (_NAME.fullmatch(namespace) and _NAME.fullmatch(name)):
             raise RequestError("namespace and pod_name must be names of Kubernetes")
-        known = self._terminated.get((namespace, name))
-        if known is None and self._reads.allows(address):
-            known = await self._is_terminated(namespace, name)
-            self._terminated.set((namespace, name), known)
-        return bool(known)
+        is_terminated = self._terminated.get((namespace, name))
+        if is_terminated is None and self._reads.allows(address):
+            is_terminated = await self._is_terminated(namespace, name)
+            self._terminated.set((namespace, name), is_terminated)
+        return bool(is_terminated)
 
     async def _is_terminated(self, namespace: Namespace, name: str) -> bool:
         """Return whether all other containers have terminated, or the pod is deleted."""
@@ -205,8 +205,8 @@ class BudgetApi:
             pod = await self.client.read(path, ApiPod)
         except NotFoundError:
             return True
-        others = {each.name for each in pod.spec.containers}.difference({SIDECAR})
-        ended = {each.name for each in pod.status.container_statuses if each.state.terminated}
+        others = {container.name for container in pod.spec.containers}.difference({SIDECAR})
+        ended = {status.name for status in pod.status.container_statuses if status.state.terminated}
         return others <= ended
 
 

@@ -247,9 +247,9 @@ class Timekeeper:
         copies = self.configuration.status_copies()
         if not copies:
             return
-        known = await self.store.revisions()
+        revisions = await self.store.revisions()
         for namespace, copy in copies.items():
-            if namespace in known:
+            if namespace in revisions:
                 continue
             budget = self.configuration.budget_of(namespace)
             update = restore_update(
@@ -264,12 +264,12 @@ class Timekeeper:
 
     async def _load(self, now_ms: int) -> None:
         """Load every account whose revision has changed."""
-        found = await self.store.revisions()
-        names = {*found, *self.configuration.namespaces()}
+        revisions = await self.store.revisions()
+        names = {*revisions, *self.configuration.namespaces()}
         stale = {
             name: self._windows_since(name, now_ms)
             for name in names
-            if name not in self.accounts or self.accounts[name].revision != found.get(name, 0)
+            if name not in self.accounts or self.accounts[name].revision != revisions.get(name, 0)
         }
         for gone in self.accounts.keys() - names:
             del self.accounts[gone]
@@ -315,9 +315,10 @@ class Timekeeper:
         return None
 
     def _report_delay(self, account: Account, now_ms: int) -> None:
-        delays = [now_ms - each.charged_ms for each in account.leases]
+        delays = [now_ms - lease.charged_ms for lease in account.leases]
         ended_early = sum(
-            each.ended_ms is not None and each.ended_ms < each.charged_ms for each in account.leases
+            lease.ended_ms is not None and lease.ended_ms < lease.charged_ms
+            for lease in account.leases
         )
         if ended_early:
             VIOLATIONS.labels("ended-before-charged").inc(ended_early)

@@ -88,8 +88,8 @@ async def end(task: "asyncio.Task[Any]", children: Iterable["asyncio.Task[Any]"]
     while not task.done():
         await asyncio.wait({task}, timeout=CANCEL_AGAIN_S)
         if not task.done():
-            for one in (task, *children):
-                one.cancel()
+            for running in (task, *children):
+                running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         task.result()
 

@@ -46,8 +46,8 @@ class FrontProxy:
         lists = ("allowed-names", "username-headers", "group-headers", "extra-headers-prefix")
         try:
             names, user, groups, extra = (
-                tuple(map(str, json.loads(data.get(f"requestheader-{each}") or "[]")))
-                for each in lists
+                tuple(map(str, json.loads(data.get(f"requestheader-{name}") or "[]")))
+                for name in lists
             )
         except (ValueError, TypeError) as error:
             raise RequestError(f"{CONFIGURATION} is invalid: {error}") from error
@@ -74,7 +74,7 @@ class FrontProxy:
         certificate = request.get_extra_info("peercert") or {}
         subject = {key: value for part in certificate.get("subject", ()) for key, value in part}
         headers = request.headers
-        name = next((headers[each] for each in self.user if headers.get(each)), "")
+        name = next((headers[header] for header in self.user if headers.get(header)), "")
         if (
             not certificate
             or not name
@@ -85,13 +85,15 @@ class FrontProxy:
         for prefix in self.extra:
             for key in {key for key in headers if key.lower().startswith(prefix.lower())}:
                 extra[unquote(key[len(prefix) :]).lower()] = tuple(headers.getall(key))
-        groups = (group for each in self.groups for group in headers.getall(each, ()))
+        groups = (group for header in self.groups for group in headers.getall(header, ()))
         return TokenUser(username=name, groups=tuple(groups), extra=extra)
 
 
 def _certificates(pem: str) -> set[str]:
     return {
-        "".join(each.split()) for each in pem.split("-----END CERTIFICATE-----") if each.strip()
+        "".join(certificate.split())
+        for certificate in pem.split("-----END CERTIFICATE-----")
+        if certificate.strip()
     }
 
 
@@ -110,8 +112,8 @@ class Registration:
         """Write the authorities (PEM) unless the APIService has them, or does not exist."""
         bundle = base64.b64encode(authorities).decode()
         try:
-            found = (await self.kube.read(REGISTRATION, RawObject)).spec or {}
+            spec = (await self.kube.read(REGISTRATION, RawObject)).spec or {}
         except NotFoundError:
             return
-        if found.get("caBundle") != bundle:
+        if spec.get("caBundle") != bundle:
             await self.kube.patch_merge(REGISTRATION, {"spec": {"caBundle": bundle}})

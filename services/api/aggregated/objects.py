@@ -201,7 +201,7 @@ def _share(share: ShareView, model: str) -> GpuLeaseShare:
 
 
 def _waiting(cluster: VisibleCluster) -> Iterator[VisibleObject]:
-    pods = {each.queued.pod: each.queued for each in cluster.projection.waiting_pods()}
+    pods = {waiting.queued.pod: waiting.queued for waiting in cluster.projection.waiting_pods()}
     for view in cluster.waiting_pods():
         queued = pods[view.pod]
         since = _instant(view.since)
@@ -334,17 +334,17 @@ def table(kind: Kind, objects: Iterable[VisibleObject], now: float, include: str
     named = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
     titles = (
         ("Name", 0),
-        *((each, 0) for each in kind.columns),
-        *((each, 1) for each in kind.wide),
+        *((column, 0) for column in kind.columns),
+        *((column, 1) for column in kind.wide),
     )
     rows = [
         {
-            "cells": (each.metadata.name, *kind.cells(each.status, now)),
-            "object": {"None": None, "Object": each}.get(
-                include, {**named, "metadata": each.metadata}
+            "cells": (item.metadata.name, *kind.cells(item.status, now)),
+            "object": {"None": None, "Object": item}.get(
+                include, {**named, "metadata": item.metadata}
             ),
         }
-        for each in objects
+        for item in objects
     ]
     columns = [
         {"name": title, "type": "string", "format": "", "description": "", "priority": priority}
@@ -377,7 +377,7 @@ def _check_size(text: str) -> None:
 def parse_labels(text: str) -> tuple[LabelRequirement, ...]:
     """Parse a label selector. Raises RequestError for other text."""
     _check_size(text)
-    found = []
+    parts = []
     at = 0
     while at < len(text):
         match = _TERM.match(text, at)
@@ -386,12 +386,12 @@ def parse_labels(text: str) -> tuple[LabelRequirement, ...]:
         at = match.end()
         values = (match["values"] or match["value"] or "").split(",")
         operator = _OPERATORS.get(match["op"] or match["set"] or "", "Exists")
-        found.append(
+        parts.append(
             LabelRequirement(match["absent"], "DoesNotExist")
             if match["absent"]
             else LabelRequirement(match["key"], operator, tuple(map(str.strip, values)))
         )
-    return tuple(found)
+    return tuple(parts)
 
 
 def parse_fields(text: str, kind: Kind) -> tuple[tuple[str, bool, str], ...]:
@@ -401,18 +401,18 @@ def parse_fields(text: str, kind: Kind) -> tuple[tuple[str, bool, str], ...]:
     """
     _check_size(text)
     of_status = [
-        each for each in structs.fields(kind.status) if each.name not in {"shares", "users"}
+        field for field in structs.fields(kind.status) if field.name not in {"shares", "users"}
     ]
-    known = {f"status.{each.encode_name}": f"status.{each.name}" for each in of_status}
-    known |= {name: name for name in ("metadata.name", "metadata.namespace")}
-    found = []
+    fields = {f"status.{field.encode_name}": f"status.{field.name}" for field in of_status}
+    fields |= {name: name for name in ("metadata.name", "metadata.namespace")}
+    requirements = []
     for term in filter(None, text.split(",")):
         name, equals, value = term.partition("=")
-        path = known.get(name.rstrip("!"))
+        path = fields.get(name.rstrip("!"))
         if path is None or not equals:
-            raise RequestError(f"fieldSelector {term} is not FIELD=VALUE of {', '.join(known)}")
-        found.append((path, not name.endswith("!"), value.removeprefix("=")))
-    return tuple(found)
+            raise RequestError(f"fieldSelector {term} is not FIELD=VALUE of {', '.join(fields)}")
+        requirements.append((path, not name.endswith("!"), value.removeprefix("=")))
+    return tuple(requirements)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -428,15 +428,15 @@ class Selection:
         self, objects: Mapping[tuple[str, str], VisibleObject]
     ) -> dict[tuple[str, str], VisibleObject]:
         """Return those objects."""
-        return {key: each for key, each in objects.items() if self._selects(each)}
+        return {key: item for key, item in objects.items() if self._selects(item)}
 
-    def _selects(self, each: VisibleObject) -> bool:
-        metadata = each.metadata
+    def _selects(self, item: VisibleObject) -> bool:
+        metadata = item.metadata
         return (
             self.namespace in {"", metadata.namespace}
             and self.name in {"", metadata.name}
             and matches_labels(self.labels, metadata.labels)
-            and all((_text(attrgetter(f)(each)) == v) is equal for f, equal, v in self.fields)
+            and all((_text(attrgetter(f)(item)) == v) is equal for f, equal, v in self.fields)
         )
 
 

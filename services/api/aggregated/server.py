@@ -129,24 +129,24 @@ class AggregatedApi:
 
     async def get(self, kind: Kind, request: web.Request) -> web.StreamResponse:
         """Return one object."""
-        version, found = self._selected(kind, request)
-        if not found:
+        version, objects = self._selected(kind, request)
+        if not objects:
             name = json.dumps(request.match_info["name"])
             raise web.HTTPNotFound(reason=f"{kind.plural}.{GROUP} {name} not found")
-        return _json(self._encodable(kind, found.values(), version, request))
+        return _json(self._encodable(kind, objects.values(), version, request))
 
     async def list(self, kind: Kind, request: web.Request) -> web.StreamResponse:
         """Return the selected objects, or stream their changes."""
-        version, found = self._selected(kind, request)
+        version, objects = self._selected(kind, request)
         if request.query.get("watch") in {"1", "true"}:
             return await self.watch(kind, request)
         if request.query.get("continue"):
             raise RequestError("there is no next page: lists are returned whole, whatever `limit`")
-        ordered = [found[key] for key in sorted(found)]
+        ordered = [objects[key] for key in sorted(objects)]
         if _as_table(request):
             return _json(self._encodable(kind, ordered, version, request))
         head = {"kind": f"{kind.kind}List", "apiVersion": API_VERSION}
-        items = [_versioned(each, version) for each in ordered]
+        items = [_versioned(item, version) for item in ordered]
         return _json({**head, "metadata": {"resourceVersion": str(version)}, "items": items})
 
     async def watch(self, kind: Kind, request: web.Request) -> web.StreamResponse:
@@ -155,23 +155,23 @@ class AggregatedApi:
         if "sendInitialEvents" in query:
             raise web.HTTPUnprocessableEntity(reason="sendInitialEvents is not served: list first")
         limit_s = min(parse_decimal(query.get("timeoutSeconds", "")) or WATCH_S, WATCH_S)
-        known = self.versions[kind.plural].at(query.get("resourceVersion", ""), self.service)
+        sent = self.versions[kind.plural].at(query.get("resourceVersion", ""), self.service)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         viewer = KubernetesViewer(self.reviews, request[USER])
         with suppress(TimeoutError, ConnectionResetError):  # the client watches again
             async with self.server.staying_open(viewer), asyncio.timeout(limit_s):
                 await response.prepare(request)
-                if known is None:
+                if sent is None:
                     expired = _status(410, f"too old resource version: {query['resourceVersion']}")
                     await response.write(encode({"type": "ERROR", "object": expired}) + b"\n")
                     return response
-                async for change, each, version in self._changes(kind, request, known):
-                    shown = self._encodable(kind, [each], version, request)
+                async for change, item, version in self._changes(kind, request, sent):
+                    shown = self._encodable(kind, [item], version, request)
                     await response.write(encode({"type": change, "object": shown}) + b"\n")
         return response
 
     async def _changes(
-        self, kind: Kind, request: web.Request, known: Objects
+        self, kind: Kind, request: web.Request, sent: Objects
     ) -> AsyncIterator[tuple[str, VisibleObject, int]]:
         """Yield the changes since the objects were those that are known."""
         selection = _selection(kind, request)
@@ -180,14 +180,14 @@ class AggregatedApi:
             version, objects = self._latest(kind)
             # An object that has not changed is the same one in both versions.
             before, after = (
-                selection.of(_beyond(known, objects)),
-                selection.of(_beyond(objects, known)),
+                selection.of(_beyond(sent, objects)),
+                selection.of(_beyond(objects, sent)),
             )
             for key in before.keys() - after.keys():
                 yield "DELETED", before[key], version
-            for key, each in after.items():
-                yield "MODIFIED" if key in before else "ADDED", each, version
-            known = objects
+            for key, item in after.items():
+                yield "MODIFIED" if key in before else "ADDED", item, version
+            sent = objects
             await self.service.feed.wait_after(position, limit_s=GONE_S)
             if request.transport is None or request.transport.is_closing():
                 return
@@ -207,7 +207,7 @@ class AggregatedApi:
         self, kind: Kind, objects: Iterable[VisibleObject], version: int, request: web.Request
     ) -> object:
         """Return a table if the client prefers one, else the only object."""
-        shown = [_versioned(each, version) for each in objects]
+        shown = [_versioned(item, version) for item in objects]
         if not _as_table(request):
             return shown[0]
         include = request.query.get("includeObject", "")
@@ -224,12 +224,12 @@ class AggregatedApi:
 
 
 def _beyond(objects: Objects, others: Objects) -> Objects:
-    return {key: each for key, each in objects.items() if others.get(key) is not each}
+    return {key: item for key, item in objects.items() if others.get(key) is not item}
 
 
-def _versioned(each: VisibleObject, version: int) -> VisibleObject:
-    metadata = structs.replace(each.metadata, resource_version=str(version))
-    return structs.replace(each, metadata=metadata)
+def _versioned(item: VisibleObject, version: int) -> VisibleObject:
+    metadata = structs.replace(item.metadata, resource_version=str(version))
+    return structs.replace(item, metadata=metadata)
 
 
 def _json(body: object) -> web.Response:
@@ -288,12 +288,12 @@ def documents() -> dict[str, dict[str, Any]]:
         }
         for kind in KINDS
     ]
-    found = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": API_VERSION}
+    listing = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": API_VERSION}
     index = {"paths": {BASE[1:]: {"serverRelativeURL": f"/openapi/v3{BASE}"}}}
     return {
         "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [group]},
         f"/apis/{GROUP}": group,
-        BASE: {**found, "resources": resources},
+        BASE: {**listing, "resources": resources},
         "/openapi/v2": {
             "swagger": "2.0",
             "info": {"title": GROUP, "version": VERSION},

@@ -77,15 +77,15 @@ class Versions:
         if self._position == service.feed.position:
             return
         self._position = service.feed.position
-        found = {each.key: each for each in self.kind.read(service.cluster(all_namespaces))}
+        objects = {item.key: item for item in self.kind.read(service.cluster(all_namespaces))}
         last = self._latest[-1] if self._latest else None
-        if last is not None and last.objects == found:
+        if last is not None and last.objects == objects:
             return
-        known = last.objects if last else {}
-        found |= {key: each for key, each in known.items() if found.get(key) == each}
+        earlier = last.objects if last else {}
+        objects |= {key: item for key, item in earlier.items() if objects.get(key) == item}
         self._issued_ms = max(self._issued_ms + 1, _complete_ms(service))
         number = self._issued_ms * IDS + self.id
-        self._latest.append(Version(number, _ms(service.clock.now()), found))
+        self._latest.append(Version(number, _ms(service.clock.now()), objects))
         if len(self._latest) > MOST_VERSIONS:
             self._keep(self._latest.popleft())
 
@@ -104,32 +104,34 @@ class Versions:
         given = parse_decimal(number) or 0
         at_ms, replica = divmod(given, IDS)
         if replica == self.id:
-            own = (each.objects for each in self._newest_first() if each.number <= given)
+            own = (version.objects for version in self._newest_first() if version.number <= given)
             return next(own, None)
-        earlier = (each.objects for each in self._newest_first() if each.recorded_ms <= at_ms)
-        known = next(earlier, None)
+        earlier = (
+            version.objects for version in self._newest_first() if version.recorded_ms <= at_ms
+        )
+        objects = next(earlier, None)
         gone = self._gone_since(at_ms, service)
-        return None if known is None or gone is None else {**gone, **known}
+        return None if objects is None or gone is None else {**gone, **objects}
 
     def _gone_since(self, at_ms: int, service: ApiService) -> Objects | None:
         """Return objects that ended since then: a client may have them, and no version has.
 
         None: there were too many.
         """
-        gone = [each for at, each in service.gone if _ms(at) >= at_ms]
+        gone = [record for at, record in service.gone if _ms(at) >= at_ms]
         if len(gone) == service.gone.maxlen:
             return None
         shown = Projection()
         nodes = service.projection.totals
-        leases = [each for each in gone if isinstance(each, Lease) and each.node in nodes]
+        leases = [lease for lease in gone if isinstance(lease, Lease) and lease.node in nodes]
         for name in {lease.node for lease in leases}:
             there = tuple(lease for lease in leases if lease.node == name)
             shown.update_nodes([name], [replace(nodes[name], leases=there)])
-        shown.update_waiting(each for each in gone if isinstance(each, WaitingPod))
+        shown.update_waiting(pod for pod in gone if isinstance(pod, WaitingPod))
         cluster = replace(service.cluster(all_namespaces), projection=shown)
-        present = {each.key for each in self.kind.read(service.cluster(all_namespaces))}
-        found = {each.key: each for each in self.kind.read(cluster)}
-        return {key: each for key, each in found.items() if key not in present}
+        present = {item.key for item in self.kind.read(service.cluster(all_namespaces))}
+        objects = {item.key: item for item in self.kind.read(cluster)}
+        return {key: item for key, item in objects.items() if key not in present}
 
     def _newest_first(self) -> Iterator[Version]:
         return chain(reversed(self._latest), reversed(self._older))

@@ -44,8 +44,8 @@ EXAMPLES = {
 
 def first_pod(served: Iterable[str]) -> str | None:
     """Return the manifest of a pod for one of these resources, or None if there is none."""
-    found = set(served)
-    limits = next((limits for resource, limits in EXAMPLES.items() if resource in found), None)
+    resources = set(served)
+    limits = next((limits for resource, limits in EXAMPLES.items() if resource in resources), None)
     if limits is None:
         return None
     return MANIFEST + "".join(f"          {line}\n" for line in limits)

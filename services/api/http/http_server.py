@@ -71,8 +71,8 @@ encode = msgspec.json.Encoder().encode
 
 def token_of(request: web.Request) -> str:
     """Return the token of a request: of its header, or else of the page's cookie."""
-    found = bearer_token(request.headers.get("Authorization", ""))
-    return found or request.cookies.get(VIEWER_COOKIE, "")
+    token = bearer_token(request.headers.get("Authorization", ""))
+    return token or request.cookies.get(VIEWER_COOKIE, "")
 
 
 class HttpServer:
@@ -305,23 +305,23 @@ async def stream(
     """
     position = after
     last_event = 0
-    known: frozenset[Namespace] = frozenset()
+    seen: frozenset[Namespace] = frozenset()
     before: frozenset[Namespace] | None = None
     yield b"retry: 1000\n\n"
     while (viewer := await authenticate()) is not None:
         namespaces = service.projection.known_namespaces()
         visible = await viewer.visible(namespaces)
         keys = service.feed.since(position)
-        if keys is None or _permissions_changed(before, visible, known):
+        if keys is None or _permissions_changed(before, visible, seen):
             yield event("reset", b"{}", "")
             return
-        known = namespaces
+        seen = namespaces
         before = visible
         if keys:
             position = service.feed.position
             cluster = service.cluster(namespace_filter(visible))
             delta = cluster.delta(keys, after_event=last_event)
-            last_event = max((each.number for each in delta.events), default=last_event)
+            last_event = max((event.number for event in delta.events), default=last_event)
             yield event("delta", encode(delta), position)
         if not await service.feed.wait_after(position, limit_s=HEARTBEAT_S):
             yield b": heartbeat\n\n"
@@ -336,10 +336,10 @@ def event(name: str, data: bytes, id_: str) -> bytes:
 def _permissions_changed(
     before: frozenset[Namespace] | None,
     now: frozenset[Namespace] | None,
-    known: frozenset[Namespace],
+    seen: frozenset[Namespace],
 ) -> bool:
     """Whether the permissions for namespaces that were already known have changed."""
-    if not known:
+    if not seen:
         return False
-    visible_before = known if before is None else before & known
-    return visible_before != (known if now is None else now & known)
+    visible_before = seen if before is None else before & seen
+    return visible_before != (seen if now is None else now & seen)

@@ -180,12 +180,12 @@ class ReadApi:
         pod = PodUid(call.path["pod"])
         lease = self.service.projection.lease_of(pod)
         trace = await self._trace(lease.pod if lease else pod)
-        found = self.cluster(call).pod(pod, trace)
-        if found is not None and found.waiting and not found.waiting.start:
-            waiting = structs.replace(found.waiting, no_end=await self._no_end(pod, call))
-            return structs.replace(found, waiting=waiting)
-        if found is not None and (found.lease or found.waiting):
-            return found
+        view = self.cluster(call).pod(pod, trace)
+        if view is not None and view.waiting and not view.waiting.start:
+            waiting = structs.replace(view.waiting, no_end=await self._no_end(pod, call))
+            return structs.replace(view, waiting=waiting)
+        if view is not None and (view.lease or view.waiting):
+            return view
         now = self.service.clock.now()
         finished = self.service.history.finished_pod(pod, now)
         if finished is not None and call.visible(finished.namespace):
@@ -197,10 +197,10 @@ class ReadApi:
                 finished=finished,
                 trace=trace,
             )
-        if found is None:
+        if view is None:
             reason = "no lease, waiting, recent or finished pod that you may see has this UID"
             raise web.HTTPNotFound(reason=reason)
-        return found
+        return view
 
     async def _no_end(self, pod: PodUid, call: ApiCall) -> str:
         """Return for which leases without a known end a pod waits, or its gang; empty: none."""
@@ -216,7 +216,7 @@ class ReadApi:
             return ""
         nodes = with_claims(totals, starts, ())
         for unit in waiting_units(projection.waiting.values(), nodes, now=now, after_s=0):
-            if any(each.queued.pod == pod for each in unit.pods):
+            if any(waiting.queued.pod == pod for waiting in unit.pods):
                 trial = partial(
                     start_without_plan, unit, nodes, end_of, now=now, visible=call.visible
                 )
@@ -232,12 +232,12 @@ class ReadApi:
         """Return the trace of a pod by its name, also of one that is gone."""
         namespace, name = Namespace(call.path["namespace"]), call.path["pod"]
         sees_all = call.visible is all_namespaces
-        found: Sequence[TraceSpan] = ()
+        spans: Sequence[TraceSpan] = ()
         if self.spans and call.visible(namespace) and (sees_all or not _UID.fullmatch(name)):
             read = partial(read_spans, self.spans, namespace=namespace, name=name)
-            found = await asyncio.to_thread(read)
-        if found:
-            return self._trace_view(found[-1].trace, span_views(found))
+            spans = await asyncio.to_thread(read)
+        if spans:
+            return self._trace_view(spans[-1].trace, span_views(spans))
         uid = self.service.projection.uid_of(namespace, name)
         if uid is None or not call.visible(namespace):
             raise web.HTTPNotFound(reason="no pod that you may see and of which a step is known")
@@ -344,37 +344,39 @@ class ReadApi:
         leases = self.service.projection.totals.values()
         live = {lease.pod for totals in leases for lease in totals.leases}
         asked = {name: value for name in OF_FINISHED if (value := call.query.get(name))}
-        found = [
-            each
-            for each in self.service.history.finished(now)
-            if call.visible(each.namespace)
-            and each.pod not in live
-            and all(getattr(each, name) == value for name, value in asked.items())
+        pods = [
+            finished
+            for finished in self.service.history.finished(now)
+            if call.visible(finished.namespace)
+            and finished.pod not in live
+            and all(getattr(finished, name) == value for name, value in asked.items())
         ]
         return FinishedView(
-            read_at=now, since=now - DAY_S, total=len(found), pods=tuple(found[:MOST_FINISHED])
+            read_at=now, since=now - DAY_S, total=len(pods), pods=tuple(pods[:MOST_FINISHED])
         )
 
     def _namespace(self, call: ApiCall) -> NamespaceView:
         name = call.path["namespace"]
-        found = [each for each in self.cluster(call).namespaces() if each.namespace == name]
-        if not found:
+        views = [view for view in self.cluster(call).namespaces() if view.namespace == name]
+        if not views:
             reason = "no such namespace that you may see has leases or waiting pods"
             raise web.HTTPNotFound(reason=reason)
-        return found[0]
+        return views[0]
 
     @ROUTES.at("/api/v1/first-pod")
     async def first_pod(self, call: ApiCall) -> ManifestView:
         """Return the manifest of a pod to try on these nodes."""
         totals = self.service.projection.totals.values()
-        return ManifestView(manifest=first_pod(name for one in totals for name in one.node.served))
+        return ManifestView(
+            manifest=first_pod(name for node in totals for name in node.node.served)
+        )
 
     @ROUTES.at("/api/v1/budgets")
     async def budgets_of(self, call: ApiCall) -> BudgetsView:
         """Return the budgets of the namespaces that the viewer may see."""
         accounts = await self.budgets.all_accounts(await self._charged_namespaces(call))
-        found = tuple(map(budget_view, balances(accounts)))
-        return BudgetsView(read_at=accounts.now_ms / 1000, budgets=found)
+        views = tuple(map(budget_view, balances(accounts)))
+        return BudgetsView(read_at=accounts.now_ms / 1000, budgets=views)
 
     @ROUTES.at(
         "/api/v1/reports/showback",
@@ -412,7 +414,9 @@ class ReadApi:
         after = cursor or (f"{begin - 1}-{(1 << 64) - 1}" if begin else "")
         page = await self.budgets.entries(namespace, after=after, most=ENTRIES_PER_PAGE)
         last = page[-1].id if len(page) == ENTRIES_PER_PAGE else None
-        return LedgerPage(entries=tuple(entry_json(one, namespace) for one in page), cursor=last)
+        return LedgerPage(
+            entries=tuple(entry_json(entry, namespace) for entry in page), cursor=last
+        )
 
     @ROUTES.at("/api/v1/reports/costs", {**PERIOD, "step": "hour or day"})
     async def costs(self, call: ApiCall) -> CostView:
@@ -451,7 +455,9 @@ class ReadApi:
         if pod not in waiting:
             raise web.HTTPNotFound(reason="no waiting pod has this UID")
         shown = await self.preemptions(call)
-        in_progress = next((each for each in shown.in_progress if each.id == pod), None)
+        in_progress = next(
+            (preemption for preemption in shown.in_progress if preemption.id == pod), None
+        )
         name = f"{waiting[pod].queued.namespace}/{waiting[pod].queued.name}"
         if in_progress is not None:
             reason = "a preemption for it is in progress"
@@ -564,9 +570,9 @@ class ReadApi:
     async def _trace(self, pod: PodUid) -> TraceView:
         """Return the spans that can be read here, or else the times of the pod's steps."""
         id_ = trace_id_of(pod)
-        found = await asyncio.to_thread(read_trace, self.spans, id_) if self.spans else ()
-        if found:
-            return self._trace_view(id_, span_views(found))
+        spans = await asyncio.to_thread(read_trace, self.spans, id_) if self.spans else ()
+        if spans:
+            return self._trace_view(id_, span_views(spans))
         return self._trace_view(id_, self.service.projection.events.spans_of(pod))
 
     def _trace_view(self, id_: str, spans: tuple[SpanView, ...]) -> TraceView:
@@ -577,10 +583,14 @@ class ReadApi:
 def tried_pods(manifest: str, rules: Rules) -> list[TriedPod]:
     """Return the pods of a manifest. Raises RequestError with what is wrong with it."""
     written = pods_in(manifest, "the manifest")
-    count = sum(each.replicas for each in written)
+    count = sum(manifest_pod.replicas for manifest_pod in written)
     if count > MOST_TRIED:
         raise RequestError(f"the manifest has {count} pods; at most {MOST_TRIED} can be tried")
-    return [pod for each in written for pod in [_tried_pod(each, rules)] * each.replicas]
+    return [
+        pod
+        for manifest_pod in written
+        for pod in [_tried_pod(manifest_pod, rules)] * manifest_pod.replicas
+    ]
 
 
 def _tried_pod(written: ManifestPod, rules: Rules) -> TriedPod:

@@ -24,7 +24,7 @@ def device_view(
 ) -> DeviceView:
     """Return a device of a node with its shares."""
     use = use.taken
-    layout = next((one for one in device.layouts if one.name == use.layout), None)
+    layout = next((layout for layout in device.layouts if layout.name == use.layout), None)
     profiles = layout.profiles if layout else ()
     return DeviceView.from_attributes(
         device,
@@ -36,7 +36,7 @@ def device_view(
         used_shares=use.shares,
         fence=use.fence,
         layout=use.layout,
-        instances=" + ".join(f"{one.count} x {one.name}" for one in profiles),
+        instances=" + ".join(f"{profile.count} x {profile.name}" for profile in profiles),
         layouts=len(device.layouts),
         shares=shares,
     )
@@ -95,45 +95,45 @@ def finished_pod(lease: Lease, ended: float, reason: str) -> FinishedPod:
     )
 
 
-def balances(found: Accounts) -> list[Balance]:
+def balances(accounts: Accounts) -> list[Balance]:
     """Return the balance of each account that has a window."""
     return [
-        balance(each, each.budget or Budget(namespace=each.namespace), found.now_ms)
-        for each in found.accounts
-        if each.windows
+        balance(account, account.budget or Budget(namespace=account.namespace), accounts.now_ms)
+        for account in accounts.accounts
+        if account.windows
     ]
 
 
-def budget_view(found: Balance) -> BudgetView:
+def budget_view(current: Balance) -> BudgetView:
     """Return a balance."""
-    allowed = found.allowed_units
-    remaining = found.remaining_units
+    allowed = current.allowed_units
+    remaining = current.remaining_units
     return BudgetView(
-        namespace=found.namespace,
-        state=found.state,
-        window=found.window.id,
-        window_start_ms=found.window.start_ms,
-        window_end_ms=found.window.end_ms,
-        used_units=str(found.used_units),
+        namespace=current.namespace,
+        state=current.state,
+        window=current.window.id,
+        window_start_ms=current.window.start_ms,
+        window_end_ms=current.window.end_ms,
+        used_units=str(current.used_units),
         allowed_units=None if allowed is None else str(allowed),
         remaining_units=None if remaining is None else str(remaining),
-        used_gpu_minutes=minutes(found.used_units),
-        current_rate_milli_gpu=found.current_rate_milli_gpu,
-        leases=found.leases,
-        problem=found.problem,
-        exhausted_at=None if found.exhausted_at_ms is None else found.exhausted_at_ms / 1000,
-        currency=found.currency,
+        used_gpu_minutes=minutes(current.used_units),
+        current_rate_milli_gpu=current.current_rate_milli_gpu,
+        leases=current.leases,
+        problem=current.problem,
+        exhausted_at=None if current.exhausted_at_ms is None else current.exhausted_at_ms / 1000,
+        currency=current.currency,
     )
 
 
-def uncharged_minutes(found: Iterable[Balance], window: str) -> dict[Namespace, str]:
+def uncharged_minutes(current_balances: Iterable[Balance], window: str) -> dict[Namespace, str]:
     """Return the GPU-minutes of running leases that reports do not contain yet, by namespace.
 
     Only of open windows, and of those only `window` unless it is empty.
     """
     uncharged = {
-        each.namespace: each.window_used_units - each.window.used_units
-        for each in found
-        if window in {"", each.window.id}
+        balance_now.namespace: balance_now.window_used_units - balance_now.window.used_units
+        for balance_now in current_balances
+        if window in {"", balance_now.window.id}
     }
     return {name: minutes(units) for name, units in uncharged.items() if units}

@@ -107,9 +107,9 @@ class ComponentMonitor:
     def record(self, event: Heartbeat, now: float) -> None:
         """Record a heartbeat; a replica that stops on purpose is not missing."""
         replicas = self._replicas.setdefault(event.route, OrderedDict())
-        known = replicas.pop(event.instance, None)
+        before = replicas.pop(event.instance, None)
         if not event.stopping:
-            since = known.unready_since if known else None
+            since = before.unready_since if before else None
             unready_since = (since or now) if event.unready_reasons else None
             replicas[event.instance] = _Replica(event, now, unready_since)
         while len(replicas) > most_replicas(event.route):
@@ -132,12 +132,12 @@ class ComponentMonitor:
 
     def running(self, now: float) -> dict[str, tuple[str, ...]]:
         """Return the versions of the replicas of each service that are not late."""
-        found: dict[str, set[str]] = {}
+        versions: dict[str, set[str]] = {}
         for replica in self._known():
             if not _is_late(replica, now):
                 service = replica.heartbeat.service
-                found.setdefault(service, set()).add(replica.heartbeat.version)
-        return {service: tuple(sorted(found[service])) for service in sorted(found)}
+                versions.setdefault(service, set()).add(replica.heartbeat.version)
+        return {service: tuple(sorted(versions[service])) for service in sorted(versions)}
 
     def _known(self) -> Iterator[_Replica]:
         for replicas in self._replicas.values():
@@ -161,9 +161,9 @@ class ComponentMonitor:
                 del self._replicas[sender]
 
     def _missing_services(self, now: float) -> Iterator[AffectedObject]:
-        known = {replica.heartbeat.service for replica in self._known()}
+        services = {replica.heartbeat.service for replica in self._known()}
         for name in REQUIRED_SERVICES if now - self.started_at >= GRACE_PERIOD_S else ():
-            if name not in known:
+            if name not in services:
                 yield _late(name, name, self.started_at)
 
     def _missing_replicas(self, now: float) -> Iterator[AffectedObject]:
@@ -183,9 +183,9 @@ class ComponentMonitor:
 
     def _missing_agents(self, nodes: Iterable[NodeName], now: float) -> Iterator[AffectedObject]:
         events = (replica.heartbeat for replica in self._known())
-        known = {event.node for event in events if event.service == AGENT}
+        with_agent = {event.node for event in events if event.service == AGENT}
         for name in sorted(nodes) if now - self.started_at >= GRACE_PERIOD_S else ():
-            if name not in known:
+            if name not in with_agent:
                 yield _late(AGENT, f"{AGENT} of {name}", self.started_at)
 
 
@@ -216,10 +216,10 @@ def problems_of(
     if data.ledger_at and now - data.ledger_at > OLD_S:
         name = "everything shown is old"
         causes[OLD] = [AffectedObject(name=name, since=data.ledger_at, cause=OLD, hint=REDIS)]
-    for each in (*components, *_sick_or_closed(projection, visible), *_cordoned(projection)):
-        causes.setdefault(each.cause, []).append(each)
-    problems = [_problem(cause, found) for cause, found in causes.items()]
-    return tuple(sorted(problems, key=lambda each: SEVERITIES.index(each.severity)))
+    for affected in (*components, *_sick_or_closed(projection, visible), *_cordoned(projection)):
+        causes.setdefault(affected.cause, []).append(affected)
+    problems = [_problem(cause, affected_objects) for cause, affected_objects in causes.items()]
+    return tuple(sorted(problems, key=lambda problem: SEVERITIES.index(problem.severity)))
 
 
 def _sick_or_closed(
@@ -249,16 +249,16 @@ def _cordoned(projection: Projection) -> Iterator[AffectedObject]:
             yield AffectedObject(name=node.node, cause=cause, hint=CORDONED, severity="info")
 
 
-def _problem(cause: str, found: list[AffectedObject]) -> Problem:
-    since = [each.since for each in found if each.since is not None]
-    names = [each.name for each in found]
+def _problem(cause: str, affected: list[AffectedObject]) -> Problem:
+    since = [item.since for item in affected if item.since is not None]
+    names = [item.name for item in affected]
     return Problem(
-        severity=found[0].severity,
+        severity=affected[0].severity,
         cause=cause,
         text=f"{cause}: {_listed(names)}",
-        hint=found[0].hint,
+        hint=affected[0].hint,
         since=min(since, default=None),
-        count=len(found),
+        count=len(affected),
         affected=tuple(names[:MOST_NAMED]),
     )
 

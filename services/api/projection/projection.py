@@ -64,9 +64,9 @@ class Projection:
     ) -> frozenset[ChangeKey]:
         """Replace nodes; those requested that are not among `totals` are removed."""
         changed: set[ChangeKey] = set()
-        found = {each.node.facts.name: each for each in totals}
-        for name in {*requested, *found}:
-            node = found.get(name)
+        by_name = {node_totals.node.facts.name: node_totals for node_totals in totals}
+        for name in {*requested, *by_name}:
+            node = by_name.get(name)
             changed |= self._remove_node(name) if node is None else self._update_node(name, node)
         return frozenset(changed)
 
@@ -102,9 +102,9 @@ class Projection:
             if self.devices.get(view.uuid) != view:
                 self.devices[view.uuid] = view
                 changed.add(("device", view.uuid))
-        known = self.totals.get(name)
+        earlier = self.totals.get(name)
         self.totals[name] = totals
-        if (known.leases if known else ()) != totals.leases:
+        if (earlier.leases if earlier else ()) != totals.leases:
             self._usage[name] = _usage_by_namespace(totals.leases)
             changed.add(NAMESPACES)
         return changed
@@ -126,8 +126,8 @@ class Projection:
 
     def leases_of(self, nodes: Iterable[NodeName]) -> dict[PodUid, Lease]:
         """Return the leases of nodes by their holders."""
-        known = (self.totals[name] for name in nodes if name in self.totals)
-        return {lease.pod: lease for totals in known for lease in totals.leases}
+        read = (self.totals[name] for name in nodes if name in self.totals)
+        return {lease.pod: lease for totals in read for lease in totals.leases}
 
     def leased_nodes(self) -> list[NodeName]:
         """Return the nodes with leases."""
@@ -149,19 +149,21 @@ class Projection:
     ) -> frozenset[ChangeKey]:
         """Replace what a node's agent measures; None: it did not reply."""
         self._update_hardware(name, reply.hardware if reply else ())
-        found = {
-            one.key: MeasuredView.from_attributes(one, idle=one.is_idle(now, after_s=idle_after_s))
-            for one in (reply.shares if reply else ())
+        measured = {
+            share.key: MeasuredView.from_attributes(
+                share, idle=share.is_idle(now, after_s=idle_after_s)
+            )
+            for share in (reply.shares if reply else ())
         }
         if reply is None:
             self._measured.pop(name, None)
         else:
-            self._measured[name] = found
+            self._measured[name] = measured
         changed: set[ChangeKey] = set()
         node = self.nodes.get(name)
         for uuid in node.devices if node else ():
             view = self.devices[uuid]
-            shares = _with_usage(view.shares, found)
+            shares = _with_usage(view.shares, measured)
             if shares != view.shares:
                 self.devices[uuid] = structs.replace(view, shares=shares)
                 changed.add(("device", uuid))
@@ -172,17 +174,19 @@ class Projection:
         node = self.nodes.get(name)
         for uuid in node.devices if node else ():
             self.hardware.pop(uuid, None)
-        for one in hardware:
-            if node and one.device in node.devices:
-                self.hardware[one.device] = one
+        for sensors in hardware:
+            if node and sensors.device in node.devices:
+                self.hardware[sensors.device] = sensors
 
     def update_waiting(
-        self, found: Iterable[WaitingPod], *, requested: Iterable[PodUid] | None = None
+        self, pods: Iterable[WaitingPod], *, requested: Iterable[PodUid] | None = None
     ) -> frozenset[ChangeKey]:
         """Replace the waiting pods: all of them, or those of the requested pods."""
-        waiting = {each.queued.pod: each for each in found}
+        waiting = {waiting_pod.queued.pod: waiting_pod for waiting_pod in pods}
         removed = set(self.waiting if requested is None else requested) - waiting.keys()
-        changed = [pod for pod, each in waiting.items() if self.waiting.get(pod) != each]
+        changed = [
+            pod for pod, waiting_pod in waiting.items() if self.waiting.get(pod) != waiting_pod
+        ]
         removed &= self.waiting.keys()
         if not changed and not removed:
             return frozenset()
@@ -191,18 +195,18 @@ class Projection:
         self.waiting.update(waiting)
         return frozenset({WAITING, NAMESPACES})
 
-    def update_gated(self, found: Iterable[PodGated]) -> frozenset[ChangeKey]:
+    def update_gated(self, pods: Iterable[PodGated]) -> frozenset[ChangeKey]:
         """Replace the pods that wait for their namespace's budget."""
-        ordered = sorted(found, key=lambda pod: (-pod.priority, pod.created_at, pod.name))
-        before, self.gated = self.gated, {each.pod: waits_for_budget(each) for each in ordered}
+        ordered = sorted(pods, key=lambda pod: (-pod.priority, pod.created_at, pod.name))
+        before, self.gated = self.gated, {gated.pod: waits_for_budget(gated) for gated in ordered}
         return frozenset() if self.gated == before else frozenset({WAITING, NAMESPACES})
 
     def update_budgets(self, events: Iterable[BudgetChanged]) -> frozenset[ChangeKey]:
         """Replace budgets by newer ones; older events are ignored."""
         before = dict(self.budgets)
         for event in events:
-            known = self.budgets.get(event.namespace)
-            if known is None or known.reported_at <= event.reported_at:
+            earlier = self.budgets.get(event.namespace)
+            if earlier is None or earlier.reported_at <= event.reported_at:
                 self.budgets[event.namespace] = event
         return frozenset() if self.budgets == before else frozenset({NAMESPACES})
 
@@ -215,9 +219,9 @@ class Projection:
         is_new = self.events.add_evictions(state.evictions)
         changed = set(self.update_budgets((state.budgets or {}).values()))
         starts = {
-            each.pod: StartView(at=start.at, promised=start.enforced, text=start.text)
+            reservation.pod: StartView(at=start.at, promised=start.enforced, text=start.text)
             for start in state.starts
-            for each in start.wanted
+            for reservation in start.wanted
         }
         if starts != self.starts:
             self.starts = starts
@@ -267,7 +271,7 @@ class Projection:
             for name, usage in usage_on_node.items():
                 total.setdefault(name, Counter()).update(usage)
         pods = chain(self.waiting.values(), self.gated.values())
-        waiting = Counter(each.queued.namespace for each in pods)
+        waiting = Counter(pod.queued.namespace for pod in pods)
         names = sorted({*total, *waiting, *self.budgets})
         return [
             NamespaceView(
@@ -284,11 +288,11 @@ class Projection:
         return frozenset(
             {
                 *(name for usage_on_node in self._usage.values() for name in usage_on_node),
-                *(each.queued.namespace for each in self.waiting.values()),
-                *(each.queued.namespace for each in self.gated.values()),
+                *(pod.queued.namespace for pod in self.waiting.values()),
+                *(pod.queued.namespace for pod in self.gated.values()),
                 *self.budgets,
                 *(event.namespace for event in self.events.latest),
-                *(each.for_namespace for each in self.events.latest if each.beneficiary),
+                *(event.for_namespace for event in self.events.latest if event.beneficiary),
             }
         )
 
@@ -312,7 +316,9 @@ class Projection:
             if (waiting.queued.namespace, waiting.queued.name) == wanted:
                 return waiting.queued.pod
         latest = reversed(self.events.latest)
-        return next((one.pod for one in latest if (one.namespace, one.name) == wanted), None)
+        return next(
+            (event.pod for event in latest if (event.namespace, event.name) == wanted), None
+        )
 
 
 def _excluded(device: Device, closed: Mapping[int, str]) -> str:
@@ -322,26 +328,26 @@ def _excluded(device: Device, closed: Mapping[int, str]) -> str:
 
 
 def _usage_by_namespace(leases: Iterable[Lease]) -> dict[Namespace, _NamespaceUsage]:
-    found: dict[Namespace, _NamespaceUsage] = {}
+    usage_by_namespace: dict[Namespace, _NamespaceUsage] = {}
     devices: dict[Namespace, set[DeviceUuid]] = {}
     for lease in leases:
-        usage = found.setdefault(lease.namespace, Counter())
+        usage = usage_by_namespace.setdefault(lease.namespace, Counter())
         usage["leases"] += 1
         for booking in bookings(lease.shares):
             usage["memory_mib"] += booking.memory_mib
             usage["cores_percent"] += booking.cores_percent
             devices.setdefault(lease.namespace, set()).add(booking.device)
-    for name, usage in found.items():
+    for name, usage in usage_by_namespace.items():
         usage["devices"] = len(devices.get(name, ()))
-    return found
+    return usage_by_namespace
 
 
 def _shares_by_device(leases: Iterable[Lease]) -> Mapping[DeviceUuid, tuple[HeldShare, ...]]:
-    found: dict[DeviceUuid, list[HeldShare]] = {}
+    shares: dict[DeviceUuid, list[HeldShare]] = {}
     for lease in leases:
         for share in lease.shares if lease.state in LIVE else ():
-            found.setdefault(share.device, []).append(held_share(lease, share))
-    return {uuid: tuple(sorted(views, key=_display_order)) for uuid, views in found.items()}
+            shares.setdefault(share.device, []).append(held_share(lease, share))
+    return {uuid: tuple(sorted(views, key=_display_order)) for uuid, views in shares.items()}
 
 
 def _display_order(view: HeldShare) -> tuple[bool, int, int]:

@@ -127,17 +127,19 @@ class RecentEvents:
 
     def _make_room(self, node: str) -> None:
         """Forget the oldest event that a node's agent has reported, if there are many."""
-        of_agent = [each for each in self.latest if each.node == node and each.kind in AGENT_STEPS]
+        of_agent = [step for step in self.latest if step.node == node and step.kind in AGENT_STEPS]
         if len(of_agent) >= MAX_EVENTS_OF_AGENT:
             self.latest.remove(of_agent[0])
 
     def add_evictions(self, journal: Sequence[EvictionRecord]) -> bool:
         """Add the evictions that the previous reading of the journal did not have."""
-        known = self._evictions
+        evictions = self._evictions
         before = self._number
-        self._evictions = frozenset((each.preemption, each.pod, each.at) for each in journal)
+        self._evictions = frozenset(
+            (record.preemption, record.pod, record.at) for record in journal
+        )
         for record in journal:
-            if (record.preemption, record.pod, record.at) in known:
+            if (record.preemption, record.pod, record.at) in evictions:
                 continue
             self._number += 1
             self.latest.append(
@@ -183,16 +185,16 @@ class RecentEvents:
 
     def _pod_of(self, event: PodEvent) -> tuple[PodUid | None, Namespace, str, str]:
         """Return the pod and the node; no pod if a node speaks of one that has no lease there."""
-        found = pod_of(event)
+        described = pod_of(event)
         if isinstance(event, PlacementChosen | PodBound | LeaseResized):
             self._leases[event.lease.pod] = event.lease
             if len(self._leases) > MAX_PODS:
                 self._leases.popitem(last=False)
-        if isinstance(event, AgentEvent) and found[0]:
-            lease = self._leases.get(found[0]) or self._lease_of(found[0])
-            if lease is None or (lease.namespace, lease.name, lease.node) != found[1:]:
+        if isinstance(event, AgentEvent) and described[0]:
+            lease = self._leases.get(described[0]) or self._lease_of(described[0])
+            if lease is None or (lease.namespace, lease.name, lease.node) != described[1:]:
                 return None, Namespace(""), "", event.node
-        return found
+        return described
 
     def _steps_of(self, pod: PodUid) -> dict[str, float]:
         steps = self._steps.setdefault(pod, {})
@@ -229,8 +231,8 @@ def _text(event: PodEvent) -> str:
             amounts = (
                 f"{before.memory_mib} to {after.memory_mib} MiB",
                 " to ".join(
-                    f"{each.cores_percent} %" if each.cores_percent else "no limit"
-                    for each in (before, after)
+                    f"{size.cores_percent} %" if size.cores_percent else "no limit"
+                    for size in (before, after)
                 )
                 + " of the cores",
             )

@@ -152,12 +152,12 @@ class VisibleCluster:
     @property
     def problems(self) -> tuple[str, ...]:
         """Return the errors as text."""
-        return tuple(each.text for each in self.all_problems() if each.severity == "error")
+        return tuple(problem.text for problem in self.all_problems() if problem.severity == "error")
 
     def node(self, view: NodeView) -> NodeDevices:
         """Return a node with its devices."""
         devices = [self.details(self.projection.devices[uuid]) for uuid in view.devices]
-        devices.sort(key=lambda one: one.index)
+        devices.sort(key=lambda device: device.index)
         return NodeDevices.from_attributes(view, cordoned=view.closed_by, devices=tuple(devices))
 
     def details(self, view: DeviceView) -> DeviceDetails:
@@ -200,13 +200,13 @@ class VisibleCluster:
             return namespace in {"", pod.namespace} and name in {"", pod.name}
 
         totals = self.projection.totals.values()
-        leases = [lease for each in totals for lease in each.leases]
-        shown = [each for each in leases if self.visible(each.namespace) and is_selected(each)]
+        leases = [lease for node in totals for lease in node.leases]
+        shown = [lease for lease in leases if self.visible(lease.namespace) and is_selected(lease)]
         return LeasesView(
             read_at=self.now,
             idle_after_s=self.idle_after_s,
             leases=tuple(
-                self.lease(each) for each in sorted(shown, key=lambda e: (e.created_at, e.name))
+                self.lease(lease) for lease in sorted(shown, key=lambda e: (e.created_at, e.name))
             ),
             waiting=tuple(filter(is_selected, self.waiting_pods())),
             unmeasured_nodes=tuple(self.projection.unmeasured_nodes()),
@@ -254,7 +254,7 @@ class VisibleCluster:
             )
             for pod, held in parts.items()
         ]
-        pods.sort(key=lambda one: (-one.gpu_hours, one.namespace, one.name))
+        pods.sort(key=lambda holder: (-holder.gpu_hours, holder.namespace, holder.name))
         return IdleView(
             read_at=self.now,
             idle_after_s=self.idle_after_s,
@@ -304,17 +304,17 @@ class VisibleCluster:
         lease = self.projection.lease_of(uid)
         waiting = self.projection.waiting.get(uid) or self.projection.gated.get(uid)
         latest = self.projection.events.latest_of(uid)
-        known = lease or (waiting.queued if waiting else latest)
-        if known is None or not self.visible(known.namespace):
+        subject = lease or (waiting.queued if waiting else latest)
+        if subject is None or not self.visible(subject.namespace):
             return None
         return PodView(
             read_at=self.now,
             pod=uid,
-            namespace=known.namespace,
-            name=known.name,
+            namespace=subject.namespace,
+            name=subject.name,
             lease=self.lease(lease) if lease else None,
             waiting=self._waiting_details(waiting) if waiting else None,
-            gang=self._gang(_gang_name(lease, waiting), known.namespace),
+            gang=self._gang(_gang_name(lease, waiting), subject.namespace),
             cordoned=self.projection.nodes[lease.node].cordoned if lease else "",
             devices=tuple(self._devices_of(lease)) if lease else (),
             trace=trace,
@@ -329,7 +329,7 @@ class VisibleCluster:
     def _waiting_details(self, waiting: WaitingPod) -> WaitingDetails:
         queue = self.projection.waiting_pods()
         refusal = waiting.refusal
-        position = 1 + [each.queued.pod for each in queue].index(waiting.queued.pod)
+        position = 1 + [waiting_pod.queued.pod for waiting_pod in queue].index(waiting.queued.pod)
         return WaitingDetails.from_attributes(
             self._waiting(waiting, position, waiting.queued.pod),
             counts=tuple(ReasonCount(reason=why, nodes=nodes) for why, nodes in refusal.counts),
@@ -365,12 +365,12 @@ class VisibleCluster:
         if not name or not self.visible(namespace):
             return None
         waiting = [
-            (each.queued.name, gang.min_member)
-            for each in self.projection.waiting.values()
-            if (gang := each.queued.request.gang) and gang.name == name
+            (member.queued.name, gang.min_member)
+            for member in self.projection.waiting.values()
+            if (gang := member.queued.request.gang) and gang.name == name
         ]
         totals = self.projection.totals.values()
-        leases = (lease for each in totals for lease in each.leases)
+        leases = (lease for node in totals for lease in node.leases)
         return GangView(
             name=name,
             min_member=max((min_member for _, min_member in waiting), default=None),
@@ -401,10 +401,10 @@ def _present(
     names: Iterable[str], values: Mapping[Any, T]
 ) -> tuple[tuple[T, ...], tuple[str, ...]]:
     """Return the values of the names that exist, and the names that do not."""
-    found = [(name, values.get(name)) for name in names]
+    pairs = [(name, values.get(name)) for name in names]
     return (
-        tuple(value for _, value in found if value is not None),
-        tuple(name for name, value in found if value is None),
+        tuple(value for _, value in pairs if value is not None),
+        tuple(name for name, value in pairs if value is None),
     )
 
 
@@ -418,9 +418,13 @@ def preemptions_view(state: PreemptionState, visible: NamespaceFilter) -> Preemp
     """Return the preemptions and evictions of visible namespaces' pods."""
     in_progress = (_preemption(stored.preemption, visible) for stored in state.open)
     return PreemptionsView(
-        in_progress=tuple(each for each in in_progress if each.victims or each.beneficiary),
+        in_progress=tuple(
+            preemption for preemption in in_progress if preemption.victims or preemption.beneficiary
+        ),
         evictions=tuple(
-            _eviction(each, visible) for each in state.evictions if visible(each.namespace)
+            _eviction(eviction, visible)
+            for eviction in state.evictions
+            if visible(eviction.namespace)
         ),
     )
 
@@ -432,9 +436,9 @@ def _preemption(preemption: Preemption, visible: NamespaceFilter) -> PreemptionV
         beneficiary=_name_of(wanted.namespace, wanted.name, visible) if wanted else "",
         evict_at=preemption.evict_at or None,
         victims=tuple(
-            VictimView(pod=f"{one.namespace}/{one.name}", outcome=one.outcome)
-            for one in preemption.victims
-            if visible(one.namespace)
+            VictimView(pod=f"{victim.namespace}/{victim.name}", outcome=victim.outcome)
+            for victim in preemption.victims
+            if visible(victim.namespace)
         ),
     )
 

@@ -70,7 +70,7 @@ def export_cluster(projection: Projection, missing: Iterable[AffectedObject], no
     usable = [view for view in projection.devices.values() if _export_state(view, projection)]
     _export_capacity(usable)
     _export_idle(projection.devices.values())
-    replicas = {(one.service, one.name) for one in missing}
+    replicas = {(affected.service, affected.name) for affected in missing}
     for service, count in Counter(service for service, _ in replicas).items():
         MISSING.labels(service).set(count)
 

@@ -135,7 +135,7 @@ def cost_view(
         currency=rates.currency,
         problem=prices.problem,
         capacity_units={model: str(round(units)) for model, units in sorted(capacity.items())},
-        lines=tuple(line for each in periods for line in _lines(hours, rates, *each, shown)),
+        lines=tuple(line for period in periods for line in _lines(hours, rates, *period, shown)),
     )
 
 
@@ -212,10 +212,10 @@ def _allocation(name: str, lines: list[CostLine]) -> dict[str, Any]:
 
 def length_ms(text: str, name: str) -> int:
     """Parse a length such as `12h`. Raises RequestError for other texts."""
-    found = _LENGTH.fullmatch(text)
-    if found is None:
+    match = _LENGTH.fullmatch(text)
+    if match is None:
         raise RequestError(f"{name}={text} is not a length such as 30m, 12h or 7d")
-    return int(found[1]) * _UNITS_MS[found[2]]
+    return int(match[1]) * _UNITS_MS[match[2]]
 
 
 def window_ms(text: str, now: float) -> tuple[int, int]:

@@ -61,11 +61,13 @@ RANGES = (
 
 def range_of(name: str) -> HistoryRange:
     """Return a range by its name, or a day. Raises RequestError for an unknown name."""
-    found = next((each for each in RANGES if each.name == (name or "1d")), None)
-    if found is None:
-        names = ", ".join(each.name for each in RANGES)
+    chosen = next(
+        (recorded_range for recorded_range in RANGES if recorded_range.name == (name or "1d")), None
+    )
+    if chosen is None:
+        names = ", ".join(recorded_range.name for recorded_range in RANGES)
         raise RequestError(f"range={name} is not one of {names}")
-    return found
+    return chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +100,7 @@ def sample_of(
     hardware: Mapping[DeviceUuid, Hardware],
 ) -> Sample:
     """Return the amounts of everything now. Shares of init containers are left out."""
-    found: dict[str, dict[str, _Amounts]] = {kind: {} for kind in (NODE, DEVICE, POD, NAMESPACE)}
+    by_kind: dict[str, dict[str, _Amounts]] = {kind: {} for kind in (NODE, DEVICE, POD, NAMESPACE)}
     cluster = _all()
     for view in devices:
         amounts = _all(None if view.shares else 0)
@@ -106,19 +108,24 @@ def sample_of(
             held = () if share.init else _amounts_of(share)
             _add(amounts, held)
             if share.pod:
-                _add(found[POD].setdefault(share.pod, _all()), held)
-                _add(found[NAMESPACE].setdefault(share.namespace, _all()), held)
+                _add(by_kind[POD].setdefault(share.pod, _all()), held)
+                _add(by_kind[NAMESPACE].setdefault(share.namespace, _all()), held)
         amounts[:2] = view.used_memory_mib, view.used_cores_percent
-        found[DEVICE][view.uuid] = amounts
-        _add(found[NODE].setdefault(view.node, _all()), amounts)
+        by_kind[DEVICE][view.uuid] = amounts
+        _add(by_kind[NODE].setdefault(view.node, _all()), amounts)
         _add(cluster, amounts)
     return {
-        **found,
+        **by_kind,
         CLUSTER: {"": cluster},
         WAITING: {reason: (count,) for reason, count in Counter(reasons).items()},
         HARDWARE: {
-            uuid: (one.temperature_c, one.power_w, one.sm_clock_mhz, one.busy_percent)
-            for uuid, one in hardware.items()
+            uuid: (
+                sensors.temperature_c,
+                sensors.power_w,
+                sensors.sm_clock_mhz,
+                sensors.busy_percent,
+            )
+            for uuid, sensors in hardware.items()
         },
     }
 
@@ -153,8 +160,8 @@ def history_columns(
     Where points are missing, there is one without values.
     """
     columns = {name: recorded.columns.get(name, ()) for name in AMOUNTS} | dict(recorded.columns)
-    known = [any(value is not None for value in row) for row in zip_longest(*columns.values())]
-    first = known.index(True) if True in known else len(recorded.at)
+    has_values = [any(value is not None for value in row) for row in zip_longest(*columns.values())]
+    first = has_values.index(True) if True in has_values else len(recorded.at)
     at: list[float] = []
     places: list[int | None] = []
     for place, instant in enumerate(recorded.at[first:], start=first):
@@ -167,8 +174,12 @@ def history_columns(
     def shown(values: Values, absent: float | None = None) -> Column:
         """Return a column; `absent`: what an unknown value counts as where others are known."""
         return tuple(
-            None if each is None or not values else absent if values[each] is None else values[each]
-            for each in places
+            None
+            if place is None or not values
+            else absent
+            if values[place] is None
+            else values[place]
+            for place in places
         )
 
     return (

@@ -166,4 +166,4 @@ def _numbers(values: Iterable[tuple[float, str]]) -> Iterator[tuple[float, float
 def _aligned(
     columns: dict[str, dict[float, float]], at: list[float]
 ) -> dict[str, list[float | None]]:
-    return {name: [of.get(each) for each in at] for name, of in columns.items()}
+    return {name: [of.get(instant) for instant in at] for name, of in columns.items()}

@@ -111,7 +111,7 @@ async def add_up(
     for namespace in namespaces:
         async for entry in store.all_entries(namespace):
             by = {"namespace": namespace, "model": entry.model, "class": entry.lease_class}
-            name, model, kind = (by[each] if each in group_by else "" for each in GROUPS)
+            name, model, kind = (by[group] if group in group_by else "" for group in GROUPS)
             key = (entry.window, name, model, kind)
             length_ms = entry_range.length_ms(entry)
             if length_ms is None or entry.kind == "close":
@@ -126,9 +126,11 @@ async def add_up(
 
 
 async def _check_window(store: Budgets, namespaces: Iterable[Namespace], window: str) -> None:
-    known = {each.id: each.start_ms for name in namespaces for each in await store.windows(name)}
-    if window not in known:
-        latest = sorted(known, key=known.__getitem__, reverse=True)[:LATEST_WINDOWS]
+    starts = {
+        begun.id: begun.start_ms for name in namespaces for begun in await store.windows(name)
+    }
+    if window not in starts:
+        latest = sorted(starts, key=starts.__getitem__, reverse=True)[:LATEST_WINDOWS]
         others = f"the latest are {', '.join(latest)}" if latest else "none has begun"
         raise RequestError(f"no namespace that you may see has a window {window}: {others}")
 

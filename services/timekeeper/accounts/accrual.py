@@ -149,8 +149,8 @@ class _AccountStep:
     def leases(self) -> list[ChargedLease]:
         """Return the leases as charged so far."""
         return [
-            replace(each, charged_ms=self.charged.get(each.id, each.charged_ms))
-            for each in self.account.leases
+            replace(lease, charged_ms=self.charged.get(lease.id, lease.charged_ms))
+            for lease in self.account.leases
         ]
 
 
@@ -167,19 +167,19 @@ def advance(
         return None
     step = _AccountStep(account, budget)
     window = account.windows[-1] if account.windows else _first_window(step, now_ms)
-    known = account.state.shape
+    stored_shape = account.state.shape
     same_unit = account.budget is None or account.budget.currency == budget.currency
     while True:
         until = now_ms if window.end_ms is None else min(now_ms, window.end_ms)
         window = _charge(step, window, until)
-        reshaped = bool(known) and known != window_shape(budget)
+        reshaped = bool(stored_shape) and stored_shape != window_shape(budget)
         if window.end_ms is not None and window.end_ms <= now_ms:
             window = _close(step, window, window.end_ms, same_unit=same_unit)
         elif reshaped:
             window = _close(step, window, now_ms, same_unit=same_unit)
         else:
             break
-        known = window_shape(budget)
+        stored_shape = window_shape(budget)
     _apply_limit(step, window, now_ms)
     return _finish(step, now_ms)
 
@@ -192,8 +192,8 @@ def _is_due(account: Account, budget: Budget, now_ms: int, charge_every_ms: int)
     if window.end_ms is not None and window.end_ms <= now_ms:
         return True
     if any(
-        each.ended_ms is not None or now_ms - each.charged_ms >= charge_every_ms
-        for each in account.leases
+        lease.ended_ms is not None or now_ms - lease.charged_ms >= charge_every_ms
+        for lease in account.leases
     ):
         return True
     current = balance(account, budget, now_ms)
@@ -202,7 +202,7 @@ def _is_due(account: Account, budget: Budget, now_ms: int, charge_every_ms: int)
 
 
 def _first_window(step: _AccountStep, now_ms: int) -> BudgetWindow:
-    first = min([now_ms, *(each.charged_ms for each in step.account.leases)])
+    first = min([now_ms, *(lease.charged_ms for lease in step.account.leases)])
     window = open_window(step.budget, first, natural=True)
     step.windows[window.id] = window
     return window
@@ -285,7 +285,7 @@ def _apply_limit(step: _AccountStep, window: BudgetWindow, now_ms: int) -> None:
         level = full if before is None else min(full, window.level_scaled)
         changed = replace(changed, level_scaled=level, level_ms=now_ms)
     step.windows[window.id] = changed
-    shown = ["none" if each is None else str(each) for each in (before, after)]
+    shown = ["none" if limit is None else str(limit) for limit in (before, after)]
     reason = f"the limit was {shown[0]} and is {shown[1]}"
     units = (after or 0) - (before or 0)
     step.entries.append(ChargeEntry(window=window.id, kind="adjust", units=units, reason=reason))
@@ -294,9 +294,9 @@ def _apply_limit(step: _AccountStep, window: BudgetWindow, now_ms: int) -> None:
 def _finish(step: _AccountStep, now_ms: int) -> AccountUpdate:
     account = step.account
     over = {
-        each.id: each.charged_ms
-        for each in step.leases()
-        if each.ended_ms is not None and each.charged_ms >= each.ended_ms
+        lease.id: lease.charged_ms
+        for lease in step.leases()
+        if lease.ended_ms is not None and lease.charged_ms >= lease.ended_ms
     }
     update = AccountUpdate(
         namespace=account.namespace,
@@ -309,11 +309,11 @@ def _finish(step: _AccountStep, now_ms: int) -> AccountUpdate:
     )
     current = balance(apply_update(account, update), step.budget, now_ms)
     before = account.state
-    known = bool(before.since_ms)
+    is_stored = bool(before.since_ms)
     state = StoredBudgetState(
         state=current.state,
         warned_percent=current.warned_percent,
-        since_ms=before.since_ms if known and current.state is before.state else now_ms,
+        since_ms=before.since_ms if is_stored and current.state is before.state else now_ms,
         window=current.window.id,
         shape=window_shape(step.budget),
         restored_ms=before.restored_ms,
@@ -337,9 +337,9 @@ def apply_update(account: Account, update: AccountUpdate) -> Account:
         account,
         revision=account.revision + 1,
         leases=tuple(
-            replace(each, charged_ms=charged.get(each.id, each.charged_ms))
-            for each in account.leases
-            if each.id not in update.ended
+            replace(lease, charged_ms=charged.get(lease.id, lease.charged_ms))
+            for lease in account.leases
+            if lease.id not in update.ended
         ),
         windows=tuple(sorted(windows.values(), key=lambda window: window.place)),
         state=account.state if update.state is None else update.state,
@@ -389,7 +389,7 @@ def trim_windows(account: Account, budget: Budget, now_ms: int) -> Account:
     since = now_ms
     if budget.policy.type is PolicyType.SLIDING:
         since -= budget.policy.length_ms
-    kept = [each for each in account.windows[:-1] if (each.end_ms or 0) > since]
+    kept = [window for window in account.windows[:-1] if (window.end_ms or 0) > since]
     return replace(account, windows=(*kept, *account.windows[-1:]))
 
 

@@ -41,8 +41,8 @@ def consequence(budget: Budget, state: BudgetState) -> Consequence:
         if budget.on_exhausted is OnExhausted.EVICT:
             evict_after = budget.grace_minutes
     if state is BudgetState.OVERDRAWN and budget.evict_on_debt:
-        known = budget.debt_grace_minutes if evict_after is None else evict_after
-        evict_after = min(budget.debt_grace_minutes, known)
+        earliest = budget.debt_grace_minutes if evict_after is None else evict_after
+        evict_after = min(budget.debt_grace_minutes, earliest)
     return Consequence(
         lease_class=LEASE_CLASSES[state], new_pods=new_pods, evict_after_minutes=evict_after
     )

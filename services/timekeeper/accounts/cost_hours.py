@@ -70,7 +70,7 @@ class Holding(NamedTuple):
 def charged_leases(nodes: Iterable[NodeTotals]) -> Iterator[Lease]:
     """Yield the leases that are charged."""
     for totals in nodes:
-        yield from (each for each in totals.leases if each.state in CHARGED_STATES)
+        yield from (lease for lease in totals.leases if lease.state in CHARGED_STATES)
 
 
 def holdings(
@@ -84,7 +84,7 @@ def holdings(
 
     `idle` is read at the end of the interval, and before it, for leases that have ended.
     """
-    spans = {charged_lease_id(each): (each, from_ms, to_ms, False) for each in leases}
+    spans = {charged_lease_id(lease): (lease, from_ms, to_ms, False) for lease in leases}
     for entry in entries:
         for lease in entry.leases:
             id_ = charged_lease_id(lease)
@@ -96,10 +96,10 @@ def holdings(
                 spans[id_] = (lease, begin, to_ms, False)
     for lease, begin, end, has_ended in spans.values():
         span = max(begin, from_ms), min(end, to_ms)
-        known = idle[has_ended]
+        idle_shares = idle[has_ended]
         for device, shares in shares_by_device(lease).items() if span[0] < span[1] else ():
             running = [share for share in shares if not share.init]
-            use = _use_of([known.get(share_key(lease.pod, share)) for share in running])
+            use = _use_of([idle_shares.get(share_key(lease.pod, share)) for share in running])
             model = shares[0].device_model
             yield Holding(device, model, lease.namespace, milli_gpu(shares), use, *span)
 
@@ -148,13 +148,13 @@ def _fits(size: Size, device: Device, use: DeviceUse) -> bool:
 
 def sizes_seen(sizes: Sizes, leases: Iterable[Lease], now_ms: int) -> dict[Size, int]:
     """Return the sizes of shares of the last week; the smallest ones, if there are too many."""
-    found = {size: at for size, at in sizes.items() if now_ms - at < WEEK_MS}
+    recent = {size: at for size, at in sizes.items() if now_ms - at < WEEK_MS}
     for lease in leases:
         for share in lease.shares:
             if not share.mig:
                 size = Size(share.memory_mib, share.cores_percent, int(share.sharing))
-                found[WHOLE_SIZE if share.whole else size] = now_ms
-    return {size: found[size] for size in sorted(found)[:MOST_SIZES]}
+                recent[WHOLE_SIZE if share.whole else size] = now_ms
+    return {size: recent[size] for size in sorted(recent)[:MOST_SIZES]}
 
 
 def record_hours(
@@ -166,8 +166,8 @@ def record_hours(
 ) -> None:
     """Add an interval to the hours, by the instants at which they begin."""
     by_device: dict[DeviceUuid, list[Holding]] = {uuid: [] for uuid in devices}
-    for each in sorted(held):  # equal remainders are rounded in the same order
-        by_device.setdefault(each.device, []).append(each)
+    for share in sorted(held):  # equal remainders are rounded in the same order
+        by_device.setdefault(share.device, []).append(share)
     for start in hours_of(from_ms, to_ms):
         begin, end = max(start, from_ms), min(start + HOUR_MS, to_ms)
         hour = hours.setdefault(start, CostHour(begin, end, 0))
@@ -175,7 +175,7 @@ def record_hours(
         for uuid, of_device in by_device.items():
             reported, has_room = devices.get(uuid) or (of_device[0].model, False)
             model = hour.add_device(reported, end - begin)
-            changes = {at for each in of_device for at in each[-2:] if begin < at < end}
+            changes = {at for share in of_device for at in share[-2:] if begin < at < end}
             for interval in pairwise(sorted({begin, end, *changes})):
                 _record_device(hour, model, of_device, UNLEASED if has_room else STRANDED, interval)
 
@@ -184,10 +184,10 @@ def _record_device(
     hour: CostHour, model: str, held: Sequence[Holding], free: int, interval: tuple[int, int]
 ) -> None:
     start, stop = interval
-    present = [each for each in held if each.from_ms <= start < each.to_ms]
-    parts = parts_of_device([each.milli_gpu for each in present])
-    for each, part in zip(present, parts, strict=True):
-        hour.add(each.namespace, model, each.use, part * (stop - start))
+    present = [share for share in held if share.from_ms <= start < share.to_ms]
+    parts = parts_of_device([share.milli_gpu for share in present])
+    for share, part in zip(present, parts, strict=True):
+        hour.add(share.namespace, model, share.use, part * (stop - start))
     hour.add(FREE, model, free, (WHOLE - sum(parts)) * (stop - start))
 
 

@@ -208,13 +208,13 @@ def reconcile(
     charged = {charged_lease_id(lease): lease for lease in live if lease.state in CHARGED_STATES}
     accounts = tuple(accounts)
     family_ends = _end_missing(changes, charged, accounts, known_ms)
-    known = {each.id for account in accounts for each in account.leases}
+    charged_ids = {lease.id for account in accounts for lease in account.leases}
     for id_, lease in charged.items():
         change = changes.setdefault(lease.namespace, JournalChanges())
         since = max(_restored_since(lease, counted_ms), family_ends.get(lease_family(id_), 0))
         if id_ in change.charged:
             change.charged[id_] = _started_at_least(change.charged[id_], since)
-        elif id_ not in known and id_ not in change.ended:
+        elif id_ not in charged_ids and id_ not in change.ended:
             change.charged[id_] = _charged_lease(lease, weigh(lease), since)
 
 

@@ -93,15 +93,15 @@ class BudgetFile:
 
     def find(self, name: Namespace) -> Budget | None:
         """Return the budget of this name, or None."""
-        found = self.budgets.get(name)
-        return found and in_money(replace(found, problem=self.problem), self.prices)
+        budget = self.budgets.get(name)
+        return budget and in_money(replace(budget, problem=self.problem), self.prices)
 
     def _file_stamp(self) -> tuple[int, int]:
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except OSError:
             return (0, 0)
-        return found.st_mtime_ns, found.st_size
+        return status.st_mtime_ns, status.st_size
 
 
 @dataclass(slots=True)
@@ -144,10 +144,10 @@ class BudgetObjects(ConfiguredObjects[Budget]):
     def find(self, name: Namespace) -> Budget | None:
         """Return the budget of this name, or None."""
         problem = self.latest.problems.get(name, "")
-        found = self.latest.valid.get(name)
-        if found is not None:
-            found = replace(found, problem=problem and f"{problem}; {LAST_VALID}")
-            return in_money(found, self.prices)
+        budget = self.latest.valid.get(name)
+        if budget is not None:
+            budget = replace(budget, problem=problem and f"{problem}; {LAST_VALID}")
+            return in_money(budget, self.prices)
         problem = problem and f"{problem}; {NEW_PODS_WAIT}"
         return Budget(namespace=name, problem=problem, unreadable=True) if problem else None
 
@@ -171,11 +171,11 @@ class ConfiguredBudgets:
 
     def budget_of(self, namespace: Namespace) -> Budget:
         """Return a namespace's budget; without one it has no limit."""
-        sources = [each for each in (self.objects, self.file) if each is not None]
+        sources = [source for source in (self.objects, self.file) if source is not None]
         for name in (namespace, ALL_OTHERS):
             for source in sources:
-                if (found := source.find(name)) is not None:
-                    return replace(found, namespace=namespace)
+                if (budget := source.find(name)) is not None:
+                    return replace(budget, namespace=namespace)
         return Budget(namespace=namespace)
 
     def namespaces(self) -> Iterable[Namespace]:

@@ -89,11 +89,11 @@ class StatusPublisher:
     ) -> None:
         """Write a status: at once if other specs are in force, else after `every_ms`."""
         path = f"{objects.path}/{quote(item.metadata.name, safe='')}/status"
-        known = item.status or {}
+        written = item.status or {}
         wanted = msgspec.to_builtins(status)
-        same = all(known.get(key) == wanted.get(key) for key in _IN_FORCE)
+        same = all(written.get(key) == wanted.get(key) for key in _IN_FORCE)
         recent = at_ms - self._written.get(path, 0) < every_ms
-        if known != wanted and not (same and recent):
+        if written != wanted and not (same and recent):
             self._written[path] = at_ms
             operation = {"op": "add", "path": "/status", "value": wanted}
             await self._write(objects.client.patch_json(path, [operation]), path, at_ms)

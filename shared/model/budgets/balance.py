@@ -30,9 +30,9 @@ def uncharged_units(lease: ChargedLease, until_ms: int) -> int:
 def rate_at(leases: Iterable[ChargedLease], at_ms: int) -> int:
     """Return the milli-GPU in use at an instant."""
     return sum(
-        each.weight
-        for each in leases
-        if each.since_ms <= at_ms and (each.ended_ms is None or each.ended_ms > at_ms)
+        lease.weight
+        for lease in leases
+        if lease.since_ms <= at_ms and (lease.ended_ms is None or lease.ended_ms > at_ms)
     )
 
 
@@ -40,7 +40,7 @@ def balance(account: Account, budget: Budget, at_ms: int) -> Balance:
     """Return an account's balance at an instant, including the time that is not charged yet."""
     window = account.windows[-1]
     end = at_ms if window.end_ms is None else min(at_ms, window.end_ms)
-    window_used = window.used_units + sum(uncharged_units(each, end) for each in account.leases)
+    window_used = window.used_units + sum(uncharged_units(lease, end) for lease in account.leases)
     rate = rate_at(account.leases, at_ms)
     used, allowed = _used_and_allowed(account, budget, window_used, at_ms)
     remaining = None if allowed is None else allowed - used
@@ -67,7 +67,7 @@ def balance(account: Account, budget: Budget, at_ms: int) -> Balance:
         allowed_units=allowed,
         remaining_units=remaining,
         current_rate_milli_gpu=rate,
-        leases=len([each for each in account.leases if each.ended_ms is None]),
+        leases=len([lease for lease in account.leases if lease.ended_ms is None]),
         exhausted_at_ms=_exhausted_before(account, budget, remaining)
         or exhaustion_ms(budget, window, remaining, rate, at_ms),
         problem=budget.problem,
@@ -83,10 +83,10 @@ def _used_and_allowed(
     if budget.policy.type is not PolicyType.SLIDING:
         return window_used, allowed
     since_ms = at_ms - budget.policy.length_ms
-    earlier = [each for each in account.windows[:-1] if (each.end_ms or 0) > since_ms]
+    earlier = [window for window in account.windows[:-1] if (window.end_ms or 0) > since_ms]
     if allowed is not None:
-        allowed += sum(each.granted_units for each in earlier)
-    return window_used + sum(each.used_units for each in earlier), allowed
+        allowed += sum(window.granted_units for window in earlier)
+    return window_used + sum(window.used_units for window in earlier), allowed
 
 
 def _state_before(account: Account, budget: Budget) -> BudgetState:
@@ -181,13 +181,13 @@ def level_at(
     above the limit remains until it is used.
     """
     leases = tuple(leases)
-    late = sum(uncharged_units(each, window.level_ms) for each in leases)
+    late = sum(uncharged_units(lease, window.level_ms) for lease in leases)
     level = window.level_scaled - late * HOUR_MS
     now = window.level_ms
     moments = {at_ms} | {
         moment
-        for each in leases
-        for moment in (each.since_ms, each.ended_ms)
+        for lease in leases
+        for moment in (lease.since_ms, lease.ended_ms)
         if moment is not None and now < moment < at_ms
     }
     full = (budget.limit_units or 0) * HOUR_MS

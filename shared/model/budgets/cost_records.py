@@ -57,12 +57,12 @@ class CostHour(msgspec.Struct, array_like=True):
 
     def imbalances(self) -> Iterator[str]:
         """Yield what does not add up."""
-        found = dict.fromkeys(self.device_ms, 0)
+        used_ms = dict.fromkeys(self.device_ms, 0)
         for name, model, amounts in self.rows():
-            found[model] = found.get(model, 0) + sum(amounts)
+            used_ms[model] = used_ms.get(model, 0) + sum(amounts)
             if min(amounts) < 0:
                 yield f"{model} of {name or 'no namespace'} has {min(amounts)}"
-        for model, units in found.items():
+        for model, units in used_ms.items():
             capacity = self.device_ms.get(model, 0) * WHOLE
             if units != capacity:
                 yield f"{model} has {units} milli-GPU-milliseconds, its capacity is {capacity}"
@@ -84,9 +84,9 @@ class CostMark:
     """The last entry of the journal that the accounts have taken over."""
 
 
-def counted_model(model: str, known: Collection[str]) -> str:
+def counted_model(model: str, counted: Collection[str]) -> str:
     """Return a model's name, or that of all others if it is new and there are many already."""
-    return model if model in known or len(known) < MOST_MODELS else OTHER_MODELS
+    return model if model in counted or len(counted) < MOST_MODELS else OTHER_MODELS
 
 
 def hours_of(from_ms: int, to_ms: int) -> range:
@@ -120,9 +120,9 @@ def add_up(
             capacity[counted] = capacity.get(counted, 0) + part * device_ms * WHOLE
         for name, model, amounts in hour.rows():
             key = shown(name), counted_model(model, capacity)
-            known = sums.setdefault(key, [0] * len(USES))
+            row = sums.setdefault(key, [0] * len(USES))
             for use, units in enumerate(amounts):
-                known[use] += part * units
+                row[use] += part * units
     return sums, capacity, recorded
 
 

@@ -73,10 +73,10 @@ def amount_of_lease(lease: Lease) -> GpuAmount:
     booked = bookings(lease.shares)
     return GpuAmount(
         cores_percent=sum(
-            WHOLE if each.sharing is SharingPolicy.EXCLUSIVE else each.cores_percent
-            for each in booked
+            WHOLE if booking.sharing is SharingPolicy.EXCLUSIVE else booking.cores_percent
+            for booking in booked
         ),
-        memory_mib=sum(each.memory_mib for each in booked),
+        memory_mib=sum(booking.memory_mib for booking in booked),
     )
 
 
@@ -124,18 +124,18 @@ def fair_order(queued: Iterable[PodQueued], fair_share: FairShare) -> list[PodQu
 
 def fair_queue(waiting: Iterable[WaitingPod], fair_share: FairShare) -> list[WaitingPod]:
     """Return waiting pods, with their verdicts, in this order."""
-    by_pod = {each.queued.pod: each for each in waiting}
-    order = fair_order((each.queued for each in by_pod.values()), fair_share)
+    by_pod = {pod.queued.pod: pod for pod in waiting}
+    order = fair_order((pod.queued for pod in by_pod.values()), fair_share)
     return [by_pod[queued.pod] for queued in order]
 
 
 def precedence_reason(first: PodQueued, second: PodQueued, fair_share: FairShare) -> str:
     """Return why a waiting pod comes before another one."""
-    one, other = (
+    own, other = (
         fair_share.entitlement_of(first.namespace),
         fair_share.entitlement_of(second.namespace),
     )
-    if one.has_budget != other.has_budget:
+    if own.has_budget != other.has_budget:
         return "whose namespace has budget left"
     if first.request.priority != second.request.priority:
         return f"of priority {first.request.priority}"
@@ -154,8 +154,10 @@ def precedence_reason(first: PodQueued, second: PodQueued, fair_share: FairShare
 
 def amount_of_request(request: PodRequest, total: GpuAmount) -> GpuAmount:
     """Return the approximate amount of a pod; the exact one is known after placement."""
-    amounts = [_requested_amount(each, total) for each in request.containers]
-    return max(amounts, key=lambda each: (each.cores_percent, each.memory_mib), default=GpuAmount())
+    amounts = [_requested_amount(container, total) for container in request.containers]
+    return max(
+        amounts, key=lambda amount: (amount.cores_percent, amount.memory_mib), default=GpuAmount()
+    )
 
 
 def _requested_amount(request: GpuRequest, total: GpuAmount) -> GpuAmount:
@@ -167,11 +169,11 @@ def _requested_amount(request: GpuRequest, total: GpuAmount) -> GpuAmount:
     )
     if request.whole or not any(amounts):
         return GpuAmount(cores_percent=WHOLE * request.gpus, memory_mib=device_mib * request.gpus)
-    each = -(-(request.memory_bytes or 0) // MIB) or request.memory_units or 0
+    memory_mib = -(-(request.memory_bytes or 0) // MIB) or request.memory_units or 0
     if request.memory_percent:
-        each = device_mib * request.memory_percent // WHOLE
+        memory_mib = device_mib * request.memory_percent // WHOLE
     return GpuAmount(
-        cores_percent=request.cores_percent * request.gpus, memory_mib=each * request.gpus
+        cores_percent=request.cores_percent * request.gpus, memory_mib=memory_mib * request.gpus
     )
 
 

@@ -205,9 +205,9 @@ class Device:
         """What earlier pods still hold, for users of any namespace; empty: nothing."""
         if not self.leftovers:
             return ""
-        mib = sum(each.memory_mib for each in self.leftovers)
+        mib = sum(leftover.memory_mib for leftover in self.leftovers)
         pods = f"{len(self.leftovers)} earlier pods" if self.leftovers[1:] else "an earlier pod"
-        since = timestamp(min(each.since for each in self.leftovers))
+        since = timestamp(min(leftover.since for leftover in self.leftovers))
         return f"processes of {pods} still hold {mib} MiB of it since {since}"
 
 
@@ -242,8 +242,8 @@ def model_label(model: str) -> str:
 
 def longest_name_in(model: str, names: Iterable[str]) -> str | None:
     """Return the longest of the names that the model contains, in any letter case, or None."""
-    found = [name for name in names if name.lower() in model.lower()]
-    return max(found, key=len) if found else None
+    contained = [name for name in names if name.lower() in model.lower()]
+    return max(contained, key=len) if contained else None
 
 
 def visible_fault(fault: str, is_visible: Callable[[Namespace], bool]) -> str:

@@ -76,10 +76,10 @@ UNKNOWN_REVISION = NodeRevision()
 
 
 LABEL_OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = {
-    "In": lambda found, values: found in values,
-    "NotIn": lambda found, values: found not in values,
-    "Exists": lambda found, _: found is not None,
-    "DoesNotExist": lambda found, _: found is None,
+    "In": lambda value, values: value in values,
+    "NotIn": lambda value, values: value not in values,
+    "Exists": lambda value, _: value is not None,
+    "DoesNotExist": lambda value, _: value is None,
 }
 """Whether a label, which may be missing, meets a requirement."""
 

@@ -35,7 +35,7 @@ def implausible(event: Event) -> str:
 def _report(event: DeviceReported) -> Iterable[str]:
     unread = (gpu.uuid for gpu in event.unread if gpu.uuid)
     yield from _twice("device", (*(device.uuid for device in event.devices), *unread))
-    yield from _twice("index", (str(each.index) for each in event.devices if each.healthy))
+    yield from _twice("index", (str(device.index) for device in event.devices if device.healthy))
     for device in event.devices:
         yield from _device(device)
     for allocation in event.allocations:

@@ -296,8 +296,8 @@ def expected_end(lease: Lease, learned_s: float | None = None) -> float | None:
     """
     term = lease.term
     expected = term.expected_run_s if term.expected_run_s is not None else learned_s
-    known = [each for each in (expected, term.max_run_s) if each is not None]
-    return _start(lease) + min(known) if known else None
+    lengths = [length for length in (expected, term.max_run_s) if length is not None]
+    return _start(lease) + min(lengths) if lengths else None
 
 
 def _start(lease: Lease) -> float:

@@ -49,7 +49,9 @@ def reservation_for(
         pod=queued.pod,
         namespace=queued.namespace,
         name=queued.name,
-        candidates=tuple([each for each in candidates if each.numa_cpus == numa_cpus]),
+        candidates=tuple(
+            [candidate for candidate in candidates if candidate.numa_cpus == numa_cpus]
+        ),
         dialect=request.dialect,
         resources=request.resources | numa_cpus if numa_cpus else request.resources,
         anti_affinity_groups=request.anti_affinity_groups,

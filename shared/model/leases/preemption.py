@@ -123,8 +123,8 @@ class Preemption:
     def after(self, evicted: Victim, outcome: EvictionOutcome) -> "Preemption":
         """Return the preemption with the outcome of one victim."""
         victims = tuple(
-            replace(each, outcome=outcome) if each.pod == evicted.pod else each
-            for each in self.victims
+            replace(victim, outcome=outcome) if victim.pod == evicted.pod else victim
+            for victim in self.victims
         )
         return replace(self, victims=victims)
 
@@ -178,7 +178,7 @@ def start_text(ends: Sequence[EndingLease], last: str) -> str:
     """Return when pods start that wait for leases, in the order of their ends; `last`: its name."""
     at = timestamp(ends[-1].ends_at)
     others = len(ends) - 1
-    loose = sum(not each.enforced for each in ends)
+    loose = sum(not lease.enforced for lease in ends)
     if not loose:
         who = f"{last} and {others} more end" if others else f"{last} ends"
         return f"starts by {at} at the latest: {who} by then"
@@ -210,12 +210,14 @@ class StoredStart:
     @property
     def pods(self) -> tuple[PodUid, ...]:
         """The pods that start."""
-        return tuple(each.pod for each in self.wanted)
+        return tuple(reservation.pod for reservation in self.wanted)
 
     @property
     def devices(self) -> frozenset[DeviceUuid]:
         """The devices that are claimed."""
-        shares = (share for each in self.wanted for share in each.candidates[0].shares)
+        shares = (
+            share for reservation in self.wanted for share in reservation.candidates[0].shares
+        )
         return frozenset(share.device for share in shares)
 
     @property
@@ -253,4 +255,4 @@ class PreemptionState:
 
     def victims(self) -> frozenset[PodUid]:
         """Return the victims of all preemptions in progress."""
-        return frozenset(each.pod for read in self.open for each in read.preemption.victims)
+        return frozenset(victim.pod for read in self.open for victim in read.preemption.victims)

@@ -81,12 +81,12 @@ def claimable(device: Device) -> dict[str, tuple[MigPlacement, MigProfile] | Non
     """
     if device.mode is not DeviceMode.MIG:
         return {device_name(device.uuid): None}
-    found: dict[str, tuple[MigPlacement, MigProfile] | None] = {}
+    allocatable: dict[str, tuple[MigPlacement, MigProfile] | None] = {}
     for layout in device.layouts:
         for position, profile in enumerate(layout.positions):
             place = MigPlacement(layout=layout.name, position=position, profile=profile.name)
-            found[device_name(device.uuid, place)] = (place, profile)
-    return found
+            allocatable[device_name(device.uuid, place)] = (place, profile)
+    return allocatable
 
 
 def generation_of(allocated_at: str, devices: Iterable[tuple[str, str, str]]) -> str:
@@ -94,4 +94,4 @@ def generation_of(allocated_at: str, devices: Iterable[tuple[str, str, str]]) ->
 
     `devices`: request, device name and share ID ("" without one) of each result.
     """
-    return " ".join([allocated_at, *sorted("/".join(each) for each in devices)])
+    return " ".join([allocated_at, *sorted("/".join(result) for result in devices)])

@@ -274,11 +274,14 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     @property
     def size(self) -> tuple[int, ...]:
         """A sort key: how hard the pod is to place."""
-        containers = [each for each in self.containers if not each.init]
+        containers = [container for container in self.containers if not container.init]
         return (
-            sum(each.gpus for each in containers),
-            sum(each.whole or each.wants_all_memory for each in containers),
-            sum((each.memory_units or 0) + (each.memory_bytes or 0) for each in containers),
-            sum(each.memory_percent or 0 for each in containers),
-            sum(each.cores_percent for each in containers),
+            sum(container.gpus for container in containers),
+            sum(container.whole or container.wants_all_memory for container in containers),
+            sum(
+                (container.memory_units or 0) + (container.memory_bytes or 0)
+                for container in containers
+            ),
+            sum(container.memory_percent or 0 for container in containers),
+            sum(container.cores_percent for container in containers),
         )

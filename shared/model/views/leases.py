@@ -42,9 +42,9 @@ class LeaseView(View, frozen=True, kw_only=True):
     def idle_since(self) -> float | None:
         """Since when none of its shares has been used, or None if it is not idle."""
         measured = [share.measured for share in self.shares if not share.init]
-        since = [one.idle_since for one in measured if one and one.idle]
-        known = [each for each in since if each is not None]
-        return max(known) if known and len(known) == len(measured) else None
+        since = [usage.idle_since for usage in measured if usage and usage.idle]
+        instants = [instant for instant in since if instant is not None]
+        return max(instants) if instants and len(instants) == len(measured) else None
 
 
 class StartView(View, frozen=True, kw_only=True):
