@@ -1,8 +1,7 @@
 """Bounds of fields that come from outside, as types that decoders check; pure.
 
-A field is declared with one of these types, and each decoder of messages, copies and objects
-refuses values beyond it. Where Kubernetes or NVIDIA limits a value, the bound is theirs; the others
-are ours, with room above what clusters have.
+Each decoder of messages, copies and objects refuses values beyond them. Where Kubernetes or NVIDIA
+limits a value, the bound is theirs; the others are ours, with room above what clusters have.
 """
 
 from collections.abc import Mapping
@@ -14,24 +13,24 @@ from msgspec import Meta
 from shared.model.errors import UNDECODABLE, RequestError
 
 MOST = 2**53 - 1
-"""The largest amount: JSON, MessagePack and the ledger's functions represent it exactly."""
+"""JSON, MessagePack and the ledger's functions represent it exactly."""
 MOST_VERSION = 2**52
-"""Versions and fences are below: the ledger counts in doubles, and could not count on from more."""
+"""Of versions and fences: the ledger counts in doubles, and could not count on from more."""
 MOST_CONTAINERS = 128
-"""Containers, init containers included, of a pod that requests GPUs."""
+"""Of a pod that requests GPUs, init containers included."""
 MOST_WITH_GPUS = 32
-"""Those of them that request GPUs: a node's agent records the lease with each of them."""
+"""Containers that request GPUs: a node's agent records the lease with each of them."""
 MOST_SHARES = 128
-"""Shares of one lease: more than the MIG instances of 16 GPUs."""
+"""Of one lease: more than the MIG instances of 16 GPUs."""
 LONGEST_MEMO = 16_384
 MOST_GROUPS = 64
 MOST_ENTRIES = 256
-"""Entries of a list or map that an administrator writes."""
+"""Of a list or map that an administrator writes."""
 MOST_CONSUMERS = 256
 """Pods that may use one ResourceClaim (ResourceClaimReservedForMaxSize)."""
 HIGHEST_INDEX = 1023
 MOST_DEVICES = 256
-"""Devices of a node."""
+"""Of a node."""
 MOST_ALLOCATIONS = 4096
 """Containers with devices of a node, far above the pods that a kubelet runs."""
 LONGEST_ANNOTATION = 4096
@@ -88,20 +87,19 @@ MOST_MIB = 2**24
 Mib = Annotated[int, Meta(ge=0, le=MOST_MIB)]
 Percent = Annotated[int, Meta(ge=0, le=100)]
 Count = Annotated[int, Meta(ge=0, le=65_535)]
-"""A number of things on one node."""
+"""Of things on one node."""
 Index = Annotated[int, Meta(ge=-1, le=HIGHEST_INDEX)]
-"""A device's index on its node, or a NUMA node; -1: unknown."""
+"""A device's index on its node, or a NUMA node; -1 if unknown."""
 Fence = Annotated[int, Meta(ge=0, lt=MOST_VERSION)]
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 """Kubernetes' int32."""
 Shares = Annotated[int, Meta(ge=0, le=MOST_SHARES)]
 """Devices of one container."""
 Units = Annotated[int, Meta(ge=1 - 2**63, le=2**63 - 1)]
-"""GPU time of a budget, see `shared.model.budgets.budget`."""
+"""GPU time of a budget."""
 Revision = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """A resource version of the API server, as etcd counts."""
 Members = Annotated[int, Meta(ge=1, le=999_999)]
-"""Pods of a gang."""
 LATEST_S = 2.4e11
 """The latest instant in Unix seconds: it has a date with the run time of any pod added."""
 Seconds = Annotated[float, Meta(ge=0, le=LATEST_S)]
@@ -116,12 +114,9 @@ Reading = Annotated[float, Meta(ge=0, le=1e6)]
 """What a sensor of a device reads: degrees Celsius, watts, MHz or percent."""
 
 Groups = Annotated[tuple[LongText, ...], Meta(max_length=MOST_GROUPS)]
-"""Anti-affinity groups of a pod."""
 Choices = Annotated[tuple[ChoiceText, ...], Meta(max_length=256)]
-"""Entries of a list of devices, models or types."""
 Labels = Mapping[KeyText, ShortText]
 Resources = Annotated[dict[KeyText, Amount], Meta(max_length=MOST_ENTRIES)]
-"""Amounts of a pod's resources."""
 Amounts = Annotated[Mapping[KeyText, Amount], Meta(max_length=MOST_ENTRIES)]
 SignedAmounts = Annotated[Mapping[KeyText, SignedAmount], Meta(max_length=MOST_ENTRIES)]
 
@@ -150,9 +145,9 @@ def check_size(name: str, size: int, most: int = LONGEST_FIELD) -> None:
 
 
 def printable(text: str) -> str:
-    """Return a text in which everything is escaped that could change how the rest is shown.
+    r"""Escape everything in a text that could change how a terminal, log or Event shows the rest.
 
-    Texts contain values from outside, and are shown in terminals, logs and Events.
+    For example, a line break becomes `\n`.
     """
     if text.isprintable():
         return text
@@ -162,11 +157,10 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return lines in which nothing changes how a terminal shows the rest."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def cut(message: str) -> str:
-    """Return a message for people in one printable line, without its end if it is too long."""
+    """Return a message for people in one printable line, cut at the API server's limit."""
     message = printable(message[: LONGEST_MESSAGE + 1])
     return message if len(message) <= LONGEST_MESSAGE else message[: LONGEST_MESSAGE - 1] + "…"

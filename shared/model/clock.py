@@ -14,8 +14,6 @@ CANCEL_AGAIN_S = 1.0
 
 
 class Clock(Protocol):
-    """Time as services use it."""
-
     def now(self) -> float:
         """Return Unix seconds; may jump either way when the machine's clock is set."""
         ...
@@ -24,24 +22,17 @@ class Clock(Protocol):
         """Return monotonic seconds, for durations."""
         ...
 
-    async def sleep(self, duration_s: float) -> None:
-        """Return after `duration_s` seconds."""
-        ...
+    async def sleep(self, duration_s: float) -> None: ...
 
 
 class SystemClock:
-    """The clock of the machine."""
-
     def now(self) -> float:
-        """Return Unix seconds."""
         return time.time()
 
     def ticks(self) -> float:
-        """Return monotonic seconds."""
         return time.monotonic()
 
     async def sleep(self, duration_s: float) -> None:
-        """Return after `duration_s` seconds."""
         await asyncio.sleep(duration_s)
 
 
@@ -53,7 +44,8 @@ def clock_ahead_s(theirs: float, before: float, after: float) -> float:
 def until_next(now_s: float, every_s: float) -> float:
     """Return the seconds until the next multiple of `every_s`; less than a hundredth is skipped.
 
-    Loops that wait until then wake up together, and share what they read.
+    Loops that wait until then wake up together, and share what they read. For example, at 12.3 with
+    `every_s` 5 it is 2.7.
     """
     left_s = every_s - now_s % every_s
     return left_s if left_s > every_s / 100 else left_s + every_s
@@ -69,7 +61,7 @@ def until_tick(every_s: float) -> float:
 
 
 async def wait_for_event(event: asyncio.Event, timeout_s: float | None) -> bool:
-    """Return whether the event was set, after `timeout_s` seconds at most; None: no limit."""
+    """Return whether the event was set within `timeout_s` seconds, or None for no limit."""
     try:
         async with asyncio.timeout(timeout_s):
             await event.wait()
@@ -96,9 +88,10 @@ async def end(task: "asyncio.Task[Any]", children: Iterable["asyncio.Task[Any]"]
 
 @contextlib.asynccontextmanager
 async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator["asyncio.Task[None]"]:
-    """Run a task until the context exits. An error that ends it before ends the context with it.
+    """Run a task until the context exits.
 
-    A task that nothing waits for ends unnoticed.
+    An error that ends it before ends the context with it. A task that nothing waits for ends
+    unnoticed.
     """
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -115,7 +108,7 @@ async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator["async
 
 
 class ExpiringMap(Generic[K, V]):
-    """A mapping whose keys somebody else chooses: it is bounded, and holds nothing that is old.
+    """A bounded mapping for keys that somebody else chooses.
 
     It forgets an entry `expires_s` after it was last set, and the oldest ones beyond `most`.
     """
@@ -135,13 +128,11 @@ class ExpiringMap(Generic[K, V]):
             self._entries.popitem(last=False)
 
     def get(self, key: K) -> V | None:
-        """Return the value of an entry, or None."""
         self._forget_expired()
         entry = self._entries.get(key)
         return None if entry is None else entry[1]
 
     def pop(self, key: K) -> V | None:
-        """Remove an entry; return its value, or None if there is none."""
         self._forget_expired()
         entry = self._entries.pop(key, None)
         return None if entry is None else entry[1]

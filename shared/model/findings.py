@@ -11,8 +11,6 @@ servers that do not respond at all."""
 
 
 class Outcome(StrEnum):
-    """The outcome of a check."""
-
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
@@ -21,11 +19,9 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The result of one check."""
-
     check: str = ""
     subject: str = ""
-    """The node, or an empty text for the cluster."""
+    """The node, or empty for the cluster."""
     outcome: Outcome
     text: str
     fix: str = ""
@@ -37,15 +33,12 @@ class SkipError(LeaseholdError):
 
 
 def ok(text: str) -> Finding:
-    """Return a finding that all is well."""
     return Finding(outcome=Outcome.OK, text=text)
 
 
 def warn(text: str, fix: str) -> Finding:
-    """Return a finding that something should be different."""
     return Finding(outcome=Outcome.WARN, text=text, fix=fix)
 
 
 def fail(text: str, fix: str) -> Finding:
-    """Return a finding that something is wrong."""
     return Finding(outcome=Outcome.FAIL, text=text, fix=fix)

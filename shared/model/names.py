@@ -15,13 +15,13 @@ DeviceUuid = NewType("DeviceUuid", UuidText)
 """NVML's UUID of a physical GPU, `GPU-…`: the key of a device, since indices may change."""
 
 SYSTEM_NAMESPACE = "leasehold-system"
-"""The namespace of all services but the node agents, in the manifests."""
+"""Of all services but the node agents, in the manifests."""
 AGENTS_NAMESPACE = "leasehold-agents"
-"""The namespace of the node agents."""
 GPU_LABEL = "leasehold.dev/gpu"
 """With the value `true` a node gets a node agent, with `false` none."""
 DISCOVERED_LABELS = ("nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present")
-"""With the value `true` too, unless it has `GPU_LABEL`: those of GPU and node feature discovery."""
+"""With the value `true` too, unless it has `GPU_LABEL`: labels of GPU and node feature discovery.
+"""
 REQUIRED_SERVICES = ("watcher", "placer", "binder")
 """Services without which no pod is placed."""
 OWN_SCHEDULER = "leasehold"
@@ -31,7 +31,7 @@ DEFAULT_SCHEDULER = "default-scheduler"
 HANDED_OVER = "leasehold.dev/handed-over"
 """Label of pods that admission gave to kube-scheduler; its value says why."""
 PREEMPTIBLE = "leasehold.dev/preemptible"
-"""Label; `"false"`: the pod is never evicted for another."""
+"""Label; with `"false"` the pod is never evicted for another."""
 BUDGET_GATE = "leasehold.dev/budget"
 """Scheduling gate of new pods in a namespace whose exhausted budget queues them."""
 ISOLATION = "leasehold.dev/isolation"
@@ -52,7 +52,7 @@ this node if one is named. Its change makes kube-scheduler try the pod again."""
 
 
 def offered_node(annotation: str) -> NodeName:
-    """Return the node that an `OFFER` names; empty: none."""
+    """Return the node that an `OFFER` names, or an empty text."""
     return NodeName(annotation.rpartition("@")[0])
 
 

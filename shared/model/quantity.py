@@ -35,7 +35,6 @@ _BYTES = frozenset({"memory", "ephemeral-storage"})
 LONGEST = 64
 """Characters of a quantity; longer ones are refused."""
 CACHE_SIZE = 4096
-"""Size of the cache of parsed quantities."""
 _NUMBER = re.compile(
     r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d{1,3})|([numkMGTPE]|[KMGTPE]i|))", re.ASCII
 )
@@ -68,9 +67,10 @@ def timestamp(at_s: float) -> str:
 
 
 def parse_duration_s(text: str) -> int:
-    """Parse a duration such as `90m`, `2h30m` or `3600s` as whole seconds, from 1 to `MOST_RUN_S`.
+    """Parse a duration as whole seconds, from 1 to `MOST_RUN_S`; RequestError if it is not one.
 
-    Raises RequestError with the text if it is not one.
+    >>> parse_duration_s("2h30m")
+    9000
     """
     match = _DURATION.fullmatch(text) if len(text) <= LONGEST else None
     parts = [int(part or 0) for part in match.groups()] if match else [0]
@@ -83,21 +83,29 @@ def parse_duration_s(text: str) -> int:
 
 
 def duration_text(seconds: int) -> str:
-    """Format whole seconds as `parse_duration_s` reads them: 90s as 1m30s."""
+    """Format whole seconds as `parse_duration_s` reads them.
+
+    >>> duration_text(90)
+    '1m30s'
+    """
     minutes, rest = divmod(seconds, 60)
     parts = ((minutes // 60, "h"), (minutes % 60, "m"), (rest, "s"))
     return "".join(f"{number}{unit}" for number, unit in parts if number) or "0s"
 
 
 def parse_decimal(text: str) -> int | None:
-    """Parse a decimal number of at most `LONGEST` digits; None: the text is none."""
+    """Parse a decimal number of at most `LONGEST` digits, or return None."""
     is_decimal = text.isascii() and text.isdecimal() and len(text) <= LONGEST
     return int(text) if is_decimal else None
 
 
 @functools.lru_cache(CACHE_SIZE)
 def parse_count(text: str | float) -> int:
-    """Parse a quantity as an integer, rounded up (extended resources, bytes, pods)."""
+    """Parse a quantity as an integer, rounded up (extended resources, bytes, pods).
+
+    >>> parse_count("1500m")
+    2
+    """
     if isinstance(text, int):
         return text
     if isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) <= LONGEST:
@@ -123,7 +131,7 @@ def parse_resources(resources: Mapping[str, str | int | float]) -> dict[str, int
 
 
 def parse_available(resources: Mapping[str, str | int | float]) -> dict[str, int]:
-    """Parse the resources of a node like `parse_resources`, with amounts cut off at `MOST`."""
+    """Parse the resources of a node, with amounts cut off at `MOST`."""
     return {name: min(_amount(name, text), MOST) for name, text in resources.items()}
 
 
@@ -157,8 +165,9 @@ def peak(amounts: Iterable[tuple[Amount, bool]], nothing: Amount) -> Amount:
     """Return the most that a pod uses at any time, given each container's amount in spec order.
 
     https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#resource-sharing-within-containers
-    The boolean is true for an init container that ends before the next container starts. Others,
-    sidecars among them, run until the pod ends: beside all later containers.
+
+    The boolean is true for an init container that ends before the next container starts. Others run
+    until the pod ends, beside all later containers. For example, `[(4, True), (6, False)]` gives 6.
     """
     running = nothing
     most = running

@@ -1,4 +1,4 @@
-"""The balance and state of a budget, and their consequences, in exact amounts; pure."""
+"""The balance and state of a budget, in exact amounts; pure."""
 
 from collections.abc import Iterable
 
@@ -15,20 +15,17 @@ from shared.model.budgets.budget import (
 )
 
 LATEST_MS = round(LATEST_S) * 1000
-"""No budget is exhausted later."""
 HYSTERESIS_PERCENT = 5
 HYSTERESIS_RATE_MS = 10 * 60_000
 OUT_OF_BUDGET = frozenset({BudgetState.EXHAUSTED, BudgetState.OVERDRAWN})
 
 
 def uncharged_units(lease: ChargedLease, until_ms: int) -> int:
-    """Return the units of a lease before an instant that are not charged yet."""
     until = until_ms if lease.ended_ms is None else min(until_ms, lease.ended_ms)
     return lease.weight * max(0, until - lease.charged_ms)
 
 
 def rate_at(leases: Iterable[ChargedLease], at_ms: int) -> int:
-    """Return the milli-GPU in use at an instant."""
     return sum(
         lease.weight
         for lease in leases
@@ -78,7 +75,7 @@ def balance(account: Account, budget: Budget, at_ms: int) -> Balance:
 def _used_and_allowed(
     account: Account, budget: Budget, window_used: int, at_ms: int
 ) -> tuple[int, int | None]:
-    """Return the units used and allowed; a sliding policy adds those of its earlier windows."""
+    """Return the units used and allowed; a sliding policy adds its earlier windows."""
     allowed = account.windows[-1].allowed_units
     if budget.policy.type is not PolicyType.SLIDING:
         return window_used, allowed
@@ -100,7 +97,7 @@ def _state_continues(account: Account, budget: Budget) -> bool:
 
 
 def _exhausted_before(account: Account, budget: Budget, remaining: int | None) -> int:
-    """Return when an exhausted budget was exhausted, as stored; 0: it is not, or not stored."""
+    """Return when an exhausted budget was exhausted, as stored; or 0."""
     if remaining is None or remaining > 0 or not _state_continues(account, budget):
         return 0
     return account.state.exhausted_ms
@@ -143,7 +140,7 @@ def hysteresis_units(budget: Budget, rate_milli_gpu: int) -> int:
 
 
 def warned_percent(budget: Budget, *, used: int, allowed: int | None, remaining: int | None) -> int:
-    """Return the highest threshold that is reached, 0 for none.
+    """Return the highest threshold that is reached, or 0.
 
     For a bucket, what is missing from its limit counts as used.
     """

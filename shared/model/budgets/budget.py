@@ -17,7 +17,11 @@ HOUR_MS = 3_600_000
 
 
 def minutes(units: int) -> str:
-    """Return units as GPU-minutes with three decimals, rounded towards zero."""
+    """Return units as GPU-minutes with three decimals, rounded towards zero.
+
+    >>> minutes(90_000_000)
+    '1.500'
+    """
     sign = "-" if units < 0 else ""
     thousandths = abs(units) * 1000 // UNITS_PER_GPU_MINUTE
     return f"{sign}{thousandths // 1000}.{thousandths % 1000:03d}"
@@ -42,8 +46,6 @@ class WeightMode(StrEnum):
 
 
 class PolicyType(StrEnum):
-    """Type of the period of a budget."""
-
     FIXED = "fixed"
     """Calendar periods; usage starts at 0 in each."""
     SLIDING = "sliding"
@@ -55,8 +57,6 @@ class PolicyType(StrEnum):
 
 
 class Period(StrEnum):
-    """Calendar periods of a fixed policy."""
-
     HOUR = "hour"
     DAY = "day"
     WEEK = "week"
@@ -64,8 +64,6 @@ class Period(StrEnum):
 
 
 class BudgetState(StrEnum):
-    """State of a namespace's budget."""
-
     OK = "ok"
     WARNING = "warning"
     EXHAUSTED = "exhausted"
@@ -83,8 +81,6 @@ class LeaseClass(StrEnum):
 
 
 class OnExhausted(StrEnum):
-    """Effect of an exhausted budget on pods."""
-
     DEMOTE = "demote"
     """Pods may be preempted for namespaces that have budget left; no other effect."""
     QUEUE = "queue"
@@ -95,8 +91,6 @@ class OnExhausted(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetPolicy:
-    """The period of a budget and how it is refilled."""
-
     type: PolicyType = PolicyType.FIXED
     period: Period = Period.MONTH
     time_zone: str = "UTC"
@@ -109,29 +103,27 @@ class BudgetPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The budget of one namespace."""
-
     namespace: Namespace
     limit_units: int | None = None
-    """None: usage is counted without a limit."""
+    """None if usage is counted without a limit."""
     currency: str = ""
     """Of a budget in money: one unit of it is 60 GPU-minutes, times each model's price."""
     policy: BudgetPolicy = BudgetPolicy()
     weight_mode: WeightMode = WeightMode.DOMINANT
     uncapped_core_percent: int | None = None
-    """Percentage that a share without a core limit counts as, per device; None: as its memory."""
+    """What a share without a core limit counts as, per device; None for as much as its memory."""
     warn_at: tuple[int, ...] = (80, 95)
     debt_limit_units: int | None = None
-    """None: the state is never overdrawn."""
+    """None if the state is never overdrawn."""
     on_exhausted: OnExhausted = OnExhausted.DEMOTE
     grace_minutes: int = 10
-    """Minutes between exhaustion and eviction."""
+    """From exhaustion to eviction."""
     evict_on_debt: bool = False
     debt_grace_minutes: int = 10
     hysteresis_units: int | None = None
     share: int = 1
     problem: str = ""
-    """Why the configured budget is not this one, but its last valid version; empty: it is."""
+    """Why the last valid version of the configured budget counts, and not the latest; or empty."""
     unreadable: bool = False
     """There is no valid version: new pods wait until there is one, and running pods stay."""
 
@@ -150,7 +142,7 @@ class ChargedLease:
     ended_ms: int | None = None
     model: str = ""
     cores_milli: int = 0
-    """Cores, in thousandths of a device."""
+    """In thousandths of a device."""
     memory_mib: int = 0
 
 
@@ -161,7 +153,7 @@ class BudgetWindow:
     id: str
     start_ms: int
     end_ms: int | None = None
-    """None: no end, or not known yet."""
+    """None without an end, or while it is not known."""
     limit_units: int | None = None
     used_units: int = 0
     granted_units: int = 0
@@ -173,12 +165,11 @@ class BudgetWindow:
 
     @property
     def place(self) -> tuple[int, bool]:
-        """Sort key of windows; of two with the same start, the open one comes last."""
+        """Return the sort key of windows; of two with the same start, the open one comes last."""
         return (self.start_ms, not self.closed)
 
     @property
     def allowed_units(self) -> int | None:
-        """Units that may be used in the window; None: unlimited."""
         if self.limit_units is None:
             return None
         return self.limit_units + self.granted_units + self.rolled_units
@@ -209,19 +200,17 @@ class ChargeEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredBudgetState:
-    """The last decided state of a budget."""
-
     state: BudgetState = BudgetState.OK
     warned_percent: int = 0
     since_ms: int = 0
     window: str = ""
     shape: str = ""
-    """The part of the policy that determines windows. While it is equal, the open window goes
-    on."""
+    """The part of the policy that determines windows. While it is equal, the open window goes on.
+    """
     restored_ms: int = 0
-    """The account was restored from a copy that covers the time before; 0: never restored."""
+    """The account was restored from a copy that covers the time before; 0 if it never was."""
     exhausted_ms: int = 0
-    """When the last remaining units were used; 0: there are some."""
+    """When the last remaining units were used; 0 while there are some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,36 +224,34 @@ class Account:
     """By start time; the last one is open. Earlier ones are kept for sliding policies."""
     state: StoredBudgetState = StoredBudgetState()
     budget: Budget | None = None
-    """The configuration at the last update."""
+    """As of the last update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accounts:
-    """Several accounts, and when they were read."""
-
     now_ms: int
     accounts: tuple[Account, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountUpdate:
-    """One atomic update of an account, based on its revision; the store refuses a stale one."""
+    """One atomic update of an account at a revision; the store refuses any other revision."""
 
     namespace: Namespace
     revision: int
     windows: tuple[BudgetWindow, ...] = ()
-    """Their new state, by start time."""
+    """By start time."""
     charged: Mapping[str, int] = field(default_factory=dict)
-    """Lease and the time up to which it is now charged."""
+    """Leases, and the time up to which each is charged now."""
     ended: Mapping[str, int] = field(default_factory=dict)
     """Leases that ended and are fully charged, with their end."""
     entries: tuple[ChargeEntry, ...] = ()
     state: StoredBudgetState | None = None
-    """None: unchanged."""
+    """None to leave it."""
     budget: Budget | None = None
-    """None: unchanged."""
+    """None to leave it."""
     grant_key: str = ""
-    """Idempotency key of a grant: the same key is granted once."""
+    """The same key is granted once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,20 +265,20 @@ class Balance:
     warned_percent: int
     used_units: int
     window_used_units: int
-    """Used in the open window only; a sliding policy counts earlier windows, too."""
+    """In the open window only; a sliding policy counts earlier windows, too."""
     allowed_units: int | None
     remaining_units: int | None
     current_rate_milli_gpu: int
     leases: int
     exhausted_at_ms: int | None = None
-    """When the budget was exhausted, or will be at the current rate; None: not foreseeable."""
+    """When the budget was exhausted, or will be at the current rate; None if not foreseeable."""
     problem: str = ""
     currency: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalEntry:
-    """One journal entry: leases that changed at the same time."""
+    """Leases that changed at the same time."""
 
     at_ms: int
     kind: str
@@ -305,23 +292,21 @@ class Journal:
 
     generation: str
     known_generation: str
-    """Generation of the ledger that was applied last; empty: none."""
+    """Generation of the ledger that was applied last; or empty."""
     cursor: str
     lost: bool
     """Entries after the cursor were trimmed before they were applied."""
     entries: tuple[JournalEntry, ...]
     last: str
     horizon_ms: int | None
-    """All changes before this time are included; None: there are more entries to read."""
+    """All changes before this time are included; None while there are more entries to read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountChange:
-    """Changes of one account that follow from the journal."""
-
     namespace: Namespace
     held: tuple[ChargedLease, ...] = ()
     """Leases to charge; those that are charged already stay unchanged."""
     ended: Mapping[str, int] = field(default_factory=dict)
     revision: int | None = None
-    """Expected revision of the account; with another one nothing is written."""
+    """With another revision of the account nothing is written."""

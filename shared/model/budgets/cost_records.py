@@ -1,7 +1,7 @@
 """What every GPU was used for, hour by hour; pure.
 
-Amounts are integers of milli-GPU-milliseconds. Those of the five uses add up to the milliseconds of
-all devices, times 1000: exactly, in every hour, and in every part of one, where they are fractions.
+Amounts are integers of milli-GPU-milliseconds. The five uses add up to the milliseconds of all
+devices, times 1000: exactly, in every hour, and in every part of one, where they are fractions.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -29,7 +29,7 @@ Sums = dict[tuple[Namespace, str], list[Fraction | int]]
 
 
 class CostHour(msgspec.Struct, array_like=True):
-    """What is recorded of one hour, or of the part of it that has passed."""
+    """What is recorded of an hour, or of the part of it that has passed."""
 
     from_ms: int
     to_ms: int
@@ -46,7 +46,6 @@ class CostHour(msgspec.Struct, array_like=True):
         return counted
 
     def add(self, namespace: Namespace, model: str, use: int, units: int) -> None:
-        """Add to an amount."""
         self.sums.setdefault(namespace, {}).setdefault(model, [0] * len(USES))[use] += units
 
     def rows(self) -> Iterator[tuple[Namespace, str, list[int]]]:
@@ -73,7 +72,7 @@ class CostMark:
     """Until when costs are recorded, and what was recorded with it."""
 
     at_ms: int = 0
-    """0: nothing is recorded yet."""
+    """0 if nothing is recorded yet."""
     sizes: str = ""
     """Sizes of the shares of the last week, as JSON."""
     hours: Mapping[int, CostHour] = field(default_factory=dict)
@@ -85,7 +84,7 @@ class CostMark:
 
 
 def counted_model(model: str, counted: Collection[str]) -> str:
-    """Return a model's name, or that of all others if it is new and there are many already."""
+    """Return a model's name, or the name for others if it is new and there are many already."""
     return model if model in counted or len(counted) < MOST_MODELS else OTHER_MODELS
 
 
@@ -103,7 +102,7 @@ def add_up(
 ) -> tuple[Sums, dict[str, Fraction | int], Fraction | int]:
     """Return the amounts, the capacity by model, and the recorded milliseconds of an interval.
 
-    The amounts of an hour that the interval has only a part of count as spread evenly in it.
+    The amounts of an hour of which the interval has a part count as spread evenly in it.
     """
     sums: Sums = {}
     capacity: dict[str, Fraction | int] = {}
@@ -132,7 +131,7 @@ class CostLine(msgspec.Struct, frozen=True, kw_only=True):
     start: float
     end: float
     namespace: Namespace
-    """Empty: none has leased it."""
+    """Empty for what no namespace has leased."""
     model: str
     use: str
     gpu_hours: str
@@ -144,14 +143,14 @@ class CostLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostView(msgspec.Struct, frozen=True, kw_only=True):
-    """What all GPUs were used for, and what that cost, in one period or several."""
+    """What all GPUs were used for, and what that cost."""
 
     start: float
     end: float
     """Later times are not recorded yet."""
     recorded_s: float
     currency: str
-    """Empty: there are no prices."""
+    """Empty without prices."""
     problem: str
     """Why the latest prices are not in force."""
     capacity_units: dict[str, str]

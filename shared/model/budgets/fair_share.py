@@ -21,13 +21,12 @@ WHOLE = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuAmount:
-    """An amount of GPU cores and memory, over all devices."""
+    """GPU cores and memory, over all devices."""
 
     cores_percent: int = 0
     memory_mib: int = 0
 
     def plus(self, other: "GpuAmount") -> "GpuAmount":
-        """Return the sum."""
         return GpuAmount(
             cores_percent=self.cores_percent + other.cores_percent,
             memory_mib=self.memory_mib + other.memory_mib,
@@ -36,7 +35,7 @@ class GpuAmount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entitlement:
-    """The weight and budget of a namespace in the fair share."""
+    """The weight and budget of a namespace in the fair order."""
 
     weight: int = 1
     has_budget: bool = True
@@ -56,7 +55,7 @@ class FairShare:
         return self.entitlements.get(namespace, Entitlement())
 
     def dominant_share(self, namespace: Namespace, more: GpuAmount = GpuAmount()) -> float:
-        """Return the dominant share of the cluster that a namespace holds, `more` included."""
+        """Return the larger part of the cluster's cores or memory that it holds with `more`."""
         taken = self.used.get(namespace, GpuAmount()).plus(more)
         return max(
             taken.cores_percent / max(1, self.total.cores_percent),
@@ -64,12 +63,10 @@ class FairShare:
         )
 
     def weighted_dominant_share(self, namespace: Namespace, more: GpuAmount = GpuAmount()) -> float:
-        """Return the dominant share divided by the namespace's weight."""
         return self.dominant_share(namespace, more) / self.entitlement_of(namespace).weight
 
 
 def amount_of_lease(lease: Lease) -> GpuAmount:
-    """Return the amount of a lease."""
     booked = bookings(lease.shares)
     return GpuAmount(
         cores_percent=sum(
@@ -83,7 +80,6 @@ def amount_of_lease(lease: Lease) -> GpuAmount:
 def fair_share_of(
     devices: Iterable[Device], leases: Iterable[Lease], rights: Mapping[Namespace, Entitlement]
 ) -> FairShare:
-    """Compute the input of the fair order."""
     healthy = [device for device in devices if device.healthy]
     taken: dict[Namespace, GpuAmount] = {}
     for lease in leases:
@@ -99,7 +95,8 @@ def fair_share_of(
 def fair_order(queued: Iterable[PodQueued], fair_share: FairShare) -> list[PodQueued]:
     """Return waiting pods in the order in which freed capacity is offered to them.
 
-    After each one, its request counts as used by its namespace.
+    After each one, its request counts as used by its namespace. For example, of two namespaces that
+    hold nothing and have two pods each, the pods alternate.
     """
     queues: dict[Namespace, list[PodQueued]] = {}
     for pod in queued:
@@ -123,7 +120,6 @@ def fair_order(queued: Iterable[PodQueued], fair_share: FairShare) -> list[PodQu
 
 
 def fair_queue(waiting: Iterable[WaitingPod], fair_share: FairShare) -> list[WaitingPod]:
-    """Return waiting pods, with their verdicts, in this order."""
     by_pod = {pod.queued.pod: pod for pod in waiting}
     order = fair_order((pod.queued for pod in by_pod.values()), fair_share)
     return [by_pod[queued.pod] for queued in order]

@@ -28,10 +28,10 @@ ALL_NAMESPACES = Namespace("*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaLimits:
-    """Upper limits; None: unlimited."""
+    """Upper limits, each None if there is none."""
 
     cores_milli: Amount | None = None
-    """Cores, in thousandths of a device."""
+    """In thousandths of a device."""
     milli_gpu: Amount | None = None
     memory_mib: Amount | None = None
     cards: Amount | None = None
@@ -39,23 +39,21 @@ class QuotaLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """The quota of one namespace."""
-
     namespace: Namespace
     limits: QuotaLimits = QuotaLimits()
     models: Annotated[tuple[tuple[LongText, QuotaLimits], ...], Meta(max_length=MOST_ENTRIES)] = ()
     only_models: bool = False
     """The namespace may not use devices of other models."""
     model_label: KeyText = ""
-    """The node label whose value is the model's name; empty: the device's own name contains it,
+    """The node label whose value is the model's name; empty if the device's own name contains it,
     whatever the letter case."""
     pools: Annotated[tuple[LongText, ...], Meta(max_length=MOST_ENTRIES)] = ()
-    """Only nodes whose `pool_label` has one of these values; empty: any node."""
+    """Only nodes whose `pool_label` has one of these values, unless it is empty."""
     pool_label: KeyText = ""
     default_run_s: RunTime | None = None
-    """The maximum run time of a pod without one; None: `max_run_s`."""
+    """The maximum run time of a pod without one, or None for `max_run_s`."""
     max_run_s: RunTime | None = None
-    """The longest maximum run time of a pod; None: any, and none."""
+    """The longest maximum run time of a pod; None for any, and none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +64,7 @@ class QuotaExcess:
     """cores, milliGPU, memoryMiB or cards; `pool`, `model`: the node or device is not allowed;
     `runTime`: the pod may run for longer, in seconds, than the quota allows."""
     model: LongText = ""
-    """Empty: of all devices together."""
+    """Empty for all devices together."""
     limit: Amount = 0
     used: Amount = 0
     """By leases, and by other pods of the gang that are reserved for together."""
@@ -74,15 +72,13 @@ class QuotaExcess:
     by_gang: Amount = 0
     """The part of `used` that is for other pods of the gang."""
     label: KeyText = ""
-    """The node label that names the pool, or the model; empty: devices' own names do."""
+    """The node label that names the pool, or the model; empty if devices' own names do."""
     values: tuple[LongText, ...] = ()
-    """Of `pool` and `model`: what is allowed. Of all `cards`: the devices that are held."""
+    """Of `pool` and `model`, what is allowed. Of all `cards`, the devices that are held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaUsage:
-    """Usage as a quota counts it."""
-
     cores_milli: int = 0
     milli_gpu: int = 0
     memory_mib: int = 0
@@ -99,7 +95,6 @@ class QuotaTotals:
     charges: Mapping[str, tuple[Namespace, Mapping[str, QuotaUsage]]] = field(default_factory=dict)
 
     def quota_of(self, namespace: Namespace) -> Quota | None:
-        """Return the quota of a namespace."""
         return self.quotas.get(namespace) or self.quotas.get(ALL_NAMESPACES)
 
 

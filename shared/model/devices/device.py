@@ -76,12 +76,11 @@ class MigLayout:
     """All MIG instances of one device. Positions count through its profiles in their order."""
 
     name: ShortText
-    """Volcano's group name; appears in annotations."""
+    """Volcano's group name, as annotations have it."""
     profiles: Annotated[tuple[MigProfile, ...], Meta(max_length=16)]
 
     @property
     def positions(self) -> tuple[MigProfile, ...]:
-        """The profile at each position."""
         return tuple(profile for profile in self.profiles for _ in range(profile.count))
 
 
@@ -91,8 +90,8 @@ NUMA_CPUS_PREFIX = "cpu of NUMA node "
 def numa_cpus_name(numa: int) -> str:
     """Return the name by which nodes and leases count exclusive CPUs of a NUMA node.
 
-    It is a resource that the ledger counts as any other of the node; Kubernetes has none with
-    spaces. Its unit is one CPU.
+    The ledger counts it as any other resource of the node, in CPUs. Kubernetes has no resource with
+    spaces in its name.
     """
     return f"{NUMA_CPUS_PREFIX}{numa}"
 
@@ -114,14 +113,14 @@ class Held(msgspec.Struct, frozen=True, gc=False):
     cores_percent: Percent = 0
     shares: Count = 0
     slots: Annotated[str, Meta(max_length=4096)] = ""
-    """Slots, or positions of the layout, as a string: `1` for each that is held."""
+    """Slots, or positions of the layout: the digit `1` for each that is held."""
     layout: ShortText = ""
-    """Of the MIG instances among it; empty if there is none."""
+    """Of the MIG instances among it; or empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """What is left on a device of a pod, or a ResourceClaim, that is gone or has no lease."""
+    """What is left on a device of a pod or claim that is gone or has no lease."""
 
     namespace: Namespace
     name: NameText
@@ -130,13 +129,13 @@ class Leftover:
     """Unix seconds."""
     claim: bool = False
     pids: Annotated[tuple[Amount, ...], Meta(max_length=MOST_PIDS)] = ()
-    """Processes that are left, by their PIDs on the node; none: the kubelet or the agent's records
-    still have the pod."""
+    """Processes by their PIDs on the node; empty while the kubelet or the agent's records have the
+    pod."""
     leased: bool = False
-    """Its lease has not ended: it does when the processes have."""
+    """Its lease ends when the processes have."""
 
     def text(self, device: str) -> str:
-        """Return what is left of which pod; without its name where that is not to be seen."""
+        """Return what is left of which pod, or of a pod without its name where that is hidden."""
         what = "ResourceClaim" if self.claim else "pod"
         name = f"{what} {self.namespace}/{self.name}" if self.name else f"a {what}"
         end = "was deleted" if self.leased else "has no lease any more"
@@ -157,8 +156,7 @@ class Device:
     model: ModelText
     """NVML's product name, such as `Tesla T4` or `NVIDIA A100-SXM4-40GB`."""
     memory_mib: Mib
-    """What programs can get of its memory, without what the driver keeps; it can be leased in whole
-    units."""
+    """What programs can get, without what the driver keeps; it is leased in whole units."""
     slots: Count
     """How many shares may be on the device at once (Volcano: `deviceSplitCount`)."""
     unit_mib: Annotated[int, Meta(ge=1, le=2**24)] = 1
@@ -168,41 +166,40 @@ class Device:
     fault: LongText = ""
     numa: Index | None = None
     pcie: ShortText = ""
-    """PCIe root complex, such as `pci0000:3a`; empty if it is unknown."""
+    """PCIe root complex, such as `pci0000:3a`; or empty."""
     bus: ShortText = ""
-    """PCI address, such as `0000:3b:00.0`; empty if it is unknown."""
+    """PCI address, such as `0000:3b:00.0`; or empty."""
     links: Links = field(default_factory=dict)
-    """How well other devices of the node are linked to it: HAMi's pair score (10 across sockets to
-    60 on one board, plus 100 per NVLink); absent: unknown."""
+    """Links to other devices of the node, by HAMi's pair score: 10 across sockets to 60 on one
+    board, plus 100 per NVLink."""
     layouts: Annotated[tuple[MigLayout, ...], Meta(max_length=64)] = ()
-    """The layouts that it can be partitioned into, in order of preference; MIG mode only."""
+    """The layouts of MIG mode, in order of preference."""
     isolation: Isolation = Isolation.SHARED
     power_limit_w: Count = 0
-    """The most power that it draws, in W; 0: unknown."""
+    """The most power that it draws, in W; 0 if unknown."""
     numa_cpus: Count | None = None
-    """CPUs on its NUMA node that the kubelet can give to containers exclusively, less those that
-    pods have beyond their leases, where it rejects containers that would get other CPUs; None: it
-    does not."""
+    """CPUs of its NUMA node that the kubelet can give exclusively, less those that pods have beyond
+    their leases, where it rejects containers that would get other CPUs; or None."""
     one_numa: bool = False
     """All devices of a container must be on one NUMA node (policy `single-numa-node`)."""
     held: Held | None = None
-    """What its agent has given out beyond the leases of the ledger, and gives to no other pod."""
+    """Given out beyond the leases of the ledger, and to no other pod."""
     leftovers: Annotated[tuple[Leftover, ...], Meta(max_length=MOST_LEFTOVERS)] = ()
     """What pods that have ended still hold of it."""
 
     @property
     def public_fault(self) -> str:
-        """The fault, for users of any namespace; empty if it names pods."""
+        """Return the fault for users of any namespace; empty if it names pods."""
         return visible_fault(self.fault, lambda _: False)
 
     @property
     def health_text(self) -> str:
-        """Why an unhealthy device gets no shares, for users of any namespace."""
+        """Return why an unhealthy device gets no shares, for users of any namespace."""
         return f"it is unhealthy: {self.public_fault}".removesuffix(": ")
 
     @property
     def leftover_text(self) -> str:
-        """What earlier pods still hold, for users of any namespace; empty: nothing."""
+        """Return what earlier pods still hold, for users of any namespace; or an empty text."""
         if not self.leftovers:
             return ""
         mib = sum(leftover.memory_mib for leftover in self.leftovers)
@@ -224,7 +221,6 @@ class UnreadDevice:
 
     @property
     def fault(self) -> str:
-        """The fault of the device that it is."""
         return f"{NO_RESPONSE_CODE}: {self.reason}"
 
 
@@ -232,11 +228,13 @@ END_LEFTOVERS = (
     "end the processes on the node (kill -9 PID); if they stay, reset the GPU (nvidia-smi "
     "--gpu-reset -i INDEX), or restart the node"
 )
-"""What frees a GPU of its leftovers."""
 
 
 def model_label(model: str) -> str:
-    """Return a model as a label value: without the prefix `NVIDIA`, with dashes for spaces."""
+    """Return a model as a label value.
+
+    For example, `NVIDIA A100-SXM4-40GB` becomes `A100-SXM4-40GB`, and spaces become dashes.
+    """
     return _NO_LABEL.sub("-", model.removeprefix("NVIDIA "))[:LABEL_LENGTH].strip("-_.")
 
 
@@ -247,13 +245,13 @@ def longest_name_in(model: str, names: Iterable[str]) -> str | None:
 
 
 def visible_fault(fault: str, is_visible: Callable[[Namespace], bool]) -> str:
-    """Return the fault of a device; empty if it names a pod of a namespace that is not visible."""
+    """Return the fault of a device; empty if it names a pod of a hidden namespace."""
     named = (Namespace(name) for name in _NAMESPACE_OF_POD.findall(fault))
     return fault if all(map(is_visible, named)) else ""
 
 
 class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The usage of one device by live leases."""
+    """What live leases use of one device."""
 
     memory_mib: int = 0
     cores_percent: int = 0
@@ -263,20 +261,20 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     exclusive: bool = False
     """A share has the device exclusively, or the device is claimed."""
     slots_taken: str = ""
-    """Slots, or positions of the layout, as a string: `1` for each that is taken."""
+    """Slots, or positions of the layout: the digit `1` for each that is taken."""
     layout: str = ""
-    """MIG layout that live instances require; empty if there is none."""
+    """MIG layout of live instances; or empty."""
     claimed_by: bool = False
-    """The device is reserved for a pod that preempts, or whose start is planned."""
+    """The pod that preempts, or whose start is planned, for which the device is reserved."""
     claimed_until: int = 0
-    """Unix seconds up to which leases that end by then may still use it although it is claimed; 0:
-    none may."""
+    """Unix seconds up to which leases that end by then may still use a claimed device; 0 if none
+    may."""
     held: Held | None = None
-    """What its agent has given out beyond these leases."""
+    """Given out by its agent beyond these leases."""
 
     @property
     def taken(self) -> "DeviceUse":
-        """What no other share can get: with what is held beyond the leases."""
+        """Return what no other share can get: with what is held beyond the leases."""
         held = self.held
         if held is None:
             return self
@@ -298,14 +296,14 @@ def _either(first: str, second: str) -> str:
 
 
 def with_claim(use: DeviceUse, until: float) -> DeviceUse:
-    """Return the use of a device that is claimed until an instant; 0: it is not claimed."""
+    """Return the use of a device that is claimed until an instant, or of an unclaimed one for 0."""
     return structs.replace(
         use, exclusive=use.exclusive or until > 0, claimed_by=until > 0, claimed_until=int(until)
     )
 
 
 def without_claim(use: DeviceUse) -> DeviceUse:
-    """Return the use of a device that is claimed until some time, as it is without the claim."""
+    """Return the use of a device as it is without a claim that ends."""
     return structs.replace(use, exclusive=False, claimed_by=False, claimed_until=0)
 
 
@@ -314,11 +312,11 @@ MIB = 1 << 20
 
 
 def required_memory_mib(request: GpuRequest, device: Device) -> int:
-    """Return the memory, in MiB, that one share for `request` takes of `device`.
+    """Return the MiB of `device` that one share for `request` takes.
 
-    A percentage counts whole units of the device's registered memory (or whole MiB, where the
-    dialect requires it), rounded down, and has precedence over an amount; bytes are rounded up;
-    without a request, it is all of the memory.
+    A percentage has precedence over an amount: it counts whole units of the device's memory (or
+    whole MiB, where the dialect requires it), rounded down. Bytes are rounded up. Without a request
+    it is all of the memory.
     """
     unit = 1 if request.percent_of_mib else device.unit_mib
     everything = device.memory_mib // device.unit_mib * device.unit_mib
@@ -334,7 +332,6 @@ def required_memory_mib(request: GpuRequest, device: Device) -> int:
 
 
 def required_cores_percent(request: GpuRequest) -> int:
-    """Return the percentage of a device's cores that one share for `request` reserves."""
     return 100 if request.whole else request.cores_percent
 
 
@@ -343,7 +340,6 @@ UNLIMITED_ONLY = (Isolation.UNHELD, Isolation.UNMEASURED)
 
 
 def isolation_allows(request: GpuRequest, device: Device) -> bool:
-    """Return whether the isolation of the device allows a share for `request`."""
     if device.isolation in UNLIMITED_ONLY and request.limited and not request.whole:
         return False
     strict = request.strict or device.isolation is Isolation.STRICT
@@ -485,8 +481,6 @@ def _sharing_reason(request: GpuRequest, use: DeviceUse, own: DeviceUse) -> Deni
 
 
 class XidEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An XID event of a device."""
-
     number: Count
     at: Seconds
     meaning: ShortText = ""

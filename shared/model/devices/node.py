@@ -20,11 +20,11 @@ from shared.model.bounds import (
 from shared.model.names import Namespace, NodeName, PodUid
 
 HOSTNAME = "kubernetes.io/hostname"
-"""Label of nodes that each has for itself."""
+"""Label that differs between all nodes."""
 AGENT_ANNOTATION = "leasehold.dev/agent"
 """Node annotation: our agent reports the devices; other device annotations are derived."""
 DEVICE_CORDON_PREFIX = "cordon.leasehold.dev/gpu-"
-"""Prefix of node annotations that close the device with the index that follows; for a reason."""
+"""Prefix of node annotations that close the device of an index; the value is the reason."""
 CORDONED = "cordoned"
 """Beginning of the reason for which such an annotation closes a device."""
 OWN_ENTRIES_PREFIX = "leasehold.dev/own-"
@@ -32,18 +32,18 @@ OWN_ENTRIES_PREFIX = "leasehold.dev/own-"
 
 NOT_LISTED_CODE = "NotListed"
 REPLACED_CODE = "Replaced"
-"""Codes of faults of a device that its node's agent remembers, and that is not there any more."""
+"""Codes of faults of a device that its node's agent remembers, and that is gone."""
 CORDON_PREFIX = "leasehold.dev/cordoned: "
-"""Replaces the resources that a node serves while it is cordoned; the reason follows."""
+"""Replaces the resources that a cordoned node serves; the reason follows."""
 
 AGENT_STARTING = "leasehold.dev/starting"
-"""Replaces them while the node's agent has just started and does not know its kubelet yet."""
+"""Replaces them until the node's agent knows its kubelet."""
 AGENT_STOPPING = "leasehold.dev/stopping"
 """Replaces them while the node's agent ends, to be started again or for good."""
 
 
 def cordon_reason(served: Iterable[str]) -> str:
-    """Return why a node with these served resources is cordoned; empty: it is not."""
+    """Return why a node with these served resources is cordoned, or an empty text."""
     return next(
         (name.removeprefix(CORDON_PREFIX) for name in served if name.startswith(CORDON_PREFIX)), ""
     )
@@ -51,7 +51,7 @@ def cordon_reason(served: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taint:
-    """A node's taint: Kubernetes' `Taint` without its time."""
+    """Kubernetes' `Taint` without its time."""
 
     key: KeyText
     effect: ShortText
@@ -60,16 +60,16 @@ class Taint:
 
 @dataclass(frozen=True, slots=True, order=True)
 class NodeRevision:
-    """How recent a node's state is, by resource versions of the API server; 0: unknown.
+    """How recent a node's state is, by resource versions of the API server; 0 if unknown.
 
-    Resource versions of one kind of object can be compared as integers (documented since Kubernetes
-    1.35, KEP-5504). No clock of a host takes part.
+    Resource versions of one kind of object compare as integers (documented since Kubernetes 1.35,
+    KEP-5504). No clock of a host takes part.
     """
 
     node: Revision = 0
     """Resource version of the node, or of its deletion."""
     pods: Revision = 0
-    """Highest resource version among the pods whose usage is counted."""
+    """The highest among the pods whose usage is counted."""
 
 
 UNKNOWN_REVISION = NodeRevision()
@@ -86,7 +86,7 @@ LABEL_OPERATORS: Mapping[str, Callable[[str | None, Sequence[str]], bool]] = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class LabelRequirement:
-    """One requirement on a pod's labels: `operator` is one of `LABEL_OPERATORS`."""
+    """`operator` is one of `LABEL_OPERATORS`."""
 
     key: KeyText
     operator: ShortText
@@ -104,7 +104,7 @@ class AntiAffinityTerm:
     topology_key: KeyText
     """Label of nodes: those with one value are a domain."""
     selector: tuple[LabelRequirement, ...] = ()
-    """All of them must hold; none: every pod is selected."""
+    """All of them must hold; an empty one selects every pod."""
     namespaces: tuple[Namespace, ...] = ()
     """Sorted; without effect with `all_namespaces`."""
     all_namespaces: bool = False
@@ -121,22 +121,19 @@ class NodeFacts:
     allocatable: Amounts = field(default_factory=dict)
     """In the units of `PodRequest.resources`, extended resources included."""
     used_by_others: SignedAmounts = field(default_factory=dict)
-    """Sum over the live pods on the node that have no lease, `pods` included."""
+    """Sum over live pods without a lease, `pods` included."""
     excluded_devices: Annotated[tuple[Index, ...], Meta(max_length=MOST_DEVICES)] = ()
-    """Indices of devices that annotations of the node exclude from new shares."""
+    """Indices of devices that annotations of the node close to new shares."""
     exclusions: Annotated[tuple[ShortText, ...], Meta(max_length=MOST_DEVICES)] = ()
-    """Why each of them is excluded."""
+    """Why each of them is closed."""
     unserved_resources: Annotated[tuple[KeyText, ...], Meta(max_length=MOST_ENTRIES)] = ()
-    """Resources with allocatable 0: the kubelet would refuse pods that request them."""
+    """Resources with allocatable 0: the kubelet refuses pods that request them."""
     anti_affinity: tuple[AntiAffinityTerm, ...] = ()
     """Required anti-affinity of all pods on the node, sorted."""
     repelling_pods: Annotated[tuple[PodUid, ...], Meta(max_length=MOST_ENTRIES)] = ()
-    """Those with required anti-affinity for which kube-scheduler has asked the extender, sorted.
-
-    The ledger compares them with the pods that it has reserved for; mirrors do not get them.
-    """
+    """Pods with required anti-affinity for which kube-scheduler has asked the extender, sorted. The
+    ledger compares them with the pods that it has reserved for; mirrors do not get them."""
 
     @property
     def closed_devices(self) -> dict[int, str]:
-        """Why each excluded device is, by its index."""
         return dict(zip(self.excluded_devices, self.exclusions, strict=False))

@@ -1,8 +1,8 @@
 """Events about ResourceClaims whose devices are ours; pure.
 
 A node agent reports a prepared claim as it reports a container's allocation (`ShareActivated`, and
-`DeviceReported.allocations`): `Allocation.pod` is the claim's uid, `container` the request. It
-confirms in `TerminationReply` that a claim is not prepared.
+`DeviceReported.allocations`): `Allocation.pod` is the claim's uid, `container` the request.
+`TerminationReply` confirms that a claim is not prepared.
 """
 
 from dataclasses import dataclass
@@ -31,10 +31,10 @@ class AllocatedDevice:
 
     request: ContainerText
     device: KeyText
-    """Name of the device in its ResourceSlice; see `shared.model.requests.claim.device_name`."""
+    """In its ResourceSlice; see `device_name`."""
     share_id: ShortText = ""
     memory_mib: Amount | None = None
-    """Consumed capacity, rounded up; None: the whole device, which no other claim can share."""
+    """Consumed capacity, rounded up; None for the whole device, which no other claim can share."""
     cores_percent: Amount = 0
 
 
@@ -44,7 +44,7 @@ Results = Annotated[tuple[AllocatedDevice, ...], Meta(max_length=32)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatedClaim:
-    """A ResourceClaim with devices of our driver allocated, all on one node."""
+    """A ResourceClaim with devices of our driver, all on one node."""
 
     claim: PodUid
     namespace: Namespace
@@ -52,7 +52,7 @@ class AllocatedClaim:
     node: NodeName
     generation: GenerationText
     devices: Results
-    """What the lease covers; empty: the claim needs none."""
+    """What the lease covers; empty if the claim needs none."""
     admin_devices: Results = ()
     """Devices for administrative access, which takes nothing, with a binding condition of ours."""
     consumers: Annotated[tuple[PodUid, ...], Meta(max_length=MOST_CONSUMERS)] = ()
@@ -63,12 +63,12 @@ class AllocatedClaim:
     """The condition that is True for all devices: `leasehold.dev/Leased`, `leasehold.dev/Refused`,
     or empty."""
     lease: CopyText = ""
-    """The copy of the lease in `status.devices`, as found."""
+    """The copy of the lease in `status.devices`, as read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimAllocated(Event, subject="claim.allocated.v1", delivery=Delivery.WORK):
-    """A ResourceClaim was allocated devices of our driver, or its consumers have changed."""
+    """A claim was allocated devices of our driver, or its consumers have changed."""
 
     claim: AllocatedClaim
     trace: TraceText = ""
@@ -76,12 +76,11 @@ class ClaimAllocated(Event, subject="claim.allocated.v1", delivery=Delivery.WORK
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimDeallocated(Event, subject="claim.deallocated.v1", delivery=Delivery.WORK):
-    """The allocation of a ResourceClaim was removed, or the claim was deleted."""
+    """The allocation of a claim was removed, or the claim was deleted."""
 
     claim: PodUid
     namespace: Namespace
     name: NameText
     node: NodeName
     generation: GenerationText
-    """Of the allocation that was removed."""
     trace: TraceText = ""

@@ -1,9 +1,8 @@
 """The base of all events: facts that one service publishes to others; pure.
 
 `subject` is the name of the event on the bus, `<noun>.<participle>.v<n>`. A field with a default
-may be added; any other change is a new class with a new version. Work is delivered at least once
-to one replica of the service that handles it. A broadcast goes to all current subscribers and may
-be lost; so does a copy.
+may be added; any other change is a new class with a new version. Work is delivered at least once to
+one replica of the service that handles it. Broadcasts and copies may be lost.
 """
 
 import re
@@ -22,8 +21,6 @@ _TRACEPARENT = re.compile(
 
 
 class Delivery(StrEnum):
-    """The delivery of an event."""
-
     WORK = "work"
     """Kept by its sender until one replica has handled it."""
     BROADCAST = "broadcast"
@@ -33,12 +30,14 @@ class Delivery(StrEnum):
 
 
 EVENTS: dict[str, type["Event"]] = {}
-"""Every type of event, by its subject."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """A message on the bus. Each type names its `subject`, and its `delivery` if it is kept."""
+    """A message on the bus. Each type names its `subject`, and its `delivery` if it is kept.
+
+    For example, `class PodBound(PodEvent, subject="pod.bound.v1", delivery=Delivery.WORK)`.
+    """
 
     subject: ClassVar[str]
     delivery: ClassVar[Delivery]
@@ -58,12 +57,12 @@ class Event:
 
     @property
     def route(self) -> str:
-        """The last token of the subject if receivers want the events of one node only: its name."""
+        """Return the last token of the subject: the node, if receivers want its events only."""
         return ""
 
     @property
     def follows_wait(self) -> bool:
-        """Time has passed since its cause; its spans link to the cause instead of following it."""
+        """Return whether time has passed since its cause, to which its spans then link."""
         return False
 
 
@@ -75,14 +74,11 @@ class NodeEvent(Event):
 
     @property
     def route(self) -> str:
-        """The node's name."""
         return self.node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodEvent(Event):
-    """A message about one pod."""
-
     pod: PodUid
     namespace: Namespace
     name: NameText

@@ -30,17 +30,17 @@ from shared.model.names import DeviceUuid, Namespace, PodUid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """One container's allocation by the node agent, as in its checkpoint."""
+    """One container's allocation, as in the agent's checkpoint."""
 
     pod: PodUid
-    """The uid of the lease's holder: a pod, or a prepared ResourceClaim."""
+    """UID of the lease's holder: a pod, or a prepared ResourceClaim."""
     namespace: Namespace
     name: NameText
     container: ContainerText
     resource: KeyText
     device_ids: Annotated[tuple[ChoiceText, ...], Meta(max_length=4096)]
     lease: Lease
-    """The lease at the time of the Allocate or Prepare call."""
+    """As of the call of Allocate or Prepare."""
     activated_at: Seconds = 0.0
 
 
@@ -55,9 +55,9 @@ class DeviceReported(
 
     devices: Annotated[tuple[Device, ...], Meta(max_length=MOST_DEVICES)]
     served: Annotated[tuple[KeyText, ...], Meta(max_length=64)]
-    """Resources that the agent's device plugin serves."""
+    """Resources of the agent's device plugin."""
     newly_served: Annotated[tuple[KeyText, ...], Meta(max_length=64)] = ()
-    """Those of them that the kubelet has just received, and does not show in node status yet."""
+    """Resources that the kubelet has just received, and does not show in node status yet."""
     allocations: Annotated[tuple[Allocation, ...], Meta(max_length=MOST_ALLOCATIONS)] = ()
     reported_at: Seconds = 0.0
     pods_unreadable: bool = False
@@ -69,7 +69,7 @@ class DeviceReported(
     config_errors: MessageText = ""
     """Why the latest version of a device configuration is invalid, in one report."""
     unread: Annotated[tuple[UnreadDevice, ...], Meta(max_length=MOST_DEVICES)] = ()
-    """GPUs of the node that the agent cannot read, besides its devices."""
+    """GPUs that the agent cannot read, besides its devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class ShareActivated(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareRefused(NodeEvent, subject="share.refused.v1", delivery=Delivery.WORK, is_of_agent=True):
-    """The agent refused the kubelet's Allocate call for a container, or a ResourceClaim."""
+    """The agent refused an Allocate call of the kubelet, or to prepare a ResourceClaim."""
 
     reason: MessageText
     pod: PodUid | None = None
@@ -105,7 +105,7 @@ class ShareRefused(NodeEvent, subject="share.refused.v1", delivery=Delivery.WORK
 
 
 class ViolationReason(StrEnum):
-    """Reasons of violations; also the reason of the Kubernetes Event."""
+    """Reasons of violations, and of their Kubernetes Events."""
 
     UNLEASED = "GpuUsedWithoutLease"
     VISIBLE = "GpuVisibleWithoutLease"
@@ -134,15 +134,15 @@ class ViolationFound(
     reason: ShortText
     message: MessageText
     device: DeviceUuid | None = None
-    """None: it concerns all devices of the container."""
+    """None for all devices of the container."""
     found_at: Seconds = 0.0
     claim: bool = False
-    """Whether `pod` and `name` are those of a ResourceClaim, and `container` one of its requests:
-    the containers that use it break the rule together."""
+    """Whether `pod` and `name` are of a ResourceClaim, and `container` is its request: the
+    containers that use it break the rule together."""
 
     @property
     def key(self) -> ViolationKey:
-        """What distinguishes it; its message may change while it lasts."""
+        """Return what distinguishes it; its message may change while it lasts."""
         return self.reason, self.pod, self.container, self.device
 
 
@@ -156,7 +156,6 @@ class LeaseHolder:
     claim: bool = False
 
     def __str__(self) -> str:
-        """Return namespace and name."""
         return f"{self.namespace}/{self.name}"
 
 

@@ -1,7 +1,7 @@
 """What a node's messages must agree with in themselves, whatever the ledger holds; pure.
 
-The bounds of single fields are declared on their types. These are the relations between fields:
-what a message says of a node must be that node's, as NATS has authenticated no other.
+Types declare the bounds of single fields. These are the relations between fields: what a message
+says of a node must be of the node that NATS has authenticated.
 """
 
 from collections import Counter
@@ -92,4 +92,3 @@ CHECKS: Mapping[type[Event], Callable[[Any], Iterable[str]]] = {
     ViolationFound: _violation,
     HealthChanged: lambda event: [f"device {event.index} has no UUID"] * (not event.device),
 }
-"""The relations that each event of a node must have."""

@@ -55,12 +55,12 @@ class PodQueued(PodEvent, subject="pod.queued.v1", delivery=Delivery.WORK):
     trace: TraceText = ""
     created_at: Seconds = 0.0
     requeue_number: SignedAmount = 0
-    """0: queued for the first time; positive: the ledger's capacity number for which it is queued
-    again; negative: the number of the resync."""
+    """0 at first; positive: the ledger's capacity number for which it is queued again; negative:
+    the number of the resync."""
     shown: Amount = 0
-    """In a resync: the digest of the reason in the pod's condition; 0: it has none."""
+    """In a resync, the digest of the reason in the pod's condition; or 0."""
     labels: Labels = field(default_factory=dict)
-    """Of the pod; required anti-affinity of running pods selects by them."""
+    """Required anti-affinity of running pods selects by them."""
     by_kube_scheduler: bool = False
     """A kube-scheduler with Leasehold's extender chooses its node: no placer does."""
 
@@ -97,9 +97,9 @@ class PodTerminated(PodEvent, subject="pod.terminated.v1", delivery=Delivery.WOR
 
     node: NodeName | None
     phase: ShortText
-    """`Succeeded` or `Failed` as the kubelet reported; otherwise the pod was deleted before."""
+    """`Succeeded` or `Failed` as the kubelet reported; empty if the pod was deleted before."""
     rejection: LongText = ""
-    """`REASON: MESSAGE` of the kubelet that rejected the pod; empty: none did."""
+    """`REASON: MESSAGE` of the kubelet that rejected the pod; or empty."""
     trace: TraceText = ""
 
 
@@ -119,28 +119,25 @@ class NodesListed(Event, subject="nodes.listed.v1", delivery=Delivery.WORK):
 
     nodes: tuple[NodeName, ...]
     revision: Revision = 0
-    """Highest resource version of the watch of nodes; 0: unknown."""
+    """Highest resource version of the watch of nodes; 0 if unknown."""
 
 
 LEASE_PRESENT = "yes"
-"""In the place of a pod's lease, in a list of which only that is needed."""
+"""In the place of a pod's lease, in a list that needs no more of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundPod:
-    """A running or starting pod on a node, with one of our scheduler names.
-
-    The binder represents an allocated ResourceClaim in the same way.
-    """
+    """A pod on a node, with one of our scheduler names; or an allocated ResourceClaim."""
 
     pod: PodUid
     namespace: Namespace
     name: NameText
     node: NodeName
     lease: CopyText = ""
-    """Value of the annotation `leasehold.dev/lease`, as found, or `LEASE_PRESENT`."""
+    """Value of the annotation `leasehold.dev/lease`, or `LEASE_PRESENT`."""
     generation: GenerationText = ""
-    """Of a claim's allocation; empty: it is a pod."""
+    """Of a claim's allocation; empty for a pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +147,7 @@ class ListedPods:
     bound: tuple[BoundPod, ...] = ()
     unbound: tuple[PodUid, ...] = ()
     claims: tuple[AllocatedClaim, ...] = ()
-    """All ResourceClaims with devices of our driver allocated."""
+    """All with devices of our driver allocated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,12 +158,12 @@ class PodsListed(Event, subject="pods.listed.v1", delivery=Delivery.WORK):
     """
 
     listing_id: NameText
-    """ID of the list, the same for all its chunks."""
+    """The same for all chunks of a list."""
     chunk: Amount
     chunks: Amount
     pods: ListedPods
     request_ids: tuple[NameText, ...] = ()
-    """Those of the `ResyncRequested` that had arrived when the list began."""
+    """Of the `ResyncRequested` that had arrived when the list began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,11 +194,9 @@ class PodFilteredOut(Event, subject="pod.filtered_out.v1", delivery=Delivery.WOR
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodBound(Event, subject="pod.bound.v1", delivery=Delivery.COPY):
-    """The API server accepted the binding."""
-
     lease: Lease
     latency_s: Difference = 0.0
-    """Since the reservation, whose time is by the clock of the ledger."""
+    """Since the reservation, by the clock of the ledger."""
     trace: TraceText = ""
 
 
@@ -225,7 +220,6 @@ class LeaseChanged(Event, subject="lease.changed.v1"):
 
 
 def lease_changes(leases: Iterable[Lease]) -> list[LeaseChanged]:
-    """Return an event for each lease."""
     return [LeaseChanged(lease=lease) for lease in leases]
 
 
@@ -252,7 +246,7 @@ class ResyncRequested(Event, subject="resync.requested.v1"):
 
     reason: MessageText
     request_id: NameText = ""
-    """Returned in the `PodsListed` of lists that begin after this; empty: not needed."""
+    """Returned in the `PodsListed` of lists that begin after this; or empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,12 +256,12 @@ class Heartbeat(Event, subject="heartbeat.sent.v1"):
     service: ShortText
     instance: NameText
     node: NameText = ""
-    """The node, if the service runs once per node."""
+    """Set if the service runs once per node."""
     interval_s: Seconds = 5.0
     stopping: bool = False
-    """The replica is shutting down; this is its last heartbeat."""
+    """It is the last one of a replica that shuts down."""
     unready_reasons: Annotated[tuple[LongText, ...], Meta(max_length=16)] = ()
-    """Why it is not ready; empty: it is ready."""
+    """Empty once it is ready."""
     version: ShortText = ""
     settings: Annotated[Mapping[NameText, ShortText], Meta(max_length=MOST_ENTRIES)] = field(
         default_factory=dict
@@ -276,17 +270,15 @@ class Heartbeat(Event, subject="heartbeat.sent.v1"):
 
     @property
     def route(self) -> str:
-        """Its sender, which is its user at NATS."""
+        """Return its sender: its user at NATS."""
         return f"{self.service}.{self.node}" if self.node else self.service
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotasUpdated(Event, subject="quotas.updated.v1", delivery=Delivery.WORK):
-    """All quotas of all namespaces."""
-
     quotas: tuple[Quota, ...] = ()
     read_at: Seconds = 0.0
-    """When they were read, Unix seconds. Older readings are ignored."""
+    """Unix seconds. Older readings are ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,8 +287,8 @@ class LargestDeviceReported(Event, subject="largest_device.reported.v1"):
 
     memory_mib: Mib
     memory_units: Mib
-    """The most units of any device; the unit is a setting of its node (Volcano:
-    `gpuMemoryFactor`)."""
+    """The most units of any device; the unit is a setting of its node (Volcano: `gpuMemoryFactor`).
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,23 +299,23 @@ class BudgetChanged(Event, subject="budget.changed.v1"):
     state: ShortText
     """ok, warning, exhausted, overdrawn or invalid."""
     previous_state: ShortText
-    """The state before; equal to `state` in a repetition."""
+    """Equal to `state` in a repetition."""
     lease_class: ShortText
-    """The class of all leases of the namespace: guaranteed, reclaimable or expired."""
+    """Of all leases of the namespace: guaranteed, reclaimable or expired."""
     new_pods: ShortText = "admit"
     """admit, queue or deny."""
     evict_after_minutes: Amount | None = None
-    """Minutes after `since` at which running pods are evicted; None: they are not."""
+    """Minutes after `since` at which running pods are evicted, or None."""
     warned_percent: Amount = 0
     weight: Amount = 1
-    """Of the namespace in the fair order."""
+    """In the fair order."""
     state_since: Seconds = 0.0
     reported_at: Seconds = 0.0
     window: LongText = ""
     used_units: Units = 0
     """Milli-GPU-milliseconds."""
     remaining_units: Units | None = None
-    """None: there is no limit."""
+    """None without a limit."""
     current_rate_milli_gpu: Amount = 0
     exhausted_at: Seconds | None = None
     """When the budget was exhausted, or will be at the current rate, Unix seconds."""

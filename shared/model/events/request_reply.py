@@ -42,13 +42,11 @@ class LeasesRequest(NodeEvent, subject="leases.request.v1", is_of_agent=True):
     """A node agent requests the leases of its node; any binder replies."""
 
     pods: PodsOfNode = ()
-    """Only the leases of these pods; empty: all leases of the node."""
+    """Only of these pods, unless it is empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasesReply(Event, subject="leases.reply.v1"):
-    """The reply to `LeasesRequest` and `ClaimRestoreRequest`."""
-
     leases: tuple[Lease, ...] = field(default_factory=tuple)
 
 
@@ -64,15 +62,13 @@ class ClaimRestoreRequest(NodeEvent, subject="claim_restore.request.v1", is_of_a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindRequest(NodeEvent, subject="bind.request.v1"):
-    """A binder's request to a node agent: may these pods be bound to its node now?"""
+    """A binder asks a node agent whether these pods may be bound to its node now."""
 
     leases: tuple[Lease, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindReply(Event, subject="bind.reply.v1"):
-    """The reply to `BindRequest`."""
-
     deferred_pods: PodsOfNode = ()
     """Pods that the kubelet would refuse at this moment; the binder requests them again."""
     reason: MessageText = ""
@@ -83,41 +79,38 @@ class BindReply(Event, subject="bind.reply.v1"):
     node_closed: bool = False
     """No pod may be bound to the node now."""
     unserved_pods: PodsOfNode = ()
-    """More pods that are deferred: the kubelet cannot allocate a resource that they request."""
+    """More deferred pods: the kubelet cannot allocate a resource that they request."""
     unserved_reason: MessageText = ""
     unserved_s: Seconds = 0.0
     """For how long the kubelet has been unable to allocate each of their resources."""
     refusals: Annotated[Mapping[PodUid, MessageText], Meta(max_length=MOST_ALLOCATIONS)] = field(
         default_factory=dict
     )
-    """More pods that are deferred: the agent would refuse them, as its records contradict their
-    leases; each with the reason."""
+    """More deferred pods: the agent's records contradict their leases; each with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminationRequest(NodeEvent, subject="termination.request.v1"):
-    """A binder's request to a node agent: has the last container of a pod terminated?
+    """A binder asks a node agent whether the last container of a pod has terminated.
 
     `pod` and `more_pods` may also be uids of ResourceClaims: is the claim not prepared?
     """
 
     pod: PodUid
     more_pods: tuple[PodUid, ...] = ()
-    """More pods of the same request; the agent reads the same state for all of them."""
+    """The agent reads one state for all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminationReply(Event, subject="termination.reply.v1"):
-    """The reply to `TerminationRequest`."""
-
     terminated: bool
     terminated_pods: PodsOfNode = ()
-    """Those of `more_pods` that have terminated."""
+    """Of `more_pods`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlicesRequest(NodeEvent, subject="slices.request.v1"):
-    """A binder's request to a node agent: write ResourceSlices by the ledger's current leases.
+    """A binder has a node agent write ResourceSlices by the ledger's current leases.
 
     Sent before a claim is refused, so that the scheduler does not allocate the same share again.
     The agent requests its leases anew, and replies once the API server has its slices.
@@ -126,15 +119,13 @@ class SlicesRequest(NodeEvent, subject="slices.request.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlicesReply(Event, subject="slices.reply.v1"):
-    """The reply to `SlicesRequest`."""
-
     written: bool
     reason: MessageText = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimLeaseRequest(Event, subject="claim_lease.request.v1"):
-    """The webhook's request to a binder: lease an allocation that a scheduler is writing now."""
+    """The webhook has an allocation leased that a scheduler is writing now."""
 
     claim: AllocatedClaim
     trace: TraceText = ""
@@ -142,20 +133,20 @@ class ClaimLeaseRequest(Event, subject="claim_lease.request.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimLeaseReply(Event, subject="claim_lease.reply.v1"):
-    """The reply to `ClaimLeaseRequest`; an empty one: it is decided after the write."""
+    """The reply to `ClaimLeaseRequest`; an empty one if it is decided after the write."""
 
     devices: tuple[CopyText, ...] = ()
-    """The claim is leased: entries for its `status.devices`, each a JSON object."""
+    """If the claim is leased, entries for its `status.devices`, each a JSON object."""
     refusal: MessageText = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsRequest(NodeEvent, subject="limits.request.v1"):
-    """A binder's request to a node agent: apply the limits of a lease to running containers.
+    """A binder has a node agent apply the limits of a lease to running containers.
 
-    Without `resize_id`, `lease` is the lease in the ledger, whose limits are applied. With it,
-    `lease` is a smaller size that the lease may get: its limits hold until the lease changes, the
-    resize is `finished`, or the resize has timed out.
+    Without `resize_id`, `lease` is the lease in the ledger. With it, `lease` is a smaller size that
+    the lease may get: its limits hold until the lease changes, the resize is `finished`, or has
+    timed out.
     """
 
     lease: Lease
@@ -165,8 +156,6 @@ class LimitsRequest(NodeEvent, subject="limits.request.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsReply(Event, subject="limits.reply.v1"):
-    """The reply to `LimitsRequest`."""
-
     applied: bool
     reason: MessageText = ""
     in_use_mib: Mib = 0
@@ -176,7 +165,7 @@ class LimitsReply(Event, subject="limits.reply.v1"):
     """The size that `container` keeps, as other pods have been given the rest of its device."""
 
     def resize_back(self, pod: PodUid) -> "ResizeRequest | None":
-        """Return the request for the size that the pod's container keeps; None: it has its own."""
+        """Return the request for the size that the container keeps, or None if it is its own."""
         if self.kept is None:
             return None
         return ResizeRequest(
@@ -189,15 +178,13 @@ class LimitsReply(Event, subject="limits.reply.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRequest(NodeEvent, subject="usage.request.v1"):
-    """A request to a node agent: the measured usage of the node's leased shares."""
+    """A service requests the measured usage of a node's leased shares from its agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageReply(Event, subject="usage.reply.v1"):
-    """The reply to `UsageRequest`."""
-
     measured_at: Seconds
-    """Unix seconds of the latest scan; 0: there was none yet."""
+    """Unix seconds of the latest scan, or 0."""
     shares: Annotated[tuple[ShareMeasurement, ...], Meta(max_length=MOST_ALLOCATIONS)] = ()
     hardware: Annotated[tuple[Hardware, ...], Meta(max_length=MOST_DEVICES)] = ()
 
@@ -212,15 +199,13 @@ class ResizeRequest(Event, subject="resize.request.v1"):
 
     pod: PodUid
     container: ContainerText = ""
-    """Empty: the only container with a share."""
+    """Empty for the only container with a share."""
     memory_mib: Mib | None = None
     cores_percent: Percent | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResizeReply(Event, subject="resize.reply.v1"):
-    """The reply to `ResizeRequest`."""
-
     outcome: ShortText
     """`resized`, `unchanged`, `refused`, or `unavailable` (the same request may succeed later)."""
     reason: MessageText = ""
@@ -237,7 +222,7 @@ class ResizeReply(Event, subject="resize.reply.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodBindingRequest(Event, subject="pod_binding.request.v1"):
-    """The extender's request to a binder: lease the shares, and bind the pod to their node."""
+    """The extender has a binder lease the shares, and bind the pod to their node."""
 
     queued: PodQueued
     placement: Placement
@@ -248,12 +233,10 @@ class PodBindingRequest(Event, subject="pod_binding.request.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodBindingReply(Event, subject="pod_binding.reply.v1"):
-    """The reply to `PodBindingRequest`."""
-
     bound: bool = False
     reason: MessageText = ""
     node: NodeName | None = None
-    """The node on which the pod has a lease; it can be bound to no other one."""
+    """Where the pod has a lease; it can be bound to no other node."""
     lease: Lease | None = None
     no_capacity: bool = False
     """The shares do not fit any more; others on the same node may."""
@@ -271,8 +254,6 @@ class DryRunRequest(Event, subject="preemption_plan.request.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRunReply(Event, subject="preemption_plan.reply.v1"):
-    """The reply to `DryRunRequest`."""
-
     waits: bool = False
     """Whether the pod still waits; there is nothing else if not."""
     plan: PlanView | None = None
@@ -298,11 +279,9 @@ class GrantRequest(Event, subject="grant.request.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantReply(Event, subject="grant.reply.v1"):
-    """The reply to `GrantRequest`."""
-
     refusal: MessageText = ""
     granted: ShortText = ""
     remaining: ShortText = ""
-    """What the namespace has left, GPU-minutes as text; empty if it has no limit."""
+    """GPU-minutes as text; empty without a limit."""
     missing: ShortText = ""
-    """What must be granted until it is back in budget; empty if it is."""
+    """What must be granted until the namespace is back in budget; or empty."""

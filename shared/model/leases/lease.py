@@ -38,14 +38,12 @@ from shared.model.requests.request import NO_TERM, SharingPolicy, Term
 
 
 class LeaseState(StrEnum):
-    """State of a lease."""
-
     RESERVED = "reserved"
-    """Reserved until `expires_at` for a pod that is not bound yet."""
+    """Held until `expires_at` for a pod that is not bound yet."""
     BOUND = "bound"
-    """A binder has committed the lease; the pod is bound to the node, or about to be."""
+    """Committed by a binder; the pod is bound to the node, or about to be."""
     ACTIVE = "active"
-    """The node agent has returned the devices to the kubelet."""
+    """The kubelet has the devices from the node agent."""
     RELEASED = "released"
     EXPIRED = "expired"
 
@@ -60,7 +58,10 @@ TRANSITIONS: Mapping[LeaseState, frozenset[LeaseState]] = {
 
 
 def reachable() -> Mapping[LeaseState, frozenset[LeaseState]]:
-    """Return which states a lease in each state can come to, in one or more transitions."""
+    """Return the states that a lease in each state can come to, in one or more transitions.
+
+    For example, `RESERVED` reaches `RELEASED`, and `RELEASED` reaches nothing.
+    """
     reached: dict[LeaseState, frozenset[LeaseState]] = {}
 
     def search(state: LeaseState) -> frozenset[LeaseState]:
@@ -77,7 +78,7 @@ LIVE = frozenset({LeaseState.RESERVED, LeaseState.BOUND, LeaseState.ACTIVE})
 
 
 class StaleLeaseError(ConflictError):
-    """The stored lease has moved past the version, or the state, this writer read."""
+    """The stored lease has passed the version or state that this writer read."""
 
     def __init__(self, pod: PodUid, *, read: int, stored: int | None) -> None:
         super().__init__(f"lease of pod {pod}: read version {read}, stored version {stored}")
@@ -88,18 +89,16 @@ class StaleLeaseError(ConflictError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestedUnits:
-    """The amounts as the pod requested them, for dialects that must report them again."""
+    """The amounts as requested, for dialects that must report them again."""
 
     memory_mib: Mib
-    """The requested memory; a MIG share takes the whole memory of its instance."""
+    """A MIG share takes the whole memory of its instance, whatever was requested."""
     memory_bytes: Amount | None = None
     memory_percent: Percent | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigPlacement:
-    """The MIG instance of a share: its position in the layout of the device."""
-
     layout: ShortText
     position: Count
     profile: ShortText
@@ -107,27 +106,23 @@ class MigPlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareSize:
-    """The size of a container's share of each of its devices."""
-
     memory_mib: Mib
     cores_percent: Percent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimAllocation:
-    """The allocation of a ResourceClaim that a lease covers."""
-
     generation: GenerationText
     """Differs between allocations of one claim; see `shared.model.requests.claim.generation_of`."""
     consumers: Annotated[tuple[PodUid, ...], Meta(max_length=MOST_CONSUMERS)] = ()
-    """Pods in the claim's `status.reservedFor`, sorted."""
+    """Pods in `status.reservedFor`, sorted."""
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One container's share of one device."""
 
     container: ContainerText
-    """The container; if a ResourceClaim holds the lease: the `request` of its allocation result."""
+    """For a ResourceClaim, the `request` of its allocation result."""
     device: DeviceUuid
     index: Index
     device_mib: Mib
@@ -139,23 +134,23 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=T
     slotted: bool = True
     init: bool = False
     slot: Count | None = None
-    """Slot number, assigned by the ledger if the share is slotted."""
+    """Assigned by the ledger if the share is slotted."""
     fence: Fence = 0
-    """Fence of the device, raised by the ledger for this share. A higher fence is newer."""
+    """Raised by the ledger for each share of the device; higher is newer."""
     sharing: SharingPolicy = SharingPolicy.SHARED
     slots: Count = 0
     mig: MigPlacement | None = None
-    """The MIG instance of the share, whose position is `slot`; None: HAMi-core enforces it."""
+    """Its position is `slot`; or None if HAMi-core enforces the share."""
     requested_units: RequestedUnits | None = None
     requested_size: ShareSize | None = None
     """The size in the pod's spec, if the lease was resized."""
     share_id: ShortText = ""
-    """`shareID` of the claim's allocation result; empty: a pod holds the lease, or the device is
-    allocated as a whole."""
+    """`shareID` of the claim's allocation result; empty for a pod, and for a device allocated as a
+    whole."""
 
     @property
     def booked_cores(self) -> int:
-        """Percentage of the device's cores that the share reserves; 0 for a MIG instance."""
+        """Percent of the device's cores; 0 for a MIG instance."""
         return 0 if self.mig else self.cores_percent
 
     @property
@@ -166,19 +161,17 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=T
 
     @property
     def limit_bytes(self) -> int:
-        """Memory of the device that the container may use, in bytes."""
         requested = self.requested_units.memory_bytes if self.requested_units else None
         return self.memory_mib * MIB if requested is None or self.mig else requested
 
     @property
     def memory_units(self) -> int:
-        """The memory in the unit of the request."""
         return self.memory_mib // self.unit_mib
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Booking:
-    """The usage of one device by one lease, for all its containers."""
+    """What one lease takes of one device, for all its containers."""
 
     device: DeviceUuid
     memory_mib: int
@@ -194,7 +187,7 @@ class LeaseDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     name: NameText
     claim: ClaimAllocation | None = None
-    """The allocation, if a ResourceClaim holds the lease; None: a pod holds it."""
+    """Set if a ResourceClaim holds the lease."""
     dialect: ShortText = ""
     memo: MemoText = ""
     trace: TraceText = ""
@@ -207,7 +200,7 @@ class LeaseRequest(LeaseDescription, frozen=True, kw_only=True, omit_defaults=Tr
     """What a lease has from its request, the ordinary resources of its pod included."""
 
     pod: PodUid
-    """The uid of its holder: of the claim, if there is a `claim`."""
+    """UID of the pod, or of the claim if there is a `claim`."""
     namespace: Namespace
     resources: Resources = msgspec.field(default_factory=dict)
     """Resources other than devices, in the units of `PodRequest.resources`; and exclusive CPUs, by
@@ -219,8 +212,8 @@ class LeaseRequest(LeaseDescription, frozen=True, kw_only=True, omit_defaults=Tr
 class Lease(LeaseRequest, frozen=True, kw_only=True, omit_defaults=True):
     """The right of a pod or a ResourceClaim to shares of one node's devices.
 
-    That of a pod includes its other resources. Versioned: the ledger raises `version` with every
-    change, and every change names the version it was decided on.
+    The ledger raises `version` with every change, and refuses a change decided on another version.
+    A pod's lease includes its other resources.
     """
 
     node: NodeName
@@ -229,38 +222,36 @@ class Lease(LeaseRequest, frozen=True, kw_only=True, omit_defaults=True):
     version: Fence = 0
     created_at: Seconds = 0.0
     expires_at: Seconds = 0.0
-    """Unix seconds at which a reservation ends; 0 once bound."""
+    """Unix seconds; 0 once bound."""
     activated_at: Seconds = 0.0
-    """Unix seconds at which it became active, by the ledger's own clock; 0: it did not."""
+    """Unix seconds by the ledger's clock; 0 until it is active."""
     resized_at: Seconds = 0.0
-    """When a resize last changed its shares, Unix seconds in whole milliseconds by the ledger's own
-    clock; 0: none did."""
+    """Last change of its shares by a resize, Unix seconds in whole milliseconds by the ledger's
+    clock; or 0."""
 
     @property
     def users(self) -> tuple[PodUid, ...]:
-        """The pods that have its shares: one, or the consumers of its claim."""
+        """The pod, or the consumers of the claim."""
         return (self.pod,) if self.claim is None else self.claim.consumers
 
     @property
     def containers(self) -> tuple[str, ...]:
-        """Containers with shares, in the order in which the kubelet serves them; or requests."""
+        """Containers with shares, in the kubelet's order; or requests of a claim."""
         return tuple(dict.fromkeys(share.container for share in self.shares))
 
     def shares_of(self, container: str) -> tuple[Share, ...]:
-        """Return the shares of one container, in the order of its devices."""
         return tuple(share for share in self.shares if share.container == container)
 
 
 END_MARGIN_S = 15.0
 """From a pod's deadline and grace period until its lease has ended: the kubelet compares deadlines
-once a second, counts from its first status of the pod, after Allocate, and reports the end."""
+once a second, counts from its first status of the pod, after Allocate, and then reports the end."""
 
 
 def ends_by(lease: Lease) -> float | None:
-    """Return the instant (Unix seconds) by which its capacity is free, if nothing fails.
+    """Return the Unix seconds by which its capacity is free, or None without a maximum run time.
 
-    None: its pod has no maximum run time. Without `activated_at` it is a guess, since the pod's
-    time has not begun.
+    Before `activated_at` it is a guess: the pod's time has not begun.
     """
     term = lease.term
     if term.max_run_s is None:
@@ -269,9 +260,9 @@ def ends_by(lease: Lease) -> float | None:
 
 
 def end_text(term: Term, now: float) -> str:
-    """Return when a pod that starts now reaches its maximum run time, in RFC 3339 and UTC; or "".
+    """Return when a pod that starts now reaches its maximum run time, or an empty text.
 
-    With the offset `+00:00`: before 3.11 Python's `fromisoformat` does not read `Z`.
+    The text is RFC 3339 in UTC with `+00:00`: before 3.11, Python's `fromisoformat` reads no `Z`.
     """
     if term.max_run_s is None:
         return ""
@@ -279,20 +270,20 @@ def end_text(term: Term, now: float) -> str:
 
 
 START_MARGIN_S = 60.0
-"""From a lease until its pod's time begins: until the pod is bound and its node has admitted it."""
+"""From a lease until its pod's time begins: it has to be bound, and admitted by its node."""
 
 
 def will_end_by(term: Term, now: float) -> float | None:
-    """Return the instant by which a lease that begins now ends; None: it has no enforced term."""
+    """Return the instant by which a lease that begins now ends, or None without enforced term."""
     if term.max_run_s is None:
         return None
     return now + START_MARGIN_S + term.max_run_s + term.grace_s + END_MARGIN_S
 
 
 def expected_end(lease: Lease, learned_s: float | None = None) -> float | None:
-    """Return the instant at which its pod is expected to end, at the latest `ends_by`; or None.
+    """Return the instant at which its pod should end, at the latest `ends_by`; or None.
 
-    Its author's expectation counts, then `learned_s`, then its maximum run time.
+    The author's expectation counts, then `learned_s`, then the maximum run time.
     """
     term = lease.term
     expected = term.expected_run_s if term.expected_run_s is not None else learned_s
@@ -307,7 +298,9 @@ def _start(lease: Lease) -> float:
 def bookings(shares: Iterable[Share]) -> tuple[Booking, ...]:
     """Sum up what the shares take of each device, in order of first appearance.
 
-    `shares` are in the order of the pod's containers: see `shared.model.quantity.peak`.
+    `shares` are in the order of the pod's containers, since an init container shares its part with
+    the containers after it. For example, an init container of 4 GiB before one of 6 GiB books 6
+    GiB.
     """
     beside: dict[DeviceUuid, list[Share]] = {}
     for share in shares:
@@ -316,10 +309,7 @@ def bookings(shares: Iterable[Share]) -> tuple[Booking, ...]:
 
 
 def allocated_shares(leases: Mapping[str, Lease]) -> tuple[Share, ...]:
-    """Return the shares of some of a pod's containers, in the order of its containers.
-
-    Each container's shares are those of its lease in `leases`.
-    """
+    """Return the shares of some containers of a pod, each from its lease in `leases`."""
     names = dict.fromkeys(share.container for lease in leases.values() for share in lease.shares)
     return tuple(
         share for name in names if name in leases for share in leases[name].shares_of(name)
@@ -347,20 +337,19 @@ def _strictest_sharing(shares: Iterable[Share]) -> SharingPolicy:
 
 
 ShareKey = tuple[PodUid, str, DeviceUuid, int | None]
-"""Pod, name of a container, device, and the position of a MIG instance in its layout."""
+"""Pod, container, device, and position of a MIG instance."""
 IDLE_AFTER_S = 600.0
-"""A share that has not been used for this long is marked as idle, by default."""
+"""After this time without use a share is idle, by default."""
 
 
 def share_key(pod: PodUid, share: Share) -> ShareKey:
-    """Return the key of a pod's share."""
     position = None if share.mig is None else share.mig.position
     return pod, share.container, share.device, position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareMeasurement:
-    """A container's usage of one device, as the agent of its node measured it last."""
+    """The usage of one share, as the agent of its node measured it last."""
 
     pod: PodUid
     namespace: Namespace
@@ -368,20 +357,19 @@ class ShareMeasurement:
     container: ContainerText
     device: DeviceUuid
     memory_mib: Mib | None = None
-    """None: neither the driver nor HAMi-core reports it."""
+    """None if neither the driver nor HAMi-core reports it."""
     cores_percent: Percent | None = None
-    """Percent of the device's cores in use; None: it is not reported."""
+    """Percent of the device's cores; None if it is not reported."""
     position: Count | None = None
-    """Of its MIG instance in the device's layout; None: the share is no instance."""
+    """Of its MIG instance; or None."""
     processes: Amount = 0
     idle_since: Seconds | None = None
-    """Unix seconds of the last use, by kernels or a change of memory; None: it is in use."""
+    """Unix seconds of the last kernel or change of memory; None while it is in use."""
 
     @property
     def key(self) -> ShareKey:
-        """What distinguishes the share."""
         return self.pod, self.container, self.device, self.position
 
     def is_idle(self, now: float, *, after_s: float = IDLE_AFTER_S) -> bool:
-        """Whether it has not been used for `after_s` seconds; `now` is in Unix seconds."""
+        """Return whether it was not used for `after_s` seconds; `now` is in Unix seconds."""
         return self.idle_since is not None and now - self.idle_since >= after_s

@@ -1,6 +1,6 @@
-"""The copy of a lease in an annotation of its pod, or in the status of its ResourceClaim; pure.
+"""The copy of a lease in its pod's annotation, or in its claim's status; pure.
 
-The ledger is rebuilt from these copies when Redis is lost; nothing is granted because of them.
+A lost ledger is rebuilt from these copies. They grant nothing.
 """
 
 from typing import Any
@@ -15,20 +15,20 @@ from shared.model.names import Namespace
 ANNOTATION = "leasehold.dev/lease"
 FORMAT = 1
 _READ_AS = {"state": LeaseState.BOUND, "expires_at": 0.0, "activated_at": 0.0, "weighed": ""}
-"""What a copy does not have: it is read as that of a bound lease."""
+"""What a copy does not have: it is read as a bound lease."""
 _ELSEWHERE = {"namespace", "name", *_READ_AS}
 
 
 class LeaseOutline(msgspec.Struct, frozen=True):
-    """What is read of a copy elsewhere than in a rebuild."""
+    """The part of a copy that is read outside of a rebuild."""
 
     created_at: float = 0.0
-    """Unix seconds; 0: there is no copy."""
+    """Unix seconds; 0 without a copy."""
     resources: dict[str, int] = {}
 
 
 def lease_outline(text: str) -> LeaseOutline:
-    """Decode what a copy is read for elsewhere; a text that is no copy is read as none."""
+    """Decode the outline; a text that is no copy counts as none."""
     try:
         return msgspec.json.decode(text, type=LeaseOutline)
     except UNDECODABLE:
@@ -36,12 +36,15 @@ def lease_outline(text: str) -> LeaseOutline:
 
 
 def dump_lease(lease: Lease) -> str:
-    """Encode a lease as compact JSON."""
+    """Encode a lease as compact JSON.
+
+    For example, `load_lease(dump_lease(lease), namespace=..., name=...)` is the lease, as bound.
+    """
     return msgspec.json.encode(copy_of(lease)).decode()
 
 
 def copy_of(lease: Lease) -> dict[str, Any]:
-    """Return a copy of a lease as a JSON object, with each share as a row of its fields."""
+    """Return a copy as a JSON object, with each share as a row of its fields."""
     fields = msgspec.to_builtins(lease)
     copied = {name: value for name, value in fields.items() if name not in _ELSEWHERE}
     rows = msgspec.to_builtins([structs.astuple(share) for share in lease.shares])
@@ -49,7 +52,7 @@ def copy_of(lease: Lease) -> dict[str, Any]:
 
 
 def load_lease(text: str, *, namespace: Namespace, name: str) -> Lease:
-    """Decode a copy as a bound lease. Raises RequestError if the text is not one."""
+    """Decode a copy as a bound lease. Raises RequestError for any other text."""
     place = f"{ANNOTATION} of {namespace}/{name}"
     try:
         copy = msgspec.json.decode(text, type=dict[str, Any])

@@ -23,11 +23,9 @@ class Reservation(LeaseRequest, frozen=True, kw_only=True, omit_defaults=True):
     candidates: tuple[Placement, ...]
     priority: int = 0
     read_version: int | None = None
-    """The ledger's version that the candidates were chosen by.
-
-    No lease is given beside a pod that `repels` others and was reserved for after that. None:
-    kube-scheduler chose, which knows such pods.
-    """
+    """The ledger's version by which the candidates were chosen: beside a pod that `repels` others
+    and was reserved for later, no lease is given. None for kube-scheduler, which knows such
+    pods."""
     repels: tuple[AntiAffinityTerm, ...] = ()
     """Required anti-affinity of a pod of kube-scheduler, in force before the watcher reports it."""
 
@@ -67,61 +65,57 @@ def reservation_for(
 
 
 class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
-    """The resources of a node, other than devices, that live leases use."""
+    """What live leases use of a node, devices excluded."""
 
     version: int = 0
     used: Mapping[str, int] = msgspec.field(default_factory=dict)
 
 
 class ReservedLease(msgspec.Struct, frozen=True, kw_only=True):
-    """The pod has a new lease."""
-
     lease: Lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlreadyLeased:
-    """The pod already has a live lease."""
-
     lease: Lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoCapacity:
-    """No candidate fits any more; with the current totals, so that the placer decides again."""
+    """No candidate fits any more."""
 
     pod: PodUid
     reason: str
-    """The reason per candidate, as `node: reason`, separated by `; `."""
+    """For each candidate, as `node: reason`, separated by `; `."""
     devices: Mapping[DeviceUuid, DeviceUse] = field(default_factory=dict)
     nodes: Mapping[NodeName, NodeUse] = field(default_factory=dict)
     quotas: tuple[QuotaExcess, ...] = ()
     """Exceeded quotas, for each candidate that a quota refused."""
     reserved_for_other: bool = False
-    """Capacity of a candidate is reserved for an offer to a waiting pod that comes first."""
+    """A candidate's capacity is reserved for a waiting pod that comes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangIncomplete:
-    """The pod fits, but its gang does not: nothing is reserved for any of its pods."""
+    """The pod fits, but its gang does not: no pod of it is reserved for."""
 
     pod: PodUid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GonePod:
-    """The pod has terminated or was deleted: nothing is reserved for it any more."""
+    """The pod has terminated or was deleted."""
 
     pod: PodUid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooLarge:
-    """The pod's lease cannot be stored: it has more of something than the ledger stores."""
+    """The lease has more of something than the ledger stores."""
 
     pod: PodUid
     reason: str
-    """What there would be too much of, how much, and the limit."""
+    """What there is too much of, how much, and the limit."""
 
 
 ReservationOutcome = (
@@ -131,42 +125,42 @@ ReservationOutcome = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerNode:
-    """A node in the ledger: its facts, its devices, and what leases take of both."""
+    """A node's facts and devices, and what leases take of both."""
 
     facts: NodeFacts
     version: int = 0
-    """Increases with every change of the node's facts, devices or use."""
+    """Rises with every change of facts, devices or use."""
     used: Mapping[str, int] = field(default_factory=dict)
     devices: tuple[tuple[Device, DeviceUse], ...] = ()
     served: tuple[str, ...] = ()
-    """Resources that the node agent's device plugin serves."""
+    """Resources of the agent's device plugin."""
     newly_served: tuple[str, ...] = ()
-    """Those of them for which an allocatable amount of 0 in node status is outdated."""
+    """Resources whose allocatable 0 in node status is outdated."""
 
     @property
     def serving(self) -> frozenset[str]:
-        """Resources that the kubelet currently accepts requests for."""
+        """Return the resources that the kubelet accepts requests for."""
         return frozenset(self.served).difference(self.paused)
 
     @property
     def paused(self) -> frozenset[str]:
-        """Resources that its agent serves and of which its kubelet has none to allocate."""
+        """Return the resources that its agent serves, and of which its kubelet has none."""
         unserved = set(self.facts.unserved_resources).difference(self.newly_served)
         return frozenset(unserved.intersection(self.served))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerChange:
-    """One entry of the feed. All amounts are totals, so an entry may be applied twice."""
+    """One entry of the feed. Amounts are totals, so it may be applied twice."""
 
     position: str
     cause: str
     capacity: int
-    """The capacity number after the change."""
+    """After the change."""
     version: int = 0
-    """The highest version that the ledger had given then."""
+    """The highest that the ledger had given then."""
     nodes: tuple[LedgerNode, ...] = ()
-    """Nodes whose inventory changed, with their full state."""
+    """Nodes whose inventory changed, in full."""
     removed: tuple[NodeName, ...] = ()
     used: Mapping[NodeName, NodeUse] = field(default_factory=dict)
     devices: Mapping[DeviceUuid, DeviceUse] = field(default_factory=dict)
@@ -178,24 +172,24 @@ class LedgerStatus:
 
     generation: str
     capacity: int
-    """It rises whenever something is freed or added."""
+    """Rises whenever something is freed or added."""
     vanished: int
     expires_at: float
-    """When the first reservation expires; 0: there is none."""
+    """When the first reservation expires; 0 without one."""
     waiting: int
     unsynced: int
     """Leases whose nodes or annotations may be outdated after a resize."""
     preemptions: int
     budgets: int
     changed_gangs: int
-    """Gangs whose pods' verdicts must be decided again."""
+    """Gangs whose pods must be decided again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerSnapshot:
-    """All nodes. Applying every change after `position` brings them up to date.
+    """All nodes, to be brought up to date by the changes after `position`.
 
-    A page may already contain a change that comes after `position`; applying it again is harmless.
+    A page may already contain such a change; it is harmless to apply it again.
     """
 
     position: str
@@ -205,14 +199,12 @@ class LedgerSnapshot:
 
 
 class UnreadableRecord(NamedTuple):
-    """A record that was damaged, and cannot be decoded."""
-
     kind: str
     """`leases`, `devices`, `nodes` or `waiting`."""
     key: str
     """UID of the pod, UUID of the device, or name of the node."""
     node: str = ""
-    """The node that it belongs to; empty: not known."""
+    """Empty if it is not known."""
 
 
 RESERVED_FOR_OTHER = -1
@@ -221,21 +213,19 @@ RESERVED_FOR_OTHER = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingPod:
-    """A pod that fits nowhere, with its verdict."""
-
     queued: PodQueued
     refusal: Refusal
     capacity: int
-    """The capacity number of the state that the verdict is based on, or `RESERVED_FOR_OTHER`."""
+    """The capacity number that the verdict is based on, or `RESERVED_FOR_OTHER`."""
     waiting_since: float = 0.0
     receives_offers: bool = True
-    """Whether freed capacity is offered to it; False: to another pod of its gang, or not yet."""
+    """Whether freed capacity is offered to it, and not to another pod of its gang, or later."""
     min_members: int = 0
-    """The verdict is valid while fewer pods of its gang exist; 0: for any number."""
+    """The verdict holds while fewer pods of its gang exist; 0 for any number."""
 
     @property
     def reason_code(self) -> str:
-        """The code of most nodes, or why it waits otherwise."""
+        """Return the code of most nodes, or why it waits otherwise."""
         if self.refusal.quota:
             return "GpuQuota"
         if self.refusal.forming:
@@ -244,7 +234,7 @@ class WaitingPod:
 
 
 def budget_hint(namespace: Namespace) -> str:
-    """Return what helps where the budget of a namespace lets no new pods in."""
+    """Return what to try where a namespace's budget lets no new pods in."""
     return (
         f"`leasehold budget {namespace}` shows why, and until when; an administrator can grant GPU "
         "time, or correct an invalid budget"
@@ -271,17 +261,17 @@ def waits_for_budget(pod: PodGated) -> WaitingPod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangEnrollment:
-    """The pods of a gang, counted when some of them were enrolled as waiting."""
+    """The pods of a gang, counted as some of them were enrolled."""
 
     live_count: int
     waiting_count: int
     waiting: tuple[WaitingPod, ...] = ()
-    """The waiting pods by priority, then age. Empty while they are too few, and once the gang
-    runs, unless one of the enrolled pods was queued again."""
+    """By priority, then age. Empty while they are too few, and once the gang runs, unless an
+    enrolled pod was queued again."""
     leases: tuple[Lease, ...] = ()
-    """If enrolled pods have leases already: these, and all of the gang that are not active yet."""
+    """If enrolled pods have leases: these, and all of the gang that are not active yet."""
     gone: tuple[PodUid, ...] = ()
-    """Pods that were not enrolled, since they have terminated or were deleted."""
+    """Pods that have terminated or were deleted, and were not enrolled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +279,7 @@ class WaitResult:
     """The pods of a call to `wait` that need not wait."""
 
     stale: tuple[PodUid, ...] = ()
-    """Pods to place again, since capacity was freed meanwhile."""
+    """Pods to place again: capacity was freed meanwhile."""
     already_leased: tuple[Lease, ...] = ()
     gone: tuple[PodUid, ...] = ()
     changed: tuple[PodUid, ...] = ()
@@ -303,7 +293,7 @@ class NodeTotals:
     node: LedgerNode
     leases: tuple[Lease, ...]
     index_mismatches: tuple[str, ...] = ()
-    """Inconsistent index entries, as text; empty if the ledger is consistent."""
+    """Inconsistent index entries; empty if there are none."""
     known: bool = True
     """Whether the API server has the node, as far as the ledger knows."""
     reported: tuple[DeviceUuid, ...] = ()
@@ -312,15 +302,13 @@ class NodeTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedPods:
-    """Waiting pods to place again."""
-
     pods: tuple[PodQueued, ...] = ()
     complete: bool = True
-    """All freed capacity was offered; otherwise request more after these pods were placed."""
+    """Nothing freed is left to offer; otherwise ask again once these pods are placed."""
 
 
 class FeedTruncatedError(ConflictError):
-    """The feed no longer contains the position: a new snapshot is needed."""
+    """The feed has no such position any more: a new snapshot is needed."""
 
     def __init__(self, position: str, reason: str) -> None:
         super().__init__(f"the ledger's feed cannot continue from {position}: {reason}")
@@ -330,7 +318,7 @@ class FeedTruncatedError(ConflictError):
 def with_changes(
     node: LedgerNode, change: Mapping[str, int], uses: Mapping[DeviceUuid, DeviceUse]
 ) -> LedgerNode:
-    """Return a node of which so much more of resources is used, with other uses of some devices."""
+    """Return a node with more resources used, and other uses of some devices."""
     used = {name: node.used.get(name, 0) + change.get(name, 0) for name in {**node.used, **change}}
     devices = tuple((device, uses.get(device.uuid, use)) for device, use in node.devices)
     return replace(node, used=used, devices=devices)
@@ -339,9 +327,9 @@ def with_changes(
 def counted_use(
     leases: Iterable[Lease],
 ) -> tuple[dict[DeviceUuid, DeviceUse], dict[NodeName, dict[str, int]]]:
-    """Sum up what leases take of devices and nodes; the ledger's totals must be equal.
+    """Sum up what leases take of devices and nodes, to which the ledger's totals must be equal.
 
-    The fences are the highest among the leases; a device's own may be higher.
+    Fences are the highest among the leases; a device's own may be higher.
     """
     devices: dict[DeviceUuid, DeviceUse] = {}
     nodes: dict[NodeName, dict[str, int]] = {}

@@ -24,7 +24,7 @@ class PreemptionCause(StrEnum):
     RECLAIMABLE = "reclaimable"
     """The budget of its namespace is exhausted."""
     PRIORITY = "priority"
-    """Its pod's priority is lower than that of the pod in need."""
+    """Its pod has a lower priority than the pod in need."""
     POLICY = "policy"
     """The exhausted budget of its namespace evicts running pods."""
     VIOLATION = "violation"
@@ -32,12 +32,10 @@ class PreemptionCause(StrEnum):
 
 
 class PreemptionStage(StrEnum):
-    """Stage of a preemption."""
-
     OPENED = "opened"
-    """The devices are claimed; the victims are not announced yet."""
+    """The devices are claimed; no victim is announced yet."""
     ANNOUNCED = "announced"
-    """The victims are announced with the time of their eviction."""
+    """The victims know the time of their eviction."""
     EVICTING = "evicting"
     """The victims are being evicted, or terminate."""
     HANDED = "handed"
@@ -54,8 +52,6 @@ TRANSITIONS: Mapping[PreemptionStage, frozenset[PreemptionStage]] = {
 
 
 class EvictionOutcome(StrEnum):
-    """Result of an eviction."""
-
     EVICTED = "evicted"
     GONE = "gone"
     """The pod no longer exists, or another pod has its name."""
@@ -65,17 +61,15 @@ class EvictionOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Victim:
-    """A pod whose lease is preempted."""
-
     pod: PodUid
     namespace: Namespace
     name: str
     node: NodeName
     cause: PreemptionCause
     owner: str
-    """UID of its controller; `NAMESPACE/NAME` of a pod without one."""
+    """UID of its controller, or `NAMESPACE/NAME`."""
     budget: str
-    """State of its namespace's budget when it was chosen; empty for other causes."""
+    """State of its namespace's budget as it was chosen; empty for other causes."""
     grace_s: float
     devices: tuple[DeviceUuid, ...]
     priority: int = 0
@@ -84,44 +78,42 @@ class Victim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
-    """Leases that are preempted, for a waiting pod or because of a budget's policy."""
+    """Leases that end early, for a waiting pod or because of a budget's policy."""
 
     id: str
     """UID of the preemptor pod, which has one at a time; or `policy:` or `violation:` and the
     victim's UID."""
     victims: tuple[Victim, ...]
     wanted: Reservation | None = None
-    """The reservation of the preemptor pod on the devices that become free; None: no pod."""
+    """What the preemptor pod gets of the freed devices, or None without one."""
     priority: int = 0
     preempts: bool = True
     """Whether it may preempt pods of lower priority."""
     stage: PreemptionStage = PreemptionStage.OPENED
     opened_at: float = 0.0
     evict_at: float = 0.0
-    """Earliest time of the eviction; 0 before the victims are announced."""
+    """Not before; 0 until the victims are announced."""
     expires_at: float = 0.0
     notice_s: float = 0.0
-    """How long the victims run on after their evictions are announced."""
+    """From the announcement to the eviction."""
     reason: str = ""
     """The violation, if that is the cause."""
     cancelled: str = ""
-    """Why the planner gives it up: nothing is evicted, and its pods' Events say so."""
+    """Why the planner gives it up: nothing is evicted, and Events of its pods say so."""
     by_kube_scheduler: bool = False
-    """kube-scheduler chooses the preemptor pod's node: it is offered the devices."""
+    """kube-scheduler chooses the preemptor pod's node, and is offered the devices."""
 
     @property
     def left(self) -> tuple[Victim, ...]:
-        """Victims that are not evicted yet."""
         return tuple(victim for victim in self.victims if victim.outcome is None)
 
     def stepped(self, to: PreemptionStage) -> "Preemption":
-        """Return the preemption at the next stage. Raises ConflictError if that is not the next."""
+        """Return the preemption at the next stage. Raises ConflictError for any other stage."""
         if to not in TRANSITIONS[self.stage]:
             raise ConflictError(f"a preemption that is {self.stage} cannot become {to}")
         return replace(self, stage=to)
 
     def after(self, evicted: Victim, outcome: EvictionOutcome) -> "Preemption":
-        """Return the preemption with the outcome of one victim."""
         victims = tuple(
             replace(victim, outcome=outcome) if victim.pod == evicted.pod else victim
             for victim in self.victims
@@ -131,7 +123,7 @@ class Preemption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictionRecord:
-    """A journal entry: the evicted pod, the budget that caused it, the pod that benefits."""
+    """A journal entry: the evicted pod, the budget that caused it, and the pod that benefits."""
 
     at: float
     preemption: str
@@ -145,7 +137,7 @@ class EvictionRecord:
     devices: tuple[DeviceUuid, ...]
     outcome: EvictionOutcome
     for_pod: str = ""
-    """UID of the pod that gets the devices; empty: none in particular."""
+    """UID of the pod that gets the devices; or empty."""
     for_namespace: str = ""
     for_name: str = ""
     event: str = ""
@@ -153,18 +145,14 @@ class EvictionRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPreemption:
-    """A preemption as stored."""
-
     preemption: Preemption
     version: int
     claimed: bool
-    """The ledger still has the claim on the devices."""
+    """The devices are still claimed in the ledger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndingLease:
-    """A lease that ends before a planned start."""
-
     pod: PodUid
     namespace: Namespace
     name: str
@@ -209,12 +197,10 @@ class StoredStart:
 
     @property
     def pods(self) -> tuple[PodUid, ...]:
-        """The pods that start."""
         return tuple(reservation.pod for reservation in self.wanted)
 
     @property
     def devices(self) -> frozenset[DeviceUuid]:
-        """The devices that are claimed."""
         shares = (
             share for reservation in self.wanted for share in reservation.candidates[0].shares
         )
@@ -222,7 +208,6 @@ class StoredStart:
 
     @property
     def namespace(self) -> Namespace:
-        """That of its pods."""
         return self.wanted[0].namespace
 
     def name_of(self, lease: EndingLease) -> str:
@@ -231,11 +216,9 @@ class StoredStart:
 
     @property
     def text(self) -> str:
-        """When the pods start, and what they wait for."""
         return start_text(self.waits_for, self.name_of(self.waits_for[-1]))
 
     def withdrawn_text(self, reason: str) -> str:
-        """Return that the start is not planned any more, and why."""
         return f"no longer {self.text}; {reason}. It is planned anew"
 
 
@@ -247,12 +230,11 @@ class PreemptionState:
     starts: tuple[StoredStart, ...] = ()
     evictions: tuple[EvictionRecord, ...] = ()
     budgets: Mapping[Namespace, BudgetChanged] | None = None
-    """The last published budget of each namespace."""
+    """As published last."""
 
     def budget_of(self, namespace: Namespace) -> BudgetChanged | None:
-        """Return the budget of a namespace; None: it has none, or none is known."""
+        """Return the budget of a namespace, or None if none is known."""
         return (self.budgets or {}).get(namespace)
 
     def victims(self) -> frozenset[PodUid]:
-        """Return the victims of all preemptions in progress."""
         return frozenset(victim.pod for read in self.open for victim in read.preemption.victims)

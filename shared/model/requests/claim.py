@@ -19,15 +19,14 @@ LEASED = "leasehold.dev/Leased"
 REFUSED = "leasehold.dev/Refused"
 """Binding failure condition of the devices: True if the ledger refuses the lease."""
 CLAIM_ENDED = "the claim is neither allocated nor prepared any more"
-"""Why the lease of a claim ends."""
 
 RETRIED_AT = "leasehold.dev/claims-retried-at"
 """Annotation of a pod that waited on its node although its claims had leases. Its change makes the
 kubelet try again."""
 
 EXTENDED_RESOURCES = ("leasehold.dev/whole-gpu", "deviceclass.resource.kubernetes.io/")
-"""Prefixes of extended resources for which schedulers create claims: that of our class, and of any
-class by its name."""
+"""Prefixes of extended resources for which schedulers create claims: of our class, and of any class
+by its name."""
 
 MEMORY = "memory"
 """Capacity of a device in bytes."""
@@ -38,7 +37,7 @@ SLOTS = "slots"
 
 
 LAYOUT_LENGTH = 18
-"""Characters of a layout's name in that of a device, which has at most 63."""
+"""Characters of a layout's name in the name of a device, which has at most 63."""
 _NO_LABEL = re.compile(r"[^a-z0-9]+")
 
 
@@ -65,7 +64,8 @@ class DraMode(StrEnum):
 def device_name(uuid: DeviceUuid, mig: MigPlacement | None = None) -> str:
     """Return the name of a device, or of a MIG instance of it, in ResourceSlices: a DNS label.
 
-    Made from the UUID, since indices may change while a claim is allocated.
+    Made from the UUID, since indices may change while a claim is allocated. For example,
+    `GPU-3F2A-1` becomes `gpu-3f2a-1`.
     """
     name = uuid.lower()
     if mig is None:
@@ -92,6 +92,6 @@ def claimable(device: Device) -> dict[str, tuple[MigPlacement, MigProfile] | Non
 def generation_of(allocated_at: str, devices: Iterable[tuple[str, str, str]]) -> str:
     """Identify an allocation of a claim by its `allocationTimestamp` and its results.
 
-    `devices`: request, device name and share ID ("" without one) of each result.
+    Each of `devices` has a request, a device's name and a share ID, which may be empty.
     """
     return " ".join([allocated_at, *sorted("/".join(result) for result in devices)])

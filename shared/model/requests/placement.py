@@ -24,34 +24,30 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     numa_cpus: Resources = msgspec.field(default_factory=dict)
     """What it takes beside the pod's resources, by `numa_cpus_name`."""
     node_version: Fence = 0
-    """The version of the node in the ledger that the choice is based on."""
+    """The ledger's version of the node that the choice is based on."""
     weighed: LongText = ""
-    """What the policy weighed, for `explain`; empty: the policy weighs nothing."""
+    """What the policy weighed, for `explain`; or empty."""
 
 
 class DeviceVerdict(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Why a device does not fit."""
-
     device: DeviceUuid
     index: Index
     reason: MessageText
 
 
 class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Why a node does not fit, with the reasons of its devices."""
-
     node: NodeName
     reason: MessageText
     devices: tuple[DeviceVerdict, ...] = ()
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """No node fits. Reasons are counted over all nodes; details are given for a few nodes."""
+    """No node fits. Reasons are counted over all nodes; a few nodes have details."""
 
     reason: MessageText
     """One line with the numbers, as Kubernetes' `0/N nodes are available: …` reads."""
     counts: tuple[tuple[KeyText, Amount], ...] = ()
-    """(machine-readable reason, number of nodes), most frequent first."""
+    """Machine-readable reason and number of nodes, most frequent first."""
     nearest_nodes: tuple[NodeVerdict, ...] = ()
     hint: MessageText = ""
     permanent: bool = False
@@ -63,7 +59,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def text(self) -> str:
-        """The refusal as text: the numbers, then what to try next."""
+        """Return the numbers, then what to try next."""
         if not self.hint:
             return self.reason
         parts = (self.reason, f"{self.hint[0].upper()}{self.hint[1:]}")

@@ -86,7 +86,7 @@ class NodeOrder(StrEnum):
 
     @property
     def compares(self) -> bool:
-        """Whether nodes are compared by what they are worth to the pods that usually arrive."""
+        """Return whether nodes are compared by their worth to the pods that usually arrive."""
         # Texts: it is asked for every pod, and to look up two members takes five times as long.
         return self in ("fragmentation", "power")
 
@@ -97,14 +97,15 @@ GPU and driver. Smaller shares are leased where they are requested, with a warni
 
 
 class GpuRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """One container's request: `gpus` different devices of one node, the same share of each."""
+    """One container's request: the same share of each of `gpus` devices of one node."""
 
     container: ShortText
     gpus: Shares
     memory_units: Amount | None = None
-    """Units of the node's `unit_mib`, per device; None: see `memory_percent`."""
+    """Units of the node's `unit_mib`, per device."""
     memory_percent: Percent | None = None
-    """Percent of each device's memory; wins over the amounts; none of the three: all of it."""
+    """Percent of each device's memory; wins over the amounts. Without any of the three it is all of
+    it."""
     cores_percent: Percent = 0
     """Percent of each device's compute; 0 is neither limited nor reserved."""
     whole: bool = False
@@ -113,7 +114,7 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     """The share takes a slot of the device (the kubelet counts slots, not MiB)."""
     init: bool = False
     """It ends before the pod's next container starts, which may use the same part of a device. A
-    sidecar does not end: it is no init container here."""
+    sidecar does not end, so it is no init container here."""
     memory_bytes: Amount | None = None
     """Bytes per device, for dialects that request bytes. The share takes whole MiB, rounded up; the
     container's limit is exact."""
@@ -121,13 +122,14 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     """`memory_percent` is of MiB rounded down, whatever the node's unit (Koordinator's ratio)."""
     sharing: SharingPolicy = SharingPolicy.SHARED
     idle_parts: bool = False
-    """A part of a device instead of exclusive ones would need an idle one, too: hints need it."""
+    """A part of a device instead of exclusive ones would need an idle one, too, which hints
+    mention."""
     slots: Count = 0
-    """Slots that a device has in the dialect, where that is not `Device.slots`; 0: it is."""
+    """Slots that a device has in the dialect; 0 for `Device.slots`."""
     mig_allowed: bool = False
-    """A MIG instance may be used instead of a share that HAMi-core enforces."""
+    """A MIG instance may replace a share that HAMi-core enforces."""
     records_requested_units: bool = False
-    """The lease must carry the requested units (`Share.requested_units`)."""
+    """The lease must carry `Share.requested_units`."""
     strict: bool = False
     limited: bool = True
     """HAMi-core must enforce its limits, unless it is a whole device (not in gpushare)."""
@@ -141,7 +143,6 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
 
     @property
     def wants_all_memory(self) -> bool:
-        """Whether it requests all memory of a device."""
         if self.memory_percent is not None:
             return self.memory_percent >= ALL_PERCENT
         return self.memory_units is None and self.memory_bytes is None
@@ -159,7 +160,7 @@ class DeviceSelection(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_
     uuids: Choices = ()
     not_uuids: Choices = ()
     mode: ChoiceText | None = None
-    """Demanded `DeviceMode` of each device, exactly as written by the author."""
+    """Demanded `DeviceMode`, exactly as written by the author."""
 
 
 class NodeTerm(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -175,7 +176,7 @@ class NodeTerm(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
 
 
 class Toleration(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """A pod's toleration: Kubernetes' `Toleration` without the seconds."""
+    """Kubernetes' `Toleration` without the seconds."""
 
     key: KeyText = ""
     operator: ShortText = "Equal"
@@ -209,17 +210,15 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
     name: KeyText
     """`namespace/name` of the pod group."""
     min_member: Members
-    """Without those that other schedulers have placed."""
+    """Without the pods that other schedulers have placed."""
     placed_elsewhere: Count = 0
-    """Its pods that other schedulers have placed."""
 
 
 class Term(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """How long a pod may run, and how long it is expected to run."""
 
     max_run_s: RunTime | None = None
-    """`spec.activeDeadlineSeconds`: the kubelet ends the pod so long after its start; None: never.
-    """
+    """`spec.activeDeadlineSeconds`: the kubelet ends the pod so long after its start; or None."""
     expected_run_s: RunTime | None = None
     """What the pod's author expects; nothing enforces it."""
     grace_s: RunTime = 30
@@ -230,7 +229,6 @@ class Term(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
 
 
 NO_TERM = Term()
-"""Nothing is known."""
 
 
 class PodRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -239,8 +237,8 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     dialect: ShortText = ""
     """Key of `shared.dialects.DIALECTS`; empty for a pod that requests no GPU."""
     containers: Annotated[tuple[GpuRequest, ...], Meta(max_length=MOST_CONTAINERS)] = ()
-    """One entry per container that requests a GPU, in spec order: first init containers, with
-    sidecars in between."""
+    """Containers that request a GPU, in spec order: first init containers, with sidecars in
+    between."""
     same_device: bool = False
     """All containers share one device (gpushare)."""
     triggers: tuple[KeyText, ...] = ()
@@ -257,15 +255,15 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     prefer_links: bool = True
     """Prefer devices with the best links (a score, not a filter)."""
     prefer_mig: bool = False
-    """Prefer MIG instances to shares that HAMi-core enforces, if both are possible."""
+    """Prefer MIG instances to shares that HAMi-core enforces."""
     allocation_weights: tuple[Amount, Amount, Amount] = (0, 0, 1)
     """Weights of slots, cores and memory, for orders by allocated fraction."""
     gang: Gang | None = None
     device_order: DeviceOrder = DeviceOrder.LAST
     node_order: NodeOrder = NodeOrder.BINPACK
     resources: Resources = msgspec.field(default_factory=dict)
-    """Ordinary resources: `cpu` in thousandths, `memory` and `ephemeral-storage` in bytes, `pods`
-    (always 1) and other extended resources in units."""
+    """`cpu` in thousandths, `memory` and `ephemeral-storage` in bytes, `pods` (always 1) and other
+    extended resources in units."""
     node_requirements: NodeRequirements = msgspec.field(default_factory=NodeRequirements)
     priority: Priority = 0
     term: Term = NO_TERM
@@ -273,7 +271,7 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
 
     @property
     def size(self) -> tuple[int, ...]:
-        """A sort key: how hard the pod is to place."""
+        """Return a sort key: how hard the pod is to place."""
         containers = [container for container in self.containers if not container.init]
         return (
             sum(container.gpus for container in containers),

@@ -31,12 +31,9 @@ class ShowbackGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShowbackView(msgspec.Struct, frozen=True, kw_only=True):
-    """GPU time by window, namespace, model and class."""
-
     rows: tuple[ShowbackGroup, ...] = ()
 
     def as_csv(self) -> str:
-        """Return the rows as CSV with a header."""
         text = io.StringIO()
         writer = csv.DictWriter(text, ShowbackGroup.__struct_encode_fields__, lineterminator="\n")
         writer.writeheader()
@@ -95,11 +92,9 @@ class IdleHolder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The amount times the hours since the last use."""
     mib_hours: float
     idle_since: float
-    """The earliest."""
 
     @classmethod
     def total(cls, parts: Sequence[Self], now: float, **names: Any) -> Self:
-        """Add up what several hold."""
         return cls(
             shares=sum(part.shares for part in parts),
             gpus=round(sum(part.gpus for part in parts), 4),
@@ -112,7 +107,7 @@ class IdleHolder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class IdleView(msgspec.Struct, frozen=True, kw_only=True):
-    """What idle shares hold, without those of init containers."""
+    """What idle shares hold, without init containers."""
 
     read_at: float
     idle_after_s: float

@@ -8,8 +8,6 @@ from shared.model.views.view import View
 
 
 class ReasonCount(View, frozen=True, kw_only=True):
-    """How many nodes refuse a pod for a reason."""
-
     reason: str
     nodes: int
 
@@ -20,7 +18,7 @@ class QueuePlace(View, frozen=True, kw_only=True):
     position: int
     of: int
     after: str = ""
-    """Namespace and name of the pod before it; empty if there is none that the viewer may see."""
+    """Namespace and name of the pod before it; empty if the viewer may not see it."""
     after_reason: str = ""
     dominant_share: float
     """The largest part of all healthy devices' cores or memory that the namespace holds."""
@@ -88,7 +86,7 @@ class PodView(View, frozen=True, kw_only=True):
     gang: GangView | None = None
     cordoned: str = ""
     devices: tuple[DeviceView, ...] = ()
-    """The devices of its lease, without their shares."""
+    """Without their shares."""
     finished: "FinishedPod | None" = None
     """Set if it finished within a day."""
     trace: TraceView
@@ -112,7 +110,7 @@ class FinishedPod(View, frozen=True, kw_only=True):
     """When the lease was created."""
     ended: float
     reason: str = ""
-    """`Succeeded`, `Failed`, or why it was deleted; empty if it is not known."""
+    """`Succeeded`, `Failed`, or why it was deleted; or empty."""
     gpu_hours: float
     used_memory_mib: int | None = None
     """The mean; null if it was not measured."""

@@ -11,7 +11,7 @@ from shared.model.views.view import View
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacingView:
-    """All that placing and preemption decide on, as the API returns it."""
+    """All that placing and preemption decide on."""
 
     nodes: tuple[NodeTotals, ...] = ()
     waiting: tuple[WaitingPod, ...] = ()
@@ -20,26 +20,20 @@ class PlacingView:
 
 
 class VictimView(View, frozen=True, kw_only=True):
-    """A pod whose lease is preempted."""
-
     pod: str
     outcome: str | None
 
 
 class PreemptionView(View, frozen=True, kw_only=True):
-    """A preemption in progress."""
-
     id: str
     beneficiary: str
-    """Namespace and name of the pod for which it is; empty if there is none."""
+    """Namespace and name of the pod for which it is; or empty."""
     stage: str
     evict_at: float | None
     victims: tuple[VictimView, ...]
 
 
 class EvictionView(View, frozen=True, kw_only=True):
-    """An evicted pod, and why."""
-
     at: float
     pod: str
     uid: PodUid
@@ -49,7 +43,7 @@ class EvictionView(View, frozen=True, kw_only=True):
     budget: str
     outcome: str
     beneficiary: str
-    """Namespace and name of the pod that gets the devices; empty if there is none."""
+    """Namespace and name of the pod that gets the devices; or empty."""
     event: str
 
 

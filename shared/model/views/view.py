@@ -6,8 +6,6 @@ import msgspec
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """The base of all types of this API."""
-
     @classmethod
     def from_attributes(cls, *sources: object, **others: Any) -> Self:
         """Return a view with `others`, and what `sources` have of its other fields by their names.
