@@ -72,29 +72,28 @@ H = TypeVar("H", bound=Handler)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A path, its handler, and the parameters of its query with their meaning."""
-
     path: str
     handler: Handler
     query: Mapping[str, str]
     needs_sync: bool
     """It is unavailable before the ledger was read for the first time."""
     body: type[View] | None
-    """The type of the body of a POST, or None for a GET."""
+    """Of a POST, or None for a GET."""
 
     @property
     def method(self) -> str:
-        """The method of the request."""
         return "POST" if self.body else "GET"
 
     @property
     def returns(self) -> Any:
-        """The type of the response's body."""
         return get_type_hints(self.handler)["return"]
 
 
 class RouteTable(list[Route]):
-    """The routes of a class of handlers."""
+    """The routes of a class of handlers.
+
+    For example, `@ROUTES.at("/api/v1/gpus", needs_sync=True)` above a method serves the path.
+    """
 
     def at(
         self,
@@ -104,7 +103,6 @@ class RouteTable(list[Route]):
         needs_sync: bool = False,
         body: type[View] | None = None,
     ) -> Callable[[H], H]:
-        """Have a path served by a handler."""
         parts: Any = {"path": path, "query": query or {}, "needs_sync": needs_sync, "body": body}
 
         def add(handler: H) -> H:

@@ -1,7 +1,7 @@
 """The API: observes events, reads changes from the ledger, and publishes them to pages.
 
-The ledger's change feed and the events only mark what is stale; values are always read as a whole,
-so nothing depends on receiving every event once and in order. A periodic resync finds the rest.
+The change feed and events only mark what is stale; values are always read as a whole, so nothing
+depends on receiving every event once and in order. A periodic resync finds the rest.
 """
 
 import asyncio
@@ -55,11 +55,9 @@ class ChangeFeed:
 
     @property
     def position(self) -> str:
-        """The position after all changes."""
         return f"{self.id}-{self.version}"
 
     def publish(self, keys: Iterable[ChangeKey]) -> None:
-        """Add a round of changed keys."""
         changed_keys = frozenset(keys)
         if not changed_keys:
             return
@@ -69,7 +67,7 @@ class ChangeFeed:
         self._changed = asyncio.Event()
 
     def since(self, position: str) -> frozenset[ChangeKey] | None:
-        """Return the keys that changed after a position; None if the position is not known."""
+        """Return the keys that changed after a position, or None if the position is not known."""
         feed_id, _, number = position.rpartition("-")
         after = parse_decimal(number)
         if feed_id != self.id or after is None or after > self.version:
@@ -105,8 +103,6 @@ DATA_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiTiming:
-    """Intervals, seconds."""
-
     round_s: float = 0.15
     """Between two rounds of reads: changes of the meantime are published together."""
     usage_s: float = 5.0
@@ -121,7 +117,7 @@ class ApiTiming:
 
 @publishes(UsageRequest, ResizeRequest, GrantRequest, DryRunRequest)
 class ApiService:
-    """Updates the projection. Any number of replicas may run: each receives all events."""
+    """Any number of replicas may run: each receives all events."""
 
     def __init__(
         self,
@@ -155,13 +151,11 @@ class ApiService:
         """The last leases that have ended and pods that do not wait any more, and when."""
 
     def unready_reason(self) -> str | None:
-        """Return why the page cannot be shown yet, or None."""
         return None if self.synced else "the ledger was not read yet"
 
     def cluster(
         self, visible: NamespaceFilter, idle_after_s: float | None = None
     ) -> VisibleCluster:
-        """Return what a viewer may see, with shares marked as idle after this time."""
         return VisibleCluster(
             projection=self.projection,
             components=self.missing,
@@ -172,14 +166,12 @@ class ApiService:
         )
 
     async def begin(self) -> None:
-        """Record that heartbeats are received from now on."""
         self.components.started_at = self.clock.now()
 
     # Events
 
     @observes
     async def observe_pod_events(self, events: Sequence[PodEvent]) -> None:
-        """Add recent events, and mark their nodes and pods as stale."""
         times_of = self.projection.events.times_of
         bound = {event.lease.pod: event for event in events if isinstance(event, PodBound)}
         first = [event for pod, event in bound.items() if "bound" not in times_of(pod)]
@@ -194,17 +186,14 @@ class ApiService:
 
     @observes
     async def observe_leases(self, events: Sequence[LeaseChanged]) -> None:
-        """Mark the nodes of changed leases as stale."""
         self._mark_stale({event.lease.node for event in events})
 
     @observes
     async def observe_budgets(self, events: Sequence[BudgetChanged]) -> None:
-        """Show the budgets of namespaces."""
         self.feed.publish(self.projection.update_budgets(events))
 
     @observes
     async def observe_heartbeats(self, events: Sequence[Heartbeat]) -> None:
-        """Record heartbeats."""
         for event in events:
             self.components.record(event, self.clock.now())
 
@@ -263,7 +252,6 @@ class ApiService:
 
     @loops(every_s=COMPONENTS_S)
     async def watch_problems(self) -> None:
-        """Publish what is wrong."""
         nodes = {view.node for view in self.projection.devices.values()}
         self.missing = self.components.missing(nodes, self.clock.now())
         problems = self.cluster(all_namespaces).all_problems()
@@ -278,7 +266,6 @@ class ApiService:
 
     @loops(every_s=METRICS_S, waits_first=True)
     async def export_metrics(self) -> None:
-        """Set the metrics of the cluster."""
         export_cluster(self.projection, self.missing, self.clock.now())
 
     @loops(every_s=lambda service: service.timing.usage_s)
@@ -305,7 +292,6 @@ class ApiService:
 
     @loops(every_s=lambda service: service.timing.preemptions_s)
     async def watch_gated_pods(self) -> None:
-        """Read the pods that wait for their namespace's budget."""
         store = self.ledger.part(GatedPods)
         pods = [
             pod for namespace in await store.namespaces() for pod in await store.load(namespace)
@@ -314,12 +300,10 @@ class ApiService:
 
     @loops(every_s=RESYNC_S)
     async def read_run_times(self) -> None:
-        """Read how long pods run."""
         self.projection.run_times = await self.ledger.run_times.load()
 
     @loops(every_s=lambda service: service.until_sample_s)
     async def sample_history(self) -> None:
-        """Add a sample to the history."""
         if self.synced:
             devices = list(self.projection.devices.values())
             reasons = [waiting.reason_code for waiting in self.projection.waiting_pods()]
@@ -328,12 +312,11 @@ class ApiService:
 
     @property
     def until_sample_s(self) -> float:
-        """The time until the next sample; the first one is made as soon as there is something."""
+        """The first one is made as soon as there is something."""
         return RANGES[0].step_s if self.synced else self.timing.round_s
 
     @loops(every_s=lambda service: service.timing.finished_s)
     async def record_finished(self) -> None:
-        """Record the pods that have finished."""
         if self._ended:
             ended, self._ended = self._ended, {}
             events = self.projection.events

@@ -102,12 +102,11 @@ class ApiSettings(RequestSettings, LedgerSettings):
 
     @property
     def serving_files(self) -> ServingFiles | None:
-        """The TLS files; None: HTTP. Raises RequestError for files that cannot be loaded."""
+        """Return the TLS files, or None for HTTP. Raises RequestError if they cannot be loaded."""
         if self.certificate_file is None or self.key_file is None:
             return None
         return ServingFiles(self.certificate_file, self.key_file)
 
     @property
     def token_file(self) -> Path:
-        """The file of tokens."""
         return self.tokens or self.state_dir / "tokens"

@@ -49,7 +49,6 @@ FRONT_PROXY_S = 30.0
 
 
 async def serve_api(settings: ApiSettings) -> None:
-    """Serve until SIGTERM or SIGINT."""
     settings.check()
     async with AsyncExitStack() as stack:
         kube = await _api_server(settings, stack)

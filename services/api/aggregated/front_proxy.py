@@ -29,15 +29,15 @@ class FrontProxy:
 
     authorities: str
     names: tuple[str, ...]
-    """Common names of its certificate; none: any that its authorities have issued."""
+    """Common names of its certificate; empty for any that its authorities have issued."""
     user: tuple[str, ...]
     groups: tuple[str, ...]
     extra: tuple[str, ...]
-    """Names of headers; those of `extra` are prefixes."""
+    """Names of headers; in `extra`, prefixes."""
 
     @classmethod
     def parse(cls, data: Mapping[str, str]) -> "FrontProxy":
-        """Return what the cluster's ConfigMap says. Raises RequestError if it is of no use.
+        """Parse the cluster's ConfigMap. Raises RequestError if it is of no use.
 
         Where the same authority issues the certificates of users, the names are all that
         distinguishes the API server from them.

@@ -116,8 +116,6 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_d
 
 
 class VisibleObject(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One object."""
-
     api_version: str = API_VERSION
     kind: str
     metadata: Metadata
@@ -125,7 +123,6 @@ class VisibleObject(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def key(self) -> tuple[str, str]:
-        """Namespace and name."""
         return self.metadata.namespace, self.metadata.name
 
 
@@ -291,7 +288,7 @@ class Kind:
     cells: Callable[[Any, float], tuple[Any, ...]]
     columns: tuple[str, ...]
     wide: tuple[str, ...]
-    """Columns of `-o wide` only."""
+    """Of `-o wide` only."""
 
 
 KINDS = (
@@ -397,7 +394,8 @@ def parse_labels(text: str) -> tuple[LabelRequirement, ...]:
 def parse_fields(text: str, kind: Kind) -> tuple[tuple[str, bool, str], ...]:
     """Parse a field selector as paths of attributes, whether they must equal, and values.
 
-    All fields of `status` with one value can be selected by. Raises RequestError for other text.
+    All fields of `status` with one value can be selected by, as in
+    `status.node=a,status.healthy!=true`. Raises RequestError for other text.
     """
     _check_size(text)
     of_status = [
@@ -427,7 +425,6 @@ class Selection:
     def of(
         self, objects: Mapping[tuple[str, str], VisibleObject]
     ) -> dict[tuple[str, str], VisibleObject]:
-        """Return those objects."""
         return {key: item for key, item in objects.items() if self._selects(item)}
 
     def _selects(self, item: VisibleObject) -> bool:

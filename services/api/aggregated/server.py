@@ -1,8 +1,8 @@
 """The group visibility.leasehold.dev, which the API server passes on to us: kubectl's view.
 
-The API server has authenticated the user and authorized the request before it passes it on, and
-nothing else can connect: no second review is made. `views/...` are the paths of /api/v1, for the
-commands: each shows and does what its user may.
+The API server has authenticated the user and authorized the request, and nothing else can connect:
+no second review is made. `views/...` are the paths of /api/v1, for the commands: each shows and
+does what its user may.
 """
 
 import asyncio
@@ -77,7 +77,6 @@ class AggregatedApi:
         self.versions = {kind.plural: Versions(kind) for kind in KINDS}
 
     def application(self) -> web.Application:
-        """Return the application."""
         pages = web.Application(middlewares=[self.authenticate])
         pages[BOUNDS] = PORT_BOUNDS
         add = pages.router.add_get
@@ -124,11 +123,9 @@ class AggregatedApi:
             await sleep(REMEMBERED_S)
 
     async def document(self, body: bytes, _: web.Request) -> web.StreamResponse:
-        """Return a document that never changes."""
         return web.Response(body=body, content_type="application/json")
 
     async def get(self, kind: Kind, request: web.Request) -> web.StreamResponse:
-        """Return one object."""
         version, objects = self._selected(kind, request)
         if not objects:
             name = json.dumps(request.match_info["name"])
@@ -136,7 +133,6 @@ class AggregatedApi:
         return _json(self._encodable(kind, objects.values(), version, request))
 
     async def list(self, kind: Kind, request: web.Request) -> web.StreamResponse:
-        """Return the selected objects, or stream their changes."""
         version, objects = self._selected(kind, request)
         if request.query.get("watch") in {"1", "true"}:
             return await self.watch(kind, request)
@@ -173,7 +169,7 @@ class AggregatedApi:
     async def _changes(
         self, kind: Kind, request: web.Request, sent: Objects
     ) -> AsyncIterator[tuple[str, VisibleObject, int]]:
-        """Yield the changes since the objects were those that are known."""
+        """Yield the changes of a request's objects since `sent`, what its client has."""
         selection = _selection(kind, request)
         while True:
             position = self.service.feed.position
@@ -253,7 +249,6 @@ def _refused(code: int, message: str) -> web.Response:
 
 
 def _as_table(request: web.Request) -> bool:
-    """Return whether the client prefers a table."""
     return "as=Table" in request.headers.get("Accept", "").partition(",")[0]
 
 

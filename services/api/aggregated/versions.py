@@ -32,11 +32,11 @@ Objects = Mapping[tuple[str, str], VisibleObject]
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """All objects of a kind, from its number on until that of the next version."""
+    """All objects of a kind, until the next version."""
 
     number: int
     recorded_ms: int
-    """When it was recorded, by this replica's clock: it has nothing that is newer."""
+    """By this replica's clock: it has nothing that is newer."""
     objects: Objects
 
 
@@ -45,8 +45,8 @@ class Versions:
     """The latest versions of a kind's objects.
 
     A number has a time in ms, up to which its list is complete, and a number of its replica. So a
-    client may continue at another replica, which sends the changes since the version that it had
-    itself at that time: the client may know some of them, and misses none.
+    client may continue at another replica, which sends the changes since its own version of that
+    time: the client may know some of them, and misses none.
     """
 
     kind: Kind
@@ -60,8 +60,8 @@ class Versions:
     def update(self, service: ApiService) -> tuple[int, Objects]:
         """Return a number for the objects as they are now.
 
-        Raises UnavailableError in the first seconds: a client of another replica could not
-        continue here.
+        Raises UnavailableError in the first seconds: a client of another replica could not continue
+        here.
         """
         self.record(service)
         version = self._latest[-1]
@@ -73,7 +73,6 @@ class Versions:
         return max(self._issued_ms * IDS + self.id, version.number), version.objects
 
     def record(self, service: ApiService) -> None:
-        """Record a version if the objects have changed."""
         if self._position == service.feed.position:
             return
         self._position = service.feed.position
@@ -97,7 +96,7 @@ class Versions:
     def at(self, number: str, service: ApiService) -> Objects | None:
         """Return objects that a client with this number may know, none of the first.
 
-        None: the number is older than what this replica remembers.
+        It is None if the number is older than what this replica remembers.
         """
         if number in {"", "0"}:
             return {}
@@ -114,9 +113,9 @@ class Versions:
         return None if objects is None or gone is None else {**gone, **objects}
 
     def _gone_since(self, at_ms: int, service: ApiService) -> Objects | None:
-        """Return objects that ended since then: a client may have them, and no version has.
+        """Return objects that ended since then, or None if there were too many.
 
-        None: there were too many.
+        A client may have them, and no version has.
         """
         gone = [record for at, record in service.gone if _ms(at) >= at_ms]
         if len(gone) == service.gone.maxlen:

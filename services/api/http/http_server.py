@@ -55,8 +55,8 @@ MOST_OPEN_RESERVED = 50
 AT_ONCE = 64
 AT_ONCE_OF_ONE = 8
 MOST_WAITING = 200
-"""Requests that are answered at the same time, and those of one owner; of whose others so many
-wait."""
+"""Requests that are answered at the same time, in all and of one owner; and of the others of an
+owner so many wait."""
 PORT_BOUNDS = PortBounds(
     connections=2_000,
     body_bytes=256 * 1024,
@@ -70,14 +70,12 @@ encode = msgspec.json.Encoder().encode
 
 
 def token_of(request: web.Request) -> str:
-    """Return the token of a request: of its header, or else of the page's cookie."""
+    """Return the token of the header, or else of the page's cookie."""
     token = bearer_token(request.headers.get("Authorization", ""))
     return token or request.cookies.get(VIEWER_COOKIE, "")
 
 
 class HttpServer:
-    """The handlers of all paths."""
-
     def __init__(self, api: ReadApi, authenticator: Authenticator) -> None:
         self.api = api
         self.service = api.service
@@ -89,7 +87,6 @@ class HttpServer:
         self._turns = Turns(AT_ONCE, of_one=AT_ONCE_OF_ONE, most_waiting=MOST_WAITING)
 
     def application(self) -> web.Application:
-        """Return the application."""
         pages = web.Application(middlewares=[self.guard])
         pages[BOUNDS] = PORT_BOUNDS
         add = pages.router.add_get
@@ -130,7 +127,6 @@ class HttpServer:
         return _html(text, compress=True)
 
     async def static(self, request: web.Request) -> web.StreamResponse:
-        """Return one of the page's files."""
         name = request.match_info["name"]
         if name not in self.files:
             return error_response(404, "no such file")
@@ -146,7 +142,6 @@ class HttpServer:
         return response
 
     async def login(self, _: web.Request) -> web.StreamResponse:
-        """Return the login form."""
         if self.authenticator.is_anonymous:
             return web.Response(status=303, headers={"Location": "/"})
         return _html(static_page.login_page(""))
@@ -168,7 +163,6 @@ class HttpServer:
         return response
 
     async def sign_out(self, _: web.Request) -> web.StreamResponse:
-        """Delete the cookie."""
         response = web.Response(status=303, headers={"Location": "/login"})
         response.del_cookie(VIEWER_COOKIE, path="/")
         return response
@@ -187,7 +181,6 @@ class HttpServer:
     async def call_of(
         self, request: web.Request, viewer: Viewer, *, anonymous: bool = False
     ) -> ApiCall:
-        """Return a request with what its sender may see."""
         visible = await viewer.visible(self.service.projection.known_namespaces())
         return ApiCall(
             viewer=viewer,
@@ -205,7 +198,6 @@ class HttpServer:
         return call
 
     async def respond(self, route: Route, request: web.Request) -> web.StreamResponse:
-        """Return what a route returns to the sender of a request."""
         return await self.respond_to(await self._required_call(request), route, request)
 
     async def respond_to(
@@ -285,12 +277,11 @@ def refusal(error: web.HTTPException | LeaseholdError) -> tuple[int, str]:
 
 
 def error_response(status: int, reason: str) -> web.Response:
-    """Return a refusal."""
     return web.json_response({"error": reason}, status=status)
 
 
 def namespace_filter(visible: frozenset[Namespace] | None) -> NamespaceFilter:
-    """Return the filter of a viewer of these namespaces; None: all."""
+    """Return the filter of a viewer of these namespaces, or of all for None."""
     return all_namespaces if visible is None else visible.__contains__
 
 
@@ -338,7 +329,7 @@ def _permissions_changed(
     now: frozenset[Namespace] | None,
     seen: frozenset[Namespace],
 ) -> bool:
-    """Whether the permissions for namespaces that were already known have changed."""
+    """Return whether the permissions for namespaces that were already seen have changed."""
     if not seen:
         return False
     visible_before = seen if before is None else before & seen

@@ -90,11 +90,11 @@ _CURSOR = re.compile(r"[0-9]{1,18}-[0-9]{1,18}")
 RESIZE_S = 20.0
 """A binder sends two requests to the node and writes to the pod before it replies."""
 GRANT_S = 10.0
-"""How long a request for more budget waits for the timekeeper, which writes the grant first."""
+"""The timekeeper writes a grant before it replies."""
 PLAN_S = 20.0
-"""A binder reads all pods before it plans."""
+"""A planner reads all pods before it plans."""
 NO_END_S = 2.0
-"""So long a look at a waiting pod waits for its turn to search what has to end first."""
+"""So long a request for a waiting pod waits for its turn to search what has to end first."""
 MAX_ACTOR = 253
 OF_FINISHED = ("namespace", "node", "name")
 MOST_FINISHED = 500
@@ -109,8 +109,6 @@ MOST_CHARGES = 5000
 
 
 class HistorySource(Protocol):
-    """What has recorded the amounts."""
-
     name: str
     longest: HistoryRange
 
@@ -144,7 +142,6 @@ class ReadApi:
         self.prices = prices or PriceFile()
 
     def cluster(self, call: ApiCall) -> VisibleCluster:
-        """Return the cluster as the viewer may see it."""
         return self.service.cluster(call.visible, call.number("idle_after_s"))
 
     @ROUTES.at("/api/v1/state", needs_sync=True)
@@ -203,7 +200,7 @@ class ReadApi:
         return view
 
     async def _no_end(self, pod: PodUid, call: ApiCall) -> str:
-        """Return for which leases without a known end a pod waits, or its gang; empty: none."""
+        """Return for which leases without a known end a pod or its gang waits, or an empty text."""
         now = self.service.clock.now()
         projection = self.service.projection
         totals = list(projection.totals.values())

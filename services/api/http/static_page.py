@@ -46,7 +46,6 @@ def page(*, signed_in: bool, modules: Iterable[str] = ()) -> str:
 
 
 def login_page(problem: str) -> str:
-    """Return the login form."""
     alert = f'<p class="problem" role="alert">{escape(problem)}</p>' if problem else ""
     return (
         f"{HEAD}</head>\n<body>\n<main class='login'>\n<h1>Leasehold</h1>\n{alert}\n"
@@ -60,7 +59,7 @@ def login_page(problem: str) -> str:
 
 
 def unready_page(reason: str) -> str:
-    """Return the page that is shown before the first read of the ledger."""
+    """Return the page for the time before the first read of the ledger."""
     return (
         f"{HEAD}</head>\n<body>\n<main><p>Not ready: {escape(reason)}.</p></main>\n"
         "</body>\n</html>\n"
