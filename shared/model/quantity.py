@@ -32,6 +32,9 @@ _SUFFIXES: Mapping[str, Fraction] = {
     **{f"{s}i": Fraction(1024**power) for power, s in enumerate("KMGTPE", start=1)},
 }
 _BYTES = frozenset({"memory", "ephemeral-storage"})
+MINUTE_S = 60.0
+HOUR_S = 60 * MINUTE_S
+DAY_S = 24 * HOUR_S
 LONGEST = 64
 """Characters of a quantity; longer ones are refused."""
 CACHE_SIZE = 4096

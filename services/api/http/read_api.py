@@ -16,6 +16,7 @@ from msgspec import UNSET, structs
 
 from services.api.api_call import ApiCall, RouteTable
 from services.api.http.first_pod import first_pod
+from services.api.http.tried_pods import tried_pods
 from services.api.projection.lease_views import balances, budget_view, uncharged_minutes
 from services.api.projection.page_views import (
     BudgetHistory,
@@ -56,7 +57,6 @@ from shared.credentials.shares import owner_of
 from shared.credentials.turns import Turns
 from shared.dialects.dialect import Rules
 from shared.kubernetes.gpu_prices import PriceFile
-from shared.kubernetes.manifests import ManifestPod, pods_in
 from shared.ledger.budgets import Budgets
 from shared.model.bounds import check_bounds
 from shared.model.budgets.budget import ChargeEntry
@@ -80,8 +80,7 @@ from shared.model.views.pods import PodView, SpanView, TraceView
 from shared.model.views.preemptions import DryRunView, PlacingView, PreemptionsView
 from shared.nats.bus import Bus
 from shared.placing.starts import start_without_plan, waiting_units, with_claims
-from shared.placing.what_if import Forecast, TriedPod, WhatIfOrder, forecast
-from shared.pods.pod_parser import parse_manifest
+from shared.placing.what_if import Forecast, WhatIfOrder, forecast
 from shared.runtime.span_files import TraceSpan, read_spans, read_trace, span_views
 from shared.runtime.telemetry import trace_id_of
 
@@ -98,7 +97,6 @@ NO_END_S = 2.0
 MAX_ACTOR = 253
 OF_FINISHED = ("namespace", "node", "name")
 MOST_FINISHED = 500
-MOST_TRIED = 500
 ENTRIES_PER_PAGE = 1000
 IDLE = {"idle_after_s": "shares that have not been used for this long are marked as idle"}
 RANGE = {"range": "1h, 1d (the default) or 7d; without Prometheus, the last hour at most"}
@@ -575,28 +573,3 @@ class ReadApi:
     def _trace_view(self, id_: str, spans: tuple[SpanView, ...]) -> TraceView:
         url = self.trace_url.replace("{trace}", quote(id_, safe=""))
         return TraceView(trace=id_, url=url, spans=spans)
-
-
-def tried_pods(manifest: str, rules: Rules) -> list[TriedPod]:
-    """Return the pods of a manifest. Raises RequestError with what is wrong with it."""
-    written = pods_in(manifest, "the manifest")
-    count = sum(manifest_pod.replicas for manifest_pod in written)
-    if count > MOST_TRIED:
-        raise RequestError(f"the manifest has {count} pods; at most {MOST_TRIED} can be tried")
-    return [
-        pod
-        for manifest_pod in written
-        for pod in [_tried_pod(manifest_pod, rules)] * manifest_pod.replicas
-    ]
-
-
-def _tried_pod(written: ManifestPod, rules: Rules) -> TriedPod:
-    parsed = parse_manifest(written.pod, rules)
-    if parsed.request_error:
-        raise RequestError(f"{written.origin}: {parsed.request_error}")
-    if parsed.request is None or not parsed.request.containers:
-        raise RequestError(
-            f"{written.origin} requests no GPU by a resource name that Leasehold knows"
-        )
-    name = f"{parsed.namespace}/{parsed.name}"
-    return TriedPod(origin=written.origin, name=name, request=parsed.request)
