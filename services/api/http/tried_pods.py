@@ -1,4 +1,4 @@
-"""The pods of a manifest that a viewer wants to try."""
+"""The pods of a manifest that a viewer wants to try; pure."""
 
 from shared.dialects.dialect import Rules
 from shared.kubernetes.manifests import ManifestPod, pods_in
