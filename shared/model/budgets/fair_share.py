@@ -127,10 +127,8 @@ def fair_queue(waiting: Iterable[WaitingPod], fair_share: FairShare) -> list[Wai
 
 def precedence_reason(first: PodQueued, second: PodQueued, fair_share: FairShare) -> str:
     """Return why a waiting pod comes before another one."""
-    own, other = (
-        fair_share.entitlement_of(first.namespace),
-        fair_share.entitlement_of(second.namespace),
-    )
+    own = fair_share.entitlement_of(first.namespace)
+    other = fair_share.entitlement_of(second.namespace)
     if own.has_budget != other.has_budget:
         return "whose namespace has budget left"
     if first.request.priority != second.request.priority:
