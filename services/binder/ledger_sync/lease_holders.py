@@ -51,23 +51,25 @@ class LeaseHolders:
         async with self._reads:
             if not claim:
                 return await self.pods.get(namespace, name)
-            found = await self.claims.get_allocation(namespace, name)
-        if found is None or generation not in {"", found.generation}:
+            allocation = await self.claims.get_allocation(namespace, name)
+        if allocation is None or generation not in {"", allocation.generation}:
             return None
-        return PodSnapshot(found.claim, found.node, annotations={ANNOTATION: found.lease})
+        return PodSnapshot(
+            allocation.claim, allocation.node, annotations={ANNOTATION: allocation.lease}
+        )
 
     async def read(self, leases: Iterable[Lease]) -> list[PodSnapshot | LeaseholdError | None]:
         """Return the holder of each lease, or what has its name now; or why it cannot be read."""
         named = list(leases)
-        found = await asyncio.gather(*map(self._read, named))
+        holders = await asyncio.gather(*map(self._read, named))
         errors = [
-            f"{lease.namespace}/{lease.name}: {each}"
-            for lease, each in zip(named, found, strict=True)
-            if isinstance(each, LeaseholdError)
+            f"{lease.namespace}/{lease.name}: {holder}"
+            for lease, holder in zip(named, holders, strict=True)
+            if isinstance(holder, LeaseholdError)
         ]
         if errors:
             logger.warning("holders of leases cannot be read: %s", summarize(errors))
-        return found
+        return holders
 
     async def _read(self, lease: Lease) -> PodSnapshot | LeaseholdError | None:
         is_claim = lease.claim is not None
@@ -86,19 +88,19 @@ class LeaseHolders:
         Raises UnavailableError while the API server does not respond.
         """
         listed: dict[PodUid, PodSnapshot] = {}
-        for namespace, count in Counter(each.namespace for each in records).items():
+        for namespace, count in Counter(record.namespace for record in records).items():
             if count >= MANY:
                 listed |= await self.pods.list_unbound(namespace, 2 * count)
-        left = [each for each in records if each.pod not in listed]
-        found = await asyncio.gather(
-            *(self.find(each.namespace, each.name, claim=False) for each in left)
+        left = [record for record in records if record.pod not in listed]
+        pods = await asyncio.gather(
+            *(self.find(record.namespace, record.name, claim=False) for record in left)
         )
         listed |= {
-            each.pod: pod
-            for each, pod in zip(left, found, strict=True)
-            if pod is not None and pod.pod == each.pod
+            record.pod: pod
+            for record, pod in zip(left, pods, strict=True)
+            if pod is not None and pod.pod == record.pod
         }
-        return [(each, listed.get(each.pod)) for each in records]
+        return [(record, listed.get(record.pod)) for record in records]
 
 
 def holders_in(listing: ListedPods) -> tuple[BoundPod, ...]:
