@@ -182,6 +182,14 @@ TRIES: Mapping[str, tuple[Try, ...]] = {
         Try(RBAC, "change a Node", "PATCH", NODE, LABEL),
         Try(RBAC, "read the Secret `auth`", "GET", f"{SYSTEM}/secrets/auth"),
     ),
+    "planner": (
+        Try(ALLOWED, "read every pod", "GET", PODS),
+        Try(RBAC, "evict a pod", "POST", f"{PODS}/own/eviction", {"metadata": {"name": "own"}}),
+        Try(RBAC, "bind a pod", "POST", f"{PODS}/waiting/binding", BINDING),
+        Try(RBAC, "change a pod", "PATCH", f"{PODS}/own", LABEL),
+        Try(RBAC, "read every Node", "GET", "/api/v1/nodes"),
+        Try(RBAC, "read the Secret `auth`", "GET", f"{SYSTEM}/secrets/auth"),
+    ),
     "watcher": (
         Try(ALLOWED, "read every pod", "GET", PODS),
         Try(ALLOWED, "read every Node", "GET", "/api/v1/nodes"),

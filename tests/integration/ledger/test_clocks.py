@@ -168,7 +168,8 @@ async def test_a_restored_lease_was_neither_created_nor_activated_in_the_future(
 
         [stored] = await binder.load([lease.pod])
         assert stored is not None
-        assert stored.created_at <= clock.now()
+        # The server stored its own time, which a binder knows to within a round trip.
+        assert stored.created_at <= clock.now() + 1.0
         assert abs(stored.activated_at - clock.now() - counted) < 5
 
 

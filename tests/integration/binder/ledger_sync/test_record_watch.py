@@ -95,7 +95,7 @@ async def test_whatever_is_damaged_the_ledger_is_closed_a_few_times_only(
 
 async def test_only_the_binder_that_leads_reads_the_ledger(new_world: NewWorld) -> None:
     world = await new_world()
-    await world.ledger._connection.run("preemptions", "lead", "another", 60_000)
+    await world.ledger._connection.run("preemptions", "lead", "binder", "another", 60_000)
     await overwrite(world, "nodes", "n3")
 
     await read(world, times=3)
