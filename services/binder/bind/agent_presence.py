@@ -26,21 +26,20 @@ TRUSTED_S = 0.25
 RETRY_S = 0.5
 """Pause after a request without a reply, so that not every batch waits; it doubles."""
 MAX_RETRY_S = 4.0
-"""The longest such pause."""
 NO_AGENT_S = 10.0
 """Pause after a request to a node without an agent of Leasehold."""
 CORDON_AFTER = 2
-"""Requests in a row without a reply that cordon the node: one may have been slow."""
+"""Requests in a row without a reply that cordon the node: a single one may have been slow."""
 REFUSED_S = 5.0
 """Reports count again so long after the last message that was refused: two kinds of messages in
 turn must not cordon and uncordon the node all the time."""
 
 
 REFUSED = "its agent's messages are refused: "
-"""The beginning of the reason of such a cordon, by which all binders recognise it."""
+"""Prefix of the reason of such a cordon, by which all binders recognise it."""
 MAX_REQUESTS = 64
 FORGET_S = 3600.0
-"""What is known of a node is forgotten if it was not needed for so long: it may be deleted."""
+"""Records of nodes that were not used for so long are dropped: the nodes may be deleted."""
 PROBE_S = 1.0
 """Interval of requests to cordoned nodes: a node opens this long after its agent is back."""
 IDLE_S = 5.0
@@ -65,7 +64,7 @@ class AgentRecord:
     next_request_at: float = 0.0
     pause_s: float = 0.0
     missed_replies: int = 0
-    """Requests in a row without a reply."""
+    """In a row."""
     cordon_reason: str = ""
     """Empty if the node is not cordoned; begins with `REFUSED` if its messages are refused."""
     cordoned_at: float = 0.0
@@ -73,7 +72,6 @@ class AgentRecord:
     uncordon: bool = False
     """It has replied since the cordon was saved in the ledger."""
     used_at: float = 0.0
-    """When it was last read or written here."""
     refused_at: float = 0.0
     """When its last message was refused, or this binder read of that."""
 
@@ -115,7 +113,6 @@ class AgentPresence:
         await asyncio.gather(*(self._deferrals_on(node, ()) for node in sorted(self._cordoned)))
 
     def record_reports(self, reports: Sequence[DeviceReported]) -> None:
-        """Trust the agents of accepted reports, and record which nodes have agents of Leasehold."""
         for report in reports:
             self._trust(report.node)
         self.mark_present(report.node for report in reports if not report.other_plugin)
@@ -134,7 +131,7 @@ class AgentPresence:
             self._set_cordon(record, "")
 
     def mark_present(self, nodes: Iterable[NodeName]) -> None:
-        """Record that these nodes have agents, and send requests to the cordoned ones at once."""
+        """Send requests to the cordoned ones among these nodes at once."""
         for node in nodes:
             record = self._record(node)
             if not record.exists or node in self._cordoned:

@@ -31,7 +31,7 @@ class BindingOutcome(StrEnum):
     BOUND = "bound"
     ELSEWHERE = "elsewhere"
     DELETED = "deleted"
-    """The pod is not there any more; it may run if an earlier Binding of it succeeded."""
+    """The pod may still run if an earlier Binding of it succeeded."""
     REFUSED = "refused"
     """The API server rejects the Binding for good."""
     UNKNOWN = "unknown"
@@ -127,9 +127,9 @@ class BindingSender:
         self._bindings: OrderedDict[tuple[PodUid, int], _PendingBinding] = OrderedDict()
 
     async def send(self, leases: Sequence[tuple[Lease, str]]) -> list[BindingResult]:
-        """Bind the pods of these leases (each with its trace); return the results in order.
+        """Bind the pods of leases, with their traces; return the results in order.
 
-        A result that is not known within `batch_wait_s` seconds is UNKNOWN; its Binding continues.
+        A result that takes longer than `batch_wait_s` seconds is UNKNOWN; its Binding continues.
         """
         results = [self._enqueue(lease, trace) for lease, trace in leases]
         if results:
@@ -143,7 +143,6 @@ class BindingSender:
         return binding is not None and not binding.in_doubt
 
     def in_flight(self) -> int:
-        """Return the number of Bindings without a response."""
         return sum(not binding.result.done() for binding in self._bindings.values())
 
     def is_busy(self) -> bool:

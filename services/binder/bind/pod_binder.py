@@ -90,7 +90,6 @@ class GangCheck:
         return await self.updater.end_terminated(gone) if gone else []
 
     async def _check_once(self, gang: str) -> list[PodTerminated]:
-        """Check a gang; several batches with its pods share one check."""
         check = self._checks.get(gang)
         if check is None:
             check = self._checks[gang] = asyncio.create_task(self._find_gone(gang))
@@ -98,10 +97,9 @@ class GangCheck:
         return await asyncio.shield(check)
 
     def _forget(self, gang: str, check: asyncio.Task[list[PodTerminated]]) -> None:
-        """Forget a check that has ended; nothing may wait for its error any more."""
         self._checks.pop(gang, None)
         if not check.cancelled():
-            check.exception()
+            check.exception()  # nothing may wait for it any more
 
     async def _find_gone(self, gang: str) -> list[PodTerminated]:
         leases = await self.ledger.load_reserved_gang(gang)
@@ -195,7 +193,7 @@ class PodBinder:
     async def _bind_admitted(
         self, placements: Sequence[PlacementChosen], asked_at: float
     ) -> tuple[list[BindEvent], list[str]]:
-        """Bind these pods; return the events, and why the outcome of some is not known.
+        """Return the events, and why the outcome of some Bindings is not known.
 
         A lease that has moved on is dropped, and one that has ended is a failed binding.
         """
