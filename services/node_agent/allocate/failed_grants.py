@@ -26,7 +26,8 @@ NOT_GIVEN = "GrantFailed"
 """Code of the fault of a device of which a share could not be given."""
 
 TryAgain = Callable[[], Awaitable[None]]
-"""Raises an error of `NOT_ITS_OWN` while it fails; any other one is about its pod only."""
+"""Raises an error of `NOT_ITS_OWN` while it fails; any other one ends the tries, since it is about
+one pod only."""
 
 
 class FailedGrants:
@@ -89,7 +90,7 @@ class FailedGrants:
             return
         self.node.grant_faults.pop(closed, None)
         self.node.report_due.set()
-        logger.info("device %s gets shares again", closed)
+        logger.info("device %s is not closed for that reason any more", closed)
 
 
 async def _succeeds(try_again: TryAgain) -> bool:
@@ -97,6 +98,6 @@ async def _succeeds(try_again: TryAgain) -> bool:
         await try_again()
     except NOT_ITS_OWN:
         return False
-    except LeaseholdError:
-        return True
+    except LeaseholdError as error:
+        logger.info("what could not be given is not tried again: %s", error)
     return True

@@ -218,7 +218,9 @@ class AllocationHandler:
         """Close the devices of a lease, since the kubelet chose others.
 
         They open once the kubelet has the lease's IDs free; if it ignored a reply on what to
-        choose, once it has restarted.
+        choose, once it has restarted. If one of them leaves the node, the lease is never given:
+        then it closes none of them any more. A device that is missing is unhealthy anyway, and the
+        kubelet chooses anew once it is back.
         """
         node = self.node
         name = candidate.container.name
@@ -227,8 +229,13 @@ class AllocationHandler:
             return
         is_ignored = self._preferred.get(resource) == (candidate.pod.uid, name)
         registrations = self._registrations
+        shares = lease.shares_of(name)
 
         async def try_again() -> None:
+            present = node.require_snapshot()
+            for uuid in {share.device for share in shares}:
+                if uuid not in present.devices or uuid in present.absent:
+                    raise RequestError(f"device {uuid}, of the same lease, has left the node")
             if is_ignored and self._registrations == registrations:
                 raise UnavailableError("the kubelet has not restarted")
             holdings = (await node.pod_resources.list_holdings()).holdings
@@ -252,7 +259,7 @@ class AllocationHandler:
             if not chosen:
                 raise UnavailableError("the kubelet does not have the devices of the lease free")
 
-        self.grants.failed.close_devices(lease.shares_of(name), reason, try_again)
+        self.grants.failed.close_devices(shares, reason, try_again)
 
     @asynccontextmanager
     async def _unlocked(

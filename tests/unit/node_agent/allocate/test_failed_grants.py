@@ -237,6 +237,26 @@ async def test_a_device_that_the_kubelet_does_not_choose_opens_when_it_registers
         await until(lambda: not world.node.closed)
 
 
+@pytest.mark.parametrize("is_removed", [False, True], ids=["missing", "removed"])
+@pytest.mark.parametrize("preferred", [False, True])
+async def test_a_device_that_has_left_the_node_is_not_tried_for_ever(
+    world: FaultyWorld, caplog: pytest.LogCaptureFixture, *, preferred: bool, is_removed: bool
+) -> None:
+    caplog.set_level("INFO")
+    await choose_another(world, preferred=preferred)
+    snapshot = world.require()
+    if is_removed:
+        devices = {uuid: device for uuid, device in snapshot.devices.items() if uuid != DEVICE}
+        world.node.snapshot = replace(snapshot, devices=devices)
+    else:
+        world.node.snapshot = replace(snapshot, absent=frozenset({DEVICE}))
+
+    async with world.trying():
+        await until(lambda: not world.node.closed)
+
+    assert f"device {DEVICE}, of the same lease, has left the node" in caplog.text
+
+
 async def test_an_ambiguous_container_closes_the_node_until_its_candidates_are_gone(
     world: FaultyWorld,
 ) -> None:
