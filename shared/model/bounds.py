@@ -24,6 +24,12 @@ MOST_SHARES = 128
 """Of one lease: more than the MIG instances of 16 GPUs."""
 LONGEST_MEMO = 16_384
 MOST_GROUPS = 64
+MOST_CLAIMS = 64
+"""PersistentVolumeClaims of a pod; a node has fewer attached volumes."""
+MOST_VOLUMES = 256
+"""PersistentVolumes of which one may be bound to a claim."""
+MOST_TERMS = 1024
+"""Terms of one requirement on nodes that a pod's volumes have."""
 MOST_ENTRIES = 256
 """Of a list or map that an administrator writes."""
 MOST_CONSUMERS = 256

@@ -18,11 +18,20 @@ from shared.model.devices.node import (
     cordon_reason,
 )
 from shared.model.quantity import amount_text
-from shared.model.requests.request import NodeRequirements, NodeTerm, PodRequest, Toleration
+from shared.model.requests.request import (
+    NodeRequirements,
+    NodeTerm,
+    PodRequest,
+    Toleration,
+    VolumeRule,
+    VolumeTerms,
+)
 
 UNSCHEDULABLE = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 HARD_EFFECTS = frozenset({"NoSchedule", "NoExecute"})
 SOFT_EFFECT = "PreferNoSchedule"
+ATTACHABLE = "attachable-volumes-csi-"
+"""Prefix of a CSI driver's name: the volumes that it can attach to a node, as a resource."""
 SOFT_TAINT_PENALTY = 10
 """Subtracted per untolerated `PreferNoSchedule` taint; affinity weights go up to 100."""
 
@@ -41,6 +50,7 @@ def check_node(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailure
         check_supported(demands)
         or check_taints(demands.tolerations, facts)
         or check_node_selector(demands, facts)
+        or check_volumes(demands, facts)
         or check_anti_affinity(demands, facts)
     )
 
@@ -99,6 +109,31 @@ def check_node_selector(demands: NodeRequirements, facts: NodeFacts) -> NodeFilt
     )
     text = "node(s) didn't match Pod's node affinity/selector"
     return NodeFilterFailure("NodeAffinity", text, next(labels, ""))
+
+
+VOLUME_TEXTS: Mapping[VolumeRule, str] = {
+    VolumeRule.NODE_AFFINITY: "node(s) didn't match PersistentVolume's node affinity",
+    VolumeRule.ZONE: "node(s) had no available volume zone",
+    VolumeRule.NO_VOLUME: "node(s) didn't find available persistent volumes to bind",
+    VolumeRule.STORAGE: "node(s) did not have enough free storage",
+    VolumeRule.IN_USE: "node(s) were not where the pod's ReadWriteOnce volume is in use",
+}
+
+
+def check_volumes(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailure | None:
+    """Refuse a node from which a volume of the pod cannot be reached, or gets no volume."""
+    for requirement in demands.volumes:
+        if not any(matches_term(term, facts) for term in requirement.terms):
+            return NodeFilterFailure(requirement.rule, VOLUME_TEXTS[requirement.rule])
+    return None
+
+
+def reaches(facts: NodeFacts, terms: VolumeTerms) -> bool:
+    """Return whether a node reaches a volume with this required node affinity.
+
+    For example, every node reaches a volume with no terms.
+    """
+    return not terms or any(matches_term(term, facts) for term in terms)
 
 
 def check_anti_affinity(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailure | None:
@@ -205,6 +240,8 @@ def _insufficient(name: str, amount: int, there: int) -> NodeFilterFailure:
 def insufficient_resource(name: str) -> tuple[str, str]:
     if name == "pods":
         return "TooManyPods", "Too many pods"
+    if name.startswith(ATTACHABLE):
+        return "TooManyVolumes", "node(s) exceed max volume count"
     words = name.replace("/", "-").replace(".", "-").split("-")
     code = "Insufficient" + "".join(word[:1].upper() + word[1:] for word in words)
     return code, f"Insufficient {name}"
@@ -224,6 +261,7 @@ def has_no_node_constraints(demands: NodeRequirements) -> bool:
         or demands.required
         or demands.preferred
         or demands.unsupported
+        or demands.volumes
         or demands.repelled_from
     )
 

@@ -7,7 +7,10 @@ import msgspec
 from msgspec import Meta
 
 from shared.model.bounds import (
+    MOST_CLAIMS,
     MOST_CONTAINERS,
+    MOST_TERMS,
+    MOST_VOLUMES,
     Amount,
     Choices,
     ChoiceText,
@@ -184,6 +187,59 @@ class Toleration(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     effect: ShortText = ""
 
 
+class VolumeRule(StrEnum):
+    """The rule of kube-scheduler that limits a pod with volumes to some nodes."""
+
+    NODE_AFFINITY = "VolumeNodeAffinity"
+    """A bound volume can be reached from these nodes only (`spec.nodeAffinity`)."""
+    ZONE = "VolumeZone"
+    """A bound volume has labels of a zone or region."""
+    NO_VOLUME = "NoVolumeToBind"
+    """A claim waits for its first consumer; a volume for it exists, or can be created, there."""
+    STORAGE = "NotEnoughStorage"
+    """There the driver has the capacity for the volume (CSIStorageCapacity)."""
+    IN_USE = "VolumeInUse"
+    """A ReadWriteOnce volume is in use on this node, and can be attached to no other."""
+
+
+VolumeTerms = Annotated[tuple[tuple[NodeTerm, ...], ...], Meta(max_length=MOST_TERMS)]
+
+
+class VolumeRequirement(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """What a volume of the pod requires of the node.
+
+    It does not name its claim, so that pods with claims of their own share cached results.
+    """
+
+    rule: VolumeRule
+    terms: VolumeTerms = ()
+    """Any one term must hold, with all of its requirements; without any, no node will do."""
+
+
+class ClaimVolume(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """A PersistentVolume that may be bound to a claim."""
+
+    name: NameText
+    terms: VolumeTerms = ()
+    """Its required node affinity; without any, every node reaches it."""
+
+
+class PodClaim(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """A PersistentVolumeClaim of the pod, and what has to be done for it once a node is chosen.
+
+    Nothing, if it is bound. Else the first of its `volumes` that the node reaches is bound to it;
+    if there is none, its node is selected, and its provisioner creates a volume.
+    """
+
+    name: NameText
+    uid: NameText = ""
+    bound: bool = False
+    volumes: Annotated[tuple[ClaimVolume, ...], Meta(max_length=MOST_VOLUMES)] = ()
+    """Smallest first. Claims of one pod may have the same ones: each takes another."""
+    provisions: bool = False
+    """Its StorageClass has a provisioner."""
+
+
 RepelledFrom = tuple[tuple[KeyText, frozenset[NameText]], ...]
 """Labels of nodes, and the values of each where a pod must not run."""
 
@@ -200,6 +256,8 @@ class NodeRequirements(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit
     tolerations: tuple[Toleration, ...] = ()
     unsupported: tuple[LongText, ...] = ()
     """Fields that placement does not support; the pod is refused with their paths."""
+    volumes: Annotated[tuple[VolumeRequirement, ...], Meta(max_length=5 * MOST_CLAIMS)] = ()
+    """All of them must hold."""
     repelled_from: RepelledFrom = ()
     """Where required anti-affinity of running pods forbids the pod; set for a decision only."""
 
@@ -265,6 +323,9 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     """`cpu` in thousandths, `memory` and `ephemeral-storage` in bytes, `pods` (always 1) and other
     extended resources in units."""
     node_requirements: NodeRequirements = msgspec.field(default_factory=NodeRequirements)
+    claims: Annotated[tuple[PodClaim, ...], Meta(max_length=MOST_CLAIMS)] = ()
+    """Its PersistentVolumeClaims, those that are not bound in the order in which volumes are chosen
+    for them. No part of `placement_key`: `node_requirements.volumes` has what they require."""
     priority: Priority = 0
     term: Term = NO_TERM
     """No part of `placement_key`: it changes when devices are free, not which ones fit."""

@@ -14,7 +14,7 @@ from shared.dialects.vocabulary import no_node_has, unknown_gpus
 from shared.model.leases.lease import will_end_by
 from shared.model.quantity import timestamp
 from shared.model.requests.placement import DeviceVerdict, NodeVerdict, Refusal
-from shared.model.requests.request import PodRequest, TopologyScope
+from shared.model.requests.request import PodRequest, TopologyScope, VolumeRule
 from shared.placing.advice import RECOVERS, Advice, changes_between
 from shared.placing.anti_affinity import with_repelled
 from shared.placing.choice.device_choice import choose_devices, fits
@@ -41,6 +41,7 @@ CACHED_COPIES = 64
 _STAGES = (
     "UnsupportedConstraint",
     "NodeAffinity",
+    *VolumeRule,
     "NodeUnschedulable",
     "UntoleratedTaint",
     "ExistingAntiAffinity",
@@ -304,6 +305,7 @@ def with_run_time(refusal: Refusal, request: PodRequest, index: NodeIndex, now: 
 
 
 NAMED_FAULTS = 4
+NAMED_CLAIMS = 4
 _SOON = frozenset({"NodeAgentStarting", RESTARTING[0]})
 """Codes of what ends within seconds."""
 _PASSING = _SOON | {UNHEALTHY[0], "GpuExcluded", "NodeAgentNotReady", "NodeUnschedulable"}
@@ -361,6 +363,19 @@ def _for_trigger(request: PodRequest, nearest: BlockedNodes) -> str:
     )
 
 
+def _for_volumes(text: str) -> Callable[[PodRequest, BlockedNodes], str]:
+    """Return a remedy in which `{claims}` stands for the pod's claims."""
+
+    def remedy(request: PodRequest, _: BlockedNodes) -> str:
+        names = [claim.name for claim in request.claims]
+        more = f" and {len(names) - NAMED_CLAIMS} more" if len(names) > NAMED_CLAIMS else ""
+        plural = "s" if len(names) > 1 else ""
+        claims = f"PersistentVolumeClaim{plural} {', '.join(names[:NAMED_CLAIMS])}{more}"
+        return text.replace("{claims}", claims)
+
+    return remedy
+
+
 REMEDIES: Mapping[str, str | Callable[[PodRequest, BlockedNodes], str]] = {
     "ResourceNotServed": _for_trigger,
     "NodeAgentNotReady": "check the node agent of node {node}, and its kubelet",
@@ -388,5 +403,24 @@ REMEDIES: Mapping[str, str | Callable[[PodRequest, BlockedNodes], str]] = {
     ),
     "UntoleratedTaint": "remove the taint of node {node}",
     "NodeUnschedulable": "kubectl uncordon {node}",
+    VolumeRule.NODE_AFFINITY: _for_volumes(
+        "add a node that reaches the volume of {claims}: `kubectl describe pv` shows its node "
+        "affinity"
+    ),
+    VolumeRule.ZONE: _for_volumes(
+        "add a node in the zone of the volume of {claims}: `kubectl get pv --show-labels`"
+    ),
+    VolumeRule.NO_VOLUME: _for_volumes(
+        "create a PersistentVolume for {claims} that a node with room reaches, or allow the "
+        "topology of such a node in its StorageClass"
+    ),
+    VolumeRule.STORAGE: _for_volumes(
+        "add storage for {claims} where nodes have room: `kubectl get csistoragecapacities -A` "
+        "shows what is free"
+    ),
+    VolumeRule.IN_USE: _for_volumes(
+        "make room on the node where the volume of {claims} is in use, end the pods that use it, "
+        "or create a claim with the access mode ReadWriteMany"
+    ),
 }
 """What an administrator can do, or time, for each code; `{node}` is the nearest node."""

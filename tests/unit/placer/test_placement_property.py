@@ -24,6 +24,8 @@ from shared.model.requests.request import (
     SharingPolicy,
     Toleration,
     TopologyScope,
+    VolumeRequirement,
+    VolumeRule,
 )
 from shared.placing.explained import place_explained
 from shared.placing.index.node_index import NodeIndex
@@ -34,6 +36,10 @@ from tests.support.placer.placing import index_of
 
 TAINT = Taint(key="gpu", effect="NoSchedule")
 SOFT = Taint(key="slow", effect="PreferNoSchedule")
+IN_ZONE_A = VolumeRequirement(
+    rule=VolumeRule.ZONE, terms=((NodeTerm(key="zone", operator="In", values=("a",)),),)
+)
+NOWHERE = VolumeRequirement(rule=VolumeRule.NO_VOLUME)
 memories = st.sampled_from([0, 10, 25, 40, 60, 100])
 
 
@@ -188,6 +194,7 @@ def requests(draw: Any) -> PodRequest:
                 st.sampled_from([(), ((5, (NodeTerm(key="zone", operator="Exists"),)),)])
             ),
             tolerations=draw(st.sampled_from([(), (Toleration(operator="Exists"),)])),
+            volumes=draw(st.sampled_from([(), (), (IN_ZONE_A,), (IN_ZONE_A, NOWHERE)])),
         ),
     )
 

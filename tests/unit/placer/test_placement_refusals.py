@@ -16,8 +16,11 @@ from shared.model.requests.request import (
     GpuRequest,
     NodeRequirements,
     NodeTerm,
+    PodClaim,
     PodRequest,
     SharingPolicy,
+    VolumeRequirement,
+    VolumeRule,
 )
 from shared.placing.explained import place_explained
 from shared.placing.index.node_index import NodeIndex
@@ -199,6 +202,35 @@ HINTS: dict[str, tuple[PodRequest, list[LedgerNode], str]] = {
         request(gpu(memory=1)),
         [ledger_node("n1", device(), unschedulable=True)],
         "ask an administrator: kubectl uncordon n1",
+    ),
+    "a volume in another zone": (
+        request(
+            gpu(memory=1),
+            node_requirements=NodeRequirements(
+                volumes=(
+                    VolumeRequirement(
+                        rule=VolumeRule.NODE_AFFINITY,
+                        terms=((NodeTerm(key="zone", operator="In", values=("b",)),),),
+                    ),
+                )
+            ),
+            claims=(PodClaim(name="data", bound=True), PodClaim(name="home", bound=True)),
+        ),
+        [ledger_node("n1", device(), labels={"zone": "a"})],
+        "ask an administrator: add a node that reaches the volume of PersistentVolumeClaims data, "
+        "home: `kubectl describe pv` shows its node affinity",
+    ),
+    "no storage": (
+        request(
+            gpu(memory=1),
+            node_requirements=NodeRequirements(
+                volumes=(VolumeRequirement(rule=VolumeRule.STORAGE),)
+            ),
+            claims=(PodClaim(name="data", provisions=True),),
+        ),
+        [ledger_node("n1", device())],
+        "ask an administrator: add storage for PersistentVolumeClaim data where nodes have room: "
+        "`kubectl get csistoragecapacities -A` shows what is free",
     ),
     "a resource that no node has": (
         request(resources={"nvidia.com/GPU": 1}),

@@ -3,8 +3,15 @@
 import pytest
 
 from shared.model.devices.node import CORDON_PREFIX, Taint
-from shared.model.requests.request import NodeRequirements, NodeTerm, Toleration
+from shared.model.requests.request import (
+    NodeRequirements,
+    NodeTerm,
+    Toleration,
+    VolumeRequirement,
+    VolumeRule,
+)
 from shared.placing.node_filters import (
+    ATTACHABLE,
     UNSCHEDULABLE,
     NodeFilterFailure,
     check_all,
@@ -12,9 +19,11 @@ from shared.placing.node_filters import (
     check_resources,
     check_served,
     free_resources,
+    has_no_node_constraints,
     has_too_little,
     matches_term,
     preference,
+    reaches,
     tolerates,
 )
 from tests.support.build import facts, gpu, request
@@ -191,3 +200,62 @@ def test_the_first_reason_is_the_most_permanent_one() -> None:
     node = facts(taints=(GPU_TAINT,), allocatable={})
 
     assert code_of(check_all(request(gpu(memory=1)), node, {}, frozenset())) == "UntoleratedTaint"
+
+
+def in_zone(*zones: str) -> tuple[NodeTerm, ...]:
+    return (NodeTerm(key="topology.kubernetes.io/zone", operator="In", values=zones),)
+
+
+def needs(*terms: tuple[NodeTerm, ...], rule: VolumeRule) -> VolumeRequirement:
+    return VolumeRequirement(rule=rule, terms=terms)
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (VolumeRule.NODE_AFFINITY, "node(s) didn't match PersistentVolume's node affinity"),
+        (VolumeRule.ZONE, "node(s) had no available volume zone"),
+        (VolumeRule.NO_VOLUME, "node(s) didn't find available persistent volumes to bind"),
+        (VolumeRule.STORAGE, "node(s) did not have enough free storage"),
+        (VolumeRule.IN_USE, "node(s) were not where the pod's ReadWriteOnce volume is in use"),
+    ],
+)
+def test_a_node_that_does_not_reach_a_volume_is_refused_in_the_words_of_kube_scheduler(
+    rule: VolumeRule, text: str
+) -> None:
+    node = facts(labels={"topology.kubernetes.io/zone": "a"})
+    either = NodeRequirements(volumes=(needs(in_zone("b"), in_zone("a", "c"), rule=rule),))
+    elsewhere = NodeRequirements(volumes=(needs(in_zone("b"), in_zone("c"), rule=rule),))
+    nowhere = NodeRequirements(volumes=(needs(rule=rule),))
+
+    assert check_node(either, node) is None
+    assert check_node(elsewhere, node) == NodeFilterFailure(rule, text)
+    assert check_node(nowhere, node) == NodeFilterFailure(rule, text)
+
+
+def test_all_volumes_of_a_pod_must_be_reached() -> None:
+    here = needs(in_zone("a"), rule=VolumeRule.ZONE)
+    there = needs(in_zone("b"), rule=VolumeRule.STORAGE)
+    node = facts(labels={"topology.kubernetes.io/zone": "a"})
+
+    assert code_of(check_node(NodeRequirements(volumes=(here, there)), node)) == "NotEnoughStorage"
+    assert not has_no_node_constraints(NodeRequirements(volumes=(here,)))
+
+
+def test_a_volume_without_node_affinity_is_reached_from_everywhere() -> None:
+    node = facts(labels={"topology.kubernetes.io/zone": "a"})
+
+    assert reaches(node, ())
+    assert reaches(node, (in_zone("b"), in_zone("a")))
+    assert not reaches(node, (in_zone("b"),))
+
+
+def test_a_node_with_the_most_volumes_that_its_driver_attaches_is_refused() -> None:
+    name = f"{ATTACHABLE}ebs.csi.aws.com"
+
+    assert check_resources({name: 1}, {name: 1}) is None
+    assert check_resources({name: 2}, {name: 1}) == NodeFilterFailure(
+        "TooManyVolumes",
+        "node(s) exceed max volume count",
+        f"2 of {name} requested, 1 free",
+    )
