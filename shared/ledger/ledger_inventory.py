@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 
 from shared.ledger.connection import LedgerConnection, LedgerPart, in_batches
-from shared.ledger.ledger_totals import PAGE_SIZE, read_nodes
+from shared.ledger.ledger_totals import PAGE_SIZE, NodePage, read_nodes
 from shared.ledger.rows.node_rows import (
     decode_change,
     decode_node_rows,
@@ -94,8 +94,21 @@ class LedgerInventory(LedgerPart):
     async def snapshot(self) -> LedgerSnapshot:
         """Return all nodes that the API server has, and the position in the feed."""
         start = await read_nodes(self._connection, [])
+        return await self._snapshot(start, start.names)
+
+    async def snapshot_around(self, names: Collection[NodeName]) -> LedgerSnapshot:
+        """Return these nodes, and those whose pods may keep a pod off them by anti-affinity.
+
+        For example, a node whose pod lets no other pod of its app into its zone is among them,
+        whatever its own zone.
+        """
+        start = await read_nodes(self._connection, list(names)[:1])
+        wide = await self._connection.run("query", "wide_terms")
+        return await self._snapshot(start, {*names, *wide})
+
+    async def _snapshot(self, start: NodePage, names: Iterable[str]) -> LedgerSnapshot:
         nodes = []
-        for batch in in_batches(sorted(start.names), PAGE_SIZE):
+        for batch in in_batches(sorted(names), PAGE_SIZE):
             page = await read_nodes(self._connection, batch)
             if page.generation != start.generation:
                 raise UnavailableError("the ledger was rebuilt while it was read; read it again")

@@ -3,10 +3,17 @@
 Every service is a process of its own on a real nats-server and valkey-server; the API server is
 this process and replies at once. Nodes of the pool `train` are filled with pods that hold a whole
 GPU each; as many pods of a higher priority wait for the same GPUs. Small pods for the pool `serve`
-arrive at a steady rate. The planner is stopped (SIGSTOP) and continued in turns, so that windows
-with and without preemptions alternate in one run on the same machine, whatever else runs there.
-Each row is one window; at the end follow all windows with, and all without planning. Latency runs
-from the watch event of a pod to its binding.
+arrive at a steady rate. Windows of three kinds alternate in one run on the same machine, whatever
+else runs there:
+
+- calm: nothing is evicted;
+- planned: the planner and the binder reclaim GPUs;
+- by hand: as many pods a second as in the planned window before are evicted by a plain client,
+  while the planner is stopped (SIGSTOP). The ends of these pods, and the starts of those that get
+  their GPUs, cost about the same as when they are planned.
+
+Each row is one window; at the end follow all windows of each kind. Latency runs from the watch
+event of a pod to its binding. CPU is that of each process, and of this one, the API server.
 """
 
 import argparse
@@ -17,6 +24,7 @@ import os
 import signal
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
 
 from tests.benchmarks.pace import at_rate, quantile, settle
@@ -47,8 +55,8 @@ NO_LIMITS = {
 CREATED_PER_S = 400
 """Pods that fill the nodes, and those that wait, are created at this rate."""
 CALM_S = 4.0
-BUSY_SHARE = 0.1
-"""Of a core, that a service uses which has work left."""
+BUSY_SHARE = 0.15
+"""Of a core, that a process wants which has work left."""
 
 
 class ReclaimApi(TrivialApi):
@@ -115,38 +123,90 @@ async def create_all(api, run, count, priority):
     return names
 
 
-async def window(api, pids, options, *, planning):
-    """Let pods arrive for some seconds, with the planner at work or stopped."""
+@contextlib.asynccontextmanager
+async def planned(api, pid, evicted_before):
+    """Let the planner work; enter once the first pod has been evicted."""
+    os.kill(pid, signal.SIGCONT)
+    try:
+        await until(lambda: len(api.evicted) > evicted_before, limit_s=300)
+        yield
+    finally:
+        os.kill(pid, signal.SIGSTOP)
+
+
+@contextlib.asynccontextmanager
+async def by_hand(api, held, port, per_s):
+    """Evict the pods of `held` that are left, one after the other, over one connection."""
+    evicting = asyncio.create_task(evict_at_rate(api, held, port, per_s))
+    try:
+        yield
+    finally:
+        evicting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await evicting
+
+
+async def evict_at_rate(api, held, port, per_s):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    began = time.perf_counter()
+    done = 0
+    for name in held:
+        if name in api.evicted:
+            continue
+        await asyncio.sleep(max(0.0, began + done / per_s - time.perf_counter()))
+        path = f"/api/v1/namespaces/bench/pods/{name}/eviction"
+        writer.write(f"POST {path} HTTP/1.1\r\nContent-Length: 2\r\n\r\n{{}}".encode())
+        await reader.readuntil(b"\r\n\r\n{}")
+        done += 1
+    writer.close()
+
+
+async def window(kind, api, pids, options, *, during):
+    """Let pods arrive for some seconds; return their latencies, and the evictions a second."""
     evicted = len(api.evicted)
-    if planning:
-        os.kill(pids["planner"], signal.SIGCONT)
-        await until(lambda: len(api.evicted) > evicted, limit_s=300)
-    before = cpu_ms(pids)
-    latencies, missing = await at_rate(api, options.rate, options.seconds)
+    async with during:
+        before = cpu_ms(pids)
+        began = time.perf_counter()
+        latencies, missing = await at_rate(api, options.rate, options.seconds)
+        lasted_s = time.perf_counter() - began
+        used = difference(cpu_ms(pids), before)
+        evicted = len(api.evicted) - evicted
     row = {
-        "planning": planning,
-        "evicted": len(api.evicted) - evicted,
+        "window": kind,
+        "evicted": evicted,
         "missing": missing,
         **{f"p{share * 100:g} ms": quantile(latencies, share) for share in (0.5, 0.99)},
         "max ms": round(max(latencies, default=0.0), 1),
-        "CPU ms": {name: round(ms) for name, ms in difference(cpu_ms(pids), before).items()},
+        "CPU ms": {name: round(ms) for name, ms in used.items()},
     }
     print(json.dumps(row), flush=True)
-    if planning:
-        os.kill(pids["planner"], signal.SIGSTOP)
-        await calm(pids)
-    return latencies
+    await calm(pids)
+    return latencies, evicted / lasted_s
 
 
 async def calm(pids):
     """Wait until plans are carried out, and all pods that wait are decided on again."""
-    others = {name: pid for name, pid in pids.items() if name != "planner"}
     while True:
-        before = cpu_ms(others)
+        before = wanted_ms(pids)
         await asyncio.sleep(CALM_S)
-        used = difference(cpu_ms(others), before)
-        if max(used.values()) < BUSY_SHARE * CALM_S * 1e3:
+        wanted = difference(wanted_ms(pids), before)
+        if max(wanted.values()) < BUSY_SHARE * CALM_S * 1e3:
             return
+
+
+def wanted_ms(pids):
+    """Return the CPU of processes in ms, with the time for which they waited for a core."""
+    return {
+        name: sum(map(cpu_and_delay_ms, Path(f"/proc/{pid}/task").iterdir()))
+        for name, pid in pids.items()
+    }
+
+
+def cpu_and_delay_ms(task):
+    with contextlib.suppress(FileNotFoundError):  # the thread has ended
+        running, waiting, _ = (task / "schedstat").read_text().split()
+        return (int(running) + int(waiting)) / 1e6
+    return 0.0
 
 
 async def measure(options, directory):
@@ -171,8 +231,10 @@ async def measure(options, directory):
         os.kill(pids["planner"], signal.SIGSTOP)
         try:
             urgent = await create_all(api, "urgent", options.pods, URGENT_PRIORITY)
-            await calm(pids)
-            await windows(api, pids, options)
+            watched = pids | up.pids | {"API server": os.getpid()}
+            await calm(watched)
+            port = int(kubeconfig.read_text().partition("127.0.0.1:")[2].partition('"')[0])
+            await windows(api, watched, held, port, options)
         finally:
             os.kill(pids["planner"], signal.SIGCONT)
         reclaimed = {
@@ -182,15 +244,22 @@ async def measure(options, directory):
         print(json.dumps(reclaimed), flush=True)
 
 
-async def windows(api, pids, options):
-    measured = {True: [], False: []}
+async def windows(api, pids, held, port, options):
+    measured = defaultdict(list)
+
+    async def measure(kind, during):
+        latencies, per_s = await window(kind, api, pids, options, during=during)
+        measured[kind] += latencies
+        return per_s
+
     for _ in range(options.windows):
         if len(api.evicted) >= options.pods:
             break
-        for planning in (False, True):
-            measured[planning] += await window(api, pids, options, planning=planning)
-    for planning, latencies in measured.items():
-        row = {"all windows": "with planning" if planning else "without", "pods": len(latencies)}
+        await measure("calm", contextlib.nullcontext())
+        per_s = await measure("planned", planned(api, pids["planner"], len(api.evicted)))
+        await measure("by hand", by_hand(api, held, port, max(1.0, per_s)))
+    for kind, latencies in measured.items():
+        row = {"all windows": kind, "pods": len(latencies)}
         row |= {f"p{share * 100:g} ms": quantile(latencies, share) for share in (0.5, 0.9, 0.99)}
         row["max ms"] = round(max(latencies, default=0.0), 1)
         print(json.dumps(row), flush=True)

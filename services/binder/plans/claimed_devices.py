@@ -31,10 +31,10 @@ async def reserve_claimed(
     Returns their placements, or why a pod cannot run there: anti-affinity keeps it off its node by
     now. A pod of which something is not free yet is left out.
     """
-    cluster = await ledger.snapshot()
+    nodes = {reservation.pod: reservation.candidates[0].node for reservation in wanted}
+    cluster = await ledger.snapshot_around({*nodes.values()})
     facts = {node.facts.name: node.facts for node in cluster.nodes}
     repelling = all_domains(facts.values())
-    nodes = {reservation.pod: reservation.candidates[0].node for reservation in wanted}
     repelled: dict[PodUid, PlacementChosen | str] = {
         pod.queued.pod: f"the anti-affinity of another pod keeps it off node {node}"
         for pod in waiting

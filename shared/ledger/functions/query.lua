@@ -1,10 +1,12 @@
 -- Query the ledger. Arguments: what, and a node or pods. `by_agent` says whether our agent sent the node's latest
 -- device report; `gone` returns those of the pods that were reported as gone; `vanished` returns pods that are gone and
--- have leases, and since when their agents have not replied.
+-- have leases, and since when their agents have not replied; `wide_terms` returns nodes whose pods may keep pods off
+-- other nodes, by required anti-affinity.
 local claims = require('claims')
 local fair = require('fair')
 local gone_pods = require('gone_pods')
 local layouts = require('layouts')
+local repelling = require('repelling')
 local server = require('server')
 local values = require('values')
 local call, encode = redis.call, cmsgpack.pack
@@ -22,6 +24,12 @@ function queries.gone(pods)
   local found = {}
   for pod in pairs(gone_pods.among(pods)) do found[#found + 1] = pod end
   return found
+end
+
+function queries.wide_terms()
+  local names = call('SMEMBERS', server.prefix .. 'wide-terms')
+  for _, name in ipairs(repelling.wide_nodes()) do names[#names + 1] = name end
+  return names
 end
 
 function queries.claimed()

@@ -27,6 +27,7 @@ return function(name, revision, pods_revision)
   call('HDEL', server.prefix .. 'facts:' .. name, 'facts', 'rules', 'excluded_devices', 'devices', 'served',
     'reported_at', 'saved_at', 'by_agent')
   call('HDEL', server.prefix .. 'cordons', name)
+  call('SREM', server.prefix .. 'wide-terms', name)
   writes.delete_removed_nodes()
   writes.write_changes('node removed')
   return encode(true)

@@ -1,6 +1,7 @@
 -- Write nodes' facts. Arguments: a row for each node: name; facts; the part of them that decides placement,
 -- amounts aside (both as text); room ({name, allocatable less occupied, ...}); indices of excluded devices;
--- pods with required anti-affinity that kube-scheduler has placed on it; revision of the node, and of its pods.
+-- pods with required anti-affinity that kube-scheduler has placed on it; whether its pods may keep pods off other
+-- nodes; revision of the node, and of its pods.
 -- Returns whether anything changed, and the names of nodes whose resources are more than the ledger stores: they stay
 -- as they were.
 local capacity = require('capacity')
@@ -14,7 +15,8 @@ local writes = require('writes')
 local call, encode, parse_json = redis.call, cmsgpack.pack, cjson.decode
 local D, N = layouts.DEVICE, layouts.NODE
 
-local function save_node(too_large, name, facts, rules, room, excluded, repelling_pods, revision, pods_revision)
+local function save_node(too_large, name, facts, rules, room, excluded, repelling_pods, has_wide_terms, revision,
+    pods_revision)
   if not records.raise_node_revision(name, revision, pods_revision) then return false end
   local node = records.node_of(name)
   if records.unreadable.nodes[name] then return false end
@@ -47,6 +49,11 @@ local function save_node(too_large, name, facts, rules, room, excluded, repellin
   end
   records.nodes[name] = changed_node
   call('HSET', server.prefix .. 'facts:' .. name, 'facts', facts, 'rules', rules, 'excluded_devices', encode(excluded))
+  if has_wide_terms then
+    call('SADD', server.prefix .. 'wide-terms', name)
+  else
+    call('SREM', server.prefix .. 'wide-terms', name)
+  end
   records.mark_inventory_changed(name)
 
   -- The node's annotations may have excluded devices, or included them again.

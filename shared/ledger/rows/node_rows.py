@@ -14,7 +14,7 @@ from shared.ledger.rows.lease_rows import decode_lease, text
 from shared.ledger.rows.record_sizes import MOST_AMOUNT
 from shared.ledger.rows.unreadable import cut, readable
 from shared.model.devices.device import Device, DeviceMode, DeviceUse, Held
-from shared.model.devices.node import AntiAffinityTerm, NodeFacts
+from shared.model.devices.node import HOSTNAME, AntiAffinityTerm, NodeFacts
 from shared.model.events.node_events import DeviceReported
 from shared.model.leases.ledger import LedgerChange, LedgerNode, NodeTotals, NodeUse
 from shared.model.names import NodeName
@@ -83,7 +83,10 @@ _decode_served = msgspec.json.Decoder(tuple[str, ...] | _Served).decode
 
 
 def encode_node_facts(facts: NodeFacts) -> list[object]:
-    """Pack a node's facts: all, those that decide placement, its room, excluded devices, pods."""
+    """Pack a node's facts: all, those that decide placement, its room, excluded devices, pods.
+
+    And whether pods on it may keep pods off other nodes.
+    """
     repelling, facts = facts.repelling_pods, replace(facts, repelling_pods=())
     rules = replace(facts, allocatable={}, used_by_others={})
     room = [
@@ -91,7 +94,8 @@ def encode_node_facts(facts: NodeFacts) -> list[object]:
         for name, amount in facts.allocatable.items()
         for part in (escaped(name), _counted(amount - facts.used_by_others.get(name, 0)))
     ]
-    return [facts.name, text(facts), text(rules), room, facts.excluded_devices, repelling]
+    is_wide = any(term.topology_key != HOSTNAME for term in facts.anti_affinity)
+    return [facts.name, text(facts), text(rules), room, facts.excluded_devices, repelling, is_wide]
 
 
 def _counted(amount: int) -> int:

@@ -187,7 +187,7 @@ class LedgerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerSnapshot:
-    """All nodes, to be brought up to date by the changes after `position`.
+    """Nodes, to be brought up to date by the changes after `position`.
 
     A page may already contain such a change; it is harmless to apply it again.
     """

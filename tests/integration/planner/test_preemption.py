@@ -342,6 +342,36 @@ async def test_what_was_freed_is_not_leased_beside_a_pod_that_repels_the_pending
         assert any("keeps it off node a" in message for message in at.reports.of("new"))
 
 
+@pytest.mark.parametrize("zone", ["same", "other"])
+async def test_what_was_freed_is_not_leased_in_a_zone_that_another_nodes_pod_guards(
+    server: ValkeyServer, zone: str
+) -> None:
+    await server.ready()
+    selector = (LabelRequirement("app", "In", ("noisy",)),)
+    term = AntiAffinityTerm(topology_key="zone", selector=selector, all_namespaces=True)
+    async with scene(server.url) as at:
+        await at.ledger.save_nodes([replace(facts("a"), labels={"zone": "same"})])
+        old = await at.running("old", mib=16_000)
+        await at.save_budget("a")
+        await at.waiting("new", labels={"app": "noisy"})
+        binder = at.binder()
+        await at.evict(binder)
+
+        elsewhere = replace(facts("b"), labels={"zone": zone}, anti_affinity=(term,))
+        await at.ledger.save_nodes([elsewhere, facts("c")])
+        await at.terminate(old)
+        around = await at.ledger.snapshot_around([NodeName("a")])
+        placed = await binder.preempt()
+
+        assert [node.facts.name for node in around.nodes] == ["a", "b"]
+        assert [event.lease.name for event in placed] == ([] if zone == "same" else ["new"])
+        kept_off = [text for text in at.reports.of("new") if "keeps it off node a" in text]
+        assert len(kept_off) == (zone == "same")
+        await at.ledger.save_nodes([replace(elsewhere, anti_affinity=())])
+        around = await at.ledger.snapshot_around([NodeName("a")])
+        assert [node.facts.name for node in around.nodes] == ["a"]
+
+
 @pytest.mark.parametrize(
     "why", ["young", "labelled", "no-budget-either", "own-budget-ends", "limit", "disabled"]
 )

@@ -20,6 +20,7 @@
 --   gang-leases  zset  gang|pod of every live lease of a gang, all of score 0
 --   facts:NODE  hash  facts, rules, excluded_devices, devices, uuids, served, reported_at, saved_at (of the last
 --     changed report, by this server), by_agent
+--   wide-terms  set  nodes whose pods may keep pods off other nodes, by required anti-affinity
 --   node-revision:NODE  string  revisions of the node and its pods as last saved or removed, for two minutes
 --   cordons  hash  node -> why no pod may be bound to it now
 --   vanished  set  pods that are gone while they have leases: their containers may still run
@@ -64,7 +65,8 @@ local RECORDS = {
 }
 local function count_records()
   local prefix, sum = server.prefix, 0
-  local counts = {pcall('HLEN', server.beside .. '-quotas'), pcall('SCARD', prefix .. 'vanished')}
+  local counts = {pcall('HLEN', server.beside .. '-quotas'), pcall('SCARD', prefix .. 'vanished'),
+    pcall('SCARD', prefix .. 'wide-terms')}
   for _, key in ipairs(RECORDS.HLEN) do counts[#counts + 1] = pcall('HLEN', prefix .. key) end
   for _, key in ipairs(RECORDS.ZCARD) do counts[#counts + 1] = pcall('ZCARD', prefix .. key) end
   for _, number in ipairs(counts) do sum = sum + (tonumber(number) or 0) end

@@ -31,6 +31,15 @@ function M.terms_on(name)
   return '[' .. table.concat(terms, ',') .. ']'
 end
 
+-- The nodes of those that may repel pods from other nodes.
+function M.wide_nodes()
+  local names = {}
+  for _, pod in pairs(all()) do
+    if pod[P.IS_WIDE] then names[#names + 1] = pod[P.NODE] end
+  end
+  return names
+end
+
 -- Whether one may repel a pod from a node, and a caller that has read up to version `known` does not know.
 function M.is_unknown(name, known)
   if known < server.number_at('ledger', 'repels_floor') then return true end
