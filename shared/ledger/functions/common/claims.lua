@@ -2,6 +2,7 @@
 -- node's ordinary resources that the pod needs, as far as they are free. For all other pods the device is in
 -- exclusive use, but for those whose leases end by UNTIL. A pod's claim ends with its reservation on any node.
 --   claims  hash  pod -> ClaimRecord
+--   claim-nodes  zset  pod of every claim -> number of the node that it is on
 --   ledger  hash  claims: their number
 local capacity = require('capacity')
 local layouts = require('layouts')
@@ -46,10 +47,10 @@ local function add_reserved(claim, sign)
   if node then capacity.add_to_node(node, amounts, sign) end
 end
 
--- Reserve what is free of the resources that are still missing.
+-- Reserve what is free of the resources that are still missing; return whether there was any.
 function M.reserve_more(claim)
   local node = M.node_of(claim)
-  if not node then return end
+  if not node then return false end
   local amounts, more = capacity.placed_amounts(claim[C.RESOURCES], node), {}
   for i, reserved in ipairs(claim[C.RESERVED]) do
     local at, wanted = amounts[2 * i - 1], amounts[2 * i]
@@ -61,9 +62,13 @@ function M.reserve_more(claim)
     end
   end
   if #more > 0 then capacity.add_to_node(node, more, 1) end
+  return #more > 0
 end
 
-function M.put(pod, claim) call('HSET', server.prefix .. 'claims', pod, encode(claim)) end
+function M.put(pod, claim)
+  call('HSET', server.prefix .. 'claims', pod, encode(claim))
+  call('ZADD', server.prefix .. 'claim-nodes', claim[C.NODE_NUMBER], pod)
+end
 
 -- Suspend the claim of a pod, so that it does not block the pod itself. Call `M.resume` after.
 function M.suspend(pod)
@@ -93,6 +98,7 @@ end
 function M.delete_ended()
   if #ended_claims > 0 then
     call('HDEL', server.prefix .. 'claims', unpack(ended_claims))
+    call('ZREM', server.prefix .. 'claim-nodes', unpack(ended_claims))
     M.save_count()
   end
 end
@@ -100,12 +106,12 @@ end
 -- Reserve the ordinary resources that were freed on these nodes for the pods that claim them.
 function M.reserve_freed(names)
   if ledger.claim_count == 0 then return end
-  local is_freed = {}
-  for _, name in ipairs(names) do is_freed[name] = true end
-  for pod, claim in server.each_record(server.prefix .. 'claims', C) do
-    if is_freed[claim[C.NODE]] then
-      M.reserve_more(claim)
-      M.put(pod, claim)
+  for _, name in ipairs(names) do
+    local node = records.node_of(name)
+    local number = node and node[N.NUMBER]
+    for _, pod in ipairs(number and call('ZRANGEBYSCORE', server.prefix .. 'claim-nodes', number, number) or {}) do
+      local claim = M.of(pod)
+      if claim and M.reserve_more(claim) then M.put(pod, claim) end
     end
   end
 end

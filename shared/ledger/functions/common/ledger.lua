@@ -61,7 +61,7 @@ local record_count -- when the call began
 local RECORDS = {
   HLEN = {'leases', 'devices', 'nodes', 'waiting', 'waiting-groups', 'claims', 'cordons', 'unsynced', 'starts',
     'entitlements', 'node-sizes'},
-  ZCARD = {'lease-nodes', 'gang-leases', 'expiring', 'freed-nodes', 'gang-waiting', 'verdicts'},
+  ZCARD = {'lease-nodes', 'claim-nodes', 'gang-leases', 'expiring', 'freed-nodes', 'gang-waiting', 'verdicts'},
 }
 local function count_records()
   local prefix, sum = server.prefix, 0
