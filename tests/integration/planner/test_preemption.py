@@ -9,24 +9,38 @@ from msgspec import structs
 
 from services.planner.plan import PlanInput, plan_input
 from services.planner.preemption_planner import LOOK_S, PLANNING_S, STEP_S
+from shared.ledger.preemptions import Preemptions
 from shared.model.devices.node import HOSTNAME, AntiAffinityTerm, LabelRequirement
 from shared.model.events.request_reply import DryRunReply, DryRunRequest
 from shared.model.leases.lease import LeaseState
-from shared.model.leases.preemption import PreemptionCause
+from shared.model.leases.preemption import Preemption, PreemptionCause
 from shared.model.names import OFFER, PREEMPTIBLE, NodeName, PodUid
-from tests.support.placer.ledger import assert_sound, facts, reservation, reserve, share, uses, uuid
+from tests.support.placer.ledger import (
+    assert_sound,
+    facts,
+    ledger,
+    reservation,
+    reserve,
+    share,
+    uses,
+    uuid,
+)
 from tests.support.planner.scene import Scene, scene
 from tests.support.servers.valkey import ValkeyServer
 
 
-async def function_calls(server: ValkeyServer) -> int:
+async def calls(server: ValkeyServer, *commands: str) -> int:
     async with redis.asyncio.Redis.from_url(server.url) as client:
         statistics = await client.info("commandstats")
         return sum(
             int(statistics[f"cmdstat_{command}"]["calls"])
-            for command in ("fcall", "fcall_ro")
+            for command in commands
             if f"cmdstat_{command}" in statistics
         )
+
+
+async def function_calls(server: ValkeyServer) -> int:
+    return await calls(server, "fcall", "fcall_ro")
 
 
 async def test_with_nothing_to_preempt_planner_and_binder_only_read_the_status(
@@ -126,6 +140,24 @@ async def test_what_is_freed_for_many_pods_is_handed_over_with_one_reading_of_th
 
         assert {each.lease.pod for each in found} == pods
         assert await function_calls(server) - before < 2 * len(pods)
+
+
+async def test_the_end_of_a_lease_reads_the_claims_of_its_node_alone(server: ValkeyServer) -> None:
+    async with ledger(server.url, {"a": 2, "b": 1}) as leases:
+        await reserve(leases, reservation("ends", share("b", 0, 4_000), node="b"))
+        await leases.bind(
+            [lease for lease in await leases.load([PodUid("ends")]) if lease is not None]
+        )
+        for gpu, pod in enumerate(("x", "y")):
+            wanted = reservation(pod, share("a", gpu, 4_000))
+            assert await leases.part(Preemptions).open(
+                Preemption(id=pod, victims=(), wanted=wanted)
+            )
+        before = await calls(server, "hgetall")
+
+        assert await leases.release([PodUid("ends")], reason="it was deleted")
+
+        assert await calls(server, "hgetall") == before
 
 
 async def test_planning_lasts_as_long_as_it_took_until_the_first_plan(
