@@ -26,7 +26,7 @@ LONGEST_MEMO = 16_384
 MOST_GROUPS = 64
 MOST_CLAIMS = 64
 """PersistentVolumeClaims of a pod; a node has fewer attached volumes."""
-MOST_VOLUMES = 256
+MOST_VOLUMES = 1024
 """PersistentVolumes of which one may be bound to a claim."""
 MOST_TERMS = 1024
 """Terms of one requirement on nodes that a pod's volumes have."""

@@ -28,7 +28,6 @@ from shared.kubernetes.types import (
     Affinity,
     ApiPod,
     Container,
-    NodeSelectorTerm,
     Quantities,
     Resources,
     Volume,
@@ -43,11 +42,11 @@ from shared.model.quantity import check_amount, parse_resources, peak
 from shared.model.requests.request import (
     GpuRequest,
     NodeRequirements,
-    NodeTerm,
     PodRequest,
     Toleration,
 )
 from shared.placing.pod_fields import handed_over
+from shared.pods.node_selectors import node_terms
 from shared.pods.observed_pod import ObservedPod, rejection_of
 from shared.pods.pod_anti_affinity import PodAntiAffinity, parse_anti_affinity
 from shared.pods.pod_policy import Check, PolicySubject, device_mounts, violations
@@ -373,8 +372,10 @@ def node_requirements(pod: ApiPod) -> NodeRequirements:
     required = node.required.node_selector_terms if node and node.required else ()
     return NodeRequirements(
         selector=tuple(sorted(spec.node_selector.items())),
-        required=tuple(_terms(term) for term in required),
-        preferred=tuple((p.weight, _terms(p.preference)) for p in node.preferred) if node else (),
+        required=tuple(node_terms(term) for term in required),
+        preferred=tuple((p.weight, node_terms(p.preference)) for p in node.preferred)
+        if node
+        else (),
         tolerations=tuple(
             Toleration(key=t.key, operator=t.operator or "Equal", value=t.value, effect=t.effect)
             for t in spec.tolerations
@@ -382,17 +383,4 @@ def node_requirements(pod: ApiPod) -> NodeRequirements:
         unsupported=tuple(
             field_of_pod.path for field_of_pod in handed_over({"spec": msgspec.to_builtins(spec)})
         ),
-    )
-
-
-def _terms(term: NodeSelectorTerm) -> tuple[NodeTerm, ...]:
-    return tuple(
-        NodeTerm(
-            key=requirement.key,
-            operator=requirement.operator,
-            values=requirement.values,
-            field=field,
-        )
-        for requirements, field in ((term.match_expressions, False), (term.match_fields, True))
-        for requirement in requirements
     )
