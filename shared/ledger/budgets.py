@@ -1,10 +1,9 @@
 """Budget accounts in Redis or Valkey, beside the ledger of leases.
 
-Every write is one call of a function, which compares the revision of the account, or the cursor of
-the journal of tenures, with the one that the caller read. If it has changed, nothing is written, so
-any number of timekeepers may run, crash and retry. The keys have their own prefix: a rebuild of the
-ledger of leases does not change them. All methods raise UnavailableError when the server does not
-respond.
+Every write is one call of a function that writes nothing if the revision of the account, or the
+cursor of the journal, is not the one that the caller read: any number of timekeepers may run, crash
+and retry. A rebuild of the ledger of leases does not change these keys. All methods raise
+UnavailableError when the server does not respond.
 """
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -49,13 +48,11 @@ NO_EARLIER_WINDOWS_MS = 1 << 52
 
 
 class Budgets(LedgerPart):
-    """The accounts of all namespaces."""
-
     def __init__(self, connection: LedgerConnection) -> None:
         super().__init__(connection)
         self._keys = AccountKeys(connection.prefix)
         self._damaged: set[Namespace] = set()
-        """Accounts that could not be read since the last `discard_damaged`."""
+        """Since the last `discard_damaged`."""
 
     # The journal of tenures
 
@@ -89,14 +86,14 @@ class Budgets(LedgerPart):
     async def apply_journal(self, journal: Journal, changes: Iterable[AccountChange]) -> bool:
         """Write the changes that follow from the journal, and move the cursor.
 
-        Return False, with nothing written, if another caller has moved it.
+        Returns False, with nothing written, if another caller has moved it.
         """
         return await self._write(journal_write(self._keys, journal, changes))
 
     # Costs
 
     async def costs(self, from_ms: int, to_ms: int) -> CostMark:
-        """Return until when costs are recorded, and the hours that an interval touches."""
+        """Return until when costs are recorded, and the hours that the interval touches."""
         hours: dict[int, CostHour] = {}
         mark = CostMark()
         for batch in in_batches([*hours_of(from_ms, to_ms)] or [0], PAGE_SIZE):
@@ -109,24 +106,23 @@ class Budgets(LedgerPart):
         return mark
 
     async def cost_hours(self) -> list[int]:
-        """Return the beginnings of the hours of which costs are stored."""
+        """Return the beginnings of the stored hours, in ms."""
         return list(readable(int, await self._read("cost_hours")))
 
     async def record_costs(self, journal: Journal, before: CostMark, after: CostMark) -> bool:
-        """Record hours, and move the cursor of costs; False, without effect, if it has moved."""
+        """Record hours and move the cursor; return False, without effect, if it has moved."""
         return await self._write(cost_write(self._keys, journal, before, after))
 
     # Accounts
 
     async def revisions(self) -> dict[Namespace, int]:
-        """Return the revision of every account that can be read."""
         entries = list(pairs(await self._read("revisions")))
         revisions = dict(readable(lambda row: (Namespace(row[0]), int(row[1])), entries))
         self._damaged.update(Namespace(name) for name, _ in entries if name not in revisions)
         return revisions
 
     async def discard_damaged(self) -> list[str]:
-        """Delete the accounts that could not be read, and what is of no use; return what it was.
+        """Delete accounts that could not be read, and stray records; return what was deleted.
 
         A deleted account counts as lost, and so does the journal: see `unread_journal`.
         """
@@ -141,7 +137,7 @@ class Budgets(LedgerPart):
         return discarded
 
     async def load(self, wanted: Mapping[Namespace, int | None]) -> list[Account]:
-        """Load accounts with their open windows, and all windows that began since an instant in ms.
+        """Load accounts with their open windows, and all windows since the given instant in ms.
 
         An unknown namespace gets an empty account.
         """
@@ -156,7 +152,7 @@ class Budgets(LedgerPart):
         return accounts
 
     async def all_accounts(self, names: Iterable[Namespace]) -> Accounts:
-        """Return accounts with the windows that their balance needs: sliding ones need several."""
+        """Return accounts with the windows that their balance needs; sliding ones need several."""
         now_ms = await self.now_ms()
         accounts = await self.load(dict.fromkeys(names))
         sliding_since = {
@@ -180,12 +176,11 @@ class Budgets(LedgerPart):
         return dict(readable(lambda row: (row[0], int(row[1])), pairs_found))
 
     async def windows(self, namespace: Namespace) -> list[BudgetWindow]:
-        """Return all windows of a namespace, by start."""
         windows = readable(decode_window, await self._read("windows", namespace))
         return sorted(windows, key=lambda window: window.place)
 
     async def save(self, update: AccountUpdate, *, kept_since_ms: int | None = None) -> bool:
-        """Write one step; False if the account has changed since the step was decided.
+        """Write one step; return False if the account has changed since the step was decided.
 
         Entries and closed windows from before `kept_since_ms` are deleted.
         """
@@ -194,21 +189,19 @@ class Budgets(LedgerPart):
     async def entries(
         self, namespace: Namespace, *, after: str = "", most: int = PAGE_SIZE
     ) -> list[ChargeEntry]:
-        """Return the entries after the given one, oldest first."""
+        """Return the entries after the one with this ID, oldest first."""
         rows = await self._read("entries", namespace, after, most)
         return list(readable(lambda row: decode_charge_entry(*row), rows))
 
     async def all_entries(
         self, namespace: Namespace, *, after: str = ""
     ) -> AsyncIterator[ChargeEntry]:
-        """Yield the entries after the given one, oldest first, page by page."""
         while page := await self.entries(namespace, after=after):
             for entry in page:
                 yield entry
             after = page[-1].id
 
     async def now_ms(self) -> int:
-        """Return the instant by the server's clock."""
         return int(await self._read("now"))
 
     async def acquire_lock(self, name: str, *, every_ms: int) -> bool:

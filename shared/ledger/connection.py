@@ -1,7 +1,7 @@
 """The connection to Redis or Valkey: calls the ledger's functions and reads its feed.
 
-Calls are not retried, except that the library of functions is loaded into a server that does not
-have it. Only a binder's user may load it: a binder loads the one of its version for all.
+Calls are not retried, except after loading the library of functions into a server that lacks it.
+Only a binder's user may load it, for all services of its version.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ T = TypeVar("T")
 P = TypeVar("P", bound="LedgerPart")
 
 BATCH_SIZE = 64
-"""Items per call of a function: enough to be cheap, few enough to share Redis."""
+"""Per call of a function: enough to be cheap, few enough to share Redis."""
 TRY_WRITE_S = 1.0
 """The interval at which a write is tried after the server has refused a call."""
 _unpack = msgspec.msgpack.Decoder().decode
 
 
 def unpack(packed: bytes) -> Any:
-    """Decode a function's reply; bytes that are no text become surrogates."""
+    """Decode a reply; bytes that are no text become surrogates."""
     try:
         return _unpack(packed)
     except UNDECODABLE:
@@ -40,7 +40,7 @@ def unpack(packed: bytes) -> Any:
 
 
 class ConnectionOptions(TypedDict, total=False):
-    """How to connect to the ledger; see `LedgerConnection`."""
+    """See `LedgerConnection`."""
 
     credentials: ClientCredentials
     timeout_s: float
@@ -52,9 +52,8 @@ class ConnectionOptions(TypedDict, total=False):
 class LedgerConnection:
     """A pool of connections to one server, and the functions that it runs.
 
-    The feed keeps about `feed_length` calls. With `detects_lost_writes`, which requires the
-    right to write, a ledger that has lost what it confirmed to this caller is closed, so that it is
-    rebuilt.
+    The feed keeps about `feed_length` calls. With `detects_lost_writes`, which requires the right
+    to write, a ledger that has lost what it confirmed to this caller is closed and so rebuilt.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class LedgerConnection:
         self.unready_reason: str | None = None
         """Why the server does not serve calls, or refuses some."""
         self._refuses = False
-        """Whether the server refused a call, and has accepted no write since."""
+        """Whether the server refused a call and has accepted no write since."""
         self._tried_at = 0.0
         self._highest_version = 0
         # The timeouts are ours, around each call: the library's own may swallow a cancellation.
@@ -105,7 +104,7 @@ class LedgerConnection:
     async def run(
         self, function: str, *args: object, state: str = "ready", tail: bytes = b""
     ) -> Any:
-        """Call a function and return its reply, as `run_raw` does, but decoded."""
+        """Call a function as `run_raw` does, and decode the reply."""
         return unpack(await self.run_raw(function, *args, state=state, tail=tail))
 
     async def run_raw(
@@ -113,9 +112,9 @@ class LedgerConnection:
     ) -> Any:
         """Call a function and return its reply: bytes, or a list of them.
 
-        `tail` is bytes that the function may store unchanged. The ledger must be `ready`, or `open`
-        (ready or being rebuilt), or in `any` state. Raises UnavailableError if it is not, or if the
-        server does not respond or refuses to write.
+        `tail` may be stored unchanged. The ledger must be `ready`, or `open` (ready or being
+        rebuilt), or in `any` state. Raises UnavailableError if it is not, or if the server does not
+        respond or refuses to write.
         """
         try:
             async with asyncio.timeout(self.timeout_s):
@@ -128,7 +127,7 @@ class LedgerConnection:
 
     async def _call(self, function: str, args: tuple[object, ...], state: str, tail: bytes) -> Any:
         packed: bytes = msgpack.packb(args, use_bin_type=False)
-        name = self.library.function(function)
+        name = self.library.full_name(function)
         sent = (0, self.prefix, packed, state, self.feed_length, tail, self._highest_version)
         reads_only = FUNCTIONS[function].reads_only
         call = self._redis.fcall_ro if reads_only else self._redis.fcall
@@ -154,12 +153,12 @@ class LedgerConnection:
                 raise
 
     async def _close_ledger(self, sent: tuple[object, ...]) -> None:
-        """Let a function that may write find that writes are lost: it closes the ledger."""
+        """Call a function that may write: it finds that writes are lost, and closes the ledger."""
         with contextlib.suppress(ResponseError):
-            await self._redis.fcall(self.library.function("try_write"), *sent)
+            await self._redis.fcall(self.library.full_name("try_write"), *sent)
 
     async def library_names(self) -> list[str]:
-        """Return the names of all our libraries on the server, also of other versions.
+        """Return the names of our libraries on the server, of all versions.
 
         Raises UnavailableError as `run_raw` does.
         """
@@ -171,7 +170,7 @@ class LedgerConnection:
         return [_library_name(fields) for fields in listed]
 
     async def delete_library(self, name: str) -> None:
-        """Delete a library of another version, unless another binder has done so."""
+        """Delete a library, unless another binder has done so."""
         with contextlib.suppress(ResponseError):
             async with asyncio.timeout(self.timeout_s):
                 await self._redis.function_delete(name)
@@ -185,7 +184,7 @@ class LedgerConnection:
     async def read_feed(
         self, after: str, *, count: int, block_s: float
     ) -> list[tuple[str, Mapping[bytes, bytes]]]:
-        """Return the entries after the one with ID `after`; wait up to `block_s` for the first."""
+        """Return the entries after `after`; wait up to `block_s` for the first."""
         block_ms = max(1, int(min(block_s, self.timeout_s / 2) * 1000))
         key = f"{self.prefix}feed"
         try:
@@ -198,7 +197,7 @@ class LedgerConnection:
         return [(entry.decode(), fields) for entry, fields in entries]
 
     async def _note_served(self) -> None:
-        """Note that a call was served: a server that refuses writes still serves reads."""
+        """Note that a call was served; a server that refuses writes still serves reads."""
         if self._refuses:
             if time.monotonic() < self._tried_at + TRY_WRITE_S:
                 return
@@ -230,7 +229,7 @@ class LedgerConnection:
 
 
 class LedgerPart:
-    """One subject of what is stored: reads and writes it with functions over a connection."""
+    """Reads and writes one subject of the ledger."""
 
     def __init__(self, connection: LedgerConnection) -> None:
         self._connection = connection
@@ -250,7 +249,7 @@ class LedgerPart:
     def part(self, kind: type[P]) -> P:
         """Return another subject over the same connection.
 
-        A subject that is seldom used would learn late, by itself, that the server serves again.
+        A subject that is seldom used would notice late, by itself, that the server serves again.
         """
         return kind(self._connection)
 
@@ -260,7 +259,6 @@ class LedgerPart:
 
 
 def in_batches(items: Sequence[T], size: int = BATCH_SIZE) -> list[Sequence[T]]:
-    """Cut items into batches of at most `size`."""
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
@@ -270,6 +268,6 @@ def _without_password(url: str) -> str:
 
 
 def _library_name(fields: Sequence[Any]) -> str:
-    """Return the name in an entry of FUNCTION LIST: names and values in turn."""
+    """Return the name in an entry of FUNCTION LIST, which has names and values in turn."""
     name = fields[fields.index(b"library_name") + 1]
     return str(name.decode())

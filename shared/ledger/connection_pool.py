@@ -1,9 +1,9 @@
 """The client of Redis or Valkey, its clock, and the primary that Sentinels name.
 
-Files with credentials are read again for each connection, and Sentinels are asked for each one. A
-demoted primary answers READONLY, and its connections are closed; one that hangs is left when the
-call's timeout ends. `redis+sentinel://HOST[:PORT],.../NAME[/DB]`, `rediss+sentinel://` under TLS:
-NAME is the Sentinels' name of the primary (`sentinel monitor NAME ...`).
+For each connection, credential files are read and Sentinels queried again. A demoted primary
+answers READONLY, and its connections are closed; one that hangs is left when the call's timeout
+ends. With `redis+sentinel://HOST[:PORT],.../NAME[/DB]`, or `rediss+sentinel://` under TLS, NAME is
+the Sentinels' name of the primary (`sentinel monitor NAME ...`).
 """
 
 import re
@@ -27,11 +27,11 @@ from shared.model.clock import SystemClock
 from shared.model.errors import RequestError, UnavailableError
 
 READ_EVERY_S = 10.0
-"""How often the server's time is read; between two readings the host counts monotonic seconds."""
+"""The interval at which the server's time is read; between, the host counts monotonic seconds."""
 
 
 class LedgerClock(SystemClock):
-    """The server's clock, the same for all hosts: what the ledger stores or compares is by it."""
+    """The server's clock, by which everything in the ledger is stored and compared."""
 
     def __init__(self) -> None:
         self._ahead_s: float | None = None
@@ -40,7 +40,6 @@ class LedgerClock(SystemClock):
 
     @property
     def is_due(self) -> bool:
-        """Whether the server's time must be read again."""
         return self._ahead_s is None or time.monotonic() >= self._read_at + READ_EVERY_S
 
     def set(self, server_s: float, began_s: float) -> None:
@@ -59,11 +58,11 @@ PORT = 26379
 _SCHEME = re.compile(r"(rediss?)\+sentinel://")
 _FORM = re.compile(r"(?P<hosts>[^/@]+)/(?P<name>[^/?]+)(?:/(?P<db>\d+))?")
 PoolFactory = Callable[[str, ClientCredentials, float], ConnectionPool]
-"""Makes a pool for one server: its URL, our credentials, and seconds to connect."""
+"""Arguments: the server's URL, our credentials, and seconds to connect."""
 
 
 class _PrimaryPool(SentinelConnectionPool):  # type: ignore[misc]
-    """Connections to the current primary; closes those to the Sentinels, too."""
+    """Connections to the current primary, closed together with those to the Sentinels."""
 
     async def aclose(self) -> None:
         await super().aclose()
@@ -71,7 +70,6 @@ class _PrimaryPool(SentinelConnectionPool):  # type: ignore[misc]
 
 
 def uses_sentinels(url: str) -> bool:
-    """Whether the URL names Sentinels."""
     return _SCHEME.match(url) is not None
 
 
@@ -80,8 +78,8 @@ def primary_pool(
 ) -> ConnectionPool:
     """Return a pool of connections to the primary; `make_pool` makes one for a server.
 
-    Sentinels get the same credentials; those that refuse them are tried without. One that hangs is
-    passed over in time to try the others. Raises RequestError for a malformed URL.
+    Sentinels get the same credentials, and are tried without if they refuse them. The time for one
+    leaves time to try the others. Raises RequestError for a malformed URL.
     """
     scheme, rest = url.split("+sentinel://", 1)
     form = _FORM.fullmatch(rest)
@@ -129,7 +127,7 @@ _DRIVER_INFO = DriverInfo(lib_version=redis.__version__)
 
 
 class _FileCredentials(CredentialProvider):  # type: ignore[misc]
-    """The user and secret in a file at the moment of connecting."""
+    """Reads the file at the moment of connecting."""
 
     def __init__(self, credentials: ClientCredentials) -> None:
         self._credentials = credentials
@@ -146,7 +144,7 @@ class _FileCredentials(CredentialProvider):  # type: ignore[misc]
 
 
 class _TlsConnection(redis.asyncio.SSLConnection):  # type: ignore[misc]
-    """A TLS connection with the files as they are at the moment of connecting."""
+    """Reads the files at the moment of connecting."""
 
     def __init__(self, *, files: TlsFiles, **rest: Any) -> None:
         self._files = files
@@ -163,7 +161,6 @@ class _Pool(redis.asyncio.ConnectionPool):  # type: ignore[misc]
     """A pool without the library's metrics, and without a lock: nothing awaits while it changes."""
 
     async def get_connection(self, *_: Any, **__: Any) -> Any:
-        """Return a connection that is connected and has no data of an earlier call."""
         connection = self.get_available_connection()
         try:
             await self.ensure_connection(connection)
@@ -173,7 +170,6 @@ class _Pool(redis.asyncio.ConnectionPool):  # type: ignore[misc]
         return connection
 
     async def release(self, connection: Any) -> None:
-        """Take a connection back."""
         self._in_use_connections.remove(connection)
         if connection.should_reconnect():
             await connection.disconnect()
@@ -187,7 +183,6 @@ class CommandClient(redis.asyncio.Redis):  # type: ignore[misc]
     """
 
     async def execute_command(self, *command: Any, **options: Any) -> Any:
-        """Send one command over a connection of the pool, and return its reply."""
         name, *values = command
         pool = self.connection_pool
         connection = await pool.get_connection()
@@ -207,8 +202,7 @@ def connection_pool(
 ) -> redis.asyncio.ConnectionPool:
     """Return a pool of connections that retries no call; the caller sets the timeout of each.
 
-    Raises RequestError for a malformed address, for TLS files with an address without TLS, and for
-    an address that names Sentinels and no primary.
+    Raises RequestError for a malformed address, and for TLS files with an address without TLS.
     """
     if credentials.tls and not url.startswith("rediss"):
         scheme = url.partition("://")[0]

@@ -1,15 +1,13 @@
-"""The libraries of functions on the server: one for each version of the services that runs."""
+"""The libraries of functions on the server, one for each version of the services."""
 
 from shared.ledger.connection import LedgerPart
 
 
 class FunctionLibraries(LedgerPart):
-    """Removes the libraries of versions that run no more."""
-
     async def remove_unused(self) -> list[str]:
         """Note that this version is used; delete libraries that no binder has used for a day.
 
-        Returns the names of those that it deleted, for example `leasehold_0d26af55afb0`.
+        Returns the names of the deleted ones, for example `leasehold_0d26af55afb0`.
         """
         names = await self._connection.library_names()
         own = self._connection.library.name

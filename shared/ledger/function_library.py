@@ -1,9 +1,9 @@
 """The Lua functions of the ledger, as one library that Redis or Valkey loads.
 
 Each file of `functions/` is the module of a function, and each file of `functions/common/` one that
-they share; modules refer to each other by `require`. Servers let a library do nothing while it is
-loaded but register its functions, so a module runs when a function first requires it. The name of
-the library contains a hash of its text: several versions of the services can run side by side.
+they share; modules refer to each other by `require`. While a library is loaded it may only register
+its functions, so a module runs when a function first requires it. The library's name contains a
+hash of its text, so that several versions of the services can run side by side.
 """
 
 import hashlib
@@ -15,24 +15,23 @@ from typing import NamedTuple
 
 _FOLDER = resources.files("shared.ledger") / "functions"
 LIBRARY_PREFIX = "leasehold_"
-"""What the names of all versions of the library begin with."""
 _LINE = re.compile(r"\buser_function:(\d+)")
 _HASH_LENGTH = 12
 
 
 class LedgerFunction(NamedTuple):
-    """A function of the library: its module, and the commands that it may call."""
+    """A function: its module, and the commands that it may call."""
 
     module: str
     commands: frozenset[str]
     reads_only: bool
-    """Servers run it although they refuse writes, and let it write nothing."""
+    """Servers run it even while they refuse writes, and let it write nothing."""
 
 
 _OPENING = frozenset({"hmget", "hlen", "scard", "zcard"})
-"""What every function calls, to read the ledger before it begins (`ledger.lua`)."""
+"""Called by every function, to read the ledger before it begins (`ledger.lua`)."""
 _CLOSING = frozenset({"hset", "exists"})
-"""What functions that write call besides, to save how many records there are."""
+"""Also called by functions that write, to save how many records there are."""
 
 
 def _reading(module: str, commands: str) -> LedgerFunction:
@@ -46,7 +45,7 @@ def _writing(module: str, commands: str) -> LedgerFunction:
 
 
 _CHANGES = "del hdel hget hgetall hincrby hkeys xadd zadd zrange zrem"
-"""What writing changes of nodes, devices and leases calls (`writes.lua`)."""
+"""Called by functions that change nodes, devices and leases (`writes.lua`)."""
 
 FUNCTIONS: Mapping[str, LedgerFunction] = {
     "advance": _writing("advance", f"{_CHANGES} time zrangebylex"),
@@ -103,13 +102,13 @@ FUNCTIONS: Mapping[str, LedgerFunction] = {
         "zrangebyscore zrem zremrangebyrank",
     ),
 }
-"""All functions by name; a test compares their commands with the modules."""
+"""By name; a test compares the commands with the modules."""
 
 _GLOBALS = (
     *("cjson", "cmsgpack", "error", "ipairs", "math", "next", "pairs", "pcall", "redis", "select"),
     *("string", "struct", "table", "tonumber", "tostring", "type", "unpack"),
 )
-"""What modules use of the server's environment. A function finds a global variable slowly, so all
+"""What modules use of the server's environment. Global variables are slow in a function, so all
 share local variables of the same names; only a function that is called can read the global ones."""
 _BEGINNING = f"""\
 local function globals() return {", ".join(_GLOBALS)} end
@@ -128,15 +127,12 @@ end
 
 
 class Library(NamedTuple):
-    """The text that a server loads."""
-
     name: str
     text: str
     first_lines: tuple[tuple[int, str], ...]
-    """In order: the line of the text before the first of each file, and the file's name."""
+    """The line before the first of each file, and the file's name, in order."""
 
-    def function(self, name: str) -> str:
-        """Return the name by which a server knows a function."""
+    def full_name(self, name: str) -> str:
         return f"{self.name}_{name}"
 
     def located(self, message: str) -> str:
@@ -153,19 +149,17 @@ class Library(NamedTuple):
 
 @cache
 def library() -> Library:
-    """Return the library of this version."""
     return bundled(modules())
 
 
 def modules() -> Mapping[str, str]:
-    """Return the text of each module by its name."""
     files = [*_FOLDER.iterdir(), *(_FOLDER / "common").iterdir()]
     texts = {file.name: file.read_text() for file in files if file.name.endswith(".lua")}
     return {name.removesuffix(".lua"): texts[name] for name in sorted(texts)}
 
 
 def bundled(texts: Mapping[str, str]) -> Library:
-    """Return the library with these modules."""
+    """Return the library with the texts of these modules."""
     digest = hashlib.sha256("".join(f"{name}\n{texts[name]}" for name in texts).encode())
     digest.update(f"{_BEGINNING}{[*_registrations(LIBRARY_PREFIX)]}".encode())
     name = f"{LIBRARY_PREFIX}{digest.hexdigest()[:_HASH_LENGTH]}"

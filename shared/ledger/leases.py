@@ -1,16 +1,15 @@
 """The ledger of leases in Redis or Valkey: which pod holds which share of which device.
 
-Each method calls one function, or one for each page, on one server. A function reads and leaves
-totals, slots, fences, versions, indexes and feed in agreement, and writes all or nothing. Every
-method may be repeated: the second call returns what the first one did. None is repeated here. All
-raise UnavailableError while the server does not reply or refuses to write, and while the ledger is
-not ready: it is empty (never used, or flushed), or its rebuild is not finished. `now` is the
-caller's clock, in Unix seconds.
+A method calls one function, or one for each page. A function writes all or nothing and keeps
+totals, slots, fences, versions, indexes and feed in agreement. No call is retried here, and each
+may be repeated: the second call returns what the first one did. All raise UnavailableError while
+the server does not reply or refuses to write, and while the ledger is empty (never used, or
+flushed) or being rebuilt. `now` is the caller's clock, in Unix seconds.
 
 Versions, fences and the capacity number only rise. A rebuild starts them at the present in
-milliseconds: above all that were given before. No version is used twice, so that a lease of an
-earlier life of the same pod is always recognised as stale, and a server that has lost writes it had
-confirmed (a replica that was behind took over) is recognised by its versions.
+milliseconds, above all earlier ones. No version is used twice, so that a lease of an earlier life
+of the same pod is recognised as stale, and so is a server that has lost writes it had confirmed (a
+replica that was behind took over).
 """
 
 import asyncio
@@ -92,7 +91,7 @@ def decode_outcome(
 
 
 def _decode_refusal(pod: PodUid, row: Sequence[Any]) -> NoCapacity:
-    """Decode why a pod gets no lease, or a lease not the shares that it was to get."""
+    """Decode why a pod gets no lease, or a lease not the shares that it requests."""
     reason, devices, excesses, nodes, reserved_for_other = (*row, (), False)[:5]
     return NoCapacity(
         pod=pod,
@@ -108,7 +107,7 @@ MOST_UNSYNCED = 100
 
 
 class LeaseResizes(LedgerPart):
-    """Changes the size of leases, and records which nodes and annotations may be outdated."""
+    """Resizes leases, and records where node or annotations may be outdated."""
 
     async def lock(self, pod: PodUid, *, ttl_s: float) -> str | None:
         """Lock the lease for `ttl_s`; return the token to shrink it, or None if it is locked."""
@@ -117,16 +116,15 @@ class LeaseResizes(LedgerPart):
         return token if is_locked else None
 
     async def unlock(self, pod: PodUid, token: str) -> None:
-        """Release a lock before its time."""
         await self._run("unlock", pod, token)
 
     async def apply(self, lease: Lease, *, token: str = "") -> Lease | NoCapacity | StaleLeaseError:
         """Give a lease the shares it has here, and return it with its version raised.
 
-        Its node, devices, slots and fences are those it was read with. NoCapacity: a device, or the
-        namespace's quota, has no room for what it has more; StaleLeaseError: it has changed since
-        it was read, or ended. Raises ConflictError if the lock of `token` has expired. In each of
-        these cases nothing has changed.
+        Node, devices, slots and fences stay. Returns NoCapacity if a device, or the namespace's
+        quota, has no room for the increase, and StaleLeaseError if the lease has changed since it
+        was read, or ended. Raises ConflictError if the lock of `token` has expired. In these cases
+        nothing has changed.
         """
         _, values, refused = encode_leases([lease])
         if refused:
@@ -144,19 +142,18 @@ class LeaseResizes(LedgerPart):
         return _decode_refusal(lease.pod, details)
 
     async def unsynced(self, *, older_than_s: float) -> list[PodUid]:
-        """Return the pods of leases whose node or annotations may be outdated after a resize."""
         unsynced = await self._run("unsynced", round(older_than_s * 1000), MOST_UNSYNCED)
         return [PodUid(pod) for pod in unsynced]
 
     async def set_synced(self, pod: PodUid, version: int) -> bool:
         """Record that node and annotations match the lease at `version`.
 
-        False: it has been resized since, or was synced before.
+        Returns False if it was resized since, or synced before.
         """
         return bool(await self._run("set_synced", pod, version))
 
     async def set_unsynced(self, leases: Sequence[Lease]) -> None:
-        """Record that nodes or annotations of these may be outdated; also during a rebuild."""
+        """Record that node or annotations may be outdated; also during a rebuild."""
         rows = [(lease.pod, lease.version) for lease in leases]
         await self._run("set_unsynced", rows, state="open")
 
@@ -165,7 +162,7 @@ class LeaseResizes(LedgerPart):
 
 
 class ClaimLeases(LedgerPart):
-    """Changes of leases with the versions they were read with; others stay as they are."""
+    """Changes leases, unless they have changed since they were read."""
 
     async def mark_deallocated(self, leases: Sequence[Lease]) -> list[bool]:
         """Mark leases to end once their nodes' agents confirm that the claims are not prepared.
@@ -176,7 +173,7 @@ class ClaimLeases(LedgerPart):
         return list(map(bool, await self._connection.run("resource_claims", "deallocated", rows)))
 
     async def set_consumers(self, lease: Lease, consumers: Sequence[PodUid]) -> Lease | None:
-        """Replace the consumers of a claim's lease; None if it has changed since it was read."""
+        """Replace the consumers of a claim's lease; return None if it changed since it was read."""
         generation = lease.claim.generation if lease.claim else ""
         claim = ClaimAllocation(generation=generation, consumers=tuple(consumers))
         packed, *stored = await self._connection.run_raw(
@@ -190,27 +187,25 @@ class ClaimLeases(LedgerPart):
 
 
 class LearnedRunTimes(LedgerPart):
-    """How long pods run, as timekeepers learn it; no loss of it matters."""
+    """How long pods run, as timekeepers learn it; may be lost without harm."""
 
     async def load(self) -> RunTimes:
-        """Return what was learned."""
         (data,) = await self._connection.run_raw("read_run_times", state="any")
         return RunTimes.load(data)
 
     async def save(self, learned: RunTimes) -> None:
-        """Replace what was learned."""
         await self._connection.run_raw("save_run_times", "save", state="any", tail=learned.dump())
 
 
 EXPIRE_BATCHES = 4
-"""Batches of reservations, per call that ends them."""
+"""Of reservations, per call."""
 _MOVED = -1
 GangNeeds = tuple[str, int, bool]
 """A gang, how many of its pods must hold leases, and whether that is before the call."""
 
 
 class RedisLeases(LedgerInventory):
-    """The ledger: leases and nodes; other subjects are attributes."""
+    """Leases and nodes; other subjects are attributes."""
 
     def __init__(self, connection: LedgerConnection) -> None:
         super().__init__(connection)
@@ -243,8 +238,8 @@ class RedisLeases(LedgerInventory):
     ) -> list[ReservationOutcome]:
         """Reserve for all of the pods or, as one atomic step, for none, until `now + ttl_s`.
 
-        None: one of them fits nowhere (NoCapacity; the others are GangIncomplete), or fewer than
-        `gang.min_member` of the gang would hold a lease then.
+        For none if one of them fits nowhere (NoCapacity; the others are GangIncomplete), or if
+        fewer than `gang.min_member` of the gang would then hold a lease.
         """
         needs = (escaped(gang.name), gang.min_member, False)
         return await self._reserve_batch(wanted, now, now + ttl_s, needs)
@@ -254,7 +249,7 @@ class RedisLeases(LedgerInventory):
     ) -> list[ReservationOutcome]:
         """Reserve for further pods of a gang, each on its own, as `reserve` does.
 
-        GangIncomplete: fewer than `gang.min_member` of the gang hold a lease any more.
+        Returns GangIncomplete if fewer than `gang.min_member` of the gang still hold a lease.
         """
         needs = (escaped(gang.name), gang.min_member, True)
         return await self._reserve_each(wanted, now, now + ttl_s, needs)
@@ -326,7 +321,7 @@ class RedisLeases(LedgerInventory):
         expires_at: float,
         gang_needs: GangNeeds | None,
     ) -> list[ReservationOutcome]:
-        """Reserve for those whose lease can be stored; of a gang that needs all, for none."""
+        """Reserve for pods whose lease can be stored, but for none of a gang that needs all."""
         together = gang_needs is not None and not gang_needs[2]
         rest = [
             wanted
@@ -363,9 +358,9 @@ class RedisLeases(LedgerInventory):
         return bound
 
     async def activate(self, pods: Sequence[tuple[PodUid, NodeName]]) -> list[Lease | None]:
-        """Record that the kubelets of these nodes have the devices of the pods.
+        """Record that kubelets have allocated the devices of the pods.
 
-        None for a pod without a bound lease on that node.
+        Returns None for a pod without a bound lease on that node.
         """
         active: list[Lease | None] = []
         for batch in in_batches(pods):
@@ -398,7 +393,7 @@ class RedisLeases(LedgerInventory):
         return ended
 
     async def expire(self, now: float) -> list[Lease]:
-        """End every reservation that has expired, and return them."""
+        """End and return every reservation that has expired."""
         expired: list[Lease] = []
         has_more = True
         while has_more:
@@ -412,18 +407,16 @@ class RedisLeases(LedgerInventory):
         return expired
 
     async def load(self, pods: Sequence[PodUid]) -> list[Lease | None]:
-        """Return each pod's live lease, or None."""
         values = await self._connection.run_raw("load_leases", pods, [], [])
         return [next(readable(decode_lease, [value]), None) if value else None for value in values]
 
     async def load_node(self, node: NodeName) -> list[Lease]:
-        """Return the live leases of a node."""
         return await self._load_all([node], [])
 
     async def list_vanished(self) -> dict[PodUid, float | None]:
         """Return pods that are gone, but whose containers may still run.
 
-        Each with the instant since which its node's agent has not replied, None if it has.
+        Each with the instant since which its node's agent has not replied, or None if it replies.
         """
         pods, silent_since = await self._connection.run("query", "vanished")
         return {
@@ -432,12 +425,11 @@ class RedisLeases(LedgerInventory):
         }
 
     async def save_silence(self, pods: Sequence[PodUid], since: float | None) -> None:
-        """Save since when the agents of vanished pods' nodes have not replied; None: they have."""
+        """Save since when the nodes' agents have not replied, or None if they do."""
         for batch in in_batches(pods):
             await self._connection.run("silence", since or False, batch)
 
     async def load_vanished(self) -> list[Lease]:
-        """Return the leases of pods that are gone, but whose containers may still run."""
         pods = await self.list_vanished()
         loaded = await self.load(list(pods)) if pods else []
         return [lease for lease in loaded if lease and lease.state is not LeaseState.RESERVED]
@@ -447,7 +439,7 @@ class RedisLeases(LedgerInventory):
         return await self._load_all([], [escaped(gang)])
 
     async def load_all(self) -> AsyncIterator[list[Lease]]:
-        """Yield all live leases, in pages of nodes; one that comes meanwhile may be missing."""
+        """Yield all live leases, in pages of nodes; a new one may be missing."""
         names = (await read_nodes(self._connection, [])).names
         for batch in in_batches(sorted(names), PAGE_SIZE):
             yield await self._load_all(batch, [])
@@ -463,7 +455,8 @@ class RedisLeases(LedgerInventory):
     ) -> str | None:
         """Empty the ledger for a rebuild; return the token of the one caller that rebuilds it.
 
-        None if it is ready (and this is not `force`d), or another began less than `lock_s` ago.
+        Returns None if it is ready (unless forced), or another rebuild began less than `lock_s`
+        ago.
         """
         token = uuid4().hex[:16]
         won = await self._connection.run("rebuild", "begin", token, now, lock_s, force, state="any")
@@ -480,10 +473,10 @@ class RedisLeases(LedgerInventory):
     ) -> list[tuple[Lease, str]]:
         """Write leases as they were, with slots and fences; return those that conflict, and why.
 
-        A lease that would over-commit a device is not written. One that is there is not written
-        twice. Those of the pods in `hearsay` are known from the agents of their nodes alone: they
-        take no device that another node has. Raises ConflictError if another rebuild has begun
-        since `token` was given.
+        A lease that would over-commit a device is not written, nor one that exists already. Leases
+        of the pods in `hearsay` are known from the agents of their nodes alone: they take no device
+        that another node has. Raises ConflictError if another rebuild has begun since `token` was
+        given.
         """
         refused: list[tuple[Lease, str]] = []
         for batch in in_batches(leases):
@@ -506,7 +499,7 @@ class RedisLeases(LedgerInventory):
         return bool(await self._connection.run("rebuild", *args, state="any"))
 
     async def finish_rebuild(self, token: str) -> bool:
-        """Open the ledger for service; False if another rebuild has begun since."""
+        """Open the ledger for service; return False if another rebuild has begun since."""
         return bool(await self._connection.run("rebuild", "finish", token, state="any"))
 
     def _observe(self, leases: Iterable[Lease]) -> None:

@@ -30,13 +30,12 @@ from shared.model.names import DeviceUuid, NodeName
 logger = logging.getLogger(__name__)
 
 NODES_AT_ONCE = 32
-"""Nodes saved per call: Redis runs nothing else meanwhile."""
+"""Saved per call: Redis runs nothing else meanwhile."""
 FEED_BATCH = 200
-"""Feed entries per call."""
 FEED_WAIT_S = 2.0
 """How long a reader of the feed waits before it checks that the ledger is still the same."""
 MAX_AGE_S = 0.45
-"""The loops of a binder share what was read of the ledger's status for this long."""
+"""The loops of a binder share a reading of the ledger's status for this long."""
 
 
 class LedgerInventory(LedgerPart):
@@ -50,18 +49,18 @@ class LedgerInventory(LedgerPart):
         """The caller's time of the latest reading of the status."""
 
     async def capacity(self) -> int:
-        """Return the capacity number: it rises whenever something is freed or added."""
+        """Return the number that rises whenever something is freed or added."""
         return (await self._read_status()).capacity
 
     async def generation(self) -> str | None:
-        """Return the generation of the ledger; None while it is not ready."""
+        """Return the generation of the ledger, or None while it is not ready."""
         try:
             return (await self._read_status()).generation
         except RebuildPendingError:
             return None
 
     async def status(self, *, now: float, max_age_s: float = MAX_AGE_S) -> LedgerStatus | None:
-        """Return what may have to be done; None while the ledger is not ready.
+        """Return what may have to be done, or None while the ledger is not ready.
 
         `now` is the caller's monotonic time. Callers share one reading for `max_age_s`.
         """
@@ -155,10 +154,10 @@ class LedgerInventory(LedgerPart):
     async def save_nodes(
         self, nodes: Sequence[NodeFacts], revisions: Sequence[NodeRevision] = ()
     ) -> bool:
-        """Save nodes' facts from the API server; also possible during a rebuild.
+        """Save nodes' facts from the API server, also during a rebuild; return whether any changed.
 
         Facts of a lower revision than what was saved or removed in the last two minutes are
-        ignored. Without `revisions` they are not compared. Returns whether anything changed.
+        ignored. Without `revisions` they are not compared.
         """
         known_revisions = revisions or [UNKNOWN_REVISION] * len(nodes)
         rows = [
@@ -180,9 +179,9 @@ class LedgerInventory(LedgerPart):
 
         A report up to two minutes older than one saved in the last 20 s is ignored. Leases stay: a
         device that is missing, unhealthy or smaller than its use takes nothing new. Its fence is
-        raised to those that its agent has honoured, unless that is too high to count on from. One
-        that another node reports, too, stays there. Returns None if nothing changed, otherwise such
-        devices, with the node that reports them and the one that has them.
+        raised to those that its agent has honoured, unless that is too high to count on from. A
+        device that another node also reports stays there. Returns None if nothing changed, or else
+        such devices, with the node that reports them and the one that has them.
         """
         shared: dict[DeviceUuid, tuple[NodeName, NodeName]] | None = None
         for batch in in_batches(
@@ -195,7 +194,7 @@ class LedgerInventory(LedgerPart):
         return shared
 
     async def devices_of(self, names: Sequence[NodeName]) -> dict[NodeName, tuple[Device, ...]]:
-        """Return the devices that nodes have, by node; also possible during a rebuild."""
+        """Return the devices of nodes; also possible during a rebuild."""
         devices: dict[NodeName, tuple[Device, ...]] = {}
         for batch in in_batches(names, PAGE_SIZE):
             page = await read_nodes(self._connection, batch, state="open")
@@ -211,19 +210,19 @@ class LedgerInventory(LedgerPart):
     async def remove_node(
         self, name: NodeName, *, revision: NodeRevision = UNKNOWN_REVISION
     ) -> bool:
-        """Remove a node, on the same condition; its leases stay until they are released."""
+        """Remove a node, as `save_nodes` saves it; its leases stay until they are released."""
         row = (name, revision.node, revision.pods)
         return bool(await self._connection.run("remove_node", *row, state="open"))
 
     async def node_names(self) -> frozenset[NodeName]:
-        """Return the names of all nodes, those included of which only leases are left."""
+        """Return the names of all nodes, including those of which only leases are left."""
         return frozenset(map(NodeName, (await read_nodes(self._connection, [])).names))
 
     async def set_cordoned(self, reasons: Mapping[NodeName, str]) -> dict[NodeName, str]:
-        """Cordon nodes, so that no pod is bound to them, or (empty) uncordon them.
+        """Cordon nodes, so that no pod is bound to them, or uncordon those with an empty reason.
 
-        Returns all that are cordoned, with why. Their leases stay, and so does what they report;
-        mirrors see them without served resources.
+        Returns the reasons of all that are cordoned. Leases and reports of cordoned nodes stay;
+        mirrors see the nodes without served resources.
         """
         parts = [part for item in reasons.items() for part in item]
         outcome = await self._connection.run("cordon", parts)
@@ -240,12 +239,12 @@ def _decoded(position: str, fields: Mapping[bytes, bytes]) -> LedgerChange:
 def check_follows(position: str, at: str, before: str) -> None:
     """Raise FeedTruncatedError unless the next entry follows the one that was read.
 
-    Others were trimmed, or the server has lost the one that was read.
+    Otherwise entries were trimmed, or the server has lost the one that was read.
     """
     if before != at:
         raise FeedTruncatedError(position, f"its next entry follows {before or 'none'}")
 
 
 def _order(entry: str) -> tuple[int, ...]:
-    """Return what IDs of entries, such as `1764364623456-0`, are ordered by."""
+    """Return the sort key of an entry's ID, such as `1764364623456-0`."""
     return tuple(map(int, entry.split("-")))

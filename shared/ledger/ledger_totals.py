@@ -21,7 +21,7 @@ class NodePage(NamedTuple):
 
     generation: str
     feed_entry: str
-    """ID of the last one."""
+    """The ID of the last one."""
     capacity: int
     version: int
     names: list[str]
@@ -50,23 +50,21 @@ async def read_nodes(
 
 
 def _is_text(name: object) -> bool:
-    """Return whether a name can be sent back: it may be bytes that something else has written."""
+    """Return whether a name can be sent back; other programs may have written bytes."""
     return isinstance(name, str) and not any(
         "\ud800" <= character <= "\udfff" for character in name
     )
 
 
 class LedgerTotals(LedgerPart):
-    """The sums of the ledger."""
-
     async def pages(self) -> AsyncIterator[list[NodeTotals]]:
-        """Yield every node's totals with the leases they are the sum of, read at one moment."""
+        """Yield the totals of all nodes; each node's are read together with its leases."""
         names = (await read_nodes(self._connection, [])).names
         for batch in in_batches(sorted(names), PAGE_SIZE):
             yield await self._page(batch)
 
     async def of_nodes(self, names: Sequence[NodeName]) -> list[NodeTotals]:
-        """Return some nodes, as `pages` yields them; unknown ones are left out."""
+        """Return some nodes' totals; unknown nodes are left out."""
         all_totals: list[NodeTotals] = []
         for batch in in_batches(names, PAGE_SIZE):
             all_totals += await self._page(batch)
@@ -76,7 +74,7 @@ class LedgerTotals(LedgerPart):
         return (await self.read(names))[0]
 
     async def read(self, names: Sequence[str]) -> tuple[list[NodeTotals], list[UnreadableRecord]]:
-        """Return some nodes in one call, and the records that cannot be read."""
+        """Return some nodes' totals in one call, and the records that cannot be read."""
         page = await read_nodes(self._connection, names, with_leases=True)
         decoded = list(decode_node_rows(page.rows, page.leases))
         names_read = {totals.node.facts.name for totals in decoded}
@@ -85,7 +83,7 @@ class LedgerTotals(LedgerPart):
         return decoded, [*page.unreadable, *broken]
 
     async def claimed(self) -> dict[NodeName, dict[str, int]]:
-        """Return the ordinary resources of nodes that claims reserve; leases are not included."""
+        """Return nodes' ordinary resources that claims, not leases, reserve."""
         claimed: dict[NodeName, dict[str, int]] = {}
         for node, escaped_name, amount in await self._connection.run("query", "claimed"):
             amounts = claimed.setdefault(NodeName(node), {})
@@ -94,11 +92,9 @@ class LedgerTotals(LedgerPart):
         return claimed
 
     async def gangs(self) -> dict[str, frozenset[PodUid]]:
-        """Return, by gang, the pods that are counted as holding a live lease of it."""
         return await self._gangs("gangs")
 
     async def waiting_gangs(self) -> dict[str, frozenset[PodUid]]:
-        """Return, by gang, the pods that are counted as waiting with it."""
         return await self._gangs("waiting_gangs")
 
     async def _gangs(self, query: str) -> dict[str, frozenset[PodUid]]:
@@ -128,10 +124,8 @@ class LedgerTotals(LedgerPart):
 
 
 class LedgerQuotas(LedgerPart):
-    """The quotas that the ledger enforces."""
-
     async def save(self, quotas: Sequence[Quota], *, read_at: float) -> bool:
-        """Replace all quotas; True if anything changed. Those read before the stored are ignored.
+        """Replace all quotas; return whether any changed. Those read before the stored are ignored.
 
         Existing leases are charged anew, in one step; none ends. Possible at any time, also before
         the ledger was ever used: a rebuild leaves quotas alone.
@@ -140,5 +134,5 @@ class LedgerQuotas(LedgerPart):
         return bool(await self._connection.run("quotas", "save", rows, read_at, state="any"))
 
     async def totals(self, *, charges: bool = True) -> QuotaTotals:
-        """Return quotas with the used and the charged amounts, read at one moment."""
+        """Return quotas with used and charged amounts, read at one moment."""
         return decode_quota_totals(*await self._connection.run_raw("read_quotas", "read", charges))

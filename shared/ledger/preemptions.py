@@ -1,10 +1,9 @@
 """Preemptions and planned starts in Redis or Valkey, and the journal of evictions.
 
 Every write names the version that it was decided on and is refused for any other; a planned start
-does not change. Opening either claims its devices in the ledger in the same step; closing it ends
-that claim, and so does the reservation of the pod it is for. All methods raise UnavailableError
-when the server does not answer or the ledger is being rebuilt; a rebuild deletes claims and planned
-starts, and nothing else of this.
+does not change. Opening either claims its devices in the same step; the claim ends when it is
+closed, or when its pod gets a reservation. All methods raise UnavailableError when the server does
+not answer or the ledger is being rebuilt. A rebuild deletes claims and planned starts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +28,7 @@ from shared.model.leases.preemption import (
 from shared.model.names import DeviceUuid
 
 PAST_S = 24 * 3600.0
-"""How long ago the ended preemptions that are read may have ended, by default."""
+"""The default of how long ago the ended preemptions that are read may have ended."""
 
 _decode_preemption = msgspec.json.Decoder(Preemption).decode
 _decode_start = msgspec.json.Decoder(StoredStart).decode
@@ -38,16 +37,14 @@ _decode_budget = msgspec.json.Decoder(BudgetChanged).decode
 
 
 class Preemptions(LedgerPart):
-    """Preemptions that planners write, and binders carry out."""
-
     async def acquire_leadership(self, service: str, name: str, *, ttl_s: float) -> bool:
-        """Return whether only the caller of its service may act, for `ttl_s` from now on."""
+        """Return whether this caller leads its service for `ttl_s` from now on."""
         return bool(await self._run("lead", service, name, round(ttl_s * 1000)))
 
     async def open(self, preemption: Preemption) -> bool:
         """Begin a preemption and claim its devices.
 
-        False if it has begun already, its pod or a device has a claim or a lease, the pod's
+        Returns False if it has begun already, its pod or a device has a claim or a lease, the pod's
         namespace has no quota for it, or its lease would be too large.
         """
         wanted = () if preemption.wanted is None else (preemption.wanted,)
@@ -59,7 +56,7 @@ class Preemptions(LedgerPart):
     async def open_start(self, start: StoredStart, *replaced: StoredStart) -> bool:
         """Store a planned start and claim its devices, in place of others as they were read.
 
-        False for the reasons of `open`, or if another caller has changed one of those.
+        Returns False for the reasons of `open`, or if another caller has changed one of `replaced`.
         """
         if not _can_be_stored(start.wanted):
             return False
@@ -69,7 +66,7 @@ class Preemptions(LedgerPart):
         return bool(await self._run("open_start", text(start), claims, [*read.values()]))
 
     async def close_start(self, start: StoredStart) -> bool:
-        """Remove a planned start and its claims; False: another caller has."""
+        """Remove a planned start and its claims; return False if another caller has."""
         return bool(await self._run("close_start", start.id, start.opened_at, start.pods))
 
     async def save(
@@ -78,7 +75,7 @@ class Preemptions(LedgerPart):
         preemption: Preemption,
         evictions: Sequence[EvictionRecord] = (),
     ) -> StoredPreemption | None:
-        """Write the next step with its evictions; None if another caller wrote one."""
+        """Write the next step with its evictions; return None if another caller wrote one."""
         texts = [text(eviction) for eviction in evictions]
         if not await self._run("save", preemption.id, read.version, text(preemption), texts):
             return None
@@ -87,7 +84,7 @@ class Preemptions(LedgerPart):
         )
 
     async def close(self, read: StoredPreemption) -> bool:
-        """End a preemption and its claim; False if another caller has written a step."""
+        """End a preemption and its claim; return False if another caller has written a step."""
         wanted = read.preemption.wanted
         pod = wanted.pod if wanted else ""
         return bool(await self._run("close", read.preemption.id, read.version, pod))
@@ -108,8 +105,7 @@ class Preemptions(LedgerPart):
     async def save_budget(self, budget: BudgetChanged) -> None:
         """Save the state of a namespace's budget, unless a newer one is stored.
 
-        It also decides which namespace comes first among those whose pods wait, and whether its new
-        pods may start at all.
+        It decides the order of namespaces whose pods wait, and whether new pods may start.
         """
         is_spent = budget.lease_class != LeaseClass.GUARANTEED
         must_wait = budget.new_pods != "admit"
@@ -136,7 +132,7 @@ def _can_be_stored(wanted: Iterable[Reservation]) -> bool:
 def _claims(
     wanted: Sequence[Reservation], at_once: Sequence[Mapping[str, int]], *, until: int
 ) -> list[tuple[object, ...]]:
-    """Return the claims of pods as the function takes them; of a device only the first has one."""
+    """Return the claims of pods; of several pods on a device, only the first claims it."""
     rows = list[tuple[object, ...]]()
     claimed = set[DeviceUuid]()
     for reservation, amounts in zip(wanted, at_once, strict=True):

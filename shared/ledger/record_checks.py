@@ -9,12 +9,12 @@ from shared.model.errors import UnavailableError
 from shared.model.leases.ledger import UnreadableRecord
 
 NODES_PER_CALL = 25
-"""Nodes that are read with their leases in 3 to 4 ms of the server: pods wait that long."""
+"""Nodes with their leases, in 3 to 4 ms of the server: pods wait that long."""
 WAITING_PER_CALL = 500
 
 
 class RecordChecks(LedgerPart):
-    """Reads the whole ledger, and closes one that is damaged, so that it is rebuilt."""
+    """Reads the whole ledger, and closes a damaged one, so that it is rebuilt."""
 
     async def check_policy(self) -> None:
         """Raise UnavailableError if the server may evict keys: nothing is served then."""
@@ -62,7 +62,7 @@ class RecordChecks(LedgerPart):
                 return unreadable
 
     async def close(self, generation: str, unreadable: Sequence[UnreadableRecord]) -> bool:
-        """Close the ledger, so that a binder rebuilds it; False if it is another one by now.
+        """Close the ledger, so that a binder rebuilds it; return False if it is another one by now.
 
         Records that cannot be read are remembered for 24 hours.
         """
@@ -70,6 +70,5 @@ class RecordChecks(LedgerPart):
         return bool(await self._connection.run("rebuild", "close", generation, names, state="any"))
 
     async def unreadable(self) -> list[UnreadableRecord]:
-        """Return the records that could not be read in the last 24 hours."""
         names = await self._connection.run("query", "unreadable")
         return [UnreadableRecord(*name.split(" ", 1)) for name in sorted(names)]

@@ -1,9 +1,8 @@
 """The records of the ledger, each declared once, as services and Lua functions exchange them; pure.
 
-A record is stored as a MessagePack array of its fields, in the order of their declaration. The
-functions know the position of a field by its name in capitals: `functions/common/layouts.lua` is
-generated from here. Each field has a place of its own, and a value that says that it does not
-apply; nothing is left out.
+A record is stored as a MessagePack array of its fields, in the order of their declaration.
+`functions/common/layouts.lua`, generated from here, gives functions each field's position under its
+name in capitals. Each field has a place of its own, and a value that says that it does not apply.
 
 Lists of texts that functions search are joined (`rows/joined_texts.py`).
 """
@@ -54,50 +53,45 @@ class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 class NodeRecord(Record, frozen=True):
-    """A node, and how much of its ordinary resources leases use."""
-
     version: Fence
     status: Annotated[int, Meta(ge=-1, le=1)]
-    """1: the API server has it; 0: only its agent, or leases; -1: it was removed."""
+    """1 if the API server has it, 0 if only its agent or leases do, -1 if it was removed."""
     number: Number
     """Differs between nodes of one name, one of which was removed."""
     name: NodeName
     resources: Annotated[str, Meta(max_length=MOST_NODE_BYTES)]
-    """Names of resources, each before a line feed."""
+    """Names, each before a line feed."""
     amounts: Annotated[tuple[float, ...], Meta(max_length=2 * MOST_NODE_RESOURCES)]
-    """The capacity and the use of each."""
+    """The capacity and the use of each resource."""
 
 
 class DeviceRecord(Record, frozen=True):
-    """A device, and what leases use of it."""
-
     memory_mib: Mib
     slots: Slots
     status: Annotated[int, Meta(ge=0, le=2)]
-    """1: it takes new shares; 0: it is unhealthy; 2: an annotation of its node excludes it."""
+    """1 if it takes new shares, 0 if it is unhealthy, 2 if an annotation of its node excludes
+    it."""
     unit_mib: Mib
     used_mib: Mib
     used_cores: Number
     shares: Number
     fence: Fence
     exclusive: bool
-    """One share has it exclusively."""
     is_claimed: bool
-    """A claim reserves it for a pod: see `ClaimRecord`."""
+    """Whether a claim reserves it for a pod: see `ClaimRecord`."""
     claimed_until: Number
-    """The second by which leases must end that may use it although it is claimed; 0: none may."""
+    """The second by which leases must end to use it although it is claimed; 0 if none may."""
     is_mig: bool
-    """It has MIG instances, not shares."""
     uuid: DeviceUuid
     node: NodeName
     slot_map: DeviceText
     """`1` for each slot, or position of `layout`, that leases use, up to the last one."""
     groups: DeviceText
-    """Anti-affinity groups of its leases, each between line feeds; empty if there is none."""
+    """Anti-affinity groups of its leases, each between line feeds; or empty."""
     layout: DeviceText
-    """The MIG layout that its leases require; empty if there is none."""
+    """The MIG layout that its leases require; or empty."""
     held: DeviceText
-    """What its agent has given out beyond the leases: a `Held` as JSON; empty if there is none."""
+    """What its agent has given out beyond the leases: a `Held` as JSON; or empty."""
 
 
 class NumbersRecord(Record, frozen=True):
@@ -106,16 +100,15 @@ class NumbersRecord(Record, frozen=True):
     state: LeaseState
     version: Fence
     reserved_version: Fence
-    """The version that it was reserved with."""
     created_at: Seconds
     expires_at: Seconds
     """Of a reservation; 0 later."""
     activated_at: Seconds
-    """0: it has not been active."""
+    """0 if it has not been active."""
     resized_at: Seconds
-    """0: it was not."""
+    """0 if it was not."""
     grants: Annotated[tuple[int, ...], Meta(max_length=2 * MOST_SHARES)]
-    """The slot (`NO_SLOT`: it has none) and the fence of each share."""
+    """The slot, or `NO_SLOT`, and the fence of each share."""
 
 
 class RequestRecord(Record, frozen=True):
@@ -124,13 +117,13 @@ class RequestRecord(Record, frozen=True):
     pod: PodUid
     namespace: Namespace
     gang: str
-    """Escaped; empty if there is none."""
+    """Escaped; or empty."""
     groups: Annotated[str, Meta(max_length=MOST_GROUPS_BYTES)]
     """Anti-affinity groups, each but the last before a line feed."""
     resources: Annotated[str, Meta(max_length=MOST_LEASE_BYTES)]
     """The name, escaped, and the amount of each ordinary resource, as a JSON array."""
     limited_run_s: float
-    """How long its pod may run, where quotas limit that; infinity: without an end; 0: they do
+    """How long its pod may run, where quotas limit that; infinity without an end; 0 where they do
     not, as for a ResourceClaim or a pod that its node runs for ever."""
 
 
@@ -142,25 +135,23 @@ class BookingRecord(Record, frozen=True):
     cores_percent: Percent
     shares: Count
     slots: Count
-    """New slots."""
+    """New ones."""
     sharing: SharingPolicy
     most_shares: Count
-    """Slots that the dialect has on the device; 0: those of the device."""
+    """Slots that the dialect has on the device; 0 for those of the device."""
     layout: ShortText
 
 
 class DemandRecord(Record, frozen=True):
-    """What a lease takes of the devices of a node."""
-
     node: NodeName
     bookings: Annotated[tuple[BookingRecord, ...], Meta(max_length=MOST_SHARES)]
     slots: Annotated[tuple[int, ...], Meta(max_length=2 * MOST_SHARES)]
     """For each share the number of its booking, from 1, and that of its slot among the new ones of
-    the device: 0, it takes none; below 0, -1 less its position in the MIG layout."""
+    the device; 0 if it takes none; below 0, -1 less its position in the MIG layout."""
 
 
 class LeaseRecord(Record, frozen=True):
-    """A lease. Functions pass the last two on as they are."""
+    """A lease; functions do not read the last two fields."""
 
     numbers: NumbersRecord
     request: RequestRecord
@@ -171,12 +162,10 @@ class LeaseRecord(Record, frozen=True):
 
 
 class WaitingRecord(Record, frozen=True):
-    """A pod that waits, with its verdict."""
-
     group: str
-    """The group of equal smallest needs with which it is offered capacity; `-`: it is not."""
+    """The group of equal smallest needs with which it is offered capacity; `-` if it is not."""
     order: str
-    """Its sort key, by priority and age."""
+    """The sort key, by priority and age."""
     verdict: Number
     """The capacity number of the state that its verdict is about."""
     since: Seconds
@@ -185,12 +174,12 @@ class WaitingRecord(Record, frozen=True):
     gang: str
     """Escaped; empty if it may run alone."""
     need: str
-    """`group`, whether or not it is offered anything."""
+    """`group`, even if it is offered nothing."""
     namespace: Namespace
 
 
 class LimitsRecord(Record, frozen=True):
-    """Limits of a quota, on all devices or on those of a model."""
+    """Limits on all devices or on those of a model."""
 
     cores_milli: Limit
     milli_gpu: Limit
@@ -199,8 +188,6 @@ class LimitsRecord(Record, frozen=True):
 
 
 class QuotaRecord(Record, frozen=True):
-    """The quota of a namespace."""
-
     limits: LimitsRecord
     models: Annotated[tuple[tuple[LongText, LimitsRecord], ...], Meta(max_length=MOST_ENTRIES)]
     only_models: bool
@@ -211,8 +198,6 @@ class QuotaRecord(Record, frozen=True):
 
 
 class UsageRecord(Record, frozen=True):
-    """What the leases of a namespace use, of all devices or of those of a model."""
-
     cores_milli: Number
     milli_gpu: Number
     memory_mib: Number
@@ -230,7 +215,7 @@ class ChargeRecord(Record, frozen=True):
 
 
 class ChargesRecord(Record, frozen=True):
-    """What a lease was charged when it began: it ends with that, whatever changed meanwhile."""
+    """What a lease was charged when it began; the same is taken back when it ends."""
 
     namespace: Namespace
     by_model: dict[LongText, ChargeRecord] | tuple[()]
@@ -248,7 +233,7 @@ class ClaimRecord(Record, frozen=True):
     reserved: tuple[Number, ...]
     """How much of each is reserved."""
     until: Number
-    """The second by which leases must end that may use its devices; 0: none may."""
+    """The second by which leases must end that may use its devices; 0 if none may."""
 
 
 class RepellingRecord(Record, frozen=True):
@@ -258,7 +243,7 @@ class RepellingRecord(Record, frozen=True):
     """Of its reservation."""
     node: NodeName
     is_wide: bool
-    """It may repel pods on other nodes, or of any namespace."""
+    """Whether it may repel pods on other nodes, or of any namespace."""
     terms: Annotated[str, Meta(max_length=MOST_REPELLING_BYTES)]
     """As JSON."""
 
@@ -269,7 +254,7 @@ class EntitlementRecord(Record, frozen=True):
     is_spent: bool
     weight: Number
     must_wait: bool
-    """Its new pods are queued."""
+    """Whether its new pods are queued."""
 
 
 class SizeRecord(Record, frozen=True):
@@ -280,8 +265,6 @@ class SizeRecord(Record, frozen=True):
 
 
 class UnsyncedRecord(Record, frozen=True):
-    """A lease whose node or annotations may be outdated after a resize."""
-
     version: Fence
     resized_at_ms: Number
 
@@ -294,16 +277,12 @@ class ExpiringRecord(Record, frozen=True):
 
 
 class BudgetRecord(Record, frozen=True):
-    """The state of a namespace's budget."""
-
     reported_at: Seconds
     budget: str
     """A `BudgetChanged`, as JSON."""
 
 
 class PreemptionRecord(Record, frozen=True):
-    """A preemption in progress."""
-
     version: Number
     preemption: str
     """A `Preemption`, as JSON."""

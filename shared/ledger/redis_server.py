@@ -1,4 +1,4 @@
-"""A running Redis or Valkey server: its state for diagnosis, and its users as an administrator."""
+"""A Redis or Valkey server: its state for diagnosis, and its users as an administrator."""
 
 import asyncio
 import time
@@ -25,14 +25,14 @@ _REPLAYED_COMMANDS = (
     ("HSET", _KEY, "field", "0"), ("HDEL", _KEY, "field"), ("DEL", _KEY), ("SADD", _KEY, "0"),
     ("ZADD", _KEY, "0", "0"), ("XADD", _KEY, "*", "field", "0"), ("PEXPIREAT", _KEY, "1"),
 )  # fmt: skip
-"""Commands in a server's append-only file: each family of keys, and each kind of write."""
+"""As in a server's append-only file: each family of keys, and each kind of write."""
 _FAITHFUL_VALKEY = (9, 1)
 """From this version on, Valkey replays its append-only file with all rights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisFacts:
-    """The state of a Redis or Valkey server; what it does not report is empty."""
+    """The state of a server; what it does not report is empty."""
 
     program: str = "Redis"
     """Redis or Valkey."""
@@ -42,7 +42,7 @@ class RedisFacts:
     appendonly: str = ""
     maxmemory_policy: str = ""
     last_write_succeeded: bool = True
-    """Whether its last write to disk succeeded."""
+    """To disk."""
     replay_refusal: str = ""
     """The server's reason why its user `default` may not run a command of its append-only file.
 
@@ -85,7 +85,7 @@ async def redis_facts(
 async def _connected(
     url: str, credentials: ClientCredentials, timeout_s: float = DIAGNOSIS_TIMEOUT_S
 ) -> AsyncIterator[Any]:
-    """Yield a client for `timeout_s` seconds; what the server refuses is an UnavailableError."""
+    """Yield a client for `timeout_s`; what the server refuses is an UnavailableError."""
     client = redis.asyncio.Redis.from_pool(connection_pool(url, credentials, timeout_s=timeout_s))
     try:
         async with asyncio.timeout(timeout_s):
@@ -131,7 +131,7 @@ async def default_user_refusal(client: Any) -> str:
 async def set_users(
     url: str, credentials: ClientCredentials, users: Sequence[Sequence[str]]
 ) -> None:
-    """Set users' rights: for each its name and the words of an ACL rule; others stay as they are.
+    """Set users' rights, for each its name and the words of an ACL rule; others stay.
 
     Connections stay open. Raises UnavailableError if the server rejects our login or a rule.
     """
@@ -147,7 +147,7 @@ async def reload_certificate(url: str, credentials: ClientCredentials, directory
 
 
 async def ping(url: str, credentials: ClientCredentials) -> None:
-    """Connect, log in and get a reply. Raises UnavailableError with the reason if that fails."""
+    """Connect, log in and get a reply. Raises UnavailableError if that fails."""
     await _execute_all(url, credentials, [("PING",)])
 
 

@@ -13,9 +13,9 @@ from shared.ledger.function_library import Library
 from shared.model.errors import ConflictError, PermissionDeniedError, RequestError, UnavailableError
 
 _BUG_CODES = frozenset({"CROSSSLOT", "NOPROTO"})
-"""Error codes that a wrong function causes, whatever the state of the server."""
+"""Codes that a wrong function causes, whatever the state of the server."""
 _NOT_SERVED = ("NOTREADY", "FORMAT", "LOSTWRITES", "LOSTRECORDS", "WRONGTYPE")
-"""The functions' errors while the server responds but its ledger cannot be used."""
+"""Errors of functions while the server responds but its ledger cannot be used."""
 
 
 KEEPS_KEYS = "noeviction"
@@ -24,7 +24,7 @@ SET_POLICY = f"redis-cli config set maxmemory-policy {KEEPS_KEYS}, and in its co
 
 
 class RebuildPendingError(UnavailableError):
-    """The ledger was lost, or has an older format, and a binder has not rebuilt it yet."""
+    """The ledger was lost, or has an older format, and is not rebuilt yet."""
 
 
 def is_served(error: Exception, translated: Exception) -> bool:
@@ -33,7 +33,6 @@ def is_served(error: Exception, translated: Exception) -> bool:
 
 
 def lacks_functions(error: Exception) -> bool:
-    """Return whether the server does not have a function that was called."""
     return isinstance(error, ResponseError) and "Function not found" in str(error)
 
 
@@ -71,8 +70,8 @@ def _code(error: ResponseError, text: str) -> str:
 def _is_bug(error: ResponseError, text: str) -> bool:
     """Return whether a function of ours is wrong, as opposed to a state of the server.
 
-    The library moves a code that it knows from the text to `status_code`. `ERR` is what a server
-    uses for all other errors; those of functions contain `user_function`.
+    The library moves a code that it knows from the text to `status_code`. Servers use `ERR` for all
+    other errors; those of functions contain `user_function`.
     """
     code = _code(error, text)
     if code == "ERR":
@@ -101,11 +100,11 @@ _UNREADY = {
     "NOTREADY 0": "is being rebuilt; a binder does it as soon as it has the list of pods, then the "
     "same call succeeds",
 }
-"""What the functions' errors mean, by their words."""
+"""The functions' errors by their words."""
 
 
 def _unavailability(error: Exception, text: str) -> str:
-    """Explain why no connection is possible, or no function can be called, if that is known."""
+    """Explain why no connection is possible, or no function can be called, or return ""."""
     if lacks_functions(error):
         return (
             " does not have the functions of this version: a binder of this version loads them; "

@@ -20,13 +20,13 @@ class LedgerReading:
 
     generation: str = ""
     is_of_one_moment: bool = True
-    """Whether nothing changed while it was read; what one node has is always of one moment."""
+    """Whether nothing changed while it was read; what one node has always is."""
     nodes: tuple[NodeTotals, ...] = ()
     quotas: QuotaTotals = field(default_factory=QuotaTotals)
     preemption_claims: Mapping[NodeName, Mapping[str, int]] = field(default_factory=dict)
-    """The nodes' ordinary resources that are reserved for pods for which others are evicted."""
+    """Ordinary resources that are reserved for pods for which others are evicted."""
     fair_share: FairShare = field(default_factory=FairShare)
-    """The usage that orders the waiting pods, as the ledger stores it."""
+    """As the ledger stores it."""
     unreadable: tuple[UnreadableRecord, ...] = ()
 
     @property
@@ -38,12 +38,10 @@ class LedgerReading:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One violation of an invariant."""
-
     invariant: str
     subject: str
     text: str
-    """Description, with both numbers."""
+    """With both numbers."""
     settles_s: float = 0.0
     """How long it may last in a healthy system."""
 
@@ -158,5 +156,5 @@ def _compare_totals(uuid: str, stored: DeviceUse | None, summed: DeviceUse) -> I
 
 
 NODE_CHECKS = (device_totals,)
-"""Those of what is read of one node, at one moment."""
+"""Those of one node, read at one moment."""
 CHECKS = (*NODE_CHECKS, node_totals, quota_usage, quota_charges, fair_shares)

@@ -32,14 +32,12 @@ _decode_budget = msgspec.json.Decoder(BudgetChanged).decode
 
 
 class WaitingPods(LedgerPart):
-    """Pods that cannot be placed yet, with their verdicts, and offers to them."""
-
     async def enqueue(self, verdicts: Sequence[WaitingPod]) -> WaitResult:
         """Add waiting pods; return those that need not wait, and those whose reason has changed.
 
         A pod is stale, to be decided again, if something was freed after the state that its verdict
-        is about, on a node that may now have room for it. A pod that holds a lease (reserved by a
-        call whose answer was lost, say) keeps it. One that is gone is not stored.
+        is about, on a node that may now have room for it. A pod that holds a lease (say, from a
+        call whose answer was lost) keeps it. One that is gone is not stored.
         """
         stale: list[PodUid] = []
         leased: list[PodUid] = []
@@ -59,7 +57,6 @@ class WaitingPods(LedgerPart):
         )
 
     async def load(self, pods: Sequence[PodUid] | None = None) -> list[WaitingPod]:
-        """Return the pods that wait: all, or those among `pods`."""
         if pods is not None:
             _, rows = await self._connection.run("list_waiting", "pods", pods)
             return list(readable(as_waiting_pod, rows))
@@ -73,14 +70,13 @@ class WaitingPods(LedgerPart):
                 return list(pods_by_uid.values())
 
     async def uids(self) -> list[PodUid]:
-        """Return the uids of all pods that wait."""
         return [PodUid(pod) for pod in await self._connection.run("list_waiting", "uids")]
 
     async def remove(self, pods: Sequence[PodUid]) -> None:
         """Remove waiting pods that are gone.
 
         They are remembered for ten minutes, and the newest 10,000 for longer: nothing more is
-        stored for them, whatever is still under way. From now on no gang counts them, although they
+        stored for them, whatever is still under way. No gang counts them any more, although they
         may hold leases until their containers have ended.
         """
         for batch in in_batches(pods):
@@ -92,7 +88,6 @@ class WaitingPods(LedgerPart):
             await self._connection.run("wait", "bound", batch)
 
     async def list_gone(self, pods: Sequence[PodUid]) -> set[PodUid]:
-        """Return those of the pods that are remembered as gone."""
         uids: set[PodUid] = set()
         for batch in in_batches(pods):
             uids.update(await self._connection.run("query", "gone", batch))
@@ -155,28 +150,25 @@ def _encoded(waiting: Iterable[WaitingPod]) -> list[list[Any]]:
 class GatedPods(LedgerPart):
     """Pods at their budget's scheduling gate, as binders share them.
 
-    A copy of what the API server knows, so that no search is needed when a budget is refilled: the
-    watcher reports each gated pod again and again. Usable whether or not the ledger is ready.
+    A copy of what the watcher reports again and again, so that a refilled budget needs no search.
+    Usable whether or not the ledger is ready.
     """
 
     async def save(self, pods: Sequence[PodGated]) -> None:
-        """Save pods; a pod that is there already is replaced."""
         rows = [(pod.namespace, pod.pod, text(pod)) for pod in pods]
         await self._run("save", rows)
 
     async def remove(self, namespace: Namespace, pods: Sequence[PodUid]) -> None:
-        """Remove pods of a namespace."""
         await self._run("remove", namespace, pods)
 
     async def namespaces(self) -> dict[Namespace, BudgetChanged | None]:
-        """Return the namespaces with gated pods, and the state of their budgets if it is known."""
+        """Return the namespaces with gated pods, and the states of their budgets, or None."""
         return {
             Namespace(name): next(readable(_decode_budget, [stored]), None) if stored else None
             for name, stored in await self._read("namespaces")
         }
 
     async def load(self, namespace: Namespace) -> list[PodGated]:
-        """Return the gated pods of a namespace, in no order."""
         return list(readable(_decode_gated, await self._read("list", namespace)))
 
     async def _run(self, *args: object) -> Any:

@@ -53,7 +53,7 @@ class AccountWrite:
 
 
 class AccountKeys:
-    """The keys of all accounts, beside those of the ledger of leases with this prefix."""
+    """The keys of accounts, beside those of the ledger of leases with this prefix."""
 
     def __init__(self, ledger_prefix: str) -> None:
         self.tenures = f"{ledger_prefix}tenures"
@@ -67,7 +67,6 @@ class AccountKeys:
         self.open = f"{prefix}open"
 
     def of(self, kind: str, name: str) -> str:
-        """Return the key of one kind of records of a namespace, or of a tenure."""
         return f"{self.prefix}{kind}:{name}"
 
 
@@ -176,7 +175,6 @@ def _tenure_commands(keys: AccountKeys, update: AccountUpdate) -> Iterable[Seque
 
 
 def decode_account(row: Sequence[Any]) -> Account:
-    """Decode one row of `budgets.lua`."""
     namespace, revision, tenures, charged, ended, state, windows, budget = row
     charged_ms = dict(pairs(charged))
     ended_ms = dict(pairs(ended))
@@ -195,23 +193,21 @@ def decode_account(row: Sequence[Any]) -> Account:
 
 
 def decode_window(text: str) -> BudgetWindow:
-    """Decode a window."""
     return msgspec.json.decode(text, type=BudgetWindow)
 
 
 def decode_charge_entry(id_: str, text: str) -> ChargeEntry:
-    """Decode an entry of the stream, with its id and instant."""
+    """Decode an entry of the stream, whose ID is its instant."""
     entry = msgspec.json.decode(text, type=ChargeEntry)
     return replace(entry, id=id_, ts_ms=instant_of(id_))
 
 
 def instant_of(entry_id: str) -> int:
-    """Return the instant in ms that a stream entry's id names."""
+    """Return the instant in ms of a stream entry's ID."""
     return int(entry_id.partition("-")[0])
 
 
 def pairs(flat: Sequence[str]) -> Iterable[tuple[str, str]]:
-    """Pair a flat list of fields and values."""
     return zip(flat[::2], flat[1::2], strict=True)
 
 

@@ -1,8 +1,7 @@
 """Texts that the ledger joins with separators, escaped so that no separator occurs in them; pure.
 
 Anti-affinity groups and names of resources are joined with line feeds, gangs and pods with `|`. An
-escaped text contains neither and is not empty; two texts are equal if and only if their escaped
-ones are.
+escaped text is not empty; two texts are equal if and only if their escaped ones are.
 """
 
 from collections.abc import Iterable
@@ -17,7 +16,6 @@ def escaped(text: str) -> str:
 
 
 def unescaped(text: str) -> str:
-    """Return the text that was escaped."""
     if "\\" not in text:
         return text
     if text == _EMPTY:
@@ -37,5 +35,4 @@ def joined_texts(texts: Iterable[str]) -> str:
 
 
 def split_texts(text: str) -> list[str]:
-    """Return the texts that were joined."""
     return list(map(unescaped, text.split("\n"))) if text else []

@@ -38,11 +38,11 @@ from shared.model.leases.ledger import Reservation, TooLarge
 from shared.model.names import NodeName
 
 _GRANT_BYTES = 12
-"""Of a slot and a fence, at most."""
+"""At most, of a slot and a fence."""
 _NUMBERS_BYTES = 80
-"""Of `NumbersRecord` without grants, at most."""
+"""At most, of `NumbersRecord` without grants."""
 _UNENCODABLE = (RequestError, OverflowError, UnicodeEncodeError, *UNDECODABLE)
-"""What is raised for numbers and texts that are beyond their bounds."""
+"""Raised for numbers and texts beyond their bounds."""
 
 _encode_json = msgspec.json.Encoder(order="deterministic").encode
 _pack = msgspec.msgpack.Encoder().encode
@@ -58,12 +58,12 @@ _requested = attrgetter(*_REQUESTED)
 
 
 def text(value: Any) -> str:
-    """Return `value` as JSON text, the same for equal values."""
+    """Return JSON text that is the same for equal values."""
     return _encode_json(value).decode()
 
 
 def joined(pieces: Sequence[bytes]) -> tuple[list[int], bytes]:
-    """Return where each of the pieces begins and ends when they are joined, and the whole."""
+    """Return the bounds of the pieces when they are joined, and the whole."""
     return list(accumulate(map(len, pieces), initial=0)), b"".join(pieces)
 
 
@@ -111,7 +111,7 @@ def _booking(booking: Booking, shares: Sequence[Share]) -> BookingRecord:
 
 
 def _slot_number(share: Share, slots_given: dict[str, int]) -> int:
-    """Number the slot of a share among those its pod gets of the device; 0: it takes none.
+    """Number the slot of a share among those its pod gets of the device, or return 0 for none.
 
     For a MIG instance, -1 - its position in the layout.
     """
@@ -148,7 +148,6 @@ def _description_of(of: LeaseDescription) -> LeaseDescription:
 
 
 def encode_resources(resources: Mapping[str, int]) -> str:
-    """Return ordinary resources as the text that a lease stores."""
     for name, amount in resources.items():
         check_amount(name, amount)
     return text([part for item in resources.items() for part in (escaped(item[0]), item[1])])
@@ -180,7 +179,7 @@ def encode_reservation(
 
 
 def encode_repelled(terms: Sequence[AntiAffinityTerm]) -> tuple[bool, str] | None:
-    """Pack a pod's required anti-affinity: whether it may concern any node or pod, and terms."""
+    """Pack required anti-affinity: whether it may concern any node or pod, and the terms."""
     if not terms:
         return None
     is_wide = any(term.all_namespaces or term.topology_key != HOSTNAME for term in terms)
@@ -208,7 +207,7 @@ def new_lease(
 
 
 def _granted(shares: Sequence[Share], grants: Iterator[int]) -> tuple[Share, ...]:
-    """Return shares with their slots and fences, which `grants` has in turn."""
+    """Return shares with the slots and fences that `grants` has in turn."""
     return tuple(
         structs.replace(share, slot=None if slot == NO_SLOT else slot, fence=fence)
         for share, slot, fence in zip(shares, grants, grants, strict=False)
@@ -238,7 +237,7 @@ def _reason(error: Exception) -> str:
 
 
 def encode_lease(lease: Lease) -> bytes:
-    """Pack a lease as it is. Raises an error of `_UNENCODABLE` if a part is beyond its bounds."""
+    """Pack a lease. Raises an error of `_UNENCODABLE` if a part is beyond its bounds."""
     numbers = NumbersRecord(
         state=lease.state,
         version=lease.version,
@@ -267,7 +266,6 @@ def encode_lease(lease: Lease) -> bytes:
 
 
 def decode_lease(value: bytes) -> Lease:
-    """Unpack a stored lease."""
     record = _unpack(value)
     numbers = record.numbers
     request = record.request

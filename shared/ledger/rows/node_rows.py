@@ -26,7 +26,6 @@ _decode_device = msgspec.msgpack.Decoder(DeviceRecord).decode
 
 
 def node_use(node: NodeRecord) -> NodeUse:
-    """Return how much leases use of a node's ordinary resources."""
     used = {
         name: int(amount)
         for name, amount in zip(_resource_names(node.resources), node.amounts[1::2], strict=True)
@@ -36,7 +35,6 @@ def node_use(node: NodeRecord) -> NodeUse:
 
 
 def device_use(device: DeviceRecord) -> DeviceUse:
-    """Return what leases use of a device."""
     return DeviceUse(
         memory_mib=device.used_mib,
         cores_percent=device.used_cores,
@@ -71,7 +69,7 @@ def _decode_devices(devices: str) -> Iterator[Device]:
 
 
 _LEASE_COUNT = 7
-"""Where a row has it."""
+"""Its index in a row."""
 
 
 class _Served(msgspec.Struct):
@@ -83,9 +81,9 @@ _decode_served = msgspec.json.Decoder(tuple[str, ...] | _Served).decode
 
 
 def encode_node_facts(facts: NodeFacts) -> list[object]:
-    """Pack a node's facts: all, those that decide placement, its room, excluded devices, pods.
+    """Pack all facts, and apart those that decide placement, room, excluded devices, pods.
 
-    And whether pods on it may keep pods off other nodes.
+    Last comes whether pods on the node may keep pods off other nodes.
     """
     repelling, facts = facts.repelling_pods, replace(facts, repelling_pods=())
     rules = replace(facts, allocatable={}, used_by_others={})
@@ -103,7 +101,6 @@ def _counted(amount: int) -> int:
 
 
 def encode_device_report(report: DeviceReported) -> list[object]:
-    """Pack a node's devices, and the fences that its agent has honoured."""
     fences = dict(report.fences)
     for allocation in report.allocations:
         for share in allocation.lease.shares:
@@ -133,22 +130,17 @@ def encode_device_report(report: DeviceReported) -> list[object]:
 
 
 def as_node(row: Sequence[Any]) -> NodeRecord:
-    """Return a node of a reply."""
     return msgspec.convert(row, NodeRecord)
 
 
 def as_device(row: Sequence[Any]) -> DeviceRecord:
-    """Return a device of a reply."""
     return msgspec.convert(row, DeviceRecord)
 
 
 def decode_node_rows(
     rows: Iterable[Sequence[Any]], leases: Iterator[bytes]
 ) -> Iterator[NodeTotals]:
-    """Decode rows of `read_nodes.lua`, and as many of the leases that follow as each counts.
-
-    What cannot be read is left out.
-    """
+    """Decode rows of `read_nodes.lua` with their leases; what cannot be read is left out."""
     return readable(
         lambda of_node: _decode_node_totals(*of_node),
         ((row, list(islice(leases, row[_LEASE_COUNT]))) for row in rows),
@@ -181,12 +173,11 @@ def _decode_node_totals(row: Sequence[Any], leases: Iterable[bytes]) -> NodeTota
 
 
 def is_known(row: Sequence[Any]) -> bool:
-    """Whether the API server has the node in this row of `read_nodes.lua`."""
+    """Return whether the API server has the node in this row of `read_nodes.lua`."""
     return bool(row[2])
 
 
 def decode_change(position: str, fields: Mapping[bytes, bytes]) -> LedgerChange:
-    """Decode one entry of the feed."""
     changed_nodes = [*readable(_decode_node, cut(fields[b"n"]))]
     uses = {node.name: node_use(node) for node in changed_nodes}
     devices = [*readable(_decode_device, cut(fields[b"d"]))]
@@ -218,7 +209,7 @@ def decode_change(position: str, fields: Mapping[bytes, bytes]) -> LedgerChange:
 
 
 def _facts_with(stored: str, repelling: str) -> NodeFacts:
-    """Decode facts; `repelling` pods count as those do that the watcher has reported."""
+    """Decode facts; `repelling` pods count like those that the watcher has reported."""
     facts = _decode_facts(stored)
     terms = set(chain.from_iterable(_decode_terms(repelling)))
     if not terms:

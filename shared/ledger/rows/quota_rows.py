@@ -25,7 +25,7 @@ _decode_charges = msgspec.msgpack.Decoder(ChargesRecord).decode
 
 
 def encode_quota(quota: Quota) -> list[object]:
-    """Return a quota as `quotas.lua` takes it: its name and its record."""
+    """Return the name and the record of a quota, as `quotas.lua` takes them."""
     record = QuotaRecord(
         limits=_limits_record(quota.limits),
         models=tuple((name, _limits_record(limits)) for name, limits in quota.models),
@@ -58,7 +58,6 @@ def decode_excesses(rows: Any) -> tuple[QuotaExcess, ...]:
 def decode_quota_totals(
     quotas: Sequence[bytes], held: Sequence[bytes], charges: Sequence[bytes]
 ) -> QuotaTotals:
-    """Decode quotas with used and charged amounts."""
     return QuotaTotals(
         quotas=dict(_decoded(quotas, lambda name, value: (name, _quota(name, value)))),
         used=dict(_decoded(held, lambda name, value: (name, _used(value)))),

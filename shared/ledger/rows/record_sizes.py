@@ -1,6 +1,6 @@
-"""What a record of the ledger may have at most, for Python and Lua; pure.
+"""The largest records of the ledger, for Python and Lua; pure.
 
-Whatever would be larger is refused where it is encoded, and again where a function writes it.
+Anything larger is refused where it is encoded, and again where a function writes it.
 """
 
 from shared.model.errors import RequestError
@@ -8,17 +8,17 @@ from shared.model.errors import RequestError
 MOST_LEASE_BYTES = 131_072
 """Half of what Kubernetes allows all annotations of a pod, one of which is a copy of the lease."""
 MOST_GROUPS_BYTES = 8_192
-"""Of the anti-affinity groups of a lease."""
+"""Of a lease."""
 MOST_DEVICE_BYTES = 1_048_576
 """Groups of 128 leases, and the slots."""
 MOST_NODE_BYTES = 65_536
-"""Names and amounts of a node's resources."""
+"""Names and amounts of resources."""
 MOST_NODE_RESOURCES = 1_000
 """Lua's stack has room for the amounts of so many."""
 MOST_SLOT = 65_535
 """The highest slot of a device, or position of an MIG instance."""
 MOST_NAME_BYTES = 1_024
-"""Of the name of a node, or the UUID of a device."""
+"""Of a node, or the UUID of a device."""
 MOST_MIB = 2**31 - 1
 """Of a device, or of what leases use of it."""
 MOST_AMOUNT = 2**53 - 1
@@ -37,7 +37,6 @@ def check_size(what: str, size: int, most: int) -> None:
 
 
 def too_large(what: str, size: int, most: int) -> str:
-    """Return the reason of a refusal."""
     return f"{what} would have {size} bytes, and the ledger stores at most {most}"
 
 
@@ -48,4 +47,4 @@ def check_amount(what: str, amount: int) -> None:
 
 
 LIMITS = {name: value for name, value in sorted(globals().items()) if name.startswith("MOST_")}
-"""The limits by name, as `constants.lua` has them."""
+"""As `constants.lua` has them."""

@@ -1,4 +1,4 @@
-"""Records that cannot be decoded: whoever reads many goes on with the others; pure."""
+"""Records that cannot be decoded: readers of many go on with the others; pure."""
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
@@ -20,14 +20,14 @@ UNREADABLE = (
     AttributeError,
     OverflowError,
 )
-"""What decoding arbitrary bytes raises."""
+"""Raised when arbitrary bytes are decoded."""
 
 _SIZE = struct.Struct("<I")
 _decode_lengths = msgspec.msgpack.Decoder(list[int]).decode
 
 
 def readable(decode: Callable[[V], T], values: Iterable[V]) -> Iterator[T]:
-    """Decode values, and leave those out that cannot be decoded."""
+    """Decode values, and leave out those that cannot be decoded."""
     for value in values:
         try:
             decoded = decode(value)

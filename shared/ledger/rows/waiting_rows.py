@@ -37,7 +37,7 @@ def group_of(request: PodRequest) -> str:
 
 
 def order_of(queued: PodQueued) -> str:
-    """Return the sort key of a pod, of one length: highest priority first, then oldest."""
+    """Return a sort key of fixed length: highest priority first, then oldest."""
     created_at = min(max(0.0, queued.created_at), _LATEST_S)
     return f"{rank_of(queued.request.priority):010d}:{created_at:014.3f}"
 
@@ -66,13 +66,12 @@ def encode_waiting_pod(waiting: WaitingPod) -> list[Any]:
 
 
 def gang_of(queued: PodQueued) -> str:
-    """Name the gang that the pod waits with, escaped, or nothing if it may run alone."""
+    """Return the pod's gang, escaped, or "" if it may run alone."""
     gang = queued.request.gang
     return escaped(gang.name) if gang and gang.min_member > 1 else ""
 
 
 def as_waiting_pod(row: Sequence[Any]) -> WaitingPod:
-    """Return a waiting pod of a reply."""
     record = msgspec.convert(row, WaitingRecord)
     queued, refusal = _decode_record(record.record)
     return WaitingPod(
@@ -85,7 +84,6 @@ def as_waiting_pod(row: Sequence[Any]) -> WaitingPod:
 
 
 def decode_queued(record: str) -> PodQueued:
-    """Decode the pod of a `WaitingRecord.record`."""
     return _decode_record(record)[0]
 
 

@@ -87,7 +87,7 @@ def _used_and_allowed(
 
 
 def _state_before(account: Account, budget: Budget) -> BudgetState:
-    """Return the previous state: a new calendar window starts with OK."""
+    """Return the previous state; a new calendar window starts with OK."""
     return account.state.state if _state_continues(account, budget) else BudgetState.OK
 
 
@@ -97,7 +97,7 @@ def _state_continues(account: Account, budget: Budget) -> bool:
 
 
 def _exhausted_before(account: Account, budget: Budget, remaining: int | None) -> int:
-    """Return when an exhausted budget was exhausted, as stored; or 0."""
+    """Return when an exhausted budget was exhausted, as stored, or 0."""
     if remaining is None or remaining > 0 or not _state_continues(account, budget):
         return 0
     return account.state.exhausted_ms

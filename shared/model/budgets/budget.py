@@ -35,7 +35,7 @@ def amount(units: int, currency: str) -> str:
 
 
 class WeightMode(StrEnum):
-    """How the parts of a device's cores and memory become one weight."""
+    """How a device's cores and memory become one weight."""
 
     DOMINANT = "dominant"
     """The larger of the two."""
@@ -73,8 +73,6 @@ class BudgetState(StrEnum):
 
 
 class LeaseClass(StrEnum):
-    """The preemption class of a namespace's leases."""
-
     GUARANTEED = "guaranteed"
     RECLAIMABLE = "reclaimable"
     EXPIRED = "expired"
@@ -107,11 +105,12 @@ class Budget:
     limit_units: int | None = None
     """None if usage is counted without a limit."""
     currency: str = ""
-    """Of a budget in money: one unit of it is 60 GPU-minutes, times each model's price."""
+    """One unit of money is 60 GPU-minutes, times each model's price; empty without money."""
     policy: BudgetPolicy = BudgetPolicy()
     weight_mode: WeightMode = WeightMode.DOMINANT
     uncapped_core_percent: int | None = None
-    """What a share without a core limit counts as, per device; None for as much as its memory."""
+    """What a share without a core limit counts as, per device, or None for as much as its
+    memory."""
     warn_at: tuple[int, ...] = (80, 95)
     debt_limit_units: int | None = None
     """None if the state is never overdrawn."""
@@ -130,7 +129,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChargedLease:
-    """One lease as the budget is charged for it."""
+    """A lease as its budget is charged for it."""
 
     id: str
     pod: PodUid
@@ -148,7 +147,7 @@ class ChargedLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetWindow:
-    """One period of one namespace. A closed window never changes."""
+    """One period of a namespace. A closed window never changes."""
 
     id: str
     start_ms: int
@@ -165,7 +164,7 @@ class BudgetWindow:
 
     @property
     def place(self) -> tuple[int, bool]:
-        """Return the sort key of windows; of two with the same start, the open one comes last."""
+        """The sort key; of two windows with the same start, the open one comes last."""
         return (self.start_ms, not self.closed)
 
     @property
@@ -177,7 +176,7 @@ class BudgetWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChargeEntry:
-    """One charge of a namespace; the store adds its ID and time."""
+    """The store adds its ID and time."""
 
     window: str
     kind: str
@@ -205,23 +204,23 @@ class StoredBudgetState:
     since_ms: int = 0
     window: str = ""
     shape: str = ""
-    """The part of the policy that determines windows. While it is equal, the open window goes on.
-    """
+    """The part of the policy that determines windows. While it is equal, the open window goes
+    on."""
     restored_ms: int = 0
-    """The account was restored from a copy that covers the time before; 0 if it never was."""
+    """When the account was restored from a copy that covers the time before, or 0."""
     exhausted_ms: int = 0
     """When the last remaining units were used; 0 while there are some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """The stored account of one namespace, at `revision`."""
+    """The stored account of a namespace, at `revision`."""
 
     namespace: Namespace
     revision: int = 0
     leases: tuple[ChargedLease, ...] = ()
     windows: tuple[BudgetWindow, ...] = ()
-    """By start time; the last one is open. Earlier ones are kept for sliding policies."""
+    """By start; the last one is open. Earlier ones are kept for sliding policies."""
     state: StoredBudgetState = StoredBudgetState()
     budget: Budget | None = None
     """As of the last update."""
@@ -235,16 +234,16 @@ class Accounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountUpdate:
-    """One atomic update of an account at a revision; the store refuses any other revision."""
+    """One atomic update of an account; the store refuses any other revision."""
 
     namespace: Namespace
     revision: int
     windows: tuple[BudgetWindow, ...] = ()
     """By start time."""
     charged: Mapping[str, int] = field(default_factory=dict)
-    """Leases, and the time up to which each is charged now."""
+    """Until when each lease is charged now."""
     ended: Mapping[str, int] = field(default_factory=dict)
-    """Leases that ended and are fully charged, with their end."""
+    """When leases ended that are fully charged."""
     entries: tuple[ChargeEntry, ...] = ()
     state: StoredBudgetState | None = None
     """None to leave it."""
@@ -256,7 +255,7 @@ class AccountUpdate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """The balance of a namespace at one time, including time that is not charged yet."""
+    """The balance at one time, including time that is not charged yet."""
 
     namespace: Namespace
     at_ms: int
@@ -292,10 +291,10 @@ class Journal:
 
     generation: str
     known_generation: str
-    """Generation of the ledger that was applied last; or empty."""
+    """Of the ledger that was applied last; or empty."""
     cursor: str
     lost: bool
-    """Entries after the cursor were trimmed before they were applied."""
+    """Whether entries after the cursor were trimmed before they were applied."""
     entries: tuple[JournalEntry, ...]
     last: str
     horizon_ms: int | None
@@ -309,4 +308,4 @@ class AccountChange:
     """Leases to charge; those that are charged already stay unchanged."""
     ended: Mapping[str, int] = field(default_factory=dict)
     revision: int | None = None
-    """With another revision of the account nothing is written."""
+    """Nothing is written to an account of any other."""

@@ -1,7 +1,7 @@
 """What every GPU was used for, hour by hour; pure.
 
-Amounts are integers of milli-GPU-milliseconds. The five uses add up to the milliseconds of all
-devices, times 1000: exactly, in every hour, and in every part of one, where they are fractions.
+Amounts are integers of milli-GPU-milliseconds, or fractions in a part of an hour. The five uses add
+up exactly to the milliseconds of all devices, times 1000.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -22,7 +22,7 @@ FREE = Namespace("")
 WHOLE = 1000
 UNITS_PER_GPU_HOUR = WHOLE * HOUR_MS
 MOST_MODELS = 64
-"""In one hour, or one report: agents report the names of models, and may change them."""
+"""In one hour or report: agents report the names of models, and may change them."""
 OTHER_MODELS = "other models"
 Sums = dict[tuple[Namespace, str], list[Fraction | int]]
 """By namespace and model of the device, an amount for each use."""
@@ -49,13 +49,11 @@ class CostHour(msgspec.Struct, array_like=True):
         self.sums.setdefault(namespace, {}).setdefault(model, [0] * len(USES))[use] += units
 
     def rows(self) -> Iterator[tuple[Namespace, str, list[int]]]:
-        """Yield namespaces, models, and an amount for each use."""
         for name, by_model in self.sums.items():
             for model, amounts in by_model.items():
                 yield name, model, amounts
 
     def imbalances(self) -> Iterator[str]:
-        """Yield what does not add up."""
         used_ms = dict.fromkeys(self.device_ms, 0)
         for name, model, amounts in self.rows():
             used_ms[model] = used_ms.get(model, 0) + sum(amounts)
@@ -76,7 +74,7 @@ class CostMark:
     sizes: str = ""
     """Sizes of the shares of the last week, as JSON."""
     hours: Mapping[int, CostHour] = field(default_factory=dict)
-    """By the instants at which they begin."""
+    """By beginning."""
     expired: Iterable[int] = ()
     """Beginnings of the hours to delete."""
     journal_cursor: str = "0-0"
@@ -84,12 +82,11 @@ class CostMark:
 
 
 def counted_model(model: str, counted: Collection[str]) -> str:
-    """Return a model's name, or the name for others if it is new and there are many already."""
+    """Return the model's name, or the name for others if it is new and there are many already."""
     return model if model in counted or len(counted) < MOST_MODELS else OTHER_MODELS
 
 
 def hours_of(from_ms: int, to_ms: int) -> range:
-    """Return the instants at which the hours of an interval begin."""
     return range(from_ms - from_ms % HOUR_MS, to_ms, HOUR_MS)
 
 
@@ -102,7 +99,7 @@ def add_up(
 ) -> tuple[Sums, dict[str, Fraction | int], Fraction | int]:
     """Return the amounts, the capacity by model, and the recorded milliseconds of an interval.
 
-    The amounts of an hour of which the interval has a part count as spread evenly in it.
+    An hour's amounts count as spread evenly in it.
     """
     sums: Sums = {}
     capacity: dict[str, Fraction | int] = {}

@@ -1,8 +1,8 @@
 """Fair share: the order of waiting pods among namespaces; pure.
 
-Namespaces with budget left come before those without. Then comes the higher priority; of equal ones
-the namespace that holds the smallest dominant part of all healthy devices, divided by its share of
-the cluster (dominant resource fairness with weights); of equal ones the oldest pod.
+Namespaces with budget left come first, then the higher priority, then the namespace that holds the
+smallest dominant part of all healthy devices, divided by its share of the cluster (dominant
+resource fairness with weights), then the oldest pod.
 """
 
 import heapq
@@ -21,7 +21,7 @@ WHOLE = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuAmount:
-    """GPU cores and memory, over all devices."""
+    """Over all devices."""
 
     cores_percent: int = 0
     memory_mib: int = 0
@@ -35,23 +35,19 @@ class GpuAmount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entitlement:
-    """The weight and budget of a namespace in the fair order."""
-
     weight: int = 1
     has_budget: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FairShare:
-    """The input of the fair order at one time."""
-
     total: GpuAmount = GpuAmount()
     """Of all healthy devices."""
     used: Mapping[Namespace, GpuAmount] = field(default_factory=dict)
     entitlements: Mapping[Namespace, Entitlement] = field(default_factory=dict)
 
     def entitlement_of(self, namespace: Namespace) -> Entitlement:
-        """Return the entitlement of a namespace; by default it has budget and weight 1."""
+        """By default a namespace has budget and weight 1."""
         return self.entitlements.get(namespace, Entitlement())
 
     def dominant_share(self, namespace: Namespace, more: GpuAmount = GpuAmount()) -> float:
@@ -147,7 +143,7 @@ def precedence_reason(first: PodQueued, second: PodQueued, fair_share: FairShare
 
 
 def amount_of_request(request: PodRequest, total: GpuAmount) -> GpuAmount:
-    """Return the approximate amount of a pod; the exact one is known after placement."""
+    """Return the approximate amount; the exact one is known after placement."""
     amounts = [_requested_amount(container, total) for container in request.containers]
     return max(
         amounts, key=lambda amount: (amount.cores_percent, amount.memory_mib), default=GpuAmount()

@@ -1,9 +1,9 @@
 """Quotas: the most that the live leases of a namespace may hold at one time; pure.
 
 A lease counts, per device, with thousandths of its cores, with thousandths of the device (the
-larger of its parts of the cores and of the memory, as budgets weigh it; a share without cores of
-its own counts as much of them as of the memory), with its MiB, and with the device as a card: two
-leases on one card hold one. The ledger counts the same way (`functions/common/quota.lua`).
+larger of its parts of cores and memory, as budgets weigh it; a share without cores of its own
+counts as much of them as of the memory), with its MiB, and with the device as a card: two leases on
+one card hold one. The ledger counts the same way (`functions/common/quota.lua`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,12 +23,12 @@ from shared.model.bounds import (
 from shared.model.names import DeviceUuid, Namespace
 
 ALL_NAMESPACES = Namespace("*")
-"""Name of the quota of namespaces without a quota of their own."""
+"""The quota of namespaces without one of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaLimits:
-    """Upper limits, each None if there is none."""
+    """Each None if there is none."""
 
     cores_milli: Amount | None = None
     """In thousandths of a device."""
@@ -51,9 +51,9 @@ class Quota:
     """Only nodes whose `pool_label` has one of these values, unless it is empty."""
     pool_label: KeyText = ""
     default_run_s: RunTime | None = None
-    """The maximum run time of a pod without one, or None for `max_run_s`."""
+    """Of a pod that sets none; None for `max_run_s`."""
     max_run_s: RunTime | None = None
-    """The longest maximum run time of a pod; None for any, and none."""
+    """The longest that a pod may set; None for any, and none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +87,9 @@ class QuotaUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaTotals:
-    """Quotas in the ledger, their usage, and the charge of each lease."""
-
     quotas: Mapping[Namespace, Quota] = field(default_factory=dict)
     used: Mapping[Namespace, Mapping[str, QuotaUsage]] = field(default_factory=dict)
-    """By model name; the total under the empty name."""
+    """By model; the total under the empty name."""
     charges: Mapping[str, tuple[Namespace, Mapping[str, QuotaUsage]]] = field(default_factory=dict)
 
     def quota_of(self, namespace: Namespace) -> Quota | None:
@@ -99,7 +97,6 @@ class QuotaTotals:
 
 
 def total_of(charges: Iterable[QuotaUsage]) -> QuotaUsage:
-    """Add up what leases count as."""
     cores = 0
     milli = 0
     memory = 0

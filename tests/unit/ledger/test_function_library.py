@@ -75,5 +75,5 @@ def test_a_library_with_another_text_has_another_name_and_its_functions_too() ->
     other = bundled({**TEXTS, "status": "return function() end\n"})
 
     assert other.name != library().name
-    assert other.function("status") != library().function("status")
+    assert other.full_name("status") != library().full_name("status")
     assert library().name not in other.text
