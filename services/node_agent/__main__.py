@@ -10,10 +10,7 @@ NAME = "node-agent"
 
 
 async def serve_node(settings: AgentSettings, gpus: NodeGpus) -> None:
-    """Run until stopped.
-
-    The kubelet is served from the start: on a booting node, it requests devices before NATS is up.
-    """
+    """Run until stopped; a booting node's kubelet requests devices before NATS is up."""
     tracing = open_tracing(NAME, settings)
     async with (
         open_bus(settings, NAME, settings.node_name) as bus,

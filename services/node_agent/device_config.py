@@ -37,7 +37,7 @@ from shared.model.errors import LeaseholdError, RequestError
 logger = logging.getLogger(__name__)
 
 REFRESH_S = 60.0
-"""How long a ConfigMap's content is used: a change takes effect this late, at most."""
+"""How long a ConfigMap's content is used."""
 REQUEST_TIMEOUT_S = 3.0
 """An agent starts with its cached configuration if the API server takes longer."""
 
@@ -45,9 +45,8 @@ REQUEST_TIMEOUT_S = 3.0
 class DeviceConfigLoader:
     """How the node's GPUs are shared, from flags and both ConfigMaps together.
 
-    The contents in force are cached in a file, so that an agent that starts with an invalid
-    ConfigMap shares GPUs as before, and one that is restarted does so before the API server
-    responds: a kubelet refuses pods that arrive meanwhile.
+    The contents in force are cached in a file: a restarted agent shares GPUs as before although a
+    ConfigMap is invalid, and before the API server responds, as a kubelet refuses pods meanwhile.
     """
 
     def __init__(self, node: Node, settings: AgentSettings) -> None:

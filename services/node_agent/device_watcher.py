@@ -1,7 +1,7 @@
 """Discovers the node's GPUs periodically, and advertises changes.
 
-The kubelet receives them as lists of device plugins, Kubernetes in the node's status, and the
-ledger in device reports.
+They are sent to the kubelet in lists of device plugins, to Kubernetes in the node's status, and to
+the ledger in device reports.
 """
 
 import asyncio
@@ -74,7 +74,10 @@ class DeviceWatcher:
             await self.node.clock.sleep(until_tick(PROBE_S))
 
     async def probe(self) -> None:
-        """Probe once. Raises UnavailableError without response, RequestError for bad settings."""
+        """Discover the GPUs once, and advertise changes.
+
+        Raises UnavailableError while they do not respond, RequestError for invalid settings.
+        """
         config = await self.config.load()
         try:
             gpus = await self.driver.discover()

@@ -1,4 +1,4 @@
-"""The GPUs of a node: what reads and changes them, and what measures their processes."""
+"""What reads and changes the GPUs of a node, and what measures their processes."""
 
 from dataclasses import dataclass, field
 

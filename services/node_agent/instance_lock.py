@@ -19,11 +19,11 @@ logger = logging.getLogger(__name__)
 
 FILE = "agent.lock"
 LOOK_S = 0.2
-"""Interval of attempts to get the lock, which an agent that is replaced holds."""
+"""Interval of attempts to get the lock."""
 WARN_AFTER_S = 10.0
 """An agent that is being replaced has ended by then; after that, two were started."""
 WARN_AGAIN_S = 60.0
-"""Interval of repeated warnings."""
+"""Interval of warnings."""
 UNIT = "unit"
 POD = "pod"
 PROCESS = "process"
@@ -67,7 +67,7 @@ async def instance_lock(
 ) -> AsyncIterator[None]:
     """Wait until no other agent, such as a predecessor, uses the state directory.
 
-    Raises UnavailableError if it cannot be written to.
+    Raises UnavailableError if the directory cannot be written to.
     """
     try:
         await asyncio.to_thread(state_dir.mkdir, parents=True, exist_ok=True)

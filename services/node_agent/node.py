@@ -77,13 +77,13 @@ class Node:
     config_errors: list[str] = field(default_factory=list)
     outbox: Outbox = field(default_factory=Outbox)
     refused: set[PodUid] = field(default_factory=set)
-    """Pods that Allocate refused and that got nothing since, which the kubelet fails, and terminal
-    pods with leases: the kubelet requests nothing for them."""
+    """Pods for which the kubelet requests nothing more: refused ones that got nothing since, and
+    terminal ones with leases."""
     laid_out: dict[DeviceUuid, str] = field(default_factory=dict)
     layout_faults: dict[DeviceUuid, str] = field(default_factory=dict)
-    """By device, why its MIG layout could not be made: it gets no new share."""
+    """Why a device, which gets no new share, could not be given its MIG layout."""
     grant_faults: dict[DeviceUuid, str] = field(default_factory=dict)
-    """By device, why a share of it could not be given: it gets no new share."""
+    """Why no share of a device, which gets no new one, could be given."""
     unproven: bool = False
     """The kubelet has registered the resources anew, and nothing was given since."""
     unresolved_reason: str = ""

@@ -63,17 +63,17 @@ REPLY_S = 1.0
 logger = logging.getLogger(__name__)
 
 REPORT_S = 10.0
-"""Interval between device reports without a change."""
+"""Interval of device reports without a change."""
 CLEANUP_S = 10.0
-"""Interval between cleanups of ended pods, and between probes of the disk."""
+"""Interval of cleanups of ended pods, and of probes of the disk."""
 LEASE_SYNC_S = 30.0
-"""Interval between requests for all leases of the node."""
+"""Interval of requests for all leases of the node."""
 LEASE_SYNC_RETRY_S = 1.0
-"""Pause after a request for all leases that got no reply."""
+"""Pause after such a request without a reply."""
 MIN_REPORT_STEP_S = 0.001
 """A report is later than the one before by this, also if the clock was set back."""
 RUNTIME_S = 600.0
-"""Interval between looks at the container runtime's settings."""
+"""Interval of looks at the container runtime's settings."""
 UNSERVED_S = 5.0
 """A resource that the kubelet could not allocate for this long is not reported as served."""
 REGISTRATION_LOOK_S = 1.0
@@ -83,7 +83,7 @@ RECORDS_LOST = "its node agent rebuilds its records of what runs there"
 
 @publishes(ClaimRestoreRequest, LeasesRequest)
 class NodeAgent:
-    """A node's agent; it publishes and consumes for its own node only."""
+    """Publishes and consumes for its own node only."""
 
     def __init__(
         self,
@@ -377,7 +377,6 @@ class NodeAgent:
 
     @loops(every_s=CLEANUP_S)
     async def clean_up(self) -> None:
-        """Forget ended pods, remove their files, and check the kubelet's list and the disk."""
         await self.node.files.probe_disk()
         try:
             await self.reconciler.remove_ended()
@@ -390,7 +389,6 @@ class NodeAgent:
 
     @loops
     async def sync_leases(self) -> None:
-        """Request all leases of the node periodically: updates may be lost."""
         pause_s = 0.0
         while True:
             await wait_for_event(self._sync_due, pause_s)

@@ -3,14 +3,14 @@
 A kubelet requests devices for one pod after the other. If its agent is killed, it permanently fails
 every pod that still waits. So only `MAX_IN_FLIGHT` pods are admitted before they have devices, one
 of each GPU, as the GPU may fail meanwhile, and only one while the kubelet has requested none
-lately. A kubelet that has lost its API server does not receive the pods that are bound to it: the
-first of them closes the node, until its devices are requested.
+lately. A kubelet that has lost its API server does not receive its pods: the first of them closes
+the node, until its devices are requested.
 
-A pod that Allocate would refuse by the agent's records, whose device is not healthy, or could not
-be given its MIG layout, is not admitted: it would fail, and its controller's next one, too. That
-includes a pod with a committed lease, as a binder may have been stopped before it sent the Binding.
-If the kubelet's pod list cannot be read, a container is identified only by its request: then pods
-with the same request are bound one after the other.
+A pod that Allocate would refuse, whose device is not healthy, or could not be given its MIG layout,
+is not admitted: it would fail, and its controller's next one, too. That includes committed leases,
+as a binder may have stopped before it sent the Binding. While the kubelet's pod list cannot be
+read, a container is identified only by its request: then pods with the same request are bound one
+after the other.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -35,18 +35,17 @@ from shared.model.leases.lease import Lease, LeaseState
 from shared.model.names import DeviceUuid, PodUid
 
 PERMIT_S = 10.0
-"""A pod that is admitted, and not bound within this time, does not count."""
+"""An admitted pod that is not bound within this time does not count."""
 MAX_IN_FLIGHT = 2
 """Admitted pods without devices: the one that the kubelet serves, and the next."""
 RECENT_S = 2.0
-"""A kubelet that has requested devices within this time receives the pods that are bound to it."""
+"""A kubelet that has requested devices within this time receives its pods."""
 LATE_S = 5.0
 """A bound pod without devices after this time closes the node: the kubelet has not received it."""
 SETTLE_S = 1.0
-"""A pod that would be refused waits as others do for this long: the pod before it may just have
-ended."""
+"""A pod that would be refused waits for this long: the pod before it may just have ended."""
 REFUSED_S = 5.0
-"""How long a refusal is remembered after the last request for its pod."""
+"""How long a refusal is remembered after its pod's last request."""
 DRAINING = "its agent is being stopped"
 DEVICES_UNKNOWN = "its devices are not known yet"
 WINDOW_FULL = "the kubelet has not requested devices for earlier pods yet"
@@ -68,11 +67,9 @@ class AdmissionWindow:
         self.aligns_numa = False
         """The kubelet aligns devices with CPUs: pods in flight must have the same NUMA nodes."""
         self._waiting: dict[PodUid, tuple[Lease, float]] = {}
-        """Leases of pods in flight, and since when: of their admission, or of the first sight of
-        their Binding."""
+        """Since when they are in flight: admitted, or first seen to be bound."""
         self._refused: dict[PodUid, tuple[float, float]] = {}
-        """Pods that Allocate would refuse, until they are admitted: since when, and at the last
-        request."""
+        """Pods that Allocate would refuse: since when, and at the last request."""
 
     def in_flight(self) -> dict[PodUid, Lease]:
         """Return the leases of all pods that wait for devices, bound or only admitted."""
@@ -80,10 +77,7 @@ class AdmissionWindow:
         return {pod: lease for pod, (lease, _) in self._waiting.items()}
 
     def coming(self) -> dict[PodUid, Lease]:
-        """Return the pods that the kubelet may serve next, without older ones, which it never will.
-
-        For example, one of these was deleted before the kubelet received it.
-        """
+        """Return pods in flight that the kubelet may still serve; it never receives older ones."""
         self._update()
         oldest = self.ticks() - self.node.timing.relist_s
         if self.node.api_away_at > oldest:
@@ -102,8 +96,8 @@ class AdmissionWindow:
         """Return which pods must wait.
 
         `unready_reason` is why no pod may be bound, `unreadable_reason` why the kubelet's pod list
-        cannot be read; either may be empty. Pods that request an `unserved` resource wait, others
-        do not. `is_serving` means that the kubelet requests devices at this moment.
+        cannot be read; either may be empty. `is_serving`: the kubelet requests devices at this
+        moment.
         """
         closed_reason = self._closed_reason(unready_reason, unserved)
         if closed_reason:
@@ -213,8 +207,8 @@ class AdmissionWindow:
         """Admit pods until as many as may be are in flight; return the others.
 
         Each has the reason why Allocate would refuse it, or an empty text if it comes next: then
-        its GPUs are kept for it, so that pods with fewer GPUs do not overtake it for ever. If pods
-        must be `distinct`, a pod waits for those in flight with the same request.
+        its GPUs are kept for it, lest pods with fewer GPUs overtake it for ever. If pods must be
+        `distinct`, a pod waits for those in flight with the same request.
         """
         allocated = self.node.checkpoint.allocated
         most = self._most_in_flight()
@@ -259,17 +253,15 @@ class AdmissionWindow:
         return deferred
 
     def _most_in_flight(self) -> int:
-        """Return 1 unless the kubelet has requested devices lately, and of this registration.
+        """Return 1 unless the kubelet has lately requested devices of this registration.
 
-        Before that, it may not receive pods, or choose other devices than the leased ones, for all
-        of them.
+        Until then, it may not receive pods, or choose other devices than the leased ones for all.
         """
         recently = self.node.clock.now() - RECENT_S
         is_proven = not self.node.unproven and self.node.checkpoint.allocated_since(recently)
         return MAX_IN_FLIGHT if is_proven else 1
 
     def _update(self) -> None:
-        """Drop pods that are no longer in flight, and add those that were bound otherwise."""
         allocated = self.node.checkpoint.allocated
         now = self.ticks()
         refused = self.node.refused

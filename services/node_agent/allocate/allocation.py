@@ -39,7 +39,7 @@ HONOURED_STATES = frozenset({LeaseState.BOUND, LeaseState.ACTIVE})
 
 
 class DeviceMismatchError(RequestError):
-    """A device or slot, as it is now, cannot be given to the lease; the message says why."""
+    """A device or slot, as it is now, cannot be given to the lease."""
 
 
 class DeviceMissingError(RequestError):
@@ -56,8 +56,6 @@ NOT_ITS_OWN = (UnavailableError, DeviceMissingError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSnapshot:
-    """The node's devices and paths, with what a decision needs of the moment."""
-
     name: NodeName
     devices: Mapping[DeviceUuid, Device]
     served: Mapping[str, Mapping[str, PluginDeviceId]]
@@ -72,7 +70,7 @@ class NodeSnapshot:
 
 
 def check_shares(shares: Sequence[Share], pod: PodUid, node: NodeSnapshot) -> None:
-    """Raise RequestError if the node cannot give out these shares of a pod's lease as it is now.
+    """Raise RequestError if the node cannot give out these shares as it is now.
 
     Whether its devices have room is decided by `services.node_agent.records.device_guard`.
     """
@@ -82,6 +80,7 @@ def check_shares(shares: Sequence[Share], pod: PodUid, node: NodeSnapshot) -> No
 
 
 def check_present(shares: Iterable[Share], node: NodeSnapshot) -> None:
+    """Raise DeviceMissingError if the driver no longer lists a device of the shares."""
     for share in shares:
         if share.device in node.absent:
             raise DeviceMissingError(
@@ -92,10 +91,10 @@ def check_present(shares: Iterable[Share], node: NodeSnapshot) -> None:
 
 
 def valid_lease(lease: Lease | None, candidate: ContainerCandidate, node: NodeName) -> Lease:
-    """Return the lease, by which the container gets its shares.
+    """Return the lease if it is live, of this pod and node, with shares for the container.
 
-    Raises RequestError, naming what is missing, unless there is a live lease of exactly this pod on
-    this node with shares for this container; also if the pod sets a variable reserved for leases.
+    Raises RequestError naming what is missing, or a variable of the pod that is reserved for
+    leases.
     """
     pod = candidate.pod
     if lease is None:
@@ -123,8 +122,8 @@ def valid_lease(lease: Lease | None, candidate: ContainerCandidate, node: NodeNa
 def check_sources(candidate: ContainerCandidate, strategies: DeviceListStrategies) -> None:
     """Raise RequestError if a later change of a source of variables could select other devices.
 
-    The pod's variables override those of the device plugin whenever the container starts. CDI
-    devices and mounts are not overridden.
+    The pod's variables override those of the device plugin whenever the container starts, but no
+    CDI devices and mounts.
     """
     if DeviceListStrategy.ENVVAR in strategies and any(
         map(may_set_reserved, candidate.container.prefixes)
@@ -167,9 +166,9 @@ def preferred_device_ids(
 ) -> list[str]:
     """Choose the IDs of a container's shares: the leased slots if free, else others of the device.
 
-    Where a share takes many, the lowest numbers are taken first, so that many IDs make few runs.
-    Returns exactly `size` IDs with `must_include` among them, or none at all, which leaves the
-    choice to the kubelet. Raises RequestError if its lease gives the container nothing.
+    Of many, the lowest numbers are taken first, so that many IDs make few runs. Returns exactly
+    `size` IDs with `must_include` among them, or none, which leaves the choice to the kubelet.
+    Raises RequestError if the lease gives the container nothing.
     """
     lease = valid_lease(lease, candidate, node.name)
     container = candidate.container.name
@@ -209,8 +208,8 @@ def grant(
     """Return the record of what the container gets. Raises RequestError with a reason to refuse it.
 
     `reusable` are IDs of the pod's init containers, which the kubelet reuses regardless of the
-    lease: the container's limits come from its lease, not from the names of IDs. A kubelet that
-    chose IDs of another device may have had no choice: the leased one is checked first.
+    lease: limits come from the lease, not from the names of IDs. A kubelet that chose another
+    device may have had no choice: the leased one is checked first.
     """
     container = candidate.container
     shares = valid_lease(lease, candidate, node.name).shares_of(container.name)
@@ -242,8 +241,8 @@ def grant(
 def container_setup(lease: Lease, container: str, node: NodeSnapshot) -> ContainerSetup:
     """Return the setup that gives a container its shares and enforces their limits.
 
-    MIG instances are given by name alone: the hardware enforces their limits. Raises RequestError
-    for an instance that does not exist, and for instances beside other shares.
+    MIG instances enforce theirs. Raises RequestError for one that does not exist, and for instances
+    beside other shares.
     """
     dialect = dialect_of(lease)
     shares = lease.shares_of(container)
@@ -270,6 +269,7 @@ def _instance_names(shares: Iterable[Share], instances: InstanceUuids) -> list[s
 
 
 def claim_entry(lease: Lease, request: str, node: NodeSnapshot) -> CheckpointEntry:
+    """Return the record of a claim's request. Raises RequestError with a reason to refuse it."""
     shares = lease.shares_of(request)
     check_shares(shares, lease.pod, node)
     names = tuple(device_name(share.device, share.mig) for share in shares)
@@ -298,7 +298,7 @@ def _claim_setup(lease: Lease, request: str, node: NodeSnapshot) -> ContainerSet
 
 
 def check_fences(shares: Sequence[Share], pod: PodUid, honoured: Mapping[str, Fence]) -> None:
-    """Raise DeviceMismatchError if a slot was given out for a newer lease; `pod` holds this one."""
+    """Raise DeviceMismatchError if a slot was given out for another pod's newer lease."""
     for share in shares:
         newest = honoured.get(slot_key(share, pod))
         if newest is not None and newest.pod != pod and share.fence < newest.fence:
@@ -309,6 +309,7 @@ def check_fences(shares: Sequence[Share], pod: PodUid, honoured: Mapping[str, Fe
 
 
 def check_devices(shares: Sequence[Share], devices: Mapping[DeviceUuid, Device]) -> None:
+    """Raise DeviceMismatchError if a share cannot be given out of its device as it is now."""
     for share in shares:
         device = devices.get(share.device)
         if device is None:

@@ -1,8 +1,8 @@
 """CDI specifications: what a device, and a request of a ResourceClaim, add to a container; pure.
 
 Container Device Interface, https://github.com/cncf-tags/container-device-interface. The CDI kind is
-Leasehold's: runtimes inject no device that two files define, and other plugins write files too.
-Libraries for graphics and video are left out, since HAMi-core does not limit them.
+Leasehold's: runtimes inject no device that two files define. Libraries for graphics and video are
+left out, since HAMi-core does not limit them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,13 +17,13 @@ from shared.model.devices.device import DeviceMode
 from shared.model.quantity import parse_decimal
 
 VERSION = "0.5.0"
-"""The lowest version of the specification with all fields used here."""
+"""The lowest version with all fields used here."""
 KIND = "leasehold.dev/gpu"
 FILE = "leasehold.dev-gpu.json"
 NOT_BY_NVIDIA = f"{VISIBLE}={NOTHING_VISIBLE}"
 """Overrides the image's variable, so that NVIDIA's own runtime adds no devices."""
 CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
-"""Device nodes that all devices share; absent ones are left out."""
+"""Shared by all devices; absent ones are left out."""
 LIBRARIES = (
     "libcuda.so",
     "libcudadebugger.so",
@@ -39,7 +39,7 @@ LIBRARIES = (
     "libnvidia-pkcs11.so",
     "libnvidia-ptxjitcompiler.so",
 )
-"""For compute and monitoring, each followed by the driver's version."""
+"""Each followed by the driver's version."""
 PROGRAMS = ("nvidia-smi",)
 CLAIM_KIND = "leasehold.dev/claim"
 _MOUNTED = ("nosuid", "nodev", "rbind", "rprivate")
@@ -57,9 +57,9 @@ def build_specification(
 ) -> dict[str, Any]:
     """Return the specification of all GPUs and MIG instances.
 
-    `minors` are the numbers of the device nodes of MIG's capabilities; an instance without all its
-    numbers is left out. `common` are the driver's edits, and `devices_at` is the directory on the
-    host that has its /dev; without a driver, as with simulated GPUs, there are no device nodes.
+    `minors` numbers the device nodes of MIG's capabilities; an instance without all its numbers is
+    left out. `common` are the driver's edits, `devices_at` is the host's directory with its /dev;
+    without a driver, as with simulated GPUs, there are no device nodes.
     """
     devices = [
         {"name": name, "containerEdits": _edits(nodes if common is not None else (), devices_at)}
@@ -127,8 +127,7 @@ def driver_edits(
 ) -> dict[str, Any]:
     """Return what every container gets of the driver, by paths below its root on the host.
 
-    `folder` is the directory of its libraries; `hook` is the path of NVIDIA's program, on the host,
-    that completes a container's file system.
+    `hook` is NVIDIA's program on the host that completes a container's file system.
     """
     link = f"libcuda.so.1::{folder}/libcuda.so"
     return {
@@ -155,8 +154,8 @@ def _hook(path: str, *words: str) -> dict[str, Any]:
 def build_claim_specification(entries: Iterable[CheckpointEntry]) -> dict[str, Any] | None:
     """Return the specification of a claim's requests, or None if all are for whole devices.
 
-    One CDI device for each request carries the limits of all its devices: two that set the same
-    variable would overwrite each other.
+    One CDI device for each request carries its limits: two with the same variable would overwrite
+    each other.
     """
     devices = [
         {

@@ -1,7 +1,6 @@
 """The file with the CDI specification of this node's devices.
 
-It is written atomically and compared at every probe: a lost or overwritten file is restored within
-seconds.
+It is compared at every probe: a lost or overwritten file is restored within seconds.
 """
 
 import asyncio
@@ -62,7 +61,7 @@ HOOKS = (
 
 
 DRIVER_ROOTS = (Path("/"), Path("/run/nvidia/driver"))
-"""On the host: of its packages, and of the GPU operator's container."""
+"""Of the host's packages, and of the GPU operator's container."""
 BY_CDI: DeviceListStrategies = (DeviceListStrategy.CDI_CRI,)
 READ_TIMEOUT_S = 1.0
 """A kubelet refuses pods that arrive while an agent starts."""
@@ -75,7 +74,7 @@ class DriverPaths:
     roots: Sequence[Path] = DRIVER_ROOTS
     """On the host; the first that has the driver's libraries counts."""
     host: Path = Path("/")
-    """Path of the host's root for this process."""
+    """The host's root as this process sees it."""
     hook: str = ""
     """NVIDIA's program on the host; by default the first of `HOOKS` that exists."""
     proc: Path = Path("/proc")
@@ -85,7 +84,7 @@ class DriverPaths:
 
 
 class CdiFiles:
-    """The one file of this node's agent; `places` is None for simulated GPUs."""
+    """`places` is None for simulated GPUs."""
 
     def __init__(
         self,
@@ -104,11 +103,10 @@ class CdiFiles:
         self.strategies = configured or DEFAULT_STRATEGIES
         self.places = places
         self.read_runtime = read_runtime
-        """Reads the container runtime and its version from the node's status."""
         self.list_instances = list_instances
         self.checkpoint = checkpoint
         self.used_by_claims = used_by_claims
-        """ResourceClaims are served, which name devices by CDI only."""
+        """Claims name devices by CDI only."""
         self._gpus: tuple[Gpu, ...] = ()
         self._names: frozenset[str] = frozenset()
         self._is_removed = False
@@ -219,7 +217,7 @@ class CdiFiles:
 
 
 def write_specification(path: Path, specification: Mapping[str, Any]) -> None:
-    """Write atomically, unless it is there already. Raises UnavailableError naming the path."""
+    """Write it unless it is there already. Raises UnavailableError naming the path."""
     content = json.dumps(specification, indent=2).encode() + b"\n"
     try:
         if path.is_file() and path.read_bytes() == content:

@@ -1,7 +1,7 @@
 """NVIDIA's device-list strategies, which pass devices to containers; pure.
 
-Each adds to the response to Allocate what NVIDIA's device plugin adds: a variable or mounts for
-NVIDIA's container runtime, names for any runtime that supports CDI.
+Each adds to Allocate's response what NVIDIA's plugin adds: a variable or mounts for NVIDIA's
+container runtime, names for any runtime that supports CDI.
 """
 
 import re
@@ -20,7 +20,7 @@ NULL_DEVICE = "/dev/null"
 AUTO = "auto"
 """`CDI_CRI` where it works, else `ENVVAR`."""
 CDI_SINCE = {"containerd": (2, 0), "cri-o": (1, 23)}
-"""The first version of a container runtime that has CDI enabled as installed."""
+"""The first version of a runtime that has CDI enabled as installed."""
 _RUNTIME = re.compile(r"([\w-]+)://v?(\d{1,4})\.(\d{1,4})", re.ASCII)
 
 
@@ -67,7 +67,7 @@ def name_devices(
 ) -> ContainerSetup:
     """Return the setup with its devices named by the strategies.
 
-    `setup` names them in the variable, as all dialects do; `devices` are the UUIDs of GPUs and MIG
+    `setup` names them in the variable, as all dialects do; `devices` are UUIDs of GPUs and MIG
     instances.
     """
     environment = dict(setup.environment)

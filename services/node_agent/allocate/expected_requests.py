@@ -74,7 +74,7 @@ def implied_pods(
 def unlisted_pods(
     pods: Iterable[KubeletPod], implied: Iterable[KubeletPod], pod_resources: PodResources
 ) -> tuple[KubeletPod, ...]:
-    """Return implied pods that PodResources list as active, and an old or empty list does not."""
+    """Return implied pods that an old or empty list lacks, and PodResources list as active."""
     listed = {pod.uid for pod in pods}
     return tuple(
         pod

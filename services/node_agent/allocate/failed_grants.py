@@ -1,7 +1,7 @@
 """What could not be given for a reason that would fail the next pod, too.
 
-The device gets no new share, or the node no new pod, until the agent, which tries again, succeeds.
-A pod that was bound before that waits in its call.
+The device gets no new share, or the node no new pod, until the agent succeeds in trying again. A
+pod that was bound before waits in its call.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ AGAIN_S = 1.0
 MAX_AGAIN_S = 60.0
 """The longest such pause."""
 NOT_GIVEN = "GrantFailed"
-"""Code of the fault of a device of which a share could not be given."""
+"""Code of a device's fault: a share of it could not be given."""
 
 TryAgain = Callable[[], Awaitable[None]]
 """Raises an error of `NOT_ITS_OWN` while it fails; any other one ends the tries, since it is about

@@ -20,14 +20,14 @@ from shared.model.leases.lease import Lease, Share
 from shared.model.names import DeviceUuid
 
 LOOK_S = 0.1
-"""Interval between looks for room on a full device."""
+"""Interval of looks for room on a full device."""
 LOOK_LATER_S = 0.5
-"""Interval between looks for room while it cannot be seen whether there is some."""
+"""Interval of looks for room while it cannot be seen whether there is some."""
 SYNC_S = 0.5
 """Interval of requests for all leases of the node while a device is full."""
 
 Decide = Callable[[NodeSnapshot], CheckpointEntry]
-"""Returns the record of what is given. Raises RequestError with the reason for a refusal."""
+"""Raises RequestError with the reason for a refusal."""
 
 
 @contextlib.contextmanager
@@ -85,12 +85,12 @@ class Grants:
         """Give a container, or a claim's request, its shares; they are recorded on return.
 
         Waits for MIG instances within `waiting`, then for a rebuild of lost records, and for room
-        on a device that is full by the records; for none of these two beyond `until`. While it
-        cannot be seen whether there is room, it waits until `blind_until`.
+        on a device that is full by the records: neither beyond `until`. While room cannot be seen,
+        it waits until `blind_until`.
 
         What fails for a reason that is not the pod's own closes its devices. If another pod has
-        failed since they were closed, this one was bound before: it is tried again until
-        `blind_until`, since the kubelet fails it otherwise.
+        failed since, this one was bound before: it is tried again until `blind_until`, since the
+        kubelet fails it otherwise.
         """
         node = self.node
         ticks = self.node.clock.ticks
@@ -184,7 +184,7 @@ class Grants:
         await self.node.cdi.ensure_named(entry.setup)
 
     async def _wait_for_records(self, until: float) -> None:
-        """Wait while a lost checkpoint is rebuilt. Raises UnavailableError if that takes longer."""
+        """Wait while a lost checkpoint is rebuilt. Raises UnavailableError after `until`."""
         while self.node.checkpoint.lost:
             if self.node.clock.ticks() > until:
                 raise UnavailableError(
@@ -198,9 +198,9 @@ class Grants:
     ) -> None:
         """Record an entry once its devices can hold it: pods that have just ended are forgotten.
 
-        Raises OvercommitError if they cannot hold it then, UnavailableError if it cannot be seen
-        whether they can, and LeaseEndedError if the lease of a claim ends first: the other pods had
-        lost their leases, not ended.
+        Raises OvercommitError if they cannot hold it then, UnavailableError if that cannot be seen,
+        and LeaseEndedError if a claim's lease ends first: the other pods had lost their leases, not
+        ended.
         """
         node = self.node
         pause_s = 0.0

@@ -1,9 +1,9 @@
 """Serves the kubelet's calls: resolves the container, and gives it the shares of its lease.
 
 Calls for one resource are served one after the other, since each changes which container is next;
-while one waits for MIG instances, its container counts as served and others go on. A refused pod
-fails permanently: its controller creates a new one. So only a contradiction is refused; for what
-cannot be seen (the API server, the kubelet's lists or the binder do not respond), a call waits.
+one that waits for MIG instances counts as served. A refused pod fails permanently, so only a
+contradiction is refused; for what cannot be seen (the API server, the kubelet's lists or the binder
+do not respond), a call waits.
 """
 
 import asyncio
@@ -44,18 +44,18 @@ from shared.model.leases.lease import Lease, LeaseState
 from shared.model.names import PodUid
 
 ROOM_S = 4.0
-"""How long Allocate looks for ended pods on a device that is full by the records: longer than a
-process takes to start, and than the 3 s for which the kubelet caches which pods run."""
+"""How long Allocate looks for ended pods on a full device: longer than a process takes to start,
+and than the 3 s for which the kubelet caches which pods run."""
 RESOLVE_S = 2.0
 """How long an ambiguous container is resolved again: the kubelet soon drops a rejected pod."""
 LEASE_WAIT_S = 4.0
 """How long a lease that is unknown, or only reserved, is requested."""
 LOOK_AGAIN_S = 0.1
-"""Interval between looks at the kubelet's pods for the container in question."""
+"""Interval of looks at the kubelet's pods for the container."""
 LOOK_LATER_S = 0.5
-"""Interval between looks beyond `RESOLVE_S`."""
+"""Interval of looks beyond `RESOLVE_S`."""
 FETCH_PAUSE_S = 0.2
-"""Pause between two requests for a lease that is not known yet."""
+"""Pause between requests for a lease."""
 
 
 class AllocationHandler:
@@ -70,7 +70,7 @@ class AllocationHandler:
         self._partitioning: dict[tuple[str, PodUid, str], tuple[str, ...]] = {}
         """Device IDs of calls that wait for MIG instances, by resource, pod and container."""
         self._preferred: dict[str, tuple[PodUid, str]] = {}
-        """By resource, the container of the latest reply on what to choose."""
+        """By resource, the container of the latest reply."""
         self._registrations = 0
 
     async def get_preferred_allocation(
@@ -98,12 +98,15 @@ class AllocationHandler:
         return preferred
 
     def note_registered(self) -> None:
-        """Note that the kubelet has registered a resource: it may have another configuration."""
+        """The kubelet may have another configuration, or choose other devices, since."""
         self._registrations += 1
         self.node.unproven = True
 
     async def allocate(self, resource: str, device_ids: Sequence[str]) -> ContainerSetup:
-        """Return the setup, on disk. Raises RequestError or UnavailableError for users."""
+        """Return the setup, whose files are on disk.
+
+        Raises RequestError or UnavailableError with a sentence for the pod's owner.
+        """
         try:
             async with (
                 self.patience.serving(),
@@ -217,10 +220,10 @@ class AllocationHandler:
     ) -> None:
         """Close the devices of a lease, since the kubelet chose others.
 
-        They open once the kubelet has the lease's IDs free; if it ignored a reply on what to
-        choose, once it has restarted. If one of them leaves the node, the lease is never given:
-        then it closes none of them any more. A device that is missing is unhealthy anyway, and the
-        kubelet chooses anew once it is back.
+        They open once the kubelet has the lease's IDs free, or has restarted, if it ignored the
+        preferred ones. If one of them leaves the node, the lease is never given: then it closes
+        none of them any more. A missing device is unhealthy anyway, and the kubelet chooses anew
+        once it is back.
         """
         node = self.node
         name = candidate.container.name
@@ -328,11 +331,10 @@ class AllocationHandler:
     ) -> ContainerCandidate | AmbiguousContainer:
         """Return the container that `count` devices are for.
 
-        `device_ids` are already chosen ones. With them, the kubelet's lists are read again for
-        `RESOLVE_S` while the container is ambiguous; without them, it stays so. While it is
-        ambiguous because something cannot be seen, they are read again until the deadline of
-        `patience`. Raises UnavailableError then. It is also read until then if the container of
-        another call was ambiguous shortly before: one pod fails for that, not each bound one.
+        Without `device_ids`, the chosen ones, an ambiguous container stays so. With them, the
+        kubelet's lists are read again for `RESOLVE_S`; until the deadline of `patience` while
+        something cannot be seen, or if another call's container was ambiguous shortly before: one
+        pod fails for that, not each bound one. Raises UnavailableError after the deadline.
         """
         ticks = self.node.clock.ticks
         until = ticks() + RESOLVE_S
@@ -356,6 +358,7 @@ class AllocationHandler:
     async def _check_resolved(
         self, resource: str, candidates: Iterable[ContainerCandidate]
     ) -> None:
+        """Raise UnavailableError while one of these containers waits for devices."""
         pods = {pod.uid for pod in await self.pods.list_pods() if not pod.terminal}
         served = self._history(resource).allocated
         left = tuple(
@@ -374,7 +377,7 @@ class AllocationHandler:
 
         A pod that no list contains may have a lease that the agent does not know yet, or be missing
         in an old list: PodResources are not. So a container that was served before counts only if
-        no such pod waits: an old list may have the earlier pod of the same name instead.
+        no such pod waits: an old list may have the earlier pod of the same name.
         """
         node = self.node
         snapshot = self.node.require_snapshot()
@@ -417,10 +420,10 @@ class AllocationHandler:
     async def _lease_of(self, candidate: ContainerCandidate) -> Lease | None:
         """Return the pod's lease, requested if need be.
 
-        For `LEASE_WAIT_S` it is requested again if the lease is only reserved (its binder is about
-        to bind it), and if the pod was bound with another one: a Binding of an earlier lease has
-        arrived late. Raises RequestError if that does not change. Without a reply it is requested
-        again until the deadline of `patience`. Raises UnavailableError then.
+        For `LEASE_WAIT_S` it is requested again if it is only reserved (its binder is about to bind
+        it), or not the pod's present one: an earlier lease's Binding has arrived late. Raises
+        RequestError if that does not change. Without a reply it is requested until the deadline of
+        `patience`, then raises UnavailableError.
         """
         pod = candidate.pod.uid
         began = self.node.clock.ticks()

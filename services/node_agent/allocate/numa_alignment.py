@@ -1,13 +1,13 @@
 """Alignment of GPUs with CPUs: which NUMA nodes device IDs show to the kubelet's Topology Manager.
 
-The kubelet chooses NUMA nodes by the IDs that are free, before it calls the device plugin, and free
-IDs do not tell whether a GPU has room. So while a pod with a lease is about to be admitted, only
-the IDs of its GPUs show a NUMA node: the kubelet chooses one of these, or rejects the pod because
-that NUMA node has no CPUs left for it. At other times, each ID shows the NUMA node of its GPU.
-Nothing is shown to a kubelet whose policy is `none`, or is not known.
+The kubelet chooses NUMA nodes by the free IDs before it calls the device plugin, and these do not
+tell whether a GPU has room. So while a pod with a lease is about to be admitted, only the IDs of
+its GPUs show a NUMA node: the kubelet chooses one of these, or rejects the pod because that node
+has no CPUs left. At other times, each ID shows the NUMA node of its GPU. Nothing is shown to a
+kubelet whose policy is `none`, or is not known.
 
 Leases count the CPUs that pods get beside their GPUs, so that no pod is placed where it is
-rejected. What pods have beyond their leases (without one, all they have) is reported as not there.
+rejected. CPUs that pods have beyond their leases are reported as not there.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 SINGLE_NODE = "single-numa-node"
 REJECTING = frozenset({"restricted", SINGLE_NODE})
-"""Policies that reject pods whose CPUs would be on another NUMA node than their GPUs."""
+"""Policies that reject pods whose CPUs are not at their GPUs' NUMA node."""
 ALIGNING = REJECTING | {"best-effort"}
 CPU_LIST = "/sys/devices/system/node/node{}/cpulist"
 MOST_NUMA_NODES = 8
@@ -39,11 +39,11 @@ MOST_NUMA_NODES = 8
 TAKEN_S = 0.25
 """How long a kubelet may take to apply a list. Its binder waits, for less than 0.5 s in all."""
 LOOK_S = 0.01
-"""Interval between looks whether the kubelet has applied a list of devices."""
+"""Interval of looks whether the kubelet has applied a list."""
 ALIGN_S = 1.0
 """Interval of comparisons with pods and CPUs while the kubelet aligns devices."""
 IDLE_S = 10.0
-"""Interval of comparisons with pods and CPUs, and while the kubelet aligns nothing."""
+"""The same while the kubelet aligns nothing."""
 COUNT_S = 0.1
 """How long the kubelet may take to list pods before one is bound, which waits for that."""
 CPUS_TAKEN = "the kubelet has given the CPUs beside the pod's GPUs to other containers"
@@ -99,7 +99,7 @@ class NumaAlignment:
         self._taken: Mapping[DeviceUuid, NumaNodes] = {}
         self._sent_at = 0.0
         self._cpus: Mapping[int, int] = {}
-        """CPUs that leases can take, by NUMA node."""
+        """That leases can take, by NUMA node."""
         self._is_known = False
         self._late_at = node.clock.ticks() + 2 * node.timing.status_late_s
 
@@ -110,7 +110,7 @@ class NumaAlignment:
 
     @property
     def is_starting(self) -> bool:
-        """Whether that is to be expected: the kubelet may have started after the agent."""
+        """Whether they may be unknown without a fault: the kubelet may start after the agent."""
         return not self.is_known and self.node.clock.ticks() < self._late_at
 
     def described(self, devices: Iterable[Device]) -> tuple[Device, ...]:
@@ -169,8 +169,8 @@ class NumaAlignment:
     async def short_of_cpus(self, leases: Sequence[Lease]) -> tuple[PodUid, ...]:
         """Return the pods whose CPUs the kubelet has given to others since they were reported.
 
-        Nothing is known of CPUs of pods without a lease, and of containers without a GPU, before
-        the kubelet has given them.
+        CPUs of pods without a lease, and of containers without a GPU, are known once they are
+        given.
         """
         names = {numa: numa_cpus_name(numa) for numa in self._cpus}
         if not any(name in lease.resources for lease in leases for name in names.values()):

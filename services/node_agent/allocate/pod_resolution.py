@@ -1,8 +1,8 @@
 """Resolves the container that the kubelet allocates for, from the kubelet's lists; pure.
 
-The kubelet adds a pod to its list just before it admits it, allocates devices to one container
-after the other (init containers first), and shows in PodResources what it has allocated. So the
-container is the first one of its pod that requests the resource and does not have it yet.
+The kubelet lists a pod just before it admits it, allocates devices to one container after the other
+(init containers first), and shows in PodResources what it has allocated. So the container is the
+first one of its pod that requests the resource and does not have it yet.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -25,16 +25,14 @@ class ContainerCandidate:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationHistory:
     allocated: Mapping[tuple[PodUid, str], tuple[str, ...]] = field(default_factory=dict)
-    """Device IDs of successful Allocate calls, by pod and container."""
+    """Device IDs of successful calls, by pod and container."""
     refused: Set[PodUid] = frozenset()
     over: Set[PodUid] = frozenset()
-    """Pods that have ended, and that an old list may still contain."""
+    """Ended pods that an old list may still contain."""
 
 
 @dataclass(frozen=True, slots=True)
 class AmbiguousContainer:
-    """The container cannot be resolved; each of `candidates` is possible."""
-
     candidates: tuple[ContainerCandidate, ...]
 
     def __str__(self) -> str:
@@ -111,7 +109,7 @@ def _answered_before(
 ) -> list[ContainerCandidate]:
     """Return containers with an earlier allocation that the kubelet does not show.
 
-    It repeats its calls in the order of the containers, of which it does not show init containers.
+    It repeats its calls in the order of the containers, but shows no init containers.
     """
     return [
         ContainerCandidate(pod=pod, container=container)

@@ -1,10 +1,10 @@
 """The devices that the container runtime lets each container use, read from the OCI bundles.
 
 A runtime writes each container's specification to `config.json` below its state directory, with all
-that CDI, NRI plugins and NVIDIA's runtime have added. NVIDIA's hook adds devices to a container
-that exists already: these are mounts of its first process. Both are read without a capability,
-unlike the container's own `/dev`. Nothing that a pod can write counts: the runtime takes the name
-of a container's cgroup from the kubelet.
+that CDI, NRI plugins and NVIDIA's runtime have added. What NVIDIA's hook adds to an existing
+container are mounts of its first process. Both are read without a capability, unlike the
+container's own `/dev`. Nothing that a pod can write counts: the name of a container's cgroup comes
+from the kubelet.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ BUNDLES = (
     "run/k3s/containerd/io.containerd.runtime.v2.task/k8s.io",
     "run/containers/storage/overlay-containers",
 )
-"""Directories named by container ID: of containerd, of k3s' containerd, and of CRI-O."""
+"""Directories named by container ID: of containerd, k3s' containerd, and CRI-O."""
 GPU_MAJOR = 195
 MOST_GPUS = 254
 """Minor numbers of the driver from this one on are not of GPUs."""
@@ -43,7 +43,7 @@ class _Device(Struct, frozen=True, gc=False):
 
 
 class _Rule(Struct, frozen=True, gc=False):
-    """A rule for the cgroup's devices; None is every number."""
+    """For the cgroup's devices; None is every number."""
 
     allow: bool = False
     type: str = ""
@@ -67,10 +67,7 @@ class _Mount(Struct, frozen=True, gc=False):
 
 
 class _Specification(Struct, frozen=True, gc=False):
-    """The part of a specification that counts.
-
-    https://github.com/opencontainers/runtime-spec/blob/main/config-linux.md
-    """
+    """As in https://github.com/opencontainers/runtime-spec/blob/main/config-linux.md."""
 
     linux: _Linux = _Linux()
     mounts: tuple[_Mount, ...] | None = None
@@ -80,9 +77,9 @@ _decode = msgspec.json.Decoder(_Specification).decode
 
 
 def list_bundles(directories: Iterable[Path]) -> dict[str, Path]:
-    """Return the directory of each existing container, sandboxes included, by its ID.
+    """Return each existing container's directory, sandboxes included, by its ID.
 
-    Raises OSError for a directory that cannot be read.
+    Raises OSError for a directory that cannot be read; one that is missing has none.
     """
     bundles: dict[str, Path] = {}
     for directory in directories:

@@ -1,7 +1,7 @@
 """Settings of the container runtime by which pods can get GPUs that they do not lease.
 
-They are read from files of containerd, CRI-O and NVIDIA's container toolkit. A runtime without
-files has its defaults, which give nothing to pods.
+They are read from files of containerd, CRI-O and NVIDIA's toolkit. A runtime without files has its
+defaults, which give nothing to pods.
 """
 
 import tomllib
@@ -27,23 +27,21 @@ CONTAINERD_FILES = (
     "etc/containerd/config.toml",
     "var/lib/rancher/k3s/agent/etc/containerd/config.toml",
 )
-"""Of containerd, and of k3s' containerd."""
+"""The second is k3s'."""
 IMPORTED = "etc/containerd/conf.d/*.toml"
 """What newest versions of containerd import as installed."""
 CRIO_FILES = ("etc/crio/crio.conf", "etc/crio/crio.conf.d/*")
 HOOK_FILES = ("usr/share/containers/oci/hooks.d/*.json", "etc/containers/oci/hooks.d/*.json")
-"""Hooks that CRI-O runs for containers."""
 PLUGIN_FILES = "opt/nri/plugins/*"
 CRI_SECTION = "io.containerd.cri.v1.runtime"
 EARLIER_CRI_SECTIONS = ("cri", "io.containerd.grpc.v1.cri")
-"""Names of that section in files of version 1 and 2, which newer versions of containerd read, too,
-and merge with files of version 3."""
+"""In files of version 1 and 2, which newer versions of containerd merge with version 3."""
 NRI_SECTION = "io.containerd.nri.v1.nri"
 CRIO_DEVICES = "io.kubernetes.cri-o.Devices"
 ANNOTATIONS = ("cdi.k8s.io/pod", "nvidia.cdi.k8s.io/pod")
-"""Annotations by which NVIDIA's runtime adds devices; the part after the slash is free."""
+"""By which NVIDIA's runtime adds devices; the part after the slash is free."""
 INJECTORS = ("device-injector", "cdi", "nvidia")
-"""In the names of NRI plugins that add the devices which a pod's annotations name."""
+"""In the names of NRI plugins that add the devices which annotations name."""
 MAX_IMPORTS = 64
 MAX_BYTES = 1 << 20
 _NVIDIA = "nvidia"
@@ -224,7 +222,7 @@ def _texts(value: object) -> tuple[str, ...]:
 def _containerd_files(host: Path) -> list[Path]:
     """Return containerd's file and the files that it imports, in the order in which they count.
 
-    Imports of imported files count as well. A path that is not absolute is beside its file.
+    Imports of imported files count as well. A relative path is beside its file.
     """
     files = _existing(host, CONTAINERD_FILES)[:1]
     pending = [*files, *_existing(host, (IMPORTED,))]

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class RuntimeWatch:
-    """The settings below the node's root as the agent sees it, or None for simulated nodes."""
+    """`host` is the node's root as the agent sees it, or None for simulated nodes."""
 
     def __init__(self, root: Path | None) -> None:
         self.root = root

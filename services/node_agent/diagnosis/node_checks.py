@@ -16,7 +16,7 @@ from shared.model.names import AGENTS_NAMESPACE, DISCOVERED_LABELS, GPU_LABEL, P
 
 AGENT_POD = f"kubectl -n {AGENTS_NAMESPACE}"
 AGENT_LABEL = "leasehold.dev/agent"
-"""With the value `unit` the DaemonSet has no pod on the node, whatever its other labels are."""
+"""With the value `unit` the node gets no pod of the DaemonSet, whatever its other labels are."""
 NONE: Mapping[int, str] = {}
 OTHER_PLUGIN = (
     "of the GPU operator: helm upgrade with devicePlugin.enabled=false; else kubectl get "
@@ -143,10 +143,7 @@ def node_resources(
 
 
 def list_sizes(served: Mapping[str, Mapping[str, PluginDeviceId]]) -> Finding:
-    """Judge whether the lists of devices are short enough for a kubelet that restarts.
-
-    It looks up each ID among all that its pods hold: see docs/kubelets.md.
-    """
+    """Judge whether lists are short enough for a kubelet that restarts: see docs/kubelets.md."""
     if not served:
         return warn("nothing is served", f"{AGENT_POD} logs daemonset/node-agent")
     name = max(served, key=lambda name: len(served[name]))
@@ -163,7 +160,6 @@ def list_sizes(served: Mapping[str, Mapping[str, PluginDeviceId]]) -> Finding:
 def device_health(
     devices: Iterable[Device], closed: Mapping[int, str] = NONE, *, cordoned: bool = False
 ) -> Finding:
-    """Judge whether all devices are healthy, and neither they nor the node are closed."""
     listed = list(devices)
     faults = [
         f"GPU {device.index}: {device.fault or 'not healthy'}"
@@ -232,8 +228,8 @@ def library(
 ) -> Finding:
     """Judge which library of HAMi-core new containers mount, if one is installed.
 
-    `layout` is the layout of its regions, if it is known. `replaced_by` is why other content at the
-    source cannot be used, empty if it can, and None if there is no other content.
+    `layout` is of its regions, if known. `replaced_by` is why other content at the source cannot be
+    used, empty if it can, and None if there is no other content.
     """
     if current is None:
         return fail(
@@ -315,8 +311,7 @@ def kubelet_checkpoint(
 ) -> Finding:
     """Judge whether the kubelet's checkpoint names pods that the agent's does not.
 
-    The kubelet keeps ended pods until it allocates again. `live` are the names of the others, if
-    they are known.
+    The kubelet keeps ended pods until it allocates again. `live` are the others, if known.
     """
     unknown = pods - {str(allocation.pod) for allocation in allocations}
     running = sorted(live[pod] for pod in unknown if live is not None and pod in live)

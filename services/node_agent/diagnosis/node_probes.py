@@ -148,10 +148,7 @@ async def _connection_error(socket: Path) -> str:
 
 
 class NodeProbes:
-    """A node, as its agent's settings describe it.
-
-    `host` is where its file system is mounted, if it is visible here.
-    """
+    """A node, as its agent's settings describe it; `host` is its file system, if visible here."""
 
     def __init__(
         self,

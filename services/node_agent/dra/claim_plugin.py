@@ -1,7 +1,7 @@
 """The DRA driver's gRPC servers: registration, claims and health, on two sockets.
 
-The kubelet finds the registration socket in its directory `plugins_registry`, requests the driver's
-information, and then calls it on its own socket. A kubelet that restarts does so again.
+The kubelet finds the registration socket in its directory `plugins_registry`, and then calls the
+driver on its own socket. A kubelet that restarts does so again.
 https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/
 """
 
@@ -36,9 +36,9 @@ UID_LENGTH = 64
 UID = re.compile(rf"[A-Za-z0-9-]{{1,{UID_LENGTH}}}")
 UNREGISTERED = "the kubelet has not registered the DRA driver"
 LOOK_S = 1.0
-"""Interval at which both sockets are checked."""
+"""Interval of checks of both sockets."""
 HEALTH_REPEAT_S = 10.0
-"""Interval of updates of the devices' health; the kubelet's limit is `HEALTH_TIMEOUT_S`."""
+"""Interval of updates of the devices' health."""
 HEALTH_TIMEOUT_S = 30
 """After this time without an update the kubelet shows a device's health as unknown."""
 

@@ -1,7 +1,6 @@
 """Prepares ResourceClaims for the kubelet: waits for the lease, records it, writes CDI files.
 
-The kubelet calls once for each claim, retries only after a minute, and never moves the pod: so the
-call waits for a lease that has not arrived.
+The kubelet calls once for each claim, retries only after a minute, and never moves the pod.
 """
 
 import asyncio
@@ -39,16 +38,14 @@ from shared.model.requests.claim import DRIVER, device_name
 logger = logging.getLogger(__name__)
 
 CLAIM_WAIT_S = 40.0
-"""How long Prepare waits for the lease: the kubelet's limit is 45 s, and its next call follows only
-after a minute."""
+"""How long Prepare waits for the lease: the kubelet's limit is 45 s."""
 LOOK_S = 0.1
-"""Interval between looks for a claim's lease among those known."""
+"""Interval of looks for a claim's lease among those known."""
 FETCH_S = 2.0
-"""Interval between requests for a claim's lease to a binder."""
+"""Interval of requests for a claim's lease."""
 PREFIX = "leasehold.dev-claim-"
 FULL_DEVICE_S = 15.0
-"""How long Prepare waits for room on a device that is full by the records: containers of ended pods
-may still run."""
+"""How long Prepare waits for room on a full device: containers of ended pods may still run."""
 
 
 class ClaimPreparation:
@@ -73,7 +70,10 @@ class ClaimPreparation:
             raise
 
     async def unprepare(self, claim: LeaseHolder) -> None:
-        """Forget a claim, whose containers have all ended; idempotent."""
+        """Forget a claim, whose containers have all ended; idempotent.
+
+        Raises UnavailableError if the records or files cannot be changed.
+        """
         async with self._lock(claim):
             await self.node.checkpoint.forget((claim.pod,))
             path = self._path(claim.pod)
@@ -119,7 +119,7 @@ class ClaimPreparation:
     def _report_refused(self, claim: LeaseHolder, reason: str) -> None:
         """Report a lease on what another holder has been given, or on what has left the node.
 
-        The device report after it restores the lease of that holder, which was lost.
+        The device report after it restores that holder's lease, which was lost.
         """
         self.node.outbox.add(
             ShareRefused(

@@ -1,9 +1,9 @@
 """Writes the node's ResourceSlices, again whenever they are not as they should be.
 
-A kubelet that starts deletes all slices of its node, and the slices of a driver that is away for 30
-s. An API server whose feature gates are disabled drops fields without an error: such a slice would
-promise devices without the guard of the ledger. It is created by a dry run first, and not at all if
-that has dropped any; a stored slice that has lost some is deleted.
+A kubelet that starts deletes all slices of its node, and those of a driver that is away for 30 s.
+An API server whose feature gates are disabled drops fields without an error: such a slice would
+promise devices without the guard of the ledger. So it is created by a dry run first, and not at all
+if that has dropped any; a stored slice that has lost some is deleted.
 """
 
 import asyncio
@@ -41,10 +41,10 @@ DEBOUNCE_S = 0.2
 RETRY_S = 1.0
 """Pause before slices are written again after an error."""
 RECHECK_S = 2.0
-"""Interval of comparisons between devices and what was written."""
+"""Interval of comparisons between devices and slices."""
 LISTED = 500
 UNSUPPORTED_RETRY_S = 60.0
-"""Before slices are written again to a cluster that does not support them."""
+"""Pause before slices are written again to a cluster that does not support them."""
 
 
 class UnsupportedError(RequestError):
@@ -74,7 +74,7 @@ class SliceWriter:
         self._stored: dict[str, RawObject] | None = None
         """By name, or None if they must be listed."""
         self._deleted: set[str] = set()
-        """UIDs of slices that were deleted since they were last written."""
+        """UIDs of slices deleted since they were last written."""
         self._node_uid = ""
 
     def request(self) -> None:
@@ -174,7 +174,6 @@ class SliceWriter:
     async def _replace(
         self, wanted: Mapping[str, dict[str, Any]], stored: Mapping[str, RawObject]
     ) -> None:
-        """Write all slices with their new generation, and delete all others."""
         self._stored = None
         self._deleted.clear()
         written: dict[str, RawObject] = {}

@@ -66,12 +66,12 @@ def _counters(slices: Iterable[int]) -> dict[str, Any]:
 API_VERSION = "resource.k8s.io/v1"
 ALL_CORES = 100
 UNHEALTHY = "leasehold.dev/unhealthy"
-"""Key of the taint of an unhealthy device, with the fault as its value."""
+"""Key of an unhealthy device's taint; its value is the fault."""
 PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
 NUMA_NODE = "resource.kubernetes.io/numaNode"
 """Kubernetes' own attributes, by which claims match devices of several drivers."""
 MAX_DEVICES = 64
-"""Devices that a slice may have, if some have taints or counters."""
+"""Of a slice in which some have taints or counters."""
 MAX_COUNTER_SETS = 8
 STRING_LENGTH = 64
 _NO_LABEL = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -87,7 +87,7 @@ class ClaimableNode:
     uid: str
     devices: tuple[Device, ...]
     leases: tuple[Lease, ...]
-    """All live leases of the node."""
+    """Those that are live."""
     driver_version: str = ""
     profiles: Mapping[DeviceUuid, Sequence[InstanceProfile]] = field(default_factory=dict)
     taint_effect: TaintEffect = TaintEffect.NO_SCHEDULE

@@ -1,6 +1,6 @@
 """Faults of GPUs, and which XID events of the driver are critical; pure.
 
-The environment variables are those of NVIDIA's device plugin and of the plugins derived from it.
+The environment variables are those of NVIDIA's device plugin.
 """
 
 from collections.abc import Iterable, Mapping
@@ -41,7 +41,7 @@ class Fault:
     code: str
     text: str
     severe: bool = False
-    """One occurrence cordons the GPU; any other fault may be transient."""
+    """One occurrence cordons the GPU; others may be transient."""
 
     def __str__(self) -> str:
         return f"{self.code}: {self.text}"
@@ -130,8 +130,8 @@ class XidRules:
     def from_environment(cls, environ: Mapping[str, str]) -> Self:
         """Read the XIDs to ignore besides the default, and those that are critical in any case.
 
-        For example, `DP_DISABLE_HEALTHCHECKS=48,63` ignores two more. `all`, and `xids` among those
-        to ignore, mean every XID.
+        For example, `DP_DISABLE_HEALTHCHECKS=48,63` ignores two more. `all` and `xids` mean every
+        XID.
         """
         disabled = _words(environ.get(DISABLE_VARIABLE, ""))
         enabled = _words(environ.get(ENABLE_VARIABLE, ""))

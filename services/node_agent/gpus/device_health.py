@@ -1,9 +1,9 @@
 """The health states of devices, and what a probe changes in them; pure.
 
-A device is identified by its UUID alone. `healthy` devices are offered. A `suspect` device has a
-fault that may be transient: it gets no new pod, but pods on their way may start. A `cordoned`
-device is unhealthy for the kubelet, the owners of its leases are notified, and it is not probed for
-a backoff time that doubles each time. Then it is `probing`, until enough probes in a row succeed.
+`healthy` devices are offered. A `suspect` device has a fault that may be transient: it gets no new
+pod, but pods on their way may start. A `cordoned` device is unhealthy for the kubelet, the owners
+of its leases are notified, and it is not probed for a backoff time that doubles each time. Then it
+is `probing`, until enough probes in a row succeed.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -50,9 +50,9 @@ class DeviceHealth:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthPolicy:
     first_backoff_s: float = 30.0
-    """How long a device that is cordoned for the first time is not probed."""
+    """How long a device that is cordoned for the first time is not probed; it doubles."""
     max_backoff_s: float = 960.0
-    """The longest such time; it doubles up to this."""
+    """The longest such time."""
     reset_after_s: float = 3600.0
     """After this time in good health, the backoff starts anew."""
     failure_threshold: int = 2

@@ -77,8 +77,7 @@ class HealthMonitor:
     def as_served(self, devices: Iterable[Device]) -> tuple[Device, ...]:
         """Return devices as the kubelet should see them: suspect devices as healthy.
 
-        The kubelet permanently fails a pod that comes to an unhealthy device, and one may be on its
-        way.
+        The kubelet permanently fails a pod that comes to an unhealthy device.
         """
         suspect = {
             uuid for uuid, health in self.devices.items() if health.state is HealthState.SUSPECT
@@ -190,7 +189,6 @@ class HealthMonitor:
 
 
 def _is_reported(before: HealthState | None, state: HealthState) -> bool:
-    """Whether the owners of leases are notified: when a fault starts, and when it ends."""
     cordoned = state is HealthState.CORDONED and before is not HealthState.PROBING
     recovered = state is HealthState.HEALTHY and before is HealthState.PROBING
     return cordoned or recovered

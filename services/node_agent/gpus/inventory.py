@@ -31,14 +31,14 @@ NO_FAULTS: Mapping[DeviceUuid, str] = {}
 class SharingConfig:
     split_count: int = 10
     unit_mib: int = 1
-    """MiB per unit in which pods request memory."""
+    """Unit in which pods request memory."""
     strategy: str = "auto"
     geometries: tuple[MigGeometries, ...] = KNOWN_GEOMETRIES
-    """MIG layouts by model; the first entry that names a model applies."""
+    """By model; the first entry that names a model applies."""
     may_partition: bool = True
     """Otherwise a device offers only its current instances."""
     hidden: frozenset[str] = frozenset()
-    """UUIDs, and indices as text, of devices that are not served."""
+    """UUIDs, and indices as text."""
     isolation: Isolation = Isolation.SHARED
     unified_mib: int | None = None
     """Memory to share of a GPU whose driver does not report it, as it is the host's."""
@@ -75,10 +75,10 @@ class Gpu:
     memory_mib: int
     reserved_mib: int = 0
     measured: bool = True
-    """False if the driver does not report its memory, as it is the host's."""
+    """False if its memory is the host's, which the driver does not report."""
     fault: Fault | None = None
     ecc_errors: int | None = None
-    """Uncorrected errors since the driver was loaded, or None."""
+    """Uncorrected, since the driver was loaded."""
     numa: int | None = None
     pcie: str = ""
     bus: str = ""
@@ -92,7 +92,7 @@ class Gpu:
 
     @property
     def usable_mib(self) -> int:
-        """Memory that programs can get; of a GPU in MIG mode, memory of its instances."""
+        """Of a GPU in MIG mode, memory of its instances."""
         return self.memory_mib - (0 if self.mode is DeviceMode.MIG else self.reserved_mib)
 
     @property
@@ -106,9 +106,8 @@ class GpuProcess:
     memory_bytes: int | None = None
     """None if the driver does not report it."""
     busy_percent: int | None = 0
-    """None if the driver does not report it, as in MIG mode."""
+    """None as in MIG mode."""
     instance: int | None = None
-    """ID of its MIG instance, if that is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,10 +123,8 @@ class DeviceSample:
     processes: tuple[GpuProcess, ...] = ()
     hardware: Hardware | None = None
     sampled_at_s: float | None = None
-    """When the driver was queried, in seconds since the machine booted, or None.
-
-    A process that started later is not the listed one: it reuses the PID.
-    """
+    """When the driver was queried, in seconds since the machine booted: a process that started
+    later reuses the PID."""
 
 
 def problem_of(gpu: Gpu) -> str:
@@ -158,8 +155,8 @@ def devices_of(
 
     `faults` has the message of each unhealthy device. A recorded device that is no longer found
     stays, unhealthy: running pods may have its IDs, and an ID must never denote another device. One
-    that was excluded or replaced stays while it is `held`, and a device has as many slots as its
-    holders need. `held` is None while that is not known.
+    that was excluded or replaced stays while it is `held` (None if unknown), and a device has as
+    many slots as its holders need.
     """
     visible = visible_gpus(gpus, sharing)
     offered = {

@@ -1,9 +1,8 @@
 r"""GPUs that NVIDIA's kernel driver lists, also those that NVML cannot read.
 
 The driver has a folder for each GPU, named by its PCI address, with a file `information` of lines
-such as `GPU UUID: \t GPU-9221d5d1-b60b-a624-bf14-0a1819cfda3b`. A GPU that the driver has not
-initialised has question marks in place of the digits.
-https://download.nvidia.com/XFree86/Linux-x86_64/580.65.06/README/procinterface.html
+such as `GPU UUID: \t GPU-9221d5d1-b60b-a624-bf14-0a1819cfda3b`, with question marks until the GPU
+is initialised. https://download.nvidia.com/XFree86/Linux-x86_64/580.65.06/README/procinterface.html
 """
 
 import functools
@@ -21,7 +20,7 @@ from shared.model.names import DeviceUuid
 GPUS = Path("driver/nvidia/gpus")
 """Below `/proc`; missing without the driver."""
 MOST_BYTES = 4096
-"""What is read of a file: a driver writes about 400 bytes."""
+"""A driver writes about 400 bytes."""
 EXCLUDED = "Yes"
 """By the driver's parameter `NVreg_ExcludedGpus`: no program can use the GPU."""
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -30,14 +29,11 @@ _MINOR = re.compile(r"[0-9]{1,4}", re.ASCII)
 _LIST = "list"
 
 Information = Mapping[str, str] | None
-"""The fields of a GPU's file, or None if the GPU was removed meanwhile."""
+"""None if the GPU was removed meanwhile."""
 
 
 class KernelGpus:
-    """The kernel driver's list of GPUs below a folder of processes, such as `/proc`.
-
-    A GPU that hangs may block the read of its file, so each read has a time limit.
-    """
+    """Reads below a folder of processes, such as `/proc`; a GPU that hangs may block a read."""
 
     def __init__(self, proc: Path, *, limit_s: Callable[[], float]) -> None:
         self._folder = proc / GPUS
@@ -48,7 +44,7 @@ class KernelGpus:
     async def unread(self, gpus: Iterable[Gpu]) -> tuple[UnreadDevice, ...]:
         """Return the listed GPUs that are not among `gpus`, which NVML has read.
 
-        Only their files are read. Without the driver's folder there are none.
+        Only their files are read.
         """
         read = tuple(gpus)
         try:

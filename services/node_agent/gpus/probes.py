@@ -1,7 +1,4 @@
-"""Probes of all GPUs, each under a time limit.
-
-A GPU that hangs or fails delays no other, and is not read again before its call has returned.
-"""
+"""Probes of all GPUs: one that hangs delays no other, and is not read again until it returns."""
 
 import functools
 import logging
@@ -23,8 +20,8 @@ T = TypeVar("T")
 class GpuReader(Generic[T]):
     """Reads all GPUs that a driver lists, by its own index, which may change.
 
-    `count` and `read` block. `read` returns None if there is no GPU at an index, and both raise
-    UnavailableError if the driver fails. `limit_s` returns the present time limit of a call.
+    `count` and `read` block, and raise UnavailableError if the driver fails. `read` returns None if
+    there is no GPU at an index. `limit_s` returns the present time limit of a call.
     """
 
     def __init__(
@@ -42,7 +39,7 @@ class GpuReader(Generic[T]):
         self._count = 0
 
     async def read_all(self) -> dict[int, T | LeaseholdError | None]:
-        """Read all GPUs, as many as before. Raises UnavailableError without a count."""
+        """Read all GPUs. Raises UnavailableError while their number is not known."""
         self._count_calls.start({_COUNT: self.count})
         self._read_calls.start(reads := self._reads(self._count))
         count = await self._count_calls.call(_COUNT, self.count, self.limit_s)
@@ -67,7 +64,7 @@ class GpuProber:
     ) -> None:
         self._reader = GpuReader(count, read, limit_s=limit_s)
         self.unreadable: dict[int, str] = {}
-        """By index, why the latest probe could not read a GPU; one that has never responded is not
+        """By index, why the latest probe could not read a GPU; one that never responded is not
         returned."""
         self._known: dict[int, Gpu] = {}
 

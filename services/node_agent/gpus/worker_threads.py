@@ -1,7 +1,7 @@
 """Blocking calls in threads of their own: a call that never returns blocks nothing else.
 
-Calls that start together share a thread, one after the other, as waking a thread costs more than
-most calls. After `PATIENCE_S`, one more thread makes those that still wait.
+Calls that start together share a thread, as waking one costs more than most calls. After
+`PATIENCE_S`, one more thread makes those that still wait.
 """
 
 import asyncio
@@ -113,9 +113,8 @@ def _work(calls: _Calls) -> None:
 class SingleFlight(Generic[T]):
     """Calls of the driver, at most one in flight for each key.
 
-    Once a call has exceeded its limit, later callers do not wait for it, and no second call starts
-    before it returns: a GPU that hangs must not delay each probe of the others. For example, `await
-    reads.call("GPU-a", read_gpu, limit_s=lambda: 20.0)`.
+    While a call exceeds its limit, later callers fail at once: a GPU that hangs must not delay each
+    probe of the others. For example, `await reads.call("GPU-a", read_gpu, limit_s=lambda: 20.0)`.
     """
 
     def __init__(self) -> None:
@@ -125,7 +124,7 @@ class SingleFlight(Generic[T]):
     async def call(
         self, key: Hashable, function: Callable[[], T], limit_s: Callable[[], float]
     ) -> T:
-        """Return the function's value, or the value of an earlier call that returns only now.
+        """Return the function's value, or that of an earlier call that returns only now.
 
         Raises its error, or UnavailableError if it does not return within `limit_s()`, which is
         read again while waiting.
@@ -138,7 +137,7 @@ class SingleFlight(Generic[T]):
     async def call_next(
         self, key: Hashable, function: Callable[[], T], limit_s: Callable[[], float]
     ) -> T:
-        """Call after the earlier call of the key; raise UnavailableError if it is overdue."""
+        """Call after the earlier call of the key. Raises UnavailableError if that is overdue."""
         loop = asyncio.get_running_loop()
         until = loop.time() + limit_s()
         while (flight := self._in_flight.get(key)) is not None and not flight.done():

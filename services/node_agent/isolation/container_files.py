@@ -61,8 +61,8 @@ class ContainerFiles:
         Existing files stay, except the region of an earlier run if the container is `starting`. If
         that fails for a `new` one, which cannot have changed its files, it would for the next, too:
         `unwritable_reason` is set until a probe has prepared it. Raises UnavailableError naming a
-        missing file that the agent does not create (a runtime would create a directory instead), or
-        a region that cannot be written; RequestError if the limits are invalid.
+        region that cannot be written, or a missing file that the agent does not create (a runtime
+        would create a directory instead); RequestError if the limits are invalid.
         """
         try:
             await asyncio.to_thread(self._prepare, setup, starting=starting)
@@ -73,7 +73,7 @@ class ContainerFiles:
             raise
 
     async def remove_unused(self, live: set[PodUid], mounted: set[str] | None) -> None:
-        """Remove the files of pods other than `live`, and unmounted versions of the library.
+        """Remove files of pods other than `live`, and unmounted versions of the library.
 
         All versions stay if `mounted` is None, which means that it is not known.
         """

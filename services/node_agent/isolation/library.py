@@ -1,8 +1,7 @@
 """HAMi-core's library on this node: follows its source, and installs what enforces limits.
 
-There is a directory for each content, and a file that names the current one. Containers map the
-library, so an existing file is never changed: other content is written to another directory,
-atomically. Versions that no container mounts any more are removed.
+Containers map the library, so an existing file is never changed: each content has a directory, and
+a file names the current one. Versions that no container mounts are removed.
 """
 
 import asyncio
@@ -33,11 +32,11 @@ from shared.model.errors import UnavailableError
 logger = logging.getLogger(__name__)
 
 CURRENT = "current"
-"""A file with the directory and the version of the library that new containers mount."""
+"""Has the directory and the version of the library that new containers mount."""
 LOAD_S = 10.0
-"""Time limit of a trial load of HAMi-core in a process of its own."""
+"""Time limit of a trial load in a process of its own."""
 _ELF_HEAD = 20
-"""Bytes at the start of a library that contain its machine type."""
+"""The start of a library, with its machine type."""
 _SHARED_OBJECT = 3
 _MACHINES = {"x86_64": 62, "aarch64": 183}
 _NUMBERS = re.compile(r"\d+")
@@ -61,10 +60,9 @@ class StoredLibrary:
 
 
 class NodeLibrary:
-    """The library that new containers mount.
+    """Installs a library only if it loads and has the layout of our regions.
 
-    A library is installed only if it loads and has the layout of our regions; otherwise the current
-    one stays. Without a source, GPUs are simulated, and it is an empty file.
+    Otherwise the current one stays. Without a source, GPUs are simulated, and it is an empty file.
     """
 
     def __init__(self, root: Path, source: Path | None) -> None:
@@ -162,8 +160,7 @@ def current_library(root: Path) -> StoredLibrary:
 def source_file(source: Path) -> Path:
     """Return the library that `source` names: the file, or the best one in the directory.
 
-    That is libvgpu.so or, where installers keep versions, the libvgpu.so.VERSION of the highest
-    version. Returns libvgpu.so, which does not exist, for a directory that has neither.
+    That is libvgpu.so, which need not exist, or the libvgpu.so.VERSION of the highest version.
     """
     if not source.is_dir():
         return source
@@ -224,10 +221,7 @@ async def unusable_reason(path: Path) -> str:
 
 
 def is_loadable(library: bytes, machine: str) -> bool:
-    """Whether this is the content of a 64-bit shared library for this machine.
-
-    Its dependencies are not checked: containers have libcuda, the agent seldom does.
-    """
+    """Whether this is the content of a 64-bit shared library for this machine."""
     if len(library) < _ELF_HEAD or library[:6] != b"\x7fELF\x02\x01":
         return False
     kind, built_for = struct.unpack_from("<HH", library, 16)
@@ -246,7 +240,7 @@ async def load_error(path: Path) -> str:
     """Load the library in a process of its own; return why that fails, or an empty text.
 
     Missing libraries of the driver do not count: containers have them. It is not a process of
-    asyncio: gRPC's handlers of fork, which that would run, can crash the child.
+    asyncio, as gRPC's handlers of fork can crash such a child.
     """
     try:
         process = await asyncio.to_thread(

@@ -4,12 +4,11 @@ A container may write anything into its region. So every count is clamped, every
 impossible numbers are marked: the result is a value, never an exception.
 
 A slot cannot be trusted about its process either: a killed process leaves its slot, and the library
-removes it only when another process joins or is out of memory. To fill the gap the library then
-moves the last slot down, and its old place, above the slots that the library counts, keeps its
-content. A process of a library with sequence locks (1.1-bad, 1.2) goes on writing to the old place;
-one of an older library looks up its slot by PID each time, and writes to the new one. So the
-records of a region are of processes that live, by the PIDs of the container's cgroup, and of two
-records of a process the last written counts.
+removes it only when another process joins or is out of memory. To fill the gap it moves the last
+slot down, and the old place, above the slots that it counts, keeps its content. A process of a
+library with sequence locks (1.1-bad, 1.2) goes on writing to the old place; one of an older library
+looks up its slot by PID each time. So the records of a region are of processes that live, by the
+PIDs of the container's cgroup, and of two records of a process the last written counts.
 """
 
 import re
@@ -37,8 +36,6 @@ _NOTHING = (0,) * DEVICES
 
 @dataclass(frozen=True, slots=True)
 class InvalidRegion:
-    """The file is not a valid region; `reason` is for people."""
-
     reason: str
 
 
@@ -57,7 +54,7 @@ class Slot:
     total: tuple[int, ...]
     sm_percent: tuple[int, ...]
     writes: int = 0
-    """The counter of its sequence lock, or 0 if the library has none."""
+    """By its sequence lock, or 0 if the library has none."""
     torn: bool = False
     """Each read found it being written: its amounts may belong to different moments."""
 
@@ -74,13 +71,13 @@ class Region:
     memory_limits: tuple[int, ...]
     core_limits: tuple[int, ...]
     slots: tuple[Slot, ...]
-    """All slots that the library counts, of ended processes too."""
+    """All that the library counts, of ended processes too."""
     orphans: tuple[Slot, ...]
-    """Slots above these of processes that have not marked themselves as ended."""
+    """Slots above these whose processes have not marked themselves as ended."""
     lock_owner: int
-    """PID in the container of the process that holds the lock on slots, or 0."""
+    """PID in the container of the holder of the lock on slots, or 0."""
     locked: bool
-    """Whether a process holds that lock; one that is killed does not release it."""
+    """Whether that lock is held; a process that is killed does not release it."""
     utilization_switch: int
     last_kernel_at: int | None
     """Unix seconds, or None if no kernel has run or the layout has no such field."""
@@ -88,8 +85,8 @@ class Region:
     def processes(self, living: Set[int] | None) -> tuple[Slot, ...]:
         """Return the record of each process.
 
-        `living` has the PIDs of processes in the container's namespace. If it is None, they are not
-        known: processes that have not marked themselves as ended count, and no orphans.
+        `living` has the PIDs of processes in the container's namespace. Without it, processes that
+        have not marked themselves as ended count, and no orphans.
         """
         marked = [slot for slot in self.slots if not slot.ended]
         if living is None:
@@ -116,7 +113,7 @@ class Region:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSums(MemoryUsage):
     enforced: int = 0
-    """The sum that the library compares with the limit; includes ended processes until cleared."""
+    """What the library compares with the limit; includes ended processes until cleared."""
     wrapped: int = 0
     """Amounts left out because they were counted down below zero."""
 
@@ -144,7 +141,7 @@ def _sum(amounts: Iterable[int]) -> int:
 
 
 def decode(layout: RegionLayout, data: bytes | bytearray, torn: Set[int] = frozenset()) -> Region:
-    """Read a region. `data` is a whole file of the layout's size; `torn` names slots by index."""
+    """Read a whole file of the layout's size; `torn` names slots by index."""
     count = slot_count(layout, data)
     read = _slot_reader(layout, data, torn)
     slots = tuple(read(index) for index in range(count))

@@ -1,8 +1,7 @@
 """The content of a fresh region: a container's limits as HAMi-core stores them; pure.
 
 The library takes its limits from a region that exists, not from its environment, so that a
-container cannot change them at its start. The content is what the library would write from the
-environment that the container gets.
+container cannot change them at its start.
 """
 
 import re
@@ -37,7 +36,7 @@ class RegionSeed:
 
     @property
     def memory_limits(self) -> tuple[int, ...]:
-        """The whole array; positions without a device have no limit."""
+        """Positions without a device have no limit."""
         return self.memory_bytes + (0,) * (DEVICES - len(self.memory_bytes))
 
     @property

@@ -1,9 +1,9 @@
 """Every published layout of HAMi-core's shared region file, as one table; pure.
 
 The file is the library's struct in little-endian order and one NUL byte behind it. Offsets are in
-bytes: of fields of the region from its start, of fields of a slot from the slot's start. The table
-is what the library's own headers compile to, release by release; no field is guessed. What lies at
-the same distance from another field in every release is computed from that one.
+bytes: of fields of the region from its start, of fields of a slot from the slot's start. They are
+what the library's own headers compile to, release by release. What lies at the same distance from
+another field in every release is computed from that one.
 """
 
 import struct
@@ -16,13 +16,13 @@ DEVICES = 16
 SLOTS = 1024
 UUID_BYTES = 96
 _SEMAPHORE_USES = 3
-"""The least number of uses of layout 1.2's second semaphore: builds of it have four or more, builds
-of 1.1 contain the number once."""
+"""Builds of layout 1.2 use the offset of its second semaphore four times or more, builds of 1.1
+contain the number once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotLayout:
-    """A process's record, which begins with i32 PID and i32 host PID."""
+    """Begins with i32 PID and i32 host PID."""
 
     size: int
     used: int = 8
@@ -31,11 +31,11 @@ class SlotLayout:
     utilization_size: int
     """Of 16 records: u64 decoder, encoder, SM percent, and room; 0 if the layout has none."""
     seqlock: int | None = None
-    """u64, odd while its owner writes, or None if the layout has none."""
+    """u64, odd while its owner writes."""
 
     @property
     def utilization(self) -> int:
-        """The records of utilization, after 16 u64 of what NVML shows of the process's memory."""
+        """After 16 u64 of what NVML shows of the process's memory."""
         return self.used + DEVICES * (self.used_size + 8)
 
     @property
@@ -128,7 +128,7 @@ V1_1_BAD = replace(
     device_num=88,
     slot=replace(V1_1.slot, used=16, seqlock=8),
 )
-"""HAMi 2.8.1 only: another layout with the version of the one before, and another size."""
+"""HAMi 2.8.1 only: another layout and size with the version of the one before."""
 V1_2 = replace(
     V1_1,
     name="1.2",
@@ -143,14 +143,10 @@ BY_FILE_SIZE: Mapping[int, tuple[RegionLayout, ...]] = {
     size: tuple(layout for layout in LAYOUTS if layout.file_size == size)
     for size in sorted({layout.file_size for layout in LAYOUTS})
 }
-"""Two layouts have the same version."""
 
 
 def layout_of(file_size: int, magic: int, version: tuple[int, int]) -> RegionLayout | str:
-    """Return the layout of a file of a known size, or why it has none.
-
-    `version` is the words at 4 and 8.
-    """
+    """Return the layout of a file of a known size, or why it has none; `version` is at 4 and 8."""
     if magic != MAGIC:
         return f"it begins with {magic} instead of {MAGIC}"
     for layout in BY_FILE_SIZE[file_size]:
@@ -165,9 +161,9 @@ def region_layout_of(library: bytes) -> RegionLayout | None:
     """Return the layout of a library's regions, or None if unknown, as on processors but x86.
 
     Its version cannot be read without a GPU; but the size of its layout is a number in its code,
-    wherever it maps or resizes a region. Another size may be there by chance, as an address in
-    debug information, so the most frequent one counts. Two versions have one size: code that uses
-    the second semaphore of the newer one contains its offset.
+    wherever it maps or resizes a region. Another size may be there by chance, so the most frequent
+    one counts. Two versions have one size: code that uses the second semaphore of the newer one
+    contains its offset.
     """
     counts = {layout: library.count(struct.pack("<I", layout.size)) for layout in LAYOUTS}
     likeliest = max(LAYOUTS, key=lambda layout: (counts[layout], layout.size == V1_2.size))

@@ -1,8 +1,7 @@
 """Reads a region that its container may write, shrink or replace at the same time.
 
-Only regular files are opened: a device or a pipe that a tenant put there is never touched. Nothing
-is mapped, since a mapping of a file that shrinks kills its reader; no lock or semaphore of the file
-is taken.
+Only regular files are opened, no device or pipe of a tenant. Nothing is mapped, since a mapping of
+a file that shrinks kills its reader; no lock or semaphore of the file is taken.
 """
 
 import errno

@@ -5,7 +5,7 @@ one step. The file is left sparse, as the library leaves it: two megabytes to it
 kilobytes on disk.
 
 Of a region in use only the limits and their switch are written, and what the library did not find
-out about a process. Amounts of memory hold from the container's next allocation on, core limits for
+out about a process. Limits of memory hold from the container's next allocation on, of cores for
 processes that start later, the switch within a fraction of a second. Each field is one aligned
 write, which a process that has the file mapped sees whole.
 """
@@ -42,9 +42,8 @@ _USED = struct.Struct("<5Q")
 def write_overrides(setup: ContainerSetup) -> None:
     """Write the container's variables that set limits, if it mounts such a file.
 
-    An existing file is changed in place, since a running container has it mounted. One write
-    replaces all of it: what an older content had more becomes empty lines, which end it. Raises
-    OSError.
+    A running container has an existing file mounted, so it is changed in place, by one write: what
+    an older content had more becomes empty lines. Raises OSError.
     """
     for path in (
         Path(mount.host_path) for mount in setup.mounts if mount.container_path == OVERRIDES
@@ -83,8 +82,8 @@ def identify(
 ) -> None:
     """Write the PID that a process has on the node into its record, and what its contexts take.
 
-    `contexts` are bytes by the device's position, for devices of which none are counted. Raises
-    UnavailableError if there is no region.
+    `contexts` are bytes by the device's position, where none are counted. Raises UnavailableError
+    if there is no region.
     """
     at = layout.slot_at(slot.index)
     with _opened(path) as descriptor:
@@ -136,10 +135,9 @@ def _unusable(path: PurePath, problem: InvalidRegion | None) -> UnavailableError
 def seed_region(path: PurePath, seed: RegionSeed, *, starting: bool) -> bool:
     """Ensure a region with these limits, verified byte for byte; return whether it was changed.
 
-    `starting` means that no process of the container runs: an earlier region is replaced, since
-    PIDs of ended processes would be mistaken for new ones. Otherwise a region in use keeps its file
-    and its processes, and its limits are written again. Raises UnavailableError naming the file and
-    what is wrong: the container must not start.
+    `starting`: no process of the container runs. An earlier region is replaced then, since PIDs of
+    ended processes would be mistaken for new ones; else its limits are written again. Raises
+    UnavailableError naming the file and what is wrong: the container must not start.
     """
     if not starting and isinstance(read_region(path), Region):
         return write_limits(path, seed)

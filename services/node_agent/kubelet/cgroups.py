@@ -1,7 +1,7 @@
 """The pod and container of a process, read from the cgroup that the kubelet put it in.
 
-The driver lists processes by the node's PIDs. The kubelet names a pod's cgroup after its UID, and
-the runtime names a container's cgroup after its ID. Nothing that a container writes is trusted.
+The kubelet names a pod's cgroup after its UID, and the runtime a container's after its ID. Nothing
+that a container writes is trusted.
 """
 
 import errno
@@ -28,7 +28,7 @@ _NODE_NAMESPACE = "pid:[4026531836]"
 _START_TIME_FIELD = 19
 """Field 22 of `/proc/<pid>/stat` is the 20th after the name."""
 _OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO})
-"""Errors that say nothing about whether a process has ended."""
+"""These do not show whether a process has ended."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 

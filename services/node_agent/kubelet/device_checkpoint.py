@@ -45,7 +45,10 @@ class _KubeletCheckpoint(msgspec.Struct, frozen=True):
 
 
 def read_kubelet_devices(plugins: Path) -> KubeletDevices | None:
-    """Read the kubelet's checkpoint, or None. Raises UnavailableError if it is unreadable."""
+    """Read the kubelet's checkpoint, or None without one.
+
+    Raises UnavailableError if it cannot be read.
+    """
     path = plugins / FILE_NAME
     try:
         return msgspec.json.decode(path.read_bytes(), type=_KubeletCheckpoint).data
@@ -56,7 +59,6 @@ def read_kubelet_devices(plugins: Path) -> KubeletDevices | None:
 
 
 Allocatable = Callable[[str], Awaitable[int | None]]
-"""Returns a resource's allocatable amount on the node, or None if it is unknown."""
 
 
 class PluginResources:
@@ -74,12 +76,14 @@ class PluginResources:
         self.allocatable = allocatable
         self.since: dict[str, float] = {}
         self._seen_at: dict[str, float] = {}
-        """When each was last allocated by device plugin."""
         self._read: tuple[FileIdentity | None, frozenset[str]] = None, frozenset()
         """The checkpoint that was read last, and for which amounts."""
 
     async def refresh(self, amounts: frozenset[str]) -> None:
-        """Find out which amounts are allocated by device plugin. Raises LeaseholdError."""
+        """Find out which amounts are allocated by device plugin.
+
+        Raises LeaseholdError if the checkpoint, PodResources or the node cannot be read.
+        """
         current = file_identity(self.checkpoint), amounts
         if current == self._read and self.since.keys().isdisjoint(amounts):
             return

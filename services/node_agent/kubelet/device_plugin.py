@@ -103,7 +103,7 @@ class PluginServer:
         self.resource = resource
         self.socket = socket
         self.watched_at: float | None = None
-        """When the kubelet was sent the first list of devices, by the monotonic clock."""
+        """When the kubelet was sent the first list, by the monotonic clock."""
         self.ended = asyncio.Event()
         self.ended_by = ""
         self._handler = handler
@@ -220,7 +220,6 @@ class PluginServer:
 
 @contextlib.asynccontextmanager
 async def _errors_reported(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
-    """Report the handler's errors to the kubelet; their texts reach the pod's owner."""
     try:
         yield
     except LeaseholdError as error:

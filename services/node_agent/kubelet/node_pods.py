@@ -1,8 +1,7 @@
 """The pods of the node: the kubelet's list, or, if it cannot be read, pods derived from leases.
 
-Without the list (an API server that is away, an older cluster, a missing permission) a pod is known
-by its lease, and counts only while the kubelet's PodResources list it as active. A pod's own
-variables are not seen then.
+Without the list (an older cluster, a missing permission) a pod is known by its lease, and counts
+only while the kubelet's PodResources list it as active. A pod's own variables are not seen then.
 
 The kubelet has the API server review who may read the list, and caches the answer. So the list is
 unreadable while the API server is away, and for a while longer.
@@ -33,7 +32,7 @@ logger = logging.getLogger(__name__)
 PROCESS_START_S = 2.0
 """How long after PreStartContainer the first process of a container may start."""
 RETRY_S = 5.0
-"""Interval between attempts to read an unreadable list."""
+"""Interval of attempts to read an unreadable list."""
 RETRY_TIMEOUT_S = 3.0
 """Of such an attempt, for which a call of the kubelet may be waiting."""
 RESTART_S = 10.0
@@ -46,9 +45,8 @@ DENIED_S: Mapping[int, float] = {401: 150.0, 403: 60.0}
 
 A kubelet caches for 30 s that an account lacks a permission, and for 2 minutes that it does not
 know a token; an API server that starts may answer so before it has read its roles and accounts, and
-again once the cached answer has expired. A token that was known before is unknown while the API
-server is away, however long that is.
-"""
+again once the cached answer has expired. While the API server is away, a token that was known
+before is unknown."""
 ACCESS_ADVICE = (
     "grant the agent's account `get` on nodes/pods, or on nodes/proxy before Kubernetes 1.33"
 )
@@ -69,7 +67,7 @@ ADVICE: Mapping[int, tuple[str, str]] = {
     401: (UNCHECKED_ADVICE, AUTHENTICATION_ADVICE),
     403: (DENIED_ADVICE, ACCESS_ADVICE),
 }
-"""What to try about a denial: while it may pass, and later."""
+"""While a denial may pass, and later."""
 TLS_ADVICE = (
     "check --kubelet-ca-file (the CA of the kubelet's certificate) and --kubelet-token-file"
 )
@@ -86,14 +84,13 @@ class NodePods:
         self.is_passing = False
         """The list cannot be read for a reason that usually passes by itself."""
         self._unreadable_at = ""
-        """Time of day since when the list cannot be read."""
+        """Time of day."""
         self._silent_since: float | None = None
         self._denied_since: float | None = None
         self._was_read = False
         self._tried_at = 0.0
         self._finds_processes = False
-        """Whether processes of pods are visible: processes of another pod were ever seen, or our
-        own pod's were in the node's PID namespace."""
+        """Processes of another pod were ever seen, or our own pod's in the node's PID namespace."""
 
     async def list_pods(self) -> tuple[KubeletPod, ...]:
         """Return the pods. Raises UnavailableError while the kubelet may be restarting."""

@@ -58,7 +58,7 @@ class KubeletPods:
     async def list_running(self) -> frozenset[PodUid]:
         """Return the pods of which the runtime had a container in the last 3 s, deleted or not.
 
-        A kubelet without this endpoint (an old or a simulated one) names none.
+        An old or a simulated kubelet, without this endpoint, names none.
         """
         try:
             listed = await self._read("/runningpods/", ObjectList[PodOutline])

@@ -36,11 +36,11 @@ class KubeletContainer:
     limits: Mapping[str, int] = field(default_factory=dict)
     """Extended resources only."""
     init: bool = False
-    """It ends before the next one starts; a sidecar is no init container here."""
+    """It ends before the next one starts; a sidecar does not."""
     variables: tuple[str, ...] = ()
-    """Names of the variables that the pod sets itself, unless to the value of its lease."""
+    """Names of those that the pod sets itself, unless to the value of its lease."""
     prefixes: tuple[str, ...] = ()
-    """The prefix of each source of `envFrom`, which may be empty."""
+    """Of each source of `envFrom`; may be empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class PodResources:
     holdings: tuple[Holding, ...] = ()
     claims: frozenset[ClaimHolding] = frozenset()
     cpus: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
-    """CPUs that containers have exclusively, by namespace and name of their pod."""
+    """That containers have exclusively, by namespace and name of their pod."""
     pods: frozenset[tuple[str, str]] = frozenset()
     """Namespace and name of every pod, devices or not."""
 
@@ -110,25 +110,22 @@ class PodResources:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatableResources:
     numa: Mapping[str, Mapping[str, NumaNodes]]
-    """The NUMA nodes of each healthy device ID, by resource."""
+    """Of each healthy device ID, by resource."""
     cpus: frozenset[int]
-    """CPUs that containers can have exclusively; none without CPU manager policy `static`."""
+    """That containers can have exclusively; none without CPU manager policy `static`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessOrigin:
     pod: PodUid | None
-    """None if the process runs in no pod."""
     container_id: str = ""
-    """The runtime's, or empty."""
     inner_pid: int = 0
-    """PID inside the container."""
+    """Inside the container."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerDevices:
     pod: PodUid | None
-    """None for a container of no pod."""
     container_id: str
     gpus: frozenset[int] = frozenset()
     every_device: bool = False

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 VERSION = "v1beta1"
 KUBELET_SOCKET = "kubelet.sock"
 LOOK_S = 2.0
-"""Interval of looks at all sockets. A kubelet that stops ends its streams, which nothing polls."""
+"""Interval of looks at all sockets; the end of a stream is seen at once."""
 LOOK_SOON_S = 0.05
 """While no kubelet listens: a starting one admits its pods 0.2 to 0.8 s after making its socket."""
 REGISTER_S = 10.0
@@ -57,7 +57,7 @@ MIN_PAUSE_S = 1.0
 
 MOST_ALIGNED_IDS = 10_000
 AMOUNTS_S = 2.0
-"""Interval between comparisons of the kubelet's checkpoint with the amounts in node status."""
+"""Interval of comparisons of the kubelet's checkpoint with the amounts in node status."""
 NO_AMOUNTS: Mapping[str, frozenset[str]] = {}
 
 
@@ -162,8 +162,8 @@ class DevicePlugins:
     def unserved(self) -> dict[str, UnservedResource]:
         """Return the resources that the kubelet cannot allocate now.
 
-        A resource is one also while an amount that pods request with it is still allocated by
-        device plugin, or until that was examined.
+        They include resources whose amount, that pods request with it, is still allocated by device
+        plugin, or until that was examined.
         """
         now = time.monotonic()
         since = self.plugin_resources.since
@@ -211,7 +211,6 @@ class PluginEndpoint:
 
     @property
     def is_served(self) -> bool:
-        """Whether it is registered, and the kubelet has been sent the list."""
         return self._watched_at is not None
 
     def _socket(self) -> Path:

@@ -35,13 +35,13 @@ class MigInstance:
     compute_slices: int
     compute_ids: tuple[int, ...] = ()
     uuid: str = ""
-    """UUID of its MIG device, if one compute instance fills it; else empty."""
+    """Of its MIG device, if one compute instance fills it; else empty."""
     busy: bool = False
 
 
 InstanceUuids = Mapping[tuple[DeviceUuid, int], str]
 ListInstances = Callable[[DeviceUuid], Awaitable[tuple[MigInstance, ...]]]
-"""Returns the instances of a device. Raises UnavailableError while the driver does not respond."""
+"""Raises UnavailableError while the driver does not respond."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ def is_laid_out(layout: MigLayout, instances: Sequence[MigInstance]) -> bool:
 def instance_at(layout: MigLayout, position: int, instances: Sequence[MigInstance]) -> MigInstance:
     """Return the instance at a position; instances of a profile are counted by start slice.
 
-    Raises RequestError without such a position or layout.
+    Raises RequestError if the layout has no such position, or the device has another layout.
     """
     positions = layout.positions
     if not 0 <= position < len(positions):

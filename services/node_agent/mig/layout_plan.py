@@ -1,9 +1,8 @@
 """The steps that give a device a MIG layout; pure.
 
-A device has memory slices in a row. An instance takes adjacent slices, from one of the starts that
-its profile allows, and a number of the device's compute slices. Which instances fit together
-depends on where each starts: created one by one, they may leave room that nothing fits into. So a
-layout is arranged as a whole.
+An instance takes adjacent memory slices, from one of the starts that its profile allows, and a
+number of the device's compute slices. Created one by one, instances may leave room that nothing
+fits into. So a layout is arranged as a whole.
 """
 
 from collections import Counter

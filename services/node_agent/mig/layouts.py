@@ -1,7 +1,4 @@
-"""The layouts that a device in MIG mode offers: known geometries, adapted to NVML's profiles; pure.
-
-A geometry defines the layouts and their order; the sizes of instances come from NVML.
-"""
+"""Layouts that a device in MIG mode offers: known geometries, adapted to NVML's profiles; pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,6 +1,6 @@
 """Changes the layouts of devices in MIG mode: the only part of the agent that needs privileges.
 
-Its inputs are plain data, so that it can run in a separate, privileged process.
+Its inputs are plain data, so that it can run in a process of its own.
 """
 
 import asyncio

@@ -4,8 +4,8 @@ A device gets the layout of its newest lease as soon as that lease is known; the
 one layout per device. An instance is destroyed only after the kubelet has released its pod and the
 driver shows no process on it.
 
-A device that cannot be given a layout gets no new share, as each pod would fail. The layout is
-tried again until it, or the layout of a newer lease, succeeds.
+A device that cannot be given a layout gets no new share, as each pod would fail. It is tried again
+until it, or a newer lease's layout, succeeds.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class LayoutReconciler:
         node.on_devices.append(self._wake.set)
         self._locks: dict[DeviceUuid, asyncio.Lock] = {}
         self._handled_fences: dict[DeviceUuid, int] = {}
-        """Fence of the newest lease that each device was laid out for."""
+        """Of the newest lease that each device was laid out for."""
         self._blocked_by: dict[DeviceUuid, str] = {}
         self._failed: dict[DeviceUuid, tuple[str, float]] = {}
         """The layout that each closed device could not be given, and since when in Unix seconds."""
@@ -317,7 +317,7 @@ class LayoutReconciler:
     async def _used_instances(self, device: DeviceUuid) -> frozenset[str]:
         """Return the UUIDs of instances whose pods the kubelet still lists.
 
-        All instances of a device may be in use while there are pods without a record on it.
+        While there are pods without a record on a device, all its instances may be in use.
         """
         running = await self._running_pods()
         instances = await self._list(device)

@@ -1,7 +1,7 @@
 """The agent's client of the partitioner: lists and changes MIG instances without privileges.
 
-Without privileges the driver reports little about a device in MIG mode. The rest comes from the
-partitioner; while it is unreachable, its latest reply applies.
+Without privileges the driver reports little about a device in MIG mode. While the partitioner is
+unreachable, its latest reply applies.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ PARTITION_TIMEOUT_S = 120.0
 
 
 class RemotePartitioner:
-    """The GPUs, with the partitioner's instances; there is one connection per request."""
+    """There is one connection per request."""
 
     def __init__(self, gpus: GpuDriver, socket: Path) -> None:
         self.gpus = gpus

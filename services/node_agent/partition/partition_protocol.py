@@ -1,7 +1,7 @@
 """The protocol between agent and partitioner, one line of JSON each way; pure.
 
-The partitioner has privileges that the agent does not have. So a request is plain data that the
-partitioner checks, and no request names a call of the driver.
+The partitioner has privileges that the agent does not have, so no request names a call of the
+driver.
 """
 
 import msgspec

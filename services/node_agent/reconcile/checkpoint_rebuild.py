@@ -27,8 +27,7 @@ def rebuild_entries(
 ) -> list[CheckpointEntry]:
     """Return an entry for each container, and each claim's request, with devices and a lease.
 
-    Ended init containers, and containers before Allocate, have no devices. A container has the MIG
-    instance at its placement.
+    Ended init containers, and containers before Allocate, have no devices.
     """
     entries: list[CheckpointEntry] = []
     live: dict[tuple[str, str], Lease | None] = {

@@ -32,12 +32,11 @@ class CheckpointReconciler:
         self.pods = pods
         self.mig = mig
         self.serves_claims = serves_claims
-        """Whether the kubelet calls when a claim ends; otherwise claims end as PodResources show
-        them."""
+        """Whether the kubelet calls when a claim ends; otherwise PodResources show it."""
         self.over: Set[PodUid] = frozenset()
         """Ended pods that the kubelet still lists as live: its list is old."""
         self._unseen: Mapping[PodUid, str] = {}
-        """Why it cannot be seen whether a pod has ended, by pod."""
+        """Why it cannot be seen whether a pod has ended."""
 
     async def rebuild(self) -> None:
         """Record what the checkpoint lacks, from PodResources and synced leases."""
@@ -143,8 +142,8 @@ class CheckpointReconciler:
     async def terminated(self, pods: Set[PodUid]) -> Set[PodUid]:
         """Return the pods whose last container has ended, as the kubelet shows it.
 
-        Their leases end with the reply: a busy kubelet may have yet to admit a pod that was deleted
-        meanwhile, and calls Allocate for it.
+        Their leases end, too: a busy kubelet may call Allocate for a pod that was deleted
+        meanwhile.
         """
         running = {pod.uid for pod in await self.pods.list_pods() if not pod.terminal}
         if not running.issuperset(pods):

@@ -1,8 +1,8 @@
 """What pods that have ended still hold: the agent's records beyond the ledger's leases.
 
-A process may outlive its container, for example in uninterruptible sleep on a sick GPU. The agent
-gives nothing out a second time, and the ledger has freed it. So the agent reports it, and the
-ledger places nothing there until both agree.
+A process may outlive its container, for example in uninterruptible sleep on a sick GPU, when the
+ledger has freed what it holds. So the agent reports it, and the ledger places nothing there until
+both agree.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ SETTLE_S = 1.0
 """A record without a lease counts after this time: the ends of a pod and of its lease arrive one
 after the other."""
 COMPARE_S = 0.25
-"""Interval between comparisons while some records have no lease."""
+"""Interval of comparisons while some records have no lease."""
 VANISHED_S = 5.0
-"""The same for deleted pods with a lease: the kubelet kills their containers after a grace period.
+"""The same for deleted pods with a lease, whose containers the kubelet kills after a grace period.
 Also how long a binder's last request about one counts."""
 
 
@@ -34,7 +34,7 @@ class Leftovers:
         self.node = node
         self.reconciler = reconciler
         self._since: dict[PodUid, tuple[float, float]] = {}
-        """Since when records have had no lease: ticks, and Unix seconds."""
+        """In ticks, and Unix seconds."""
         self._vanished: dict[PodUid, tuple[float, float, float]] = {}
         """Deleted pods that may still run: since when, and when a binder last requested them."""
         self._shown: Mapping[PodUid, Excess] = {}

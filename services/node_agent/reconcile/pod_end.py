@@ -1,9 +1,9 @@
 """Whether a pod of the node has ended, by everything that the agent sees of it; pure.
 
-No witness suffices alone. The kubelet's list of pods repeats what the kubelet reads from the API
-server: after an outage, and while the kubelet admits another pod, one that ended long ago may be
-listed as running. PodResources list nothing at first after a restart of the kubelet. The ledger may
-have lost a lease. Processes are always true, but a container that waits for its restart has none.
+No witness suffices alone. The kubelet's list repeats what it reads from the API server: after an
+outage, and while the kubelet admits another pod, one that ended long ago may be listed as running.
+PodResources list nothing at first after a restart of the kubelet. The ledger may have lost a lease.
+Processes are always true, but a container that waits for its restart has none.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ class PodEnd(StrEnum):
 
 
 class KubeletListing(StrEnum):
-    """How the kubelet lists a pod; one that does not respond lists none."""
+    """One that does not respond lists none."""
 
     LIVE = "live"
     TERMINAL = "terminal"
@@ -112,7 +112,7 @@ def _listed(pod: KubeletPod | None) -> KubeletListing:
 def _has_processes(uid: PodUid, pod: KubeletPod | None, running: RunningPods | None) -> bool:
     """Return whether the pod has processes: if it is terminal, in one of its containers.
 
-    A pod is terminal once its containers have ended; its sandbox is removed soon after that.
+    A terminal pod's sandbox is removed a little later.
     """
     containers = running.processes.get(uid, frozenset()) if running is not None else frozenset()
     if pod is not None and pod.terminal:
@@ -128,8 +128,8 @@ def _holds(
 ) -> bool | None:
     """Return whether PodResources show the pod's devices; they name no pod by its UID.
 
-    `others` are the names of other pods, whose devices do not count. Devices of init containers are
-    not shown, so that a pod with no others counts as long as it is listed as active.
+    `others` are names of other pods, whose devices do not count. Devices of init containers are not
+    shown, so that a pod with no others counts as long as it is listed as active.
     """
     if pod_resources is None:
         return None

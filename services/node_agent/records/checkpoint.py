@@ -58,7 +58,7 @@ class Checkpoint:
         self.lost = False
         """The file is missing or unreadable: it must be rebuilt from PodResources."""
         self.unrecorded: Mapping[DeviceUuid, Collection[str]] = {}
-        """Pods that hold parts of a device, and that have no entry."""
+        """Pods without an entry that hold parts of a device."""
         self.changing = asyncio.Lock()
         """Held while an entry and the region of its container change together."""
         self._called_at: dict[tuple[PodUid, str, str], tuple[float, bool]] = {}
@@ -72,7 +72,7 @@ class Checkpoint:
     async def load(self) -> None:
         """Read the file; a damaged or foreign one is moved aside, never overwritten.
 
-        Raises UnavailableError if neither is possible.
+        Raises UnavailableError if it can be neither read nor moved.
         """
         try:
             content = await asyncio.to_thread(self._read)
@@ -114,7 +114,7 @@ class Checkpoint:
     async def record_devices(self, devices: Iterable[Device]) -> None:
         """Record the devices, so that a missing one is noticed after a restart.
 
-        Raises UnavailableError if that is not written. A lost file is rebuilt first.
+        Raises UnavailableError if they cannot be written. A lost file is rebuilt first.
         """
         facts = tuple(replace(device, healthy=True, fault="", links={}) for device in devices)
         if self.lost or facts == self.devices:
@@ -128,7 +128,10 @@ class Checkpoint:
                 await self._write(self.by_key, self.fences, self.devices)
 
     async def forget(self, pods: Iterable[PodUid]) -> None:
-        """Remove entries of ended pods; fences stay. Raises UnavailableError."""
+        """Remove entries of ended pods; fences stay.
+
+        Raises UnavailableError if that cannot be written.
+        """
         ended = set(pods)
         async with self._writing:
             if not ended.intersection(key[0] for key in self.by_key):

@@ -33,9 +33,9 @@ def check_room(
 ) -> None:
     """Raise OvercommitError if a device is missing, or has no room beside its other pods.
 
-    Room is needed for some containers of a lease, whose entries are replaced. `unrecorded` are pods
-    without a record that hold parts of a device, of which nothing more is given out. For example,
-    with 10,000 of 15,360 MiB recorded, a container with 6,000 MiB is refused.
+    Entries of these containers are replaced. Nothing more is given out of a device with
+    `unrecorded` pods. For example, with 10,000 of 15,360 MiB recorded, a container with 6,000 MiB
+    is refused.
     """
     pod = lease.pod
     wanted = {share.device for name in containers for share in lease.shares_of(name)}
@@ -110,10 +110,7 @@ Excess = Mapping[DeviceUuid, DeviceExcess]
 def beyond_leases(
     entries: Iterable[CheckpointEntry], leases: Mapping[PodUid, Lease]
 ) -> dict[PodUid, Excess]:
-    """Return what pods have been given beyond the ledger's leases, by pod and device.
-
-    A pod without a lease has all of it beyond.
-    """
+    """Return what pods have been given beyond the ledger's leases, by pod and device."""
     excesses: dict[PodUid, Excess] = {}
     for pod, given in _shares_by_pod(entries).items():
         leased = leases[pod].shares if pod in leases else ()
@@ -272,7 +269,7 @@ def _amounts(shares: Sequence[Share], device: Device) -> str:
 def check_open(
     shares: Iterable[Share], devices: Mapping[DeviceUuid, Device], closed: Mapping[DeviceUuid, str]
 ) -> None:
-    """Raise RequestError for a closed device, or an unhealthy one, as kubelets do."""
+    """Raise RequestError if a device is closed, or not healthy: a kubelet refuses that, too."""
     for share in shares:
         device = devices.get(share.device)
         fault = device.fault if device is not None and not device.healthy else ""

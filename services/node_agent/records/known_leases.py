@@ -89,7 +89,7 @@ class KnownLeases:
             records.pop(pod, None)
 
     def has_ended(self, lease: Lease) -> bool:
-        """Return whether the lease has ended, and not only an earlier one of its pod."""
+        """Whether the lease has ended, and not only an earlier one of its pod."""
         created_at, version = self.ended.get(lease.pod, (-1.0, -1))
         return lease.created_at <= created_at and lease.version <= version
 
@@ -115,7 +115,7 @@ class KnownLeases:
 
 
 def was_resized(lease: Lease, earlier: Lease) -> bool:
-    """Return whether it is the earlier lease, resized.
+    """Whether it is the earlier lease, resized.
 
     Its version may be lower: the ledger may have lost writes unnoticed.
     """

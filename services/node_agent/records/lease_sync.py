@@ -12,10 +12,7 @@ REPLY_S = 2.0
 
 
 class LeaseSync:
-    """The leases of a node, requested from any binder.
-
-    All methods raise UnavailableError if there is no reply within `timeout_s`.
-    """
+    """All methods raise UnavailableError if no binder replies within `timeout_s`."""
 
     def __init__(self, leases: KnownLeases, bus: Bus) -> None:
         self.node = leases.node

@@ -3,10 +3,10 @@
 A binder requests that a limit is raised after it has written the copy of the lease: a rebuild of
 the ledger restores no more than that.
 
-A container's limits are in the checkpoint before they are in its region, so that they survive a
-restart of the agent and of the container. A limit that was lowered for a lease that did not change
-is raised again, once no binder can change the lease any more and the ledger has confirmed it. It
-stays if the ledger has lost the lease.
+Limits are in the checkpoint before they are in the region, so that they survive a restart of the
+agent and of the container. A limit that was lowered for a lease that did not change is raised
+again, once no binder can change the lease any more and the ledger has confirmed it. It stays if the
+ledger has lost the lease.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from shared.model.names import PodUid
 logger = logging.getLogger(__name__)
 
 CHECK_S = 5.0
-"""Interval between comparisons of limits with leases."""
+"""Interval of comparisons of limits with leases."""
 HOLD_S = 20.0
 """How long a lowered limit stays without an update of its lease; a resize ends well before."""
 LATER_S = 0.001
@@ -111,9 +111,8 @@ class LimitUpdater:
     async def _follow(self, requested: Lease | None = None) -> dict[tuple[PodUid, str, str], str]:
         """Update entries and regions to the known leases; to a larger one where it is requested.
 
-        Returns by entry why its device cannot hold more beside what other pods have. The known
-        lease may be newer than the requested one: the ledger may have lost it, and have given the
-        same size again.
+        Returns by entry why its device cannot hold more. The known lease may be newer than the
+        requested one: the ledger may have lost it, and have given the same size again.
         """
         node = self.node.snapshot
         refused = {}
@@ -145,8 +144,7 @@ class LimitUpdater:
     async def _save(self, entry: CheckpointEntry, before: CheckpointEntry) -> str:
         """Record other limits, then write them to the region; return why not, or an empty text.
 
-        Larger ones are left out, and logged, if a device cannot hold them beside what other pods
-        have.
+        Larger ones are left out, and logged, if a device cannot hold them beside other pods.
         """
         node = self.node.snapshot
         grows = node is not None and is_larger(entry, before)
@@ -261,8 +259,8 @@ class LimitUpdater:
     async def _keep_lowered(self, pod: PodUid, lowered: ShrunkLease, *, resized_at: float) -> None:
         """Record lowered limits as those of the allocation: the ledger has lost their lease.
 
-        It restores the lease as it is recorded here, also in place of one that was resized earlier;
-        the rest of the device may be in use.
+        It restores the lease as recorded here, also in place of one that was resized earlier; the
+        rest of the device may be in use.
         """
         lease = structs.replace(lowered.lease, resized_at=resized_at)
         async with self.checkpoint.changing:

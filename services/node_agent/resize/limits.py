@@ -130,11 +130,10 @@ def check_use(
 ) -> None:
     """Raise ShortageError if a limit would be below the memory in use.
 
-    `living` has the PIDs of the container's processes in its own namespace, or is None if they are
-    not known. HAMi-core compares ended processes with the limit too, but without a process it
-    compares nothing. The larger of the region's and the driver's amounts counts. The driver
-    includes contexts and code, which HAMi-core leaves out: `UNCOUNTED_BYTES` of each process are
-    subtracted.
+    `living` has the PIDs of the container's processes in its own namespace, if known. HAMi-core
+    compares ended processes with the limit too, but nothing without a process. The larger of the
+    region's and the driver's amounts counts. The driver includes contexts and code, which HAMi-core
+    leaves out: `UNCOUNTED_BYTES` of each process are subtracted.
     """
     container = entry.allocation.container
     shares = shares_by_index(entry.allocation.lease, container)

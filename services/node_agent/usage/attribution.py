@@ -26,7 +26,7 @@ class AttributedProcess:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribution:
     leased: tuple[AttributedProcess, ...]
-    """Processes whose container leases the device they use."""
+    """Their containers lease the device they use."""
     unleased: tuple[AttributedProcess, ...]
     unattributed: int
 
@@ -36,7 +36,7 @@ def attribute_processes(scan: Scan) -> Attribution:
 
     A process on a device of which its container has no share uses a ResourceClaim of its pod. If
     several requests have shares of the device, the container's is not known. A pod that has the
-    device by one of its claims without a lease has administrative access.
+    device by a claim without a lease has administrative access.
     """
     names_by_pod = _by_pod(container.key for container in scan.containers)
     by_pod = _by_pod((uid, container) for container in scan.containers for uid in container.pods)

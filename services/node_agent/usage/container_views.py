@@ -18,7 +18,7 @@ from shared.model.names import Namespace
 logger = logging.getLogger(__name__)
 
 MOST_READ = 64
-"""Containers that one look reads; a kubelet starts fewer within one scan."""
+"""A kubelet starts fewer within one scan."""
 MOST_READ_AGAIN = 8
 READ_AGAIN_S = 300.0
 """A container can get devices later, by a program with privileges on the node."""
@@ -50,7 +50,7 @@ class ContainerViews:
     def look(self, now: float) -> tuple[ContainerDevices, ...]:
         """Return the containers that may open a GPU; `now` is in seconds of a steady clock.
 
-        Raises OSError for an unreadable directory.
+        Raises OSError if a directory cannot be read.
         """
         bundles = list_bundles(self.directories)
         fresh = _Reading(now, float("-inf"), None)
@@ -106,7 +106,7 @@ class ExemptNamespaces:
     async def among(self, namespaces: Iterable[Namespace], now: float) -> frozenset[Namespace]:
         """Return the namespaces that are exempt, or of which that is not known yet.
 
-        Raises LeaseholdError without a response, or access.
+        Raises LeaseholdError if the API server does not respond, or denies access.
         """
         wanted = sorted({name for name in namespaces if name not in EXEMPT_NAMESPACES})
         self._labels = {name: self._labels[name] for name in wanted if name in self._labels}

@@ -1,8 +1,8 @@
 """When each leased share was last used, and the file by which an agent's successor knows it.
 
 A share is used when a process of its container computes on the device, launches a kernel, or takes
-or frees memory there. A process that only holds memory does not use it. A moment at which use could
-not be observed counts as use, so that no share is called idle for want of a measurement.
+or frees memory there, not when it only holds memory. A moment at which use could not be observed
+counts as use, so that no share is called idle for want of a measurement.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 UNOBSERVED_S = 60.0
 """An agent that was away for longer has missed what happened meanwhile."""
 SAVE_S = 15.0
-"""Interval between writes: less than an agent may be away without a gap in its observations."""
+"""Interval of writes: less than an agent may be away without a gap in its observations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

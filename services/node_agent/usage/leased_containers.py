@@ -74,10 +74,10 @@ class Scan:
     scanned_at: float = 0.0
     instances: Mapping[str, MigInstance] = field(default_factory=dict)
     living: Mapping[ContainerKey, Set[int]] | None = None
-    """The PIDs of each container's processes in its own namespace, or None."""
+    """PIDs of each container's processes in its own namespace."""
     stuck: Mapping[ContainerKey, str] = field(default_factory=dict)
     uncapped: Set[ContainerKey] = frozenset()
-    """Containers with a process whose cores are not limited."""
+    """With a process whose cores are not limited."""
     claims: Set[ClaimHolding] = frozenset()
 
     def living_in(self, container: ContainerKey) -> Set[int] | None:

@@ -1,7 +1,7 @@
 """Device usage of each leased container; pure.
 
-There are two sources: the region that HAMi-core writes in the container, which the container can
-forge, and the driver, which does not include memory held in reserve. The larger value counts.
+The container can forge the region that HAMi-core writes in it, and the driver does not include
+memory held in reserve. The larger value counts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -61,8 +61,8 @@ class UnidentifiedProcess:
     slot: Slot
     host_pid: int
     contexts: Mapping[int, int]
-    """By position of the device, bytes that the driver reports beyond the counted ones, for devices
-    of which no context is counted."""
+    """By position of a device of which no context is counted, bytes that the driver reports beyond
+    the counted ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class MeasuredContainer:
     uncapped: bool = False
     """HAMi-core cannot limit the cores of one of its processes."""
     altered: tuple[str, ...] = ()
-    """How the limits in its region differ from the limits of its lease."""
+    """How the limits in its region differ from those of its lease."""
 
     def key_of(self, share: MeasuredShare) -> ShareKey:
         return share_key(self.container.lease.pod, share.share)

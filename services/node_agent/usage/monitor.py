@@ -1,7 +1,7 @@
 """Scans the usage of devices periodically, reports violations, and restores altered limits.
 
 Metrics are written from the latest scan: a scrape queries neither the driver, nor the kubelet, nor
-the API server. While the driver hangs, metrics stay readable and carry the time of the scan.
+the API server. While the driver hangs, metrics carry the time of the scan.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ MAX_QUEUED = 256
 SCAN_S = 5.0
 """Interval of scans of processes and memory: use beyond a lease is noticed this late, at most."""
 REPORT_AGAIN_S = 300.0
-"""Interval between reports of an ongoing violation."""
+"""Interval of reports of an ongoing violation."""
 ALL_CORES = 100
 LASTING_S = 30.0
 """The library looks for a dead holder of its lock after 10 s, and for the PID of a process before
@@ -90,7 +90,7 @@ class RegionSymptoms:
         """Return why processes of a container hang, and which containers' cores are not limited.
 
         `now` is in seconds of a steady clock. `living` has the PIDs of each container's processes
-        in its own namespace, or is None if they are not known.
+        in its own namespace, if known.
         """
         seen = [
             (key, what, number)
@@ -170,7 +170,6 @@ class UsageMonitor(Collector):
         self.processes_in_pods = processes_in_pods
         """Whether `proc` shows the processes of pods: with simulated GPUs there are none."""
         self.last_uses = last_uses
-        """Where the last use of each share survives the agent, if anywhere."""
         self.snapshot = UsageSnapshot()
         self.restored = 0
         self._reported_at: dict[ViolationKey, float] = {}

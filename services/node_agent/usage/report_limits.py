@@ -10,8 +10,8 @@ WINDOW_S = 300.0
 """Time over which the reports about one pod are counted."""
 MOST_OF_POD = 8
 MOST_AT_ONCE = 10
-"""Reports of a scan. Binders look up 32 pods without a lease of a node within 10 s, in which there
-can be three scans, and ignore the others."""
+"""In a scan. Binders look up 32 pods without a lease of a node within 10 s, in which there can be
+three scans, and ignore the others."""
 
 
 class ReportLimits:

@@ -19,7 +19,7 @@ CORES_NOT_LIMITED = (
     "one after the other, each with the container's first GPU visible, or request a MIG instance "
     "or a whole GPU"
 )
-"""It has no PIDs, so that it is one Event per container."""
+"""Without PIDs, so that it is one Event per container."""
 
 _BrokenRule = tuple[ViolationReason, str, DeviceUuid | None]
 

@@ -1,7 +1,7 @@
 """The containers that may open GPUs which they do not lease; pure.
 
-The driver lists processes that use a GPU. A container that could use one is found before it does,
-by what its runtime lets it open.
+The driver lists processes that use a GPU. A container that could use one is found before, by what
+its runtime lets it open.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set

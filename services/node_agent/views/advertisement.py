@@ -44,7 +44,10 @@ def advertisement_of(
     strategy: str,
     software: NodeSoftware = UNKNOWN_SOFTWARE,
 ) -> NodeAdvertisement:
-    """Combine what all dialects advertise. Raises RequestError if a list or an ID is too long."""
+    """Combine what all dialects advertise.
+
+    Raises RequestError if a list or an ID is too long for the kubelet.
+    """
     parts = [
         part
         for dialect in dialects

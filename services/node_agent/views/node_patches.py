@@ -1,7 +1,7 @@
 """Patches of the Kubernetes objects that show a node's devices; pure.
 
-Node annotations that other programs write too are lists with commas. Entries that we added are
-recorded in an annotation of our own, so that entries of others are never removed.
+Node annotations that other programs write too are lists with commas. An annotation of our own
+records our entries, so that entries of others are never removed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,7 @@
 """Writes node status, and annotations of node and pods, for other programs to read.
 
-Views are written in the background, so they delay nothing. For each pod only the newest annotations
-are written, and retried until the API server accepts them.
+Views are written in the background. For each pod only the newest annotations are written, and
+retried until the API server accepts them.
 """
 
 import asyncio
@@ -31,19 +31,19 @@ NODES = "/api/v1/nodes"
 COMPARE_S = 30.0
 """Interval of reads of the Node object, although it is watched."""
 OBJECT_RETRY_S = 60.0
-"""Before a custom object is retried whose kind is not defined, or which we may not write."""
+"""Pause before a custom object is retried whose kind is not defined, or which we may not write."""
 REPLY_S = 3.0
 """A comparison that takes longer makes the agent unready."""
 WRITE_AGAIN_S = 1.0
-"""After a change of others was overwritten: they may change it back each time."""
+"""Pause after a change of others was overwritten: they may change it back each time."""
 FRESH_S = 0.5
 """A status that was read within this time is not read again."""
 UNWATCHABLE_RETRY_S = 60.0
-"""After the API server refused the watch; the Node object is still read every `COMPARE_S`."""
+"""Pause after the API server refused the watch; the node is still read every `COMPARE_S`."""
 MIN_BACKOFF_S = 1.0
-"""First pause after the API server refused a write of node status."""
+"""First pause after the API server refused a write of node status; it doubles."""
 MAX_BACKOFF_S = 5.0
-"""The longest such pause; it doubles up to this."""
+"""The longest such pause."""
 
 
 class ViewWriter:
@@ -253,10 +253,7 @@ class ViewWriter:
         await self.client.patch_merge(pod_path(lease.namespace, lease.name), body)
 
     async def _repeat_handshake(self) -> None:
-        """Write the handshake until cancelled, whatever a scheduler has changed in it.
-
-        If a write fails, the next one follows at its usual time.
-        """
+        """Write the handshake until cancelled, whatever a scheduler has changed in it."""
         while True:
             body = {"metadata": {"annotations": {HANDSHAKE: reported(self.clock.now())}}}
             try:

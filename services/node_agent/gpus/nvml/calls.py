@@ -1,7 +1,6 @@
 """Calls of NVML: initialised for each call, with defaults for what a driver does not report.
 
-NVML blocks, and a faulty driver blocks forever, so these functions run in worker threads with a
-time limit.
+A faulty driver blocks forever, so these functions run in worker threads with a time limit.
 """
 
 import contextlib
@@ -29,10 +28,9 @@ NOT_AVAILABLE = frozenset(
 )
 """Errors of a working driver that does not report a value: of this model, to this user, or at all.
 
-Any other error is a fault of the GPU, unless the value can be done without.
-"""
+Any other error is a fault of the GPU, unless the value can be done without."""
 ODD = (ValueError, LookupError)
-"""What the library raises for a value that it cannot represent, such as text that is not UTF-8."""
+"""For values that the library cannot represent, such as text that is not UTF-8."""
 UNNAMED = "NVIDIA GPU"
 
 
@@ -54,7 +52,7 @@ def with_nvml(function: Callable[[], T]) -> T:
 
 
 def count_gpus() -> int:
-    """Return the number of GPUs. Raises UnavailableError, with a remedy, without a driver."""
+    """Raise UnavailableError, with a remedy, without a driver."""
     try:
         return int(with_nvml(pynvml.nvmlDeviceGetCount))
     except UnavailableError as error:
@@ -71,7 +69,7 @@ def value_or(function: Callable[[], T], default: D) -> T | D:
 
 
 def if_available(function: Callable[[], T], default: D) -> T | D:
-    """Return the function's value, or `default` if a working driver does not report it."""
+    """Return `default` if a working driver does not report the value."""
     try:
         return function()
     except (AttributeError, *ODD):
@@ -85,7 +83,7 @@ def if_available(function: Callable[[], T], default: D) -> T | D:
 def memory_of(handle: Any) -> Any:
     """Return the `total` and `used` bytes of a GPU, and those `reserved` by the driver.
 
-    Drivers before 510 do not report `reserved`, which is a part of `used` then.
+    Before 510, drivers do not report `reserved`, which is a part of `used`.
     """
     latest = value_or(lambda: pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2), None)
     return latest or pynvml.nvmlDeviceGetMemoryInfo(handle)

@@ -1,7 +1,6 @@
 """The GPUs of this machine, as NVML reports them.
 
-Reading one GPU queries no other GPU. Links are queried every few minutes, and only of GPUs that
-have just responded.
+Reading one GPU queries no other GPU, links apart, which are queried every few minutes.
 """
 
 import asyncio
@@ -69,7 +68,10 @@ class NvmlGpus:
         return self.timeout_s
 
     async def discover(self) -> tuple[Gpu, ...]:
-        """Return all GPUs. Raises UnavailableError, with a remedy, without a driver or response."""
+        """Return all GPUs.
+
+        Raises UnavailableError, with a remedy, if there is no driver or it does not respond.
+        """
         gpus = await self._prober.probe()
         if self._kernel is not None:
             self.unread = await self._kernel.unread(gpus)

@@ -1,7 +1,4 @@
-"""NVML's MIG calls; blocking.
-
-Call these functions through `with_nvml`. They raise NVML's own errors.
-"""
+"""NVML's MIG calls, to be made through `with_nvml`; they block and raise NVML's own errors."""
 
 import contextlib
 import ctypes
@@ -22,7 +19,7 @@ UNSUPPORTED = frozenset(
         pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
     }
 )
-"""Errors of a driver that does not support a profile or a call."""
+"""Of a driver that does not support a profile or a call."""
 EIGHTHS = 8
 
 
@@ -125,7 +122,7 @@ def _profiles(handle: Any) -> Iterator[InstanceProfile]:
 def _name(handle: Any, info: Any) -> str:
     """Return NVML's name of a profile or, if the driver reports none, a name by NVIDIA's rule.
 
-    The rule: compute slices, then the memory in GB, rounded to eighths of the device's memory.
+    The rule: compute slices, then GB of memory, in eighths of the device's.
     """
     text = text_of(getattr(info, "name", b"")).removeprefix("MIG ").strip()
     if text:
@@ -204,7 +201,6 @@ def _compute_profiles(gpu_instance: Any) -> Iterator[Any]:
 
 
 def _uuids(handle: Any) -> Iterator[tuple[tuple[int, int], str]]:
-    """Yield instance IDs with the UUID of their MIG device; NVML's order is arbitrary."""
     for number in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         with contextlib.suppress(pynvml.NVMLError_NotFound):
             device = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)

@@ -24,7 +24,7 @@ from shared.model.errors import LeaseholdError
 from shared.model.names import DeviceUuid
 
 UTILIZATION_WINDOW_S = 5.0
-"""The time over which the driver's samples of a process are averaged."""
+"""The driver's samples of a process are averaged over this time."""
 NO_INSTANCE = 0xFFFFFFFF
 MOST_READING = 1e6
 ROOM = 1024
@@ -43,8 +43,6 @@ THROTTLE = {
 
 
 class NvmlProcesses:
-    """The processes of this machine's GPUs; each GPU has at most one call in flight."""
-
     def __init__(self, *, timeout_s: float = TIMEOUT_S) -> None:
         self._reader = GpuReader(count_gpus, _sample, limit_s=lambda: timeout_s)
 
@@ -113,7 +111,7 @@ def _hardware(handle: Any, uuid: DeviceUuid, busy_percent: int | None) -> Hardwa
 
 
 def _listed(handle: Any) -> list[Any]:
-    """Return the processes; one that uses compute and graphics is listed twice."""
+    """One that uses compute and graphics is listed twice."""
     return [
         *value_or(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle), []),
         *value_or(lambda: pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle), []),
@@ -137,7 +135,7 @@ def _instances(listed: list[Any]) -> dict[int, int]:
 def utilization_samples(handle: Any, since_us: int) -> list[Any]:
     """Return what pynvml's function does, with one call of the driver instead of two.
 
-    A call takes the driver longer than everything else that is read of a GPU.
+    A call takes longer than everything else that is read of a GPU.
     """
     samples = (pynvml.c_nvmlProcessUtilizationSample_t * ROOM)()
     count = ctypes.c_uint(ROOM)

@@ -1,7 +1,7 @@
-"""A GPU's location on the PCI bus, and its links to other GPUs; blocking.
+"""A GPU's location on the PCI bus, and its links to others; called through `with_nvml`, blocking.
 
-Call these functions through `with_nvml`. What a model or driver does not report is left out. HAMi's
-score of a pair depends on the nearest component above both, plus 100 for each NVLink between them.
+What a model or driver does not report is left out. HAMi's score of a pair depends on the nearest
+component above both, plus 100 for each NVLink between them.
 """
 
 import re
@@ -44,7 +44,7 @@ class NvLinks:
     direct: tuple[str, ...] = ()
     """PCI addresses of the GPUs at the other ends."""
     switched: int = 0
-    """Number of links to NVSwitches, which connect all GPUs with each other."""
+    """Links to NVSwitches, which connect all GPUs."""
 
     def count_to(self, address: str, other: "NvLinks") -> int:
         return sum(end == address for end in self.direct) + min(self.switched, other.switched)

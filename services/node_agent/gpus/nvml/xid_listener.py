@@ -1,8 +1,7 @@
 """XID events of the driver, awaited in one thread per GPU.
 
 A GPU that hangs delays no other, and each event belongs to the GPU of its thread, even if that GPU
-no longer reports its UUID. The event set is opened anew every minute and after each error: only
-then are events of a GPU that came back received, and a replaced driver is released.
+no longer reports its UUID.
 """
 
 import contextlib
@@ -21,7 +20,8 @@ logger = logging.getLogger(__name__)
 
 WAIT_MS = 5000
 REOPEN_S = 60.0
-"""Events of the driver are subscribed to anew after this time, also for devices that were added."""
+"""Events are subscribed to anew after this time: events of a GPU that came back are received, and a
+replaced driver is released."""
 RETRY_S = 5.0
 """Pause after the driver refused the subscription."""
 XID = pynvml.nvmlEventTypeXidCriticalError
