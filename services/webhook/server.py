@@ -18,7 +18,7 @@ from services.webhook.registration import (
 )
 from services.webhook.service import Webhook
 from shared.model.errors import RequestError
-from shared.runtime.bodies import ARRIVED, BODY
+from shared.runtime.bodies import BODY
 from shared.runtime.client_certificates import certificate_required
 from shared.runtime.connections import PortBounds
 from shared.runtime.listener import BOUNDS, Tls, listening
@@ -34,9 +34,9 @@ PORT_BOUNDS = PortBounds(
 A review holds one object, or also its old version. An API server stores objects of 1.5 MiB in
 its own encoding, which are up to eight times as long in JSON."""
 USUAL_TIMEOUT_S = 2.0
-"""Half of it is a pod's time to get its turn, of clients that do not name theirs."""
+"""Of clients that do not name theirs."""
 LONGEST_TIMEOUT_S = 30.0
-"""Of clients that do not say how long they wait; and the longest that API servers do."""
+"""The longest timeout that API servers have."""
 SHUTDOWN_S = 5.0
 """How long requests in progress may take after the drain."""
 _UID = re.compile(rb'"uid": *"([^"\\\\]+)"')
@@ -72,14 +72,12 @@ def application(
         if request.path not in paths():
             raise web.HTTPNotFound
         all_pods = request.path == ALL_PODS_PATH
-        deadline = request[ARRIVED] + _review_s(request)
         try:
             body = await webhook.review(
                 request[BODY],
                 exempt=request.path == EXEMPT_PATH,
                 all_pods=all_pods,
                 claims=request.path == CLAIMS_PATH,
-                deadline=deadline,
             )
             response = web.Response(body=body, content_type="application/json")
         except RequestError as error:
@@ -98,7 +96,7 @@ def application(
 
 
 def _review_s(request: web.Request) -> float:
-    """Return within how many seconds of its arrival a review is decided: half of its timeout."""
+    """Half of the client's timeout."""
     timeout = _TIMEOUT.fullmatch(request.query.get("timeout", ""))
     return min(float(timeout[1]), LONGEST_TIMEOUT_S) / 2 if timeout else USUAL_TIMEOUT_S / 2
 

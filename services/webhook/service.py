@@ -1,10 +1,8 @@
 """The webhook: decides on AdmissionReviews, by the timekeeper's last report of each budget."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
 from opentelemetry.trace import SpanKind
@@ -21,13 +19,11 @@ from services.webhook.admission_review import (
     ReviewRequest,
     decode_request,
     encode_response,
-    late_response,
     new_allocation,
 )
 from services.webhook.largest_device import LargestDevice
 from services.webhook.patches import add_annotation
 from services.webhook.pod_admission import INVALID, AdmissionPolicy, PodAdmission
-from shared.credentials.turns import Turns
 from shared.model.budgets.quota import ALL_NAMESPACES, Quota
 from shared.model.clock import Clock, ExpiringMap
 from shared.model.denial import Denial
@@ -57,15 +53,15 @@ MOST_BUDGETS = 100_000
 STALE_S = 120.0
 """A budget that was not reported for this long counts as not exhausted."""
 PRIORITY_CLASSES_S = 60.0
-"""The interval at which the default priority class is read."""
+"""Interval of readings of the default priority class."""
 QUOTAS_S = 10.0
-"""The interval at which GPUQuotas are read."""
+"""Interval of readings of GPUQuotas."""
 ALLOWED = AdmissionDecision(allowed=True)
 
 Sleep = Callable[[float], Awaitable[None]]
 Review = Callable[[], AdmissionDecision]
 ReadDefaultClass = Callable[[], Awaitable[str]]
-"""Returns the priority class of pods that do not set one, or an empty text if there is none."""
+"""Returns an empty text if there is none."""
 ReadQuotas = Callable[[], Awaitable[Mapping[Namespace, Quota]]]
 LeaseClaim = Callable[[ClaimLeaseRequest], Awaitable[ClaimLeaseReply]]
 """Has a binder lease an allocation. Raises UnavailableError if none replies in time."""
@@ -90,7 +86,6 @@ class Webhook:
     largest: LargestDevice = field(default_factory=LargestDevice)
     default_class: str = ""
     quotas: Mapping[Namespace, Quota] = field(default_factory=dict)
-    turns: Turns = field(default_factory=Turns)
 
     def __post_init__(self) -> None:
         self.budgets = ExpiringMap(self.clock.ticks, expires_s=STALE_S, most=MOST_BUDGETS)
@@ -130,34 +125,28 @@ class Webhook:
         exempt: bool = False,
         all_pods: bool = False,
         claims: bool = False,
-        deadline: float | None = None,
     ) -> bytes:
         """Respond to one AdmissionReview. Raises RequestError for any other body.
 
         `exempt`: administrators have exempted the namespace from `pod_policy`; `all_pods`: they
-        have Leasehold place its pods without GPUs; `claims`: ResourceClaims may be for GPUs. Pods
-        take turns by size and namespace: one whose turn has not come at the `deadline`, by the
-        loop's clock, is denied.
+        have Leasehold place its pods without GPUs; `claims`: ResourceClaims may be for GPUs.
         """
         started = time.perf_counter()
         request = decode_request(body)
         namespace = Namespace(request.namespace or "default")
         quota = self.quotas.get(namespace) or self.quotas.get(ALL_NAMESPACES)
         policy = replace(self.policy, claims=claims, quota=quota)
-        decision: AdmissionDecision | None = ALLOWED
+        decision = ALLOWED
         review = self._review_of(request, policy, all_pods=all_pods, exempt=exempt)
         try:
             if review is not None:
-                decision = await self._in_turn(namespace, len(body), deadline, review)
+                decision = review()
             elif request.is_claim_status:
                 decision = await self._review_claim(request)
         except RequestError as error:
             decision = denied(Denial(INVALID, str(error)))
-        outcome = "late" if decision is None else "allowed" if decision.allowed else "denied"
-        REVIEWS.labels(outcome).inc()
+        REVIEWS.labels("allowed" if decision.allowed else "denied").inc()
         REVIEW_DURATION.observe(time.perf_counter() - started)
-        if decision is None:
-            return late_response(request.uid, all_pods=all_pods)
         return encode_response(request.uid, decision)
 
     def _review_of(
@@ -172,23 +161,10 @@ class Webhook:
             return lambda: decide(_admission(request, policy), ALL_PODS_STAGES)
         return lambda: self._review_new_pod(request, policy, exempt=exempt)
 
-    async def _in_turn(
-        self, namespace: Namespace, size: int, deadline: float | None, review: Review
-    ) -> AdmissionDecision | None:
-        """Review a pod when it is its namespace's turn, or return None if that is too late."""
-        async with AsyncExitStack() as stack:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await stack.enter_async_context(self.turns.turn(namespace, size))
-            except TimeoutError:
-                return None
-            return review()
-
     async def _review_claim(self, request: ReviewRequest) -> AdmissionDecision:
         """Answer a new allocation, if a binder leases or refuses it in time.
 
-        The API server has read the claim that it writes, and the caller is one: another read of it
-        would only make schedulers wait.
+        The claim is not read again, which would make schedulers wait: the caller is the API server.
         """
         if not self.knows_callers:
             return ALLOWED

@@ -5,13 +5,14 @@ import base64
 import io
 import json
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from services.webhook.registration import PATH
+from services.webhook.registration import ALL_PODS_PATH, PATH
 from shared.dialects.reserved import NOTHING_VISIBLE, VISIBLE
 from tests.support.webhook.replica import VGPU, cluster, created, pod, replica
 from tests.support.webhook.worst_pods import KINDS, Obj, review_of, worst_pod
@@ -117,16 +118,32 @@ def hides(answer: Obj) -> bool:
     return any(VISIBLE in str(each.get("value")) for each in patch)
 
 
-async def test_a_review_whose_turn_does_not_come_in_time_is_denied(tmp_path: Path) -> None:
+async def test_a_review_whose_body_does_not_arrive_in_time_is_denied(tmp_path: Path) -> None:
     body = review_of(pod())
-    async with cluster() as (api, kube, _), replica(api, kube, tmp_path) as one:
-        async with one.webhook.turns.turn("another"):
-            late = await one.webhook.review(body, deadline=0.0)
-            unplaced = await one.webhook.review(body, all_pods=True, deadline=0.0)
-        in_time = await one.webhook.review(body, deadline=0.0)
+    answered = asyncio.Event()
 
-    denied = json.loads(late)["response"]
+    async def beginning() -> AsyncIterator[bytes]:
+        yield body[: len(body) // 2]
+        await answered.wait()
+
+    async with (
+        cluster() as (api, kube, _),
+        replica(api, kube, tmp_path, knows_callers=False) as one,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=False)) as session,
+    ):
+
+        async def response_at(path: str) -> Obj:
+            url = f"{one.registration.url}{path}?timeout=1s"
+            async with session.post(url, data=beginning()) as response:
+                response_of_review: Obj = (await response.json())["response"]
+                return response_of_review
+
+        async with asyncio.timeout(30):
+            denied = await response_at(PATH)
+            unplaced = await response_at(ALL_PODS_PATH)
+        answered.set()
+
+    assert denied["uid"] == json.loads(body)["request"]["uid"]
     assert (denied["allowed"], denied["status"]["code"]) == (False, 429)
     assert "create it again later" in denied["status"]["message"]
-    assert json.loads(unplaced)["response"]["allowed"], "it only chooses a scheduler"
-    assert json.loads(in_time)["response"]["allowed"]
+    assert unplaced["allowed"], "it only chooses a scheduler"
