@@ -29,17 +29,12 @@ def token_reviewer(client: KubernetesClient, audience: str) -> TokenReviewer:
 
 
 async def serve_servers(auth: AuthService, bus: Bus) -> None:
-    """Reply to NATS servers, and note which agents flood them."""
     await bus.receive_raw(subjects.FLOODED, auth.note_flood)
     await bus.reply_raw(AUTH_CALLOUT_SUBJECT, AUTH, auth.authorize)
 
 
 async def serve_auth(settings: AuthSettings) -> None:
-    """Serve until SIGTERM or SIGINT.
-
-    NATS starts only after this service has made its configuration, so the service does not wait for
-    NATS.
-    """
+    """Serve until SIGTERM or SIGINT. NATS starts only after this service, which does not wait."""
     namespace, name = settings.secret_name
     namespaces = ServiceNamespaces(system=namespace, agents=settings.agents_namespace)
     servers = ManagedServers(settings)

@@ -30,22 +30,19 @@ TRUSTED = "ca.trusted"
 AUTHORITY_DAYS = 3650
 ISSUED_DAYS = 365
 SERVER = "server"
-"""The holder of the certificate of NATS and Redis."""
+"""Holds the certificate of NATS and Redis."""
 EXTENDER = "extender"
 KUBE_SCHEDULER = "kube-scheduler"
 """Server and client of the extender; its client's certificate is for the name of the latter."""
 API = "api"
 HOLDERS = (SERVER, EXTENDER, KUBE_SCHEDULER, API)
-"""Holders of certificates."""
 
 
 class Rotation(StrEnum):
-    """How far the replacement of the CA is."""
-
     TRUSTING = "trusting"
-    """Both are trusted; not every certificate is issued by the new one."""
+    """Not every certificate is issued by the new CA."""
     REPLACING = "replacing"
-    """Every certificate is issued by the new one; both are trusted."""
+    """Every certificate is issued by the new CA; both are trusted."""
     COMPLETE = "complete"
 
 
@@ -109,7 +106,6 @@ def issue(
 
 
 def drop_replaced(data: dict[str, bytes], observed: RotationProgress) -> None:
-    """Trust the CA alone, once no server needs another one."""
     if rotation(data) is Rotation.REPLACING and observed.verified == data[CERTIFICATE]:
         data[TRUSTED] = data[CERTIFICATE]
 

@@ -1,6 +1,6 @@
 """Agents whose logins are refused for a time, since they flood NATS.
 
-A binder closes their connections. Without this, they would be back within milliseconds.
+A binder closes their connections; without this, they would be back within milliseconds.
 """
 
 import logging
@@ -14,9 +14,9 @@ from shared.nats import subjects
 logger = logging.getLogger(__name__)
 
 FIRST_S = 30.0
-"""How long an agent is locked out the first time."""
+"""How long an agent is locked out the first time, and twice as long each later time."""
 LONGEST_S = 600.0
-"""For how long; each time it is twice as long as the last time."""
+"""The longest such time."""
 FORGOTTEN_S = 3600.0
 """After this, a time counts as the first one again."""
 MOST_AGENTS = 10_000

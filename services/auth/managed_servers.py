@@ -31,7 +31,7 @@ class ManagedServers:
         return replace(self.settings.redis_client_credentials, login_file=self._directory / "redis")
 
     def write_files(self, files: Mapping[str, bytes]) -> None:
-        """Write the service's own credentials, mode 0600. Raises RequestError on an I/O error."""
+        """Write files of mode 0600. Raises RequestError on an I/O error."""
         try:
             for name, content in files.items():
                 path = self._directory / name

@@ -1,10 +1,9 @@
 """The users of NATS and their permissions, from the declared topology: one per service and node.
 
 A user may publish its service's events, send its requests, and reply to requests and work that it
-receives; the user of a node to each only once, as it could otherwise reply to those that other
-nodes receive. It may subscribe to its service's subjects and to an inbox of its own. Everything
-else is denied. A service with one replica per node has a user per node; its subjects end in that
-node's name.
+receives; the user of a node to each only once, as it could otherwise reply to those of other nodes.
+It may subscribe to its service's subjects and to an inbox of its own. Everything else is denied.
+The subjects of a node's user end in the node's name.
 """
 
 import json
@@ -40,29 +39,29 @@ CONNECTION_LIMITS = {
 }
 """What the server keeps in memory: connections in total, with TLS about 100 KiB for each; then for
 each connection a message that is being received, messages that it has not read yet, and its
-subscriptions, each with this many tokens at most. The server ignores limits in the response of an
-auth callout."""
+subscriptions, each with this many tokens at most. The server ignores limits in the response of
+an auth callout."""
 SYSTEM_ACCOUNT = "SYS"
 SERVER_REQUESTS = tuple(subjects.server_request("*", name) for name in ("CONNZ", "KICK"))
 KEEPER_OF_SHARES = "binder"
-"""The service that closes connections: `shared.nats.connection_shares`."""
+"""Closes connections: `shared.nats.connection_shares`."""
 LOGIN_REFUSER = "auth"
-"""The service that refuses the logins of agents that flood NATS."""
+"""Refuses the logins of agents that flood NATS."""
 AUTHORIZATION_S = 5
 """A server closes a connection that is not authorized in this time."""
 AUTH_CALLOUT_SUBJECT = "$SYS.REQ.USER.AUTH"
-"""The subject of NATS servers' authorization requests."""
+"""Of NATS servers' authorization requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NatsUser:
-    """One user of NATS; a subject may be followed by a space and a queue group."""
+    """A subject may be followed by a space and a queue group."""
 
     name: str
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
     only_responds: bool = False
-    """It may publish to the reply subject of a message that it received, within `RESPONSE_S`."""
+    """May publish to the reply subject of a message that it received, within `RESPONSE_S`."""
 
 
 def all_users(nodes: Sequence[NodeName]) -> tuple[NatsUser, ...]:
@@ -70,7 +69,7 @@ def all_users(nodes: Sequence[NodeName]) -> tuple[NatsUser, ...]:
 
 
 def operator_user() -> NatsUser:
-    """Return the user of `doctor`, which receives heartbeats."""
+    """Of `doctor`, which receives heartbeats."""
     return NatsUser(
         name=OPERATOR.name,
         publish=(),
@@ -185,10 +184,7 @@ def _sorted_unique(subjects: Iterable[str]) -> tuple[str, ...]:
 def nats_configuration(
     users: Sequence[NatsUser], secrets: Mapping[str, str], *, tls: tuple[Path, Path] | None = None
 ) -> str:
-    """Return nats-server's configuration of users and their permissions.
-
-    `tls` are the files of its certificate and of that certificate's key.
-    """
+    """Return nats-server's configuration of users; `tls` has files of a certificate and its key."""
     files = {"cert_file": str(tls[0]), "key_file": str(tls[1])} if tls else None
     return _configuration(
         "Users and their permissions, from the topology, written by `leasehold credentials`.",
@@ -254,7 +250,7 @@ def _accounts(
 
 
 def _configuration(*comments: str, **sections: object) -> str:
-    """Return a text of nats-server's format, in which JSON is valid."""
+    """In nats-server's format, in which JSON is valid."""
     written = {name: section for name, section in sections.items() if section is not None}
     lines = [f"{name}: {json.dumps(section, indent=2)}" for name, section in written.items()]
     return "\n".join([*(f"# {text}" for text in comments), *lines, ""])

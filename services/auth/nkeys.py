@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from shared.model.errors import RequestError
 
 ACCOUNT = 0 << 3
-"""Prefix byte of an account's public key, whose text begins with A."""
+"""First byte of an account's public key, whose text begins with A."""
 SERVER = 13 << 3
-"""Prefix byte of a server's public key, whose text begins with N."""
+"""First byte of a server's public key, whose text begins with N."""
 _HEADER = {"typ": "JWT", "alg": "ed25519-nkey"}
 SEED_BYTES = 32
 
@@ -30,10 +30,8 @@ class TokenIssuer:
             serialization.Encoding.Raw, serialization.PublicFormat.Raw
         )
         self.public = encode_key(ACCOUNT, public)
-        """The public key, as a server's configuration contains it."""
 
     def sign(self, claims: dict[str, Any]) -> str:
-        """Return a JSON web token of these claims."""
         signed = f"{_encode_part(_HEADER)}.{_encode_part(claims)}"
         return f"{signed}.{_encode_base64(self._key.sign(signed.encode()))}"
 

@@ -1,8 +1,7 @@
 """The users of Redis or Valkey and their permissions: one per service, with the keys it needs.
 
-A function runs with its caller's permissions, so a user's keys and commands also limit what it can
-do through functions. A user that may load functions decides what all others run: only the binder
-may.
+A function runs with its caller's permissions. A user that may load functions decides what all
+others run: only the binder may.
 """
 
 import hashlib
@@ -19,7 +18,7 @@ TENURES = "lh:tenures"
 RUN_TIMES = "lh-run-times"
 
 CONNECTION_COMMANDS = ("ping", "select", "client|setinfo", "client|setname", "fcall_ro", "time")
-"""What clients of all users send; all other commands run inside functions."""
+"""Clients of all users send them; all other commands run inside functions."""
 WRITING_COMMANDS = ("fcall",)
 """Of users that may call functions that write."""
 LOADING_COMMANDS = ("function|load", "function|list", "function|delete")
@@ -30,21 +29,20 @@ OF_OTHERS_THAN_BINDERS = (
     *("budget_journal", "budgets", "enroll", "read_budgets", "read_run_times", "save_run_times"),
 )
 BUDGET_COMMANDS = ("expire", "hdel", "hincrby", "hset", "hsetnx", "set", "xadd", "xtrim", "zadd")
-"""Commands that the function `budgets` runs for the client that writes budgets."""
+"""The function `budgets` runs them for the client that writes budgets."""
 READING = ("read_nodes", "status", "try_write")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisUser:
-    """A user of Redis: patterns of the keys that it may write, and of those that it may read."""
+    """With patterns of the keys that it may write, and of those that it may read."""
 
     name: str
     functions: tuple[str, ...]
-    """Functions that its service runs; their commands are permitted."""
+    """Their commands are permitted."""
     writes: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     loads_functions: bool = False
-    """Whether it loads the functions for all users."""
     commands: tuple[str, ...] = ()
     """In addition to those of its functions."""
 
@@ -111,8 +109,8 @@ PROBE = "probe"
 """For health checks: no password, and only the command PING."""
 DEFAULT_USER_RULE = "user default off resetpass ~* &* +@all"
 """Clients without a user have no permissions. The rules after `off` are for the server itself:
-Redis, and Valkey before 9.1, replay their append-only file as this user, and skip what it may not
-do."""
+Redis, and Valkey before 9.1, replay their append-only file as this user, and skip what it may
+not do."""
 
 
 def password_users() -> tuple[str, ...]:
@@ -137,7 +135,6 @@ def acl_rule(user: RedisUser, digest: str) -> str:
 
 
 def redis_acl(digests: Mapping[str, str]) -> str:
-    """Return the ACL file. Clients without a user have no permissions."""
     lines = [
         DEFAULT_USER_RULE,
         f"user {PROBE} on nopass resetkeys resetchannels -@all +ping",
@@ -148,5 +145,5 @@ def redis_acl(digests: Mapping[str, str]) -> str:
 
 
 def password_digest(password: str) -> str:
-    """Return the SHA-256 digest of a password, as an ACL file contains it."""
+    """Of SHA-256, as an ACL file contains it."""
     return hashlib.sha256(password.encode()).hexdigest()

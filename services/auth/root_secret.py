@@ -1,7 +1,7 @@
 """The root Secret, and the objects and files that are derived from it.
 
-Only the auth service may read the root Secret, and it creates the keys that are missing. All other
-objects are derived from it, so that several replicas may write them at once.
+Only the auth service may read the root Secret. All else is derived from it, so that several
+replicas may write at once.
 """
 
 import base64
@@ -38,14 +38,12 @@ LOCAL_NAMES = ("localhost", "127.0.0.1")
 """Names under which `kubectl port-forward` shows the page."""
 RECENT = timedelta(days=7)
 ISSUING_CA = "issuing-ca.crt"
-"""The service's file with the CA that issues certificates, without those that it replaces."""
+"""The CA that issues certificates, without those that it replaces."""
 SecretData = Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagedObject:
-    """An object of the cluster, and the data that it must hold."""
-
     kind: str
     """`secrets` or `configmaps`."""
     name: str
@@ -95,11 +93,7 @@ def files_of_servers(data: SecretData) -> tuple[bytes, bytes]:
 def managed_objects(
     data: SecretData, auth_user: NatsUser, nats_directory: str
 ) -> tuple[ManagedObject, ...]:
-    """Return the objects of servers and services.
-
-    `auth_user` is the user that answers the auth callout; `nats_directory` is where NATS' server
-    finds its files.
-    """
+    """`auth_user` answers the auth callout; `nats_directory` has the files of NATS' server."""
     passwords = {name: data[f"nats.{name}"].decode().partition(":")[2] for name in (AUTH, SYSTEM)}
     issuer = TokenIssuer(data[ISSUER]).public
     authority = {"ca.crt": data[TRUSTED]}
@@ -135,7 +129,6 @@ def managed_objects(
 
 
 def own_files(data: SecretData) -> dict[str, bytes]:
-    """Return the files of the auth service's own credentials, by name."""
     return {
         "ca.crt": data[TRUSTED],
         ISSUING_CA: data["ca.crt"],
@@ -166,7 +159,7 @@ def should_reload(data: SecretData, now: datetime) -> bool:
 
 
 def expires_at(data: SecretData) -> float:
-    """Return when the servers' certificate expires, Unix seconds."""
+    """Of the servers' certificate, in Unix seconds."""
     return certificates.load(data["server.crt"]).not_valid_after_utc.timestamp()
 
 

@@ -35,9 +35,7 @@ EXPIRATION = Gauge(
 logger = logging.getLogger(__name__)
 
 MOST_REVIEWS = 10_000
-"""Reviews of tokens that are reused."""
 AT_ONCE = 16
-"""Reviews in progress at the API server."""
 AT_ONCE_OF_HOST = 4
 """Of tokens that were not accepted lately, which cost their sender nothing."""
 MOST_WAITING_OF_HOST = 256
@@ -54,13 +52,13 @@ class AuthTiming:
     propagation_s: float = 300.0
     """After this time, kubelets have written changed Secrets and ConfigMaps to pods' files."""
     redis_users_s: float = 5.0
-    """Between two updates of Redis' users: after a failover, Redis has only those of its file."""
+    """Interval of updates of Redis' users: after a failover, Redis has only those of its file."""
     connection_s: int = 4 * 3600
     """After this, NATS ends a connection, and the client must be authorized again."""
     authorized_s: float = 30.0
     """How long a review of a token that the API server knows is reused."""
     accepted_s: float = 3600.0
-    """For this time after it was accepted, the life of a token, it waits for no others of its host.
+    """The life of a token; for this time after it was accepted, it waits for no others of its host.
     """
     refused_s: float = 5.0
     """How long a refusal is reused: a refused client retries continually."""
@@ -89,7 +87,7 @@ class AuthService:
         self._redis_users: Sequence[Sequence[str]] = ()
         self._observed = NOTHING_OBSERVED
         self._written_files = (b"", b"")
-        """The servers' files as this replica has read them from the derived objects."""
+        """As this replica has read them from the derived objects."""
         self._unchanged_since = 0.0
         self._reloaded_files = (b"", b"")
         self._authorized: ExpiringMap[bytes, NatsUser] = ExpiringMap(

@@ -17,7 +17,6 @@ from shared.pods.pod_snapshot import generation_of
 from shared.runtime.service import handles
 
 MAX_WRITES = 16
-"""Claims answered at once."""
 ATTEMPTS = 3
 """Writes of one answer, while others change the claim."""
 PERMITTED = ClaimAnswer(
@@ -31,9 +30,9 @@ PERMITTED = ClaimAnswer(
 class ClaimEnder:
     """Ends leases of claims that are neither allocated nor prepared any more.
 
-    The order differs: with a grace period the kubelet unprepares a claim before it is deallocated;
-    a pod that is deleted by force loses its claim while its containers still run. What must still
-    end is in the ledger, for any binder.
+    With a grace period the kubelet unprepares a claim before it is deallocated; a pod that is
+    deleted by force loses its claim while its containers still run. What must still end is in the
+    ledger, for any binder.
     """
 
     ledger: RedisLeases
@@ -73,7 +72,6 @@ class ClaimEnder:
         return await self.ledger.release([lease.pod], reason=CLAIM_ENDED, version=lease.version)
 
     async def is_unprepared(self, lease: Lease) -> bool:
-        """Return whether the node's agent confirms that the claim is not prepared."""
         try:
             return lease.pod in await self.agents.list_terminated(lease.node, [lease.pod])
         except UnavailableError:
@@ -81,7 +79,6 @@ class ClaimEnder:
 
 
 def leased_answer(lease: Lease) -> ClaimAnswer:
-    """Return the answer to a claim that has this lease."""
     return ClaimAnswer(
         condition=LEASED,
         reason="Leased",
@@ -92,7 +89,7 @@ def leased_answer(lease: Lease) -> ClaimAnswer:
 
 @dataclass(eq=False)
 class AnswerWriter:
-    """Writes answers; the API server decides between binders by the claim's version."""
+    """The API server decides between binders by the claim's version."""
 
     claims: ClaimClient
     agents: ClaimAgentClient

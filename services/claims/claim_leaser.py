@@ -50,7 +50,7 @@ from shared.runtime.service import Publish, answers, handles, loops
 logger = logging.getLogger(__name__)
 
 LimitedRequests = Mapping[str, bool]
-"""Whether the containers that use a request are limited, by its name."""
+"""Whether the containers that use a request, given by name, are limited."""
 RESERVATION_S = 30.0
 """A binder that dies between reservation and commit leaves the reservation so long."""
 WRITTEN_S = 10.0
@@ -59,15 +59,15 @@ MOST_UNWRITTEN = 256
 MOST_UNWRITTEN_OF_NAMESPACE = 64
 """Allocations for which a binder holds reservations while they are written."""
 WAIT_S = 10.0
-"""So long a claim waits for a share that is about to be free, before it is refused."""
+"""How long a claim waits for a share that is about to be free, before it is refused."""
 
 
 MOST_COMBINED = 32
-"""Claims of any drivers beside one of ours in its containers: each is read, for each of them."""
+"""Of any drivers beside one of ours in its containers: each is read, for each of them."""
 
 
 class ClaimReads:
-    """Reads of pods and claims, each once: the claims of one pod share them."""
+    """Each once: the claims of one pod share them."""
 
     def __init__(self, claims: ClaimClient) -> None:
         self.list_uses = cache(lambda *of: asyncio.ensure_future(claims.list_uses(*of)))
@@ -81,7 +81,7 @@ async def combination_refusal(
 
     A container may not combine requests with limits: these would replace each other. Requests for
     whole devices and MIG instances have none. Pods that use an allocated claim later cannot be
-    refused any more. Raises UnavailableError if the API server does not say.
+    refused any more. Raises UnavailableError if the API server does not respond.
     """
     for uid, pod in zip(claim.consumers, claim.consumer_names, strict=False):
         uses = await reads.list_uses(claim.namespace, pod, uid)
@@ -139,15 +139,13 @@ def _request_name(claim: str, request: str) -> str:
 
 @dataclass(slots=True)
 class ClaimDecisions:
-    """What was decided about the claims of a batch."""
-
     traces: Mapping[PodUid, str]
     leased: list[tuple[AllocatedClaim, Lease]] = field(default_factory=list)
     refused: list[tuple[AllocatedClaim, str]] = field(default_factory=list)
     permitted: list[AllocatedClaim] = field(default_factory=list)
-    """Claims that need no lease."""
+    """They need no lease."""
     ended: list[Lease] = field(default_factory=list)
-    """Leases of earlier allocations."""
+    """Of earlier allocations."""
     unresolved: list[str] = field(default_factory=list)
     """Why other claims must be decided again."""
 
@@ -214,10 +212,10 @@ class ClaimLeaser:
     async def lease_claim(self, request: ClaimLeaseRequest) -> ClaimLeaseReply:
         """Answer an allocation while its scheduler writes it, so that no pod waits for its answer.
 
-        A webhook asks during the write, and adds the answer to it. Until the API server has the
-        allocation, its lease is a reservation, which costs no budget: `lease_claims` commits it.
-        The reply is empty if nothing is decided now, or if too many reservations are unwritten:
-        `lease_claims` decides after the write, and the pod waits for its binding conditions.
+        Until the API server has the allocation, its lease is a reservation, which costs no budget:
+        `lease_claims` commits it. The reply is empty if nothing is decided now, or if too many
+        reservations are unwritten: `lease_claims` decides after the write, and the pod waits for
+        its binding conditions.
         """
         claim = request.claim
         try:
@@ -229,7 +227,7 @@ class ClaimLeaser:
             return ClaimLeaseReply()
 
     async def _may_reserve(self, claim: AllocatedClaim) -> bool:
-        """Return whether few enough allocations are unwritten, in all and of this namespace."""
+        """Whether few enough allocations are unwritten, in all and of this namespace."""
         if self._has_room(claim):
             return True
         await self._forget_committed()
@@ -295,7 +293,6 @@ class ClaimLeaser:
         return ended
 
     async def _settle(self, claim: AllocatedClaim) -> list[LeaseChanged]:
-        """Commit the reservation of an allocation if it was written, or end it."""
         stored = await self._written(claim, claim.generation)
         if stored is not None:
             return await self._lease([stored], {claim.claim: ""})
@@ -316,8 +313,8 @@ class ClaimLeaser:
 
         It was answered before its pod was bound, so a lease has been lost. A reservation is
         committed: the event that the claim was written comes later than its pod was bound. Another
-        lease that the ledger has gets another version, so that it does not end because a binder was
-        told earlier that the claim is not prepared. Returns leases that ended. An error is logged:
+        lease that the ledger has gets another version, so that it does not end because an agent
+        denied earlier that the claim is prepared. Returns leases that ended. An error is logged:
         the node's agent repeats its request.
         """
         try:
@@ -461,13 +458,12 @@ class ClaimLeaser:
         decisions.refused.append((claim, text))
 
     async def _is_ending(self, request: Reservation) -> bool:
-        """Return whether a lease on one of the devices ends once its containers have terminated."""
         devices = {share.device for share in request.candidates[0].shares}
         ending = await self.ledger.load_vanished()
         return any(share.device in devices for lease in ending for share in lease.shares)
 
     async def _has(self, claim: AllocatedClaim, generation: str) -> bool:
-        """Return whether the claim has this allocation now: events may arrive in any order."""
+        """Whether the claim has this allocation now: events may arrive in any order."""
         return await self._written(claim, generation) is not None
 
     async def _written(self, claim: AllocatedClaim, generation: str) -> AllocatedClaim | None:
@@ -477,10 +473,9 @@ class ClaimLeaser:
         return now if is_it else None
 
     async def _has_lost_share(self, claim: AllocatedClaim) -> bool:
-        """Return whether an answered claim must be leased anew, as the ledger has lost its lease.
+        """Whether an answered claim must be leased anew, as the ledger has lost its lease.
 
-        If the node's agent does not confirm that it is not prepared, the lease is written again
-        as it was.
+        If the node's agent does not confirm that it is not prepared, the lease is written again.
         """
         if not await self._has(claim, claim.generation):
             return False
@@ -522,7 +517,6 @@ class ClaimLeaser:
 
 
 def covers(lease: Lease, claim: AllocatedClaim) -> bool:
-    """Return whether a lease is for this allocation of the claim."""
     return lease.claim is not None and lease.claim.generation == claim.generation
 
 

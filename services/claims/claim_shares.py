@@ -1,7 +1,6 @@
 """The shares that a ResourceClaim's allocation needs, and why the ledger refuses them; pure.
 
-A scheduler has chosen the devices: nothing is chosen here, and the shares are exactly what was
-allocated.
+A scheduler has chosen the devices: shares are exactly what was allocated.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +22,7 @@ SHOWN_HOLDERS = 3
 MOST_DATA = 10_240
 """Bytes of a driver's data in `status.devices` of a ResourceClaim, by the API server."""
 NUMBERS_BYTES = 16
-"""The ledger's numbers add so many to each share in the copy of a lease, twice to the lease."""
+"""Of a share, in the copy of a lease; twice as many of the lease."""
 
 
 def reservation_of(
@@ -89,7 +88,6 @@ def share_of(allocated: AllocatedDevice, device: Device) -> Share:
 def instance_of(
     allocated: AllocatedDevice, device: Device, place: MigPlacement, profile: MigProfile
 ) -> Share:
-    """Return the share that is a MIG instance."""
     return structs.replace(_share(allocated, device, profile.memory_mib), mig=place)
 
 
@@ -107,7 +105,7 @@ def _share(allocated: AllocatedDevice, device: Device, memory_mib: int) -> Share
 
 
 def refusal_text(wanted: Reservation, refused: NoCapacity, totals: NodeTotals | None) -> str:
-    """Return the sentence of a refusal: what is missing, on which device, and who holds it."""
+    """Return the sentence of a refusal: what is missing, on which device, and what holds it."""
     if refused.quotas:
         return over_quota(wanted.namespace, refused.quotas, None).reason
     [candidate] = wanted.candidates
@@ -154,7 +152,7 @@ def _full_text(shares: Sequence[Share], device: Device, totals: NodeTotals, held
 
 
 def holders(leases: Iterable[Lease], device: DeviceUuid, viewer: Namespace) -> str:
-    """Name who in the viewer's namespace has leased a device, with the memory of each."""
+    """Name what the viewer's namespace has leased of a device, and count other leases."""
     held = [
         (lease, booking.memory_mib)
         for lease in leases

@@ -27,8 +27,6 @@ FIELD_MANAGER = "leasehold"
 
 
 class ClaimAgentClient:
-    """Requests to the agent of a claim's node."""
-
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
 
@@ -51,8 +49,6 @@ class ClaimAgentClient:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimAnswer:
-    """The conditions of all devices of a claim: leased, or refused."""
-
     condition: str
     """`shared.model.requests.claim.LEASED` or `REFUSED`, which becomes True."""
     reason: str
@@ -68,7 +64,7 @@ class RequestUse:
 
     container: str
     claim: str
-    """Name of the claim, or empty if the container requests an extended resource of ours."""
+    """Empty if the container requests an extended resource of ours."""
     request: str
     """Name of the request, empty for all of them; or of the extended resource."""
 
@@ -99,8 +95,6 @@ def uses_of(pod: ApiPod) -> Iterator[RequestUse]:
 
 @dataclass(eq=False)
 class ClaimClient(AllocationReader):
-    """Reads claims and the pods that use them, and writes answers."""
-
     clock: Clock
 
     async def list_uses(self, namespace: str, pod: str, uid: PodUid) -> Sequence[RequestUse]:
@@ -137,10 +131,7 @@ class ClaimClient(AllocationReader):
 def device_statuses(
     claim: AllocatedClaim, answer: ClaimAnswer, *, now: float
 ) -> list[dict[str, Any]]:
-    """Return the entries of `status.devices` that answer a claim: one for each of its devices.
-
-    The first has the copy of the lease.
-    """
+    """Return the entries of `status.devices` for all devices, the first with the lease's copy."""
     condition = {
         "type": answer.condition,
         "status": "True",

@@ -1,7 +1,7 @@
 """Leases of ResourceClaims: they are leased, answered, restored and ended.
 
-It runs in the process of the binder, with its connections and rights: a Deployment of its own would
-cost every cluster a process and logins, and only those with ResourceClaims would use it.
+It runs in the binder's process, with its connections and rights: of its own, every cluster would
+need a process and logins, and only those with ResourceClaims would use it.
 """
 
 from dataclasses import dataclass

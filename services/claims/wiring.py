@@ -15,20 +15,17 @@ from shared.runtime.service import Publish
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimPorts:
-    """What leases of claims need."""
-
     ledger: RedisLeases
     claims: ClaimClient
     agents: ClaimAgentClient
     publish: Publish
     clock: Clock
-    """The clock of the ledger: whatever is stored is compared with it."""
+    """Of the ledger: whatever is stored is compared with it."""
     host_clock: Clock
     """For times that are only shown."""
 
 
 def build_claims(ports: ClaimPorts) -> Claims:
-    """Return the service on these ports."""
     ender = ClaimEnder(ports.ledger, ports.agents)
     leaser = ClaimLeaser(
         ledger=ports.ledger,

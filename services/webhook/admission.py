@@ -40,32 +40,25 @@ from shared.model.denial import Denial
 
 
 class Pods(Enum):
-    """The pods that a stage is for."""
-
     ALL = auto()
     LEASED = auto()
-    """Pods that get a lease of their own."""
     NOT_LEASED = auto()
-    """Pods without GPUs, with GPUs of claims only, or for a scheduler of others."""
+    """Without GPUs, with GPUs of claims only, or for a scheduler of others."""
     PLACED = auto()
-    """Pods that get a lease, and others that name a scheduler that Leasehold serves."""
+    """Leased ones, and others that name a scheduler that Leasehold serves."""
     PLACED_NOT_LEASED = auto()
-    """Pods without a lease that name a scheduler that Leasehold serves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One row of a table of stages."""
-
     review: Callable[[PodAdmission], Outcome]
     order: str
-    """Why it has this place among the stages."""
     pods: Pods = Pods.ALL
     exempted: bool = True
-    """It applies in namespaces that administrators have exempted, too."""
+    """Applies in namespaces that administrators have exempted, too."""
 
     def is_for(self, admission: PodAdmission) -> bool:
-        """Return whether the stage applies to a pod as earlier stages have left it."""
+        """Whether the stage applies to a pod as earlier stages have left it."""
         if admission.exempt and not self.exempted:
             return False
         is_ours = admission.policy.schedulers.has(admission.pod)
@@ -152,7 +145,6 @@ STAGES = (
         Pods.LEASED,
     ),
 )
-"""What a new pod goes through."""
 
 UPDATE_STAGES = (
     Stage(deny_device_names, "any place: it reads annotations and mounts only"),
@@ -160,16 +152,14 @@ UPDATE_STAGES = (
     Stage(deny_changed_images, "any place: it reads the containers that the pod had before"),
     Stage(hide_devices, "last: it changes the containers that are added"),
 )
-"""What an updated pod goes through: only images and ephemeral containers can change its devices."""
+"""Only images and ephemeral containers can change an updated pod's devices."""
 
 ALL_PODS_STAGES = (Stage(choose_placer, "alone"),)
-"""What a new pod without GPUs goes through, where administrators have Leasehold place all pods."""
+"""Where administrators have Leasehold place all pods, for those without GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionDecision:
-    """The response of the webhook for one pod."""
-
     allowed: bool
     message: str = ""
     code: int = 200
@@ -180,7 +170,6 @@ class AdmissionDecision:
 
 
 def denied(denial: Denial) -> AdmissionDecision:
-    """Return the response for a pod, or a claim, that is denied."""
     return AdmissionDecision(allowed=False, message=denial.text, code=STATUSES[denial.code])
 
 

@@ -21,7 +21,6 @@ API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
 EPHEMERAL_CONTAINERS = "ephemeralcontainers"
 REASONS = {status: code for code, status in STATUSES.items()}
-"""The reason of a Kubernetes Status with each code."""
 
 
 class ReviewedResource(msgspec.Struct, frozen=True):
@@ -37,9 +36,9 @@ class ReviewRequest(msgspec.Struct, frozen=True, rename="camel"):
     namespace: str | None = None
     dry_run: bool | None = None
     raw_object: msgspec.Raw = msgspec.field(name="object", default_factory=msgspec.Raw)
-    """The object under review, undecoded."""
+    """Undecoded."""
     raw_old_object: msgspec.Raw = msgspec.field(name="oldObject", default_factory=msgspec.Raw)
-    """Its previous version, undecoded."""
+    """The previous version, undecoded."""
 
     @property
     def is_new_pod(self) -> bool:
@@ -47,7 +46,6 @@ class ReviewRequest(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def is_changed_pod(self) -> bool:
-        """Whether a pod, or its ephemeral containers, are changed."""
         changes = self.sub_resource or ""
         return self.operation == "UPDATE" and self._is_pod and changes in {"", EPHEMERAL_CONTAINERS}
 
@@ -88,8 +86,8 @@ def decode_request(body: bytes) -> ReviewRequest:
 def late_response(uid: str, *, all_pods: bool = False) -> bytes:
     """Encode the review of a pod that could not be reviewed in time.
 
-    A webhook that fails open would let it in unseen after its timeout. `all_pods`: the review only
-    chooses a scheduler, so the pod keeps its own.
+    A webhook that fails open would let it in unseen. `all_pods`: the review only chooses a
+    scheduler, so the pod keeps its own.
     """
     text = (
         "the webhook is busy with other pods and did not get to this one in time: create it again "
@@ -100,10 +98,7 @@ def late_response(uid: str, *, all_pods: bool = False) -> bytes:
 
 
 def encode_response(uid: str, decision: AdmissionDecision) -> bytes:
-    """Encode the review that carries a decision.
-
-    API servers drop a warning that is not printable.
-    """
+    """API servers drop a warning that is not printable."""
     response: dict[str, object] = {"uid": uid, "allowed": decision.allowed}
     if decision.warnings:
         response["warnings"] = list(map(cut, decision.warnings))
@@ -125,8 +120,6 @@ DEVICES = "/status/devices"
 
 @dataclass(frozen=True, slots=True)
 class NewAllocation:
-    """An allocation of our devices that a claim gets."""
-
     claim: AllocatedClaim
     has_statuses: bool
     """The claim's `status.devices` has entries already."""
@@ -142,9 +135,9 @@ class NewAllocation:
 
 
 def new_allocation(request: ReviewRequest) -> NewAllocation | None:
-    """Return the allocation that is written; None: none of our devices, or nothing to answer.
+    """Return the allocation that is written, or None if it is not ours or answered already.
 
-    Raises RequestError if the object is no ResourceClaim, or its allocation is not one of ours.
+    Raises RequestError if the object is no ResourceClaim, or its allocation is malformed.
     """
     try:
         claim = msgspec.json.decode(request.raw_object, type=ApiResourceClaim)

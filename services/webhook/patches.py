@@ -21,7 +21,7 @@ class PatchOperation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def escape_pointer(key: str) -> str:
-    """Return a key as one token of a JSON pointer (RFC 6901)."""
+    """As one token of a JSON pointer (RFC 6901)."""
     return key.replace("~", "~0").replace("/", "~1")
 
 
@@ -98,8 +98,8 @@ def complete_limits(
 ) -> Iterator[PatchOperation]:
     """Add amounts to a container's limits and requests, or remove them (None).
 
-    Limits and requests of an extended resource must be equal, and the API server copies limits to
-    requests only before it calls webhooks.
+    They must be equal for an extended resource, and the API server copies limits to requests only
+    before it calls webhooks.
     """
     for part, amounts in (("limits", container.limits), ("requests", container.requests)):
         path = f"{container.path}/resources/{part}"

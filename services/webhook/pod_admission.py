@@ -23,19 +23,17 @@ BAD_REQUEST = "BadRequest"
 INVALID = "Invalid"
 TOO_MANY = "TooManyRequests"
 STATUSES = {BAD_REQUEST: 400, FORBIDDEN: 403, INVALID: 422, TOO_MANY: 429}
-"""The HTTP status of each code of a denial, which is the reason of a Kubernetes Status."""
+"""A denial's code is the reason of a Kubernetes Status."""
 MAX_SHOWN = 10
-"""Reasons that a message shows: a pod may have thousands."""
+"""In a message: a pod may have thousands of reasons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What a stage changes in the pod, and what it warns the pod's author of."""
-
     patches: tuple[PatchOperation, ...] = ()
     warnings: tuple[str, ...] = ()
     pod: PodView | None = None
-    """The pod as later stages see it, or None if they see it as before."""
+    """As later stages see it, or None if they see it as before."""
 
 
 Outcome = Denial | Changes | None
@@ -44,23 +42,21 @@ Outcome = Denial | Changes | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerChoice:
-    """The operator's schedulers, by `schedulerName`."""
+    """By `schedulerName`."""
 
     placer: str = "leasehold"
     """Set on GPU pods that do not choose a scheduler."""
     served: frozenset[str] = frozenset({"leasehold"})
-    """All that Leasehold serves."""
     handover: str = ""
     """The kube-scheduler with the extender, or empty if it is not installed."""
     all_pods: bool = False
     """All pods are handed over."""
 
     def has(self, pod: PodView) -> bool:
-        """Return whether a pod names a scheduler that Leasehold serves."""
         return pod.scheduler in self.served
 
     def serves(self, pod: PodView) -> bool:
-        """Return whether a pod has no scheduler yet, or one that Leasehold serves."""
+        """Whether a pod has no scheduler yet, or one that Leasehold serves."""
         return self.has(pod) or (
             pod.scheduler in {"", DEFAULT_SCHEDULER} and LEFT_ALONE not in pod.labels.items()
         )
@@ -68,8 +64,6 @@ class SchedulerChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionPolicy:
-    """The operator's choices."""
-
     schedulers: SchedulerChoice = field(default_factory=SchedulerChoice)
     resource_names: Mapping[str, str] = field(default_factory=dict)
     """Other names of resources, and the name that each stands for."""
@@ -81,9 +75,9 @@ class AdmissionPolicy:
     in_budget_class: str = ""
     """Priority class of GPU pods while their namespace has budget left; empty sets none."""
     out_of_budget_class: str = ""
-    """Priority class of GPU pods when their namespace's budget is exhausted; empty sets none."""
+    """The same once the budget is exhausted."""
     allow_privileged: bool = False
-    """GPU pods may have privileged containers, which see every device whatever they lease."""
+    """Privileged containers see every device whatever they lease."""
     allow_env_from: bool = False
     """`envFrom` of containers with GPUs needs no prefix, as CDI passes the devices."""
     host_paths: tuple[str, ...] = HOST_PATHS
@@ -91,7 +85,7 @@ class AdmissionPolicy:
     claims: bool = False
     """ResourceClaims may be for GPUs: `pod_policy` applies to the containers that use them."""
     allow_larger_requests: bool = False
-    """A container may request more memory than the largest device has, and wait for a larger."""
+    """A container may request more than the largest device has, and wait for a larger."""
     least_share_mib: int = LEAST_SHARE_MIB
     """Requests for less memory of a device cause a warning."""
     quota: Quota | None = None
@@ -99,7 +93,7 @@ class AdmissionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMaximum:
-    """The most memory of any device, in MiB and in units of its node."""
+    """In MiB, and in units of its node."""
 
     memory_mib: int
     memory_units: int
@@ -116,18 +110,18 @@ class PodAdmission:
     pod: PodView
     policy: AdmissionPolicy
     old: PodView | None = None
-    """The pod before an update, or None if the pod is new."""
+    """Before an update."""
     budget: BudgetChanged | None = None
     largest: DeviceMaximum | None = None
     default_class: str = ""
-    """The cluster's default priority class. The API server sets it before it calls webhooks, so a
-    pod with this class has probably not chosen it."""
+    """The API server sets the cluster's default before it calls webhooks, so a pod with this class
+    has probably not chosen it."""
     exempt: bool = False
     """Administrators have exempted the namespace from `pod_policy`."""
 
     @cached_property
     def containers(self) -> Sequence[PodContainer]:
-        """The containers under review: those of a new pod, or the ones that an update adds."""
+        """Those under review: of a new pod all, else the ones that the update adds."""
         if self.old is None:
             return self.pod.containers
         before = {container.name for container in self.old.containers}
@@ -143,15 +137,12 @@ class PodAdmission:
 
     @cached_property
     def gpu_containers_of_pod(self) -> Sequence[PodContainer]:
-        """All containers of the pod that request GPUs, by resources or by ResourceClaims."""
+        """By resources or by ResourceClaims."""
         return [container for container in self.pod.containers if self.holds_gpu(container)]
 
     @cached_property
     def leased_containers(self) -> Sequence[PodContainer]:
-        """The containers that request GPUs by resources, if Leasehold serves the pod's scheduler.
-
-        Their pod gets a lease.
-        """
+        """By resources, if Leasehold serves the pod's scheduler: the pod gets a lease."""
         if not self.policy.schedulers.serves(self.pod):
             return ()
         return [container for container in self.pod.containers if container.requests_gpu]
@@ -161,14 +152,13 @@ class PodAdmission:
         return bool(self.leased_containers)
 
     def uses_claims(self, container: PodContainer) -> bool:
-        """Return whether a container may get a GPU by a ResourceClaim, its own or a scheduler's."""
+        """Whether a container may get a GPU by a ResourceClaim, its own or a scheduler's."""
         return self.policy.claims and (
             container.has_claims
             or any(name.startswith(EXTENDED_RESOURCES) for name in container.amounts)
         )
 
     def holds_gpu(self, container: PodContainer) -> bool:
-        """Return whether a container gets a GPU, by resources or by a ResourceClaim."""
         return container.requests_gpu or self.uses_claims(container)
 
 

@@ -21,7 +21,7 @@ ALL_PODS_PATH = "/mutate-all-pods"
 CLAIMS_PATH = "/mutate-claims"
 ALLOCATIONS_PATH = "/lease-allocation"
 CLAIMS_WEBHOOK = "claims.pods.leasehold.dev"
-"""The webhook for pods that may get GPUs by ResourceClaims, where these are served."""
+"""For pods that may get GPUs by ResourceClaims, where these are served."""
 
 Manifest = dict[str, Any]
 _WEBHOOKS = "webhook-configuration.yaml"

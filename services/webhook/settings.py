@@ -45,8 +45,6 @@ def _resource_name(text: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSettings(ApiServerSettings, ServiceSettings):
-    """Flags of `python -m services.webhook`."""
-
     listen: str = setting(
         "127.0.0.1:0", "HOST:PORT that the API server calls; port 0: any", address=True
     )
@@ -139,7 +137,7 @@ class WebhookSettings(ApiServerSettings, ServiceSettings):
 
     @property
     def policy(self) -> AdmissionPolicy:
-        """The validated policy. Raises RequestError naming an unknown system or choice."""
+        """Raises RequestError naming an unknown system or choice."""
         rules = Rules(enabled=self.systems, strict_namespaces=self.strict_namespaces)
         enabled(rules)
         enabled(Rules(enabled=self.vendor_messages))

@@ -45,14 +45,11 @@ CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigura
 
 
 class RegistrationWriter:
-    """Updates the MutatingWebhookConfiguration's CAs."""
-
     def __init__(self, client: KubernetesClient, *, url: str = "") -> None:
         self.client = client
         self.url = url
-        """The webhook's URL without a path; empty: the operator installs the configuration."""
+        """Without a path; empty: the operator installs the configuration."""
         self.paths: frozenset[str] = frozenset()
-        """Those of the webhooks that are registered."""
         self._is_current = False
         """This process has written the configuration, of which an earlier version may be there."""
 
@@ -146,11 +143,7 @@ async def lease_claim(bus: Bus, request: ClaimLeaseRequest) -> ClaimLeaseReply:
 
 
 async def serve_webhook(settings: WebhookSettings) -> None:
-    """Serve the webhook until SIGTERM or SIGINT.
-
-    NATS carries only reports of budgets and devices. Without it, pods are admitted by the last
-    reports.
-    """
+    """Serve the webhook until SIGTERM or SIGINT; without NATS, by its last reports."""
     policy = settings.policy
     tls_dir = settings.tls_dir
     quotas = load_objects(settings.quotas, KIND, parse_spec) if settings.quotas else {}

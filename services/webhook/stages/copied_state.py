@@ -23,9 +23,9 @@ MAX_SHOWN = 10
 def remove_copied_state(admission: PodAdmission) -> Denial | Changes | None:
     """Remove what a new pod has of an earlier one that was placed, of which it is a copy.
 
-    A backup, or what `kubectl get pod -o yaml` has shown, has all of it: annotations that only
-    schedulers write, and the node. A pod is denied if such an annotation was meant to be one of
-    those that authors write.
+    A backup, or `kubectl get pod -o yaml`, has all of it: annotations that only schedulers write,
+    and the node. A pod is denied if such an annotation was meant to be one of those that authors
+    write.
     """
     pod = admission.pod
     copied = sorted(
@@ -59,7 +59,6 @@ def _misspelled(annotations: Iterable[str]) -> Denial | None:
 
 
 def _is_placed(admission: PodAdmission) -> bool:
-    """Return whether a pod gets GPUs by a lease, or by claims, on the node where it is placed."""
     return admission.is_leased or any(map(admission.uses_claims, admission.pod.containers))
 
 

@@ -70,7 +70,6 @@ def deny_changed_images(admission: PodAdmission) -> Denial | None:
 
 
 def hide_devices(admission: PodAdmission) -> Changes | None:
-    """Hide all devices from containers that request none and could see some."""
     patches = tuple(_variables(admission))
     return Changes(patches=patches) if patches else None
 
@@ -88,7 +87,7 @@ def _variables(admission: PodAdmission) -> Iterator[PatchOperation]:
 
 
 def _gets_devices(container: PodContainer, admission: PodAdmission) -> bool:
-    """Return whether an agent decides which devices the container sees.
+    """Whether an agent decides which devices the container sees.
 
     Without a lease, an amount is no request: the kubelet calls an agent only for resources of
     device plugins, and the agent refuses the container.
@@ -99,7 +98,7 @@ def _gets_devices(container: PodContainer, admission: PodAdmission) -> bool:
 
 
 def _may_see_devices(container: PodContainer) -> bool:
-    """Return whether NVIDIA's runtime may add devices, by the variables or by the image."""
+    """Whether NVIDIA's runtime may add devices, by the variables or by the image."""
     return (
         VISIBLE in container.value_from
         or names_devices(container.variables)

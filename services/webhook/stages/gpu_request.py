@@ -1,7 +1,6 @@
 """Stages that read the GPU request of a pod, in any dialect; pure.
 
-They parse it with the code that the watcher uses, so an admitted pod is never rejected later for
-the syntax of its request.
+They use the watcher's code, so an admitted pod is never rejected later for its syntax.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,10 +27,10 @@ from shared.model.requests.request import PodRequest
 from shared.pods.pod_view import PodContainer, PodView
 
 MOST_WARNINGS = 10
-"""Words of a pod that cause a warning. Each is compared with all words of all dialects."""
+"""Each word is compared with all words of all dialects."""
 
 AmountChanges = Mapping[str, Mapping[str, int | None]]
-"""Changes of a container's amounts, by the container's path; None removes an amount."""
+"""By the container's path; None removes an amount."""
 
 
 def replace_resource_names(admission: PodAdmission) -> Denial | Changes | None:
@@ -152,7 +151,6 @@ def _check_misplaced(request: PodRequest, misplaced: Iterable[MisplacedKey]) -> 
 
 
 def _word_warnings(pod: PodView, misplaced: Iterable[MisplacedKey], dialect: str) -> Iterator[str]:
-    """Yield warnings of vendors' words that have no effect in this pod."""
     yield from (word.text for word in misplaced)
     yield from find_unread(pod, dialect)
 

@@ -13,7 +13,7 @@ from shared.placing.advice import Change, changes_between
 from shared.pods.pod_view import PodContainer
 
 GIB = 1024
-"""MiB."""
+"""In MiB."""
 ASSUMED_LARGEST = DeviceMaximum(memory_mib=256 * GIB, memory_units=256 * GIB)
 """More than any GPU has, where the cluster's largest is not known."""
 
@@ -21,7 +21,7 @@ ASSUMED_LARGEST = DeviceMaximum(memory_mib=256 * GIB, memory_units=256 * GIB)
 def too_large(
     pod: PodRequest, containers: Iterable[PodContainer], largest: DeviceMaximum | None
 ) -> Denial | None:
-    """Return which container requests more of one device than the largest has, or None."""
+    """Deny a container that requests more of one device than the largest has."""
     if largest is None:
         return None
     amounts = {container.name: container.amounts for container in containers}

@@ -13,7 +13,6 @@ from shared.pods.pod_view import PodView
 
 SCHEDULER = "/spec/schedulerName"
 ALL_PODS = "all-pods"
-"""The label's value where kube-scheduler gets all pods."""
 
 
 def warn_of_other_scheduler(admission: PodAdmission) -> Changes | None:
