@@ -21,7 +21,7 @@ from simcluster.apiserver.registry import open_store
 from simcluster.apiserver.storage.persistence import SqliteBackend
 from simcluster.controller_manager.manager import ControllerManager
 from simcluster.controller_manager.resource_claims import ResourceClaimController
-from simcluster.controller_manager.volumes import VolumeController
+from simcluster.controller_manager.volumes.controller import VolumeController
 from simcluster.credentials import api_server_certificates, load_secret, write_kubeconfig
 from simcluster.installation import Installation
 from simcluster.kubelet.fleet import KubeletFleet

@@ -19,6 +19,11 @@ from simcluster.apiserver.kinds.resource_claims import (
     ResourceClaimTemplateStrategy,
     ResourceSliceStrategy,
 )
+from simcluster.apiserver.kinds.storage import (
+    ClaimStrategy,
+    StorageClassStrategy,
+    VolumeStrategy,
+)
 from simcluster.apiserver.kinds.strategies import (
     DisruptionBudgetStrategy,
     NamespaceStrategy,
@@ -42,6 +47,9 @@ _STRATEGIES: Mapping[str, KindStrategy] = {
     "priorityclasses": PriorityClassStrategy(),
     "poddisruptionbudgets": DisruptionBudgetStrategy(),
     "resourcequotas": ResourceQuotaStrategy(),
+    "persistentvolumeclaims": ClaimStrategy(),
+    "persistentvolumes": VolumeStrategy(),
+    "storageclasses": StorageClassStrategy(),
     "resourceclaims": ResourceClaimStrategy(),
     "resourceclaimtemplates": ResourceClaimTemplateStrategy(),
     "resourceslices": ResourceSliceStrategy(),

@@ -13,6 +13,13 @@ from simcluster.apimachinery.objects import (
     name_of,
     namespace_of,
 )
+from simcluster.apimachinery.volumes import (
+    BOUND_BY_CONTROLLER,
+    CLAIMS,
+    SELECTED_NODE,
+    VOLUMES,
+    reference_to,
+)
 from simcluster.ports import ClusterStore
 from simcluster.scheduler.claim_allocator import Matches
 from simcluster.scheduler.claim_scheduling import POLL_S, ClaimScheduling, WriteStatus
@@ -23,7 +30,7 @@ from simcluster.scheduler.extended_resources import (
 )
 from simcluster.scheduler.extender import ExtenderError, SchedulerExtender
 from simcluster.scheduler.node_choice import NodeChoice, fitting_nodes
-from simcluster.scheduler.pod_claims import SELECTED_NODE, PodClaims, claims_of
+from simcluster.scheduler.pod_claims import PodClaims, claims_of
 
 log = logging.getLogger(__name__)
 
@@ -139,11 +146,19 @@ class Scheduler:
         return claims_of(pod, own, volumes, kinds)
 
     def _select_node(self, claims: PodClaims, node: str) -> None:
-        """Have the claims' volumes provisioned where the pod will run."""
+        """Take volumes that are there for the claims, or have some provisioned for the node."""
         annotation = {"metadata": {"annotations": {SELECTED_NODE: node}}}
-        for claim in claims.waiting:
-            name, namespace = name_of(claim), namespace_of(claim)
-            self._store.patch("persistentvolumeclaims", namespace, name, annotation)
+        chosen = self._store.read("nodes", None, node)
+        for claim, _ in claims.waiting:
+            volume = claims.static_volume(claim, chosen)
+            if volume is None:
+                self._store.patch(CLAIMS, namespace_of(claim), name_of(claim), annotation)
+            elif at_path(volume, "spec.claimRef") is None:
+                patch = {
+                    "metadata": {"annotations": {BOUND_BY_CONTROLLER: "yes"}},
+                    "spec": {"claimRef": reference_to(claim)},
+                }
+                self._store.patch(VOLUMES, None, name_of(volume), patch)
 
     def _explain(self, pod: Json, refusal: str) -> None:
         current = self._store.find("pods", namespace_of(pod), name_of(pod))

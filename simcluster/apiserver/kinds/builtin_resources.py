@@ -47,6 +47,11 @@ BUILTIN = (
              short_names=("pv",), has_status=True),
     Resource(plural="storageclasses", kind="StorageClass", group="storage.k8s.io",
              namespaced=False, short_names=("sc",)),
+    Resource(plural="csinodes", kind="CSINode", group="storage.k8s.io", namespaced=False),
+    Resource(plural="csidrivers", kind="CSIDriver", group="storage.k8s.io", namespaced=False),
+    Resource(plural="csistoragecapacities", kind="CSIStorageCapacity", group="storage.k8s.io"),
+    Resource(plural="volumeattachments", kind="VolumeAttachment", group="storage.k8s.io",
+             namespaced=False, has_status=True),
     # Stored only: nothing restricts connections, and nothing scales by load.
     Resource(plural="ingresses", kind="Ingress", group="networking.k8s.io", short_names=("ing",),
              has_status=True),

@@ -38,7 +38,7 @@ from simcluster.kubelet.containers.runtime_devices import (
     given_gpus,
     named_gpus,
 )
-from simcluster.kubelet.containers.volumes import make_volumes
+from simcluster.kubelet.containers.volumes import check_claims, make_volumes
 from simcluster.kubelet.devices.device_manager import DeviceManager
 from simcluster.kubelet.devices.kubelet_devices import AllocationError
 from simcluster.kubelet.pods.pod_worker import FINAL, PodWorker
@@ -440,7 +440,11 @@ class PodManager:
         )
 
     async def before_start(self, pod: PodSpec, container: ContainerSpec) -> None:
-        """Prepare claims and call the device plugins; AllocationError if one refuses."""
+        """Prepare claims and call the device plugins; AllocationError if one refuses.
+
+        Raises UnmountedError while a volume of the pod cannot be mounted.
+        """
+        check_claims(pod, self._node, self._store)
         await self._claims.prepare(pod)
         await self._devices.pre_start(pod, container)
 

@@ -35,6 +35,7 @@ from simcluster.kubelet.containers.container_state import (
     PodState,
 )
 from simcluster.kubelet.containers.container_status import PAST_DEADLINE, phase
+from simcluster.kubelet.containers.volumes import UnmountedError
 from simcluster.kubelet.devices.kubelet_devices import AllocationError
 from simcluster.kubelet.programs.gpu_numbers import GpuNumbers
 from simcluster.kubelet.programs.processes import KILLED, NodeProcesses, StartError
@@ -55,7 +56,7 @@ class WorkerHost(Protocol):
     gpu_numbers: GpuNumbers
 
     async def before_start(self, pod: PodSpec, container: ContainerSpec) -> None:
-        """Call the device plugins; AllocationError if one refuses."""
+        """Call the device plugins; AllocationError if one refuses, UnmountedError for volumes."""
         ...
 
     def allocate_responses(
@@ -250,6 +251,9 @@ class PodWorker:
                 text = str(error)
                 self._host.event(self.pod, "Warning", "FailedPrepareDynamicResources", text, "")
                 await wait_for_event(self._annotated, self._host.settings.claim_retry_s)
+            except UnmountedError as error:
+                self._host.event(self.pod, "Warning", "FailedMount", str(error), "")
+                await asyncio.sleep(self._host.settings.retry_s)
             except (AllocationError, MissingSourceError, UnavailableError) as error:
                 state.set_waiting("CreateContainerConfigError", str(error))
                 self._host.event(self.pod, "Warning", "Failed", f"Error: {error}", spec.name)

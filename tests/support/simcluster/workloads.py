@@ -11,7 +11,7 @@ from simcluster.apiserver.cel import matches_device
 from simcluster.apiserver.registry import open_store
 from simcluster.controller_manager.manager import ControllerManager
 from simcluster.controller_manager.resource_claims import ResourceClaimController
-from simcluster.controller_manager.volumes import VolumeController
+from simcluster.controller_manager.volumes.controller import VolumeController
 from simcluster.kubelet.fleet import KubeletFleet
 from simcluster.scheduler.scheduler import Scheduler
 from tests.support.simcluster.apiserver import ApiUnderTest, api_server
