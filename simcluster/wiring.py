@@ -22,6 +22,7 @@ from simcluster.apiserver.storage.persistence import SqliteBackend
 from simcluster.controller_manager.manager import ControllerManager
 from simcluster.controller_manager.resource_claims import ResourceClaimController
 from simcluster.controller_manager.volumes.controller import VolumeController
+from simcluster.controller_manager.volumes.provisioner import create_default_class
 from simcluster.credentials import api_server_certificates, load_secret, write_kubeconfig
 from simcluster.installation import Installation
 from simcluster.kubelet.fleet import KubeletFleet
@@ -102,6 +103,7 @@ async def serve(options: argparse.Namespace) -> None:
     )
     server = ApiServer(store, settings, runtime=fleet)
     installation.create_objects(store)
+    create_default_class(store)
     controllers = ControllerManager(store, server.create)
     schedulers = [Scheduler(store, server.bind, matches_device, server.write_status)]
     if options.scheduler_config:

@@ -49,7 +49,7 @@ def pod_claims(pod: Json) -> Iterator[PodClaim]:
 
 
 def is_bound(claim: Json) -> bool:
-    return at_path(claim, "status.phase") == "Bound"
+    return bool(at_path(claim, "status.phase") == "Bound")
 
 
 def selected_node(claim: Json) -> str:
@@ -72,7 +72,8 @@ def refers_to(reference: Json | None, claim: Json) -> bool:
         return False
     names = (reference.get("namespace"), reference.get("name"))
     uids = {None, "", claim["metadata"]["uid"]}
-    return names == (namespace_of(claim), name_of(claim)) and reference.get("uid") in uids
+    is_named = names == (namespace_of(claim), name_of(claim))
+    return is_named and reference.get("uid") in uids
 
 
 def admits_node(volume: Json, node: Json) -> bool:

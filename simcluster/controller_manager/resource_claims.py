@@ -6,7 +6,7 @@ https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocat
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Mapping
 
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import (
@@ -20,6 +20,7 @@ from simcluster.apimachinery.objects import (
     namespace_of,
 )
 from simcluster.apimachinery.pods import has_finished
+from simcluster.controller_manager.waits import first_of
 from simcluster.ports import ClusterStore
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class ResourceClaimController:
                     changed = [change for watch in (pods, claims) for change in watch.poll()]
                     if any(_uses_claims(event.object) for event in changed):
                         self._sync()
-                    await _first((pods.wait(), claims.wait()))
+                    await first_of((pods.wait(), claims.wait()))
             except ApiError as error:
                 log.info("ResourceClaims: %s", error)
                 await asyncio.sleep(RETRY_S)
@@ -167,13 +168,3 @@ def _is_running(pod: Json | None) -> bool:
 
 def _owners(claim: Json) -> list[str]:
     return [str(owner.get("uid")) for owner in metadata(claim).get("ownerReferences") or ()]
-
-
-async def _first(waits: Iterable[Awaitable[None]]) -> None:
-    """Wait until one of several waits is over."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()

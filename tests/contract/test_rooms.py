@@ -180,7 +180,7 @@ def test_only_one_folder_decodes_kubernetes_objects() -> None:
 
 
 WATCHED_ELSEWHERE = {
-    "simcluster/controller_manager/resource_claims.py": "waits that are compared, then cancelled",
+    "simcluster/controller_manager/waits.py": "waits that are compared, then cancelled",
     "simcluster/kubelet/pods/pod_manager.py": "waits that are compared, then cancelled",
     "simcluster/kubelet/programs/processes.py": "each belongs to a container, whose end awaits it",
     "services/claims/claim_leaser.py": "each caller awaits the read that it shares",

@@ -1,4 +1,4 @@
-"""The strategies of claims, volumes and StorageClasses: defaults, finalizers, immutable fields."""
+"""Strategies of claims, volumes and StorageClasses: defaults, finalizers, fixed fields; pure."""
 
 from simcluster.apimachinery.errors import Cause
 from simcluster.apimachinery.objects import Json, annotations_of, at_path, metadata, name_of

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Iterable
 
 from simcluster.apimachinery.errors import ApiError
 from simcluster.apimachinery.objects import Json
@@ -10,6 +9,7 @@ from simcluster.apimachinery.volumes import CLAIMS, CLASSES, VOLUMES, pod_claims
 from simcluster.controller_manager.volumes.binding import VolumeBinder
 from simcluster.controller_manager.volumes.pod_claims import EphemeralClaims, StorageProtection
 from simcluster.controller_manager.volumes.provisioner import Provisioner
+from simcluster.controller_manager.waits import first_of
 from simcluster.events import EventRecorder
 from simcluster.ports import ClusterStore
 
@@ -42,7 +42,7 @@ class VolumeController:
                     changed = [event for watch in storage for event in watch.poll()]
                     if changed or due_s is not None or any(map(_has_claims, changed_pods)):
                         due_s = self._sync()
-                    await _first((watch.wait() for watch in watches), due_s)
+                    await first_of((watch.wait() for watch in watches), due_s)
             except ApiError as error:
                 log.info("storage: %s", error)
                 await asyncio.sleep(RETRY_S)
@@ -58,13 +58,3 @@ class VolumeController:
 
 def _has_claims(pod: Json) -> bool:
     return any(True for _ in pod_claims(pod))
-
-
-async def _first(waits: Iterable[Awaitable[None]], timeout_s: float | None) -> None:
-    """Wait until one of several waits is over, for `timeout_s` at most."""
-    tasks = [asyncio.ensure_future(wait) for wait in waits]
-    try:
-        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()

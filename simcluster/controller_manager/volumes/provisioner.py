@@ -40,6 +40,21 @@ RETRY_S = 1.0
 """Pause before another attempt for a claim that is not provisioned for a node."""
 ZONE = "topology.kubernetes.io/zone"
 HOSTNAME = "kubernetes.io/hostname"
+DEFAULT_CLASS = "standard"
+
+
+def create_default_class(store: ClusterStore) -> None:
+    """Create a default StorageClass, unless there is one of its name."""
+    if store.find(CLASSES, None, DEFAULT_CLASS) is None:
+        default = {
+            "metadata": {
+                "name": DEFAULT_CLASS,
+                "annotations": {"storageclass.kubernetes.io/is-default-class": "true"},
+            },
+            "provisioner": "simulated.example",
+            "volumeBindingMode": WAIT_FOR_CONSUMER,
+        }
+        store.create(CLASSES, default)
 
 
 class Provisioner:

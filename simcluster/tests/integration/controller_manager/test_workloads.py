@@ -151,7 +151,15 @@ async def test_dependents_stay_when_they_are_orphaned(kubectl: Kubectl) -> None:
 
 
 async def test_a_stateful_set_has_numbered_pods_with_claims(kubectl: Kubectl) -> None:
-    claim = {"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"]}}
+    kubectl.api.store.create(
+        "storageclasses", {"metadata": {"name": "disks"}, "provisioner": "disks.example"}
+    )
+    wanted = {
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": "disks",
+        "resources": {"requests": {"storage": "1Gi"}},
+    }
+    claim = {"metadata": {"name": "data"}, "spec": wanted}
     await apply(
         kubectl,
         workload("StatefulSet", replicas=3, serviceName="web", volumeClaimTemplates=[claim]),
