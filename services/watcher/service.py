@@ -20,6 +20,7 @@ from services.watcher.sources import (
     PodGroupReflectors,
     PodReflector,
 )
+from services.watcher.storage_sources import StorageReflectors
 from services.watcher.trackers import (
     FIRST_PAUSE_S,
     BindingBackoff,
@@ -62,6 +63,10 @@ Resync = (
 )
 GATHER_PODS_S = 0.003
 """After a message with pods, those that appear within this time share the next one."""
+GATHER_STORAGE_S = 0.05
+PAUSE_A_POD_S = 0.001
+"""Delays of pods whose claims or volumes have changed, so that many changes are published together:
+one, and one more for each pod that waits, which takes about a tenth of it to be looked at."""
 NODE_USAGE_S = 0.2
 """The delay of changed usage of nodes, so that many changes are published together."""
 LIST_RETRY_S = 1.0
@@ -133,6 +138,7 @@ class Watcher:
     namespace_source: NamespaceReflector
     quota_source: QuotaReflectors
     claim_source: ClaimReflector
+    storage_source: StorageReflectors
     lister: ManagedPodLister
     clock: Clock
     resync_s: float = 300.0
@@ -149,6 +155,7 @@ class Watcher:
         self.generations = 0
         self.unanswered_requests: set[str] = set()
         self.usage_changed = asyncio.Event()
+        self.storage_changed = asyncio.Event()
         self.resync_requested = asyncio.Event()
         self.resync_requested.set()
 
@@ -180,6 +187,7 @@ class Watcher:
             if self.pods.has_urgent_changes:
                 events += self.nodes.update_usage()
             self._announce_usage()
+            self._announce_storage()
             if events:
                 yield events
                 await self.clock.sleep(GATHER_PODS_S)
@@ -196,6 +204,23 @@ class Watcher:
         async for changes in self.group_source.batches():
             self.group_conditions.retry(name for name, _ in changes.groups)
             events = self.pods.update_groups(changes, self._next_generation())
+            if events:
+                yield events
+
+    @loops
+    async def watch_storage(self) -> None:
+        async for changes in self.storage_source.batches():
+            self.pods.update_storage(changes)
+            self._announce_storage()
+
+    @emits
+    async def watch_claiming_pods(self) -> AsyncIterator[Sequence[PodEvent]]:
+        """Publish pending pods again whose claims need something else now."""
+        while True:
+            await self.storage_changed.wait()
+            self.storage_changed.clear()
+            await self.clock.sleep(GATHER_STORAGE_S + self.pods.claiming_pods * PAUSE_A_POD_S)
+            events = self.pods.update_claiming(self._next_generation())
             if events:
                 yield events
 
@@ -345,6 +370,10 @@ class Watcher:
     def _announce_usage(self) -> None:
         if self.pods.changed_nodes:
             self.usage_changed.set()
+
+    def _announce_storage(self) -> None:
+        if self.pods.changed_claims is None or self.pods.changed_claims:
+            self.storage_changed.set()
 
     def _quotas_updated(self) -> list[QuotasUpdated]:
         if self.quotas is None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
+from services.watcher.claimed_storage import ClaimedStorage, StorageChanges
 from services.watcher.pod_groups import PodGroupChanges, PodGroupIndex
 from shared.dialects.vocabulary import no_node_has, unknown_gpus
 from shared.model.bounds import MOST, MOST_ENTRIES, cut
@@ -22,6 +23,7 @@ from shared.model.events.pod_events import (
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.pods.observed_pod import ObservedPod, queued
 from shared.pods.pod_anti_affinity import PodAntiAffinity, resolve_all
+from shared.pods.storage import ClaimKey
 
 _Counted = TypeVar("_Counted", str, PodAntiAffinity)
 PodEvent = PodQueued | PodRejected | PodGated | PodTerminated
@@ -98,6 +100,11 @@ class PodTracker:
         """By group."""
         self.changed_groups: set[str] = set()
         """Groups of which other schedulers have placed more or fewer pods."""
+        self.storage = ClaimedStorage()
+        self._claiming: dict[PodUid, ObservedPod] = {}
+        """Pending pods with PersistentVolumeClaims, as observed: without what these need."""
+        self.changed_claims: set[ClaimKey] | None = set()
+        """Claims that changed, or whose users did, since `update_claiming`; None: perhaps all."""
         self.usage: dict[NodeName, Counter[str]] = {}
         self.anti_affinity: dict[NodeName, Counter[PodAntiAffinity]] = {}
         """By node: how many pods have a term."""
@@ -115,6 +122,8 @@ class PodTracker:
         self._count(before, -1)
         self._count(now, +1)
         self.changed_groups |= self.groups.count(now, before)
+        if now.claims:
+            self._note_claims(self.storage.count(now, before))
         is_published = self.budget_gated.pop(now.pod, None) is not None
         if now.is_pending:
             return self._update_pending(now)
@@ -130,6 +139,8 @@ class PodTracker:
         self._count(last, -1)
         self._remove_pending(last.pod)
         self.changed_groups |= self.groups.count(None, last)
+        if last.claims:
+            self._note_claims(self.storage.count(None, last))
         return [_terminated_event(last)] if last.ours and not last.is_terminated else []
 
     def update_namespaces(self, changes: Mapping[Namespace, Mapping[str, str] | None]) -> None:
@@ -169,6 +180,31 @@ class PodTracker:
             for pod in list(self._members.get(name, ()))
             for event in self._update_pending(self._grouped[pod], requeue_number=-generation)
         ]
+
+    def update_storage(self, changes: StorageChanges) -> None:
+        self._note_claims(self.storage.apply(changes))
+
+    @property
+    def claiming_pods(self) -> int:
+        """How many pods with PersistentVolumeClaims wait."""
+        return len(self._claiming)
+
+    def update_claiming(self, generation: int) -> list[PodEvent]:
+        """Return the events for pending pods whose claims, or what decides about them, changed."""
+        changed = self.changed_claims
+        self.changed_claims = set()
+        return [
+            event
+            for pod in list(self._claiming.values())
+            if changed is None or not changed.isdisjoint(pod.claim_keys)
+            for event in self._update_pending(pod, requeue_number=-generation)
+        ]
+
+    def _note_claims(self, changed: set[ClaimKey] | None) -> None:
+        if changed is None or self.changed_claims is None:
+            self.changed_claims = None
+        else:
+            self.changed_claims |= changed
 
     def resync(self, generation: int) -> list[PodEvent]:
         return [
@@ -224,6 +260,9 @@ class PodTracker:
     def _update_pending(self, observed: ObservedPod, *, requeue_number: int = 0) -> list[PodEvent]:
         self._set_group(observed.pod, observed)
         now = self.groups.with_gang(observed)
+        if observed.claims and now is not None:
+            self._claiming[observed.pod] = observed
+            now = self.storage.with_claims(now)
         if now is None:
             return []
         before = self.pending.get(now.pod)
@@ -242,6 +281,7 @@ class PodTracker:
     def _remove_pending(self, pod: PodUid) -> None:
         self.pending.pop(pod, None)
         self.budget_gated.pop(pod, None)
+        self._claiming.pop(pod, None)
         self._set_group(pod, None)
 
     def _set_group(self, pod: PodUid, observed: ObservedPod | None) -> None:

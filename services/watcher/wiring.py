@@ -17,6 +17,7 @@ from services.watcher.sources import (
     PodGroupReflectors,
     PodReflector,
 )
+from services.watcher.storage_sources import StorageReflectors
 from shared.kubernetes.client import KubernetesClient
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.kubernetes.reachability import ApiServerReachability
@@ -45,6 +46,7 @@ def build_watcher(
         namespace_source=NamespaceReflector(client),
         quota_source=QuotaReflectors(client, quotas),
         claim_source=claims,
+        storage_source=StorageReflectors(client, retry_s),
         lister=ManagedPodLister(client, parser.schedulers, claims),
         clock=SystemClock(),
     )

@@ -11,6 +11,8 @@ from shared.model.events.pod_events import PodQueued
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.requests.request import PodRequest
 from shared.pods.pod_anti_affinity import PodAntiAffinity
+from shared.pods.pod_volumes import ClaimUse
+from shared.pods.storage import ClaimKey
 
 TERMINAL = frozenset({"Succeeded", "Failed"})
 
@@ -51,12 +53,18 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
     """None if it is invalid, or if the pod is not ours."""
     request_error: str = ""
     """Why its request is invalid."""
+    claims: tuple[ClaimUse, ...] = ()
+    """Its PersistentVolumeClaims; `request.claims` is set once they are known."""
     reviewed: str = ""
     """When its admission review began and ended, as the webhook wrote it."""
     reason: str = ""
     """Why it waits, by its PodScheduled condition; only if the parser keeps reasons."""
     group: PodGroupReference | None = None
     """The group it names; `request.gang` is set once the group is known."""
+
+    @property
+    def claim_keys(self) -> set[ClaimKey]:
+        return {(self.namespace, use.claim) for use in self.claims}
 
     @property
     def is_terminated(self) -> bool:

@@ -51,6 +51,7 @@ from shared.pods.observed_pod import ObservedPod, rejection_of
 from shared.pods.pod_anti_affinity import PodAntiAffinity, parse_anti_affinity
 from shared.pods.pod_policy import Check, PolicySubject, device_mounts, violations
 from shared.pods.pod_view import SIDECAR, PodView, runs_on, view_of
+from shared.pods.pod_volumes import ClaimUse
 from shared.pods.run_term import deadline_s, parse_term
 
 TEMPLATES = 4096
@@ -150,6 +151,7 @@ class PodParser:
             request=template.request,
             request_error=template.error,
             group=template.group,
+            claims=_claim_uses(pod),
             reviewed=meta.annotations.get(ADMISSION, "") if self.keeps_reasons else "",
         )
 
@@ -233,6 +235,22 @@ class PodParser:
         )
         for fault in chain(violations(subject), device_mounts(pod.containers)):
             raise RequestError(fault)
+
+
+def _claim_uses(pod: ApiPod) -> tuple[ClaimUse, ...]:
+    """Return the pod's claims; that of an ephemeral volume has the names of both."""
+    for volume in pod.spec.volumes:
+        if volume.persistent_volume_claim or volume.ephemeral:
+            break
+    else:
+        return ()
+    uses = list[ClaimUse]()
+    for volume in pod.spec.volumes:
+        if volume.persistent_volume_claim:
+            uses.append(ClaimUse(str(volume.persistent_volume_claim.get("claimName", ""))))
+        elif volume.ephemeral:
+            uses.append(ClaimUse(f"{pod.metadata.name}-{volume.name}", ephemeral=True))
+    return tuple(uses)
 
 
 def parse_manifest(pod: ApiPod, rules: Rules) -> ObservedPod:

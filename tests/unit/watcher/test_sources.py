@@ -397,7 +397,7 @@ class FlakyLister(ManagedPodLister):
 async def test_a_list_that_failed_is_retried_until_it_succeeds() -> None:
     lister = FlakyLister(failures=3)
     sources = dict.fromkeys(
-        ("pod", "node", "group", "namespace", "quota", "claim"), cast("Any", None)
+        ("pod", "node", "group", "namespace", "quota", "claim", "storage"), cast("Any", None)
     )
     watcher = Watcher(
         lister=lister,

@@ -1,0 +1,152 @@
+"""What pods' PersistentVolumeClaims need, from all claims and volumes; pure."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+import msgspec
+from msgspec import structs
+
+from shared.model.bounds import MOST_FACTS, check_bounds, check_size, cut
+from shared.model.denial import Denial
+from shared.model.errors import RequestError
+from shared.model.names import NodeName, PodUid
+from shared.pods.observed_pod import ObservedPod
+from shared.pods.pod_volumes import ClaimingPod, volume_needs
+from shared.pods.storage import (
+    Capacity,
+    Claim,
+    ClaimKey,
+    Driver,
+    Storage,
+    StorageClass,
+    Volume,
+)
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class StorageKind(StrEnum):
+    CLAIM = "PersistentVolumeClaims"
+    VOLUME = "PersistentVolumes"
+    CLASS = "StorageClasses"
+    DRIVER = "CSIDrivers"
+    CAPACITY = "CSIStorageCapacities"
+
+
+StorageObject = Claim | Volume | StorageClass | Driver | Capacity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageChanges:
+    kind: StorageKind
+    changed: tuple[tuple[ClaimKey, StorageObject | None], ...] = ()
+    """By namespace (or an empty text) and name; None if it was deleted, or decides nothing."""
+    synced: bool = False
+    unreadable: str = ""
+
+
+class ClaimedStorage:
+    """All claims and volumes, and the pods that use the claims.
+
+    A pod with claims waits until all kinds are listed; one that cannot be read is its reason.
+    """
+
+    def __init__(self) -> None:
+        self.storage = Storage()
+        self.users: dict[ClaimKey, dict[PodUid, NodeName]] = {}
+        self._listed: set[StorageKind] = set()
+        self._unreadable: dict[StorageKind, str] = {}
+
+    def apply(self, changes: StorageChanges) -> set[ClaimKey] | None:
+        """Apply changes; return the claims that they concern, or None if it may be any."""
+        kind = changes.kind
+        was_listed = kind in self._listed
+        if changes.unreadable:
+            self._unreadable[kind] = changes.unreadable
+            self._listed.add(kind)
+            return None
+        for key, found in changes.changed:
+            self._put(kind, key, found)
+        if changes.synced:
+            self._unreadable.pop(kind, None)
+            self._listed.add(kind)
+        if kind is StorageKind.CLAIM and was_listed and not changes.synced:
+            return {key for key, _ in changes.changed}
+        return None
+
+    def _put(self, kind: StorageKind, key: ClaimKey, found: StorageObject | None) -> None:
+        storage = self.storage
+        _, name = key
+        match kind:
+            case StorageKind.VOLUME:
+                storage.put_volume(name, found if isinstance(found, Volume) else None)
+            case StorageKind.CLAIM:
+                _set(storage.claims, key, found if isinstance(found, Claim) else None)
+            case StorageKind.CLASS:
+                _set(storage.classes, name, found if isinstance(found, StorageClass) else None)
+            case StorageKind.DRIVER:
+                _set(storage.drivers, name, found if isinstance(found, Driver) else None)
+            case StorageKind.CAPACITY:
+                _set(storage.capacities, key, found if isinstance(found, Capacity) else None)
+
+    def count(self, now: ObservedPod | None, before: ObservedPod | None) -> set[ClaimKey]:
+        """Count pods that use claims on a node; return the claims whose users have changed."""
+        changed: set[ClaimKey] = set()
+        for pod, is_there in ((before, False), (now, True)):
+            if pod is None or pod.node is None or pod.is_terminated:
+                continue
+            for key in pod.claim_keys:
+                users = self.users.setdefault(key, {})
+                if is_there:
+                    users[pod.pod] = pod.node
+                else:
+                    users.pop(pod.pod, None)
+                if not users:
+                    del self.users[key]
+                changed ^= {key}
+        return changed
+
+    def with_claims(self, pod: ObservedPod) -> ObservedPod | None:
+        """Return the pod with what its claims need, or None if that is not known yet.
+
+        A pod that has to wait for its claims is returned with the reason as its error.
+        """
+        if pod.request is None:
+            return pod
+        if self._unreadable:
+            return _with_error(pod, next(iter(self._unreadable.values())))
+        if len(self._listed) < len(StorageKind):
+            return None
+        claiming = ClaimingPod(pod=pod.pod, namespace=pod.namespace, name=pod.name, uses=pod.claims)
+        needs = volume_needs(claiming, self.storage, self.users)
+        if isinstance(needs, Denial):
+            return _with_error(pod, needs.text)
+        requirements = structs.replace(pod.request.node_requirements, volumes=needs.requirements)
+        request = structs.replace(pod.request, node_requirements=requirements, claims=needs.claims)
+        try:
+            check_size("what its volumes require", len(msgspec.msgpack.encode(needs)), MOST_FACTS)
+            check_bounds(request, "the pod's volumes")
+        except RequestError as error:
+            return _with_error(pod, str(error))
+        return structs.replace(pod, request=request)
+
+
+def _set(objects: dict[K, V], key: K, value: V | None) -> None:
+    if value is None:
+        objects.pop(key, None)
+    else:
+        objects[key] = value
+
+
+def _with_error(pod: ObservedPod, error: str) -> ObservedPod:
+    return structs.replace(pod, request=None, request_error=cut(error))
+
+
+def unreadable_storage(kind: StorageKind, reason: str) -> StorageChanges:
+    text = (
+        f"the pod has PersistentVolumeClaims, and {kind} cannot be read: {reason}; "
+        "`leasehold doctor` checks the rights of the watcher"
+    )
+    return StorageChanges(kind=kind, unreadable=text)

@@ -1,0 +1,118 @@
+"""The watcher's sources of claims, volumes and what decides where they can be."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from services.watcher.claimed_storage import (
+    StorageChanges,
+    StorageKind,
+    StorageObject,
+    unreadable_storage,
+)
+from shared.kubernetes.client import KubernetesClient
+from shared.kubernetes.errors import NotFoundError
+from shared.kubernetes.reflector import Batch, follow
+from shared.kubernetes.storage_objects import (
+    ApiCsiDriver,
+    ApiStorageCapacity,
+    ApiStorageClass,
+    ApiVolume,
+    ApiVolumeClaim,
+)
+from shared.kubernetes.watch_events import KubernetesObject
+from shared.model.errors import RequestError
+from shared.pods.storage import (
+    ClaimKey,
+    parse_capacity,
+    parse_claim,
+    parse_class,
+    parse_driver,
+    parse_volume,
+)
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=KubernetesObject)
+STORAGE_API = "/apis/storage.k8s.io/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class _Source(Generic[R]):
+    kind: StorageKind
+    path: str
+    type: type[R]
+    parse: Callable[[R], StorageObject | None]
+
+
+@dataclass(slots=True)
+class StorageReflectors:
+    """Claims, volumes, StorageClasses, CSIDrivers and CSIStorageCapacities.
+
+    A cluster without one of the last two kinds has none of it.
+    """
+
+    client: KubernetesClient
+    retry_s: float
+
+    async def batches(self) -> AsyncIterator[StorageChanges]:
+        queue: asyncio.Queue[StorageChanges] = asyncio.Queue(maxsize=1)
+        claims = _Source(
+            StorageKind.CLAIM, "/api/v1/persistentvolumeclaims", ApiVolumeClaim, parse_claim
+        )
+        volumes = _Source(StorageKind.VOLUME, "/api/v1/persistentvolumes", ApiVolume, parse_volume)
+        classes = _Source(
+            StorageKind.CLASS, f"{STORAGE_API}/storageclasses", ApiStorageClass, parse_class
+        )
+        drivers = _Source(
+            StorageKind.DRIVER, f"{STORAGE_API}/csidrivers", ApiCsiDriver, parse_driver
+        )
+        capacities = _Source(
+            StorageKind.CAPACITY,
+            f"{STORAGE_API}/csistoragecapacities",
+            ApiStorageCapacity,
+            parse_capacity,
+        )
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._watch(claims, queue))
+            tasks.create_task(self._watch(volumes, queue))
+            tasks.create_task(self._watch(classes, queue))
+            tasks.create_task(self._watch(drivers, queue))
+            tasks.create_task(self._watch(capacities, queue))
+            while True:
+                yield await queue.get()
+
+    async def _watch(self, source: _Source[R], queue: asyncio.Queue[StorageChanges]) -> None:
+        refused: StorageChanges | None = None
+        following = follow(self.client, source.path, source.type, retry_s=self.retry_s)
+        async with aclosing(following) as batches:
+            async for batch in batches:
+                changes = _changes(source, batch)
+                if batch.refusal is not None and changes == refused:
+                    continue
+                refused = changes if batch.refusal is not None else None
+                if changes.unreadable:
+                    logger.warning(
+                        "%s cannot be read: %s; retrying every %g s",
+                        source.kind, batch.refusal, self.retry_s,
+                    )  # fmt: skip
+                await queue.put(changes)
+
+
+def _changes(source: _Source[R], batch: Batch[R]) -> StorageChanges:
+    if isinstance(batch.refusal, NotFoundError):
+        return StorageChanges(kind=source.kind, synced=True)
+    if batch.refusal is not None:
+        return unreadable_storage(source.kind, str(batch.refusal))
+    changed: list[tuple[ClaimKey, StorageObject | None]] = []
+    for named, found in batch.changed:
+        key = named.namespace, named.name
+        try:
+            changed.append((key, source.parse(found) if found is not None else None))
+        except RequestError as error:
+            logger.warning("%s %s/%s is ignored: %s", source.kind, *key, error)
+            changed.append((key, None))
+    return StorageChanges(kind=source.kind, changed=tuple(changed), synced=batch.listed)
