@@ -1,7 +1,7 @@
 """Bounds of fields that come from outside, as types that decoders check; pure.
 
-Each decoder of messages, copies and objects refuses values beyond them. Where Kubernetes or NVIDIA
-limits a value, the bound is theirs; the others are ours, with room above what clusters have.
+Where Kubernetes or NVIDIA limits a value, the bound is theirs; the others are ours, with room above
+what clusters have.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ MOST_DEVICES = 256
 MOST_ALLOCATIONS = 4096
 """Containers with devices of a node, far above the pods that a kubelet runs."""
 LONGEST_ANNOTATION = 4096
-"""Characters of an annotation or label of a pod that a dialect reads: a hundred UUIDs."""
+"""Characters of an annotation or label that a dialect reads: a hundred UUIDs."""
 MOST_ANNOTATIONS = 131_072
 """Bytes of all annotations of a pod with GPUs: half of what Kubernetes allows. The other half is
 for the copy of its lease."""
@@ -49,7 +49,7 @@ LONGEST_FIELD = 32_768
 MOST_FACTS = 262_144
 """Bytes of a node's labels, and of the anti-affinity of its pods, each as JSON."""
 LONGEST_MESSAGE = 1024
-"""Characters of a message for people: the API server rejects Events with longer ones."""
+"""Characters: the API server rejects Events with longer messages."""
 
 SHORT = 63
 NAME = 253
@@ -64,7 +64,6 @@ ContainerText = Annotated[str, Meta(max_length=2 * SHORT + 1)]
 """The name of a container; or of a request of a ResourceClaim, `REQUEST/SUBREQUEST` if it has a
 choice."""
 NameText = Annotated[str, Meta(max_length=NAME)]
-"""The name of an object, or a resource version."""
 KeyText = Annotated[str, Meta(max_length=KEY)]
 """`prefix/name`: a resource, the key of a label; `namespace/name`: a pod group."""
 LongText = Annotated[str, Meta(max_length=LONG)]
@@ -79,7 +78,7 @@ UuidText = Annotated[str, Meta(max_length=95)]
 MessageText = Annotated[str, Meta(max_length=32_768)]
 """A reason for people: the limit of `metav1.Condition.message`."""
 CopyText = Annotated[str, Meta(max_length=262_144)]
-"""An annotation as found: Kubernetes limits all of an object's to 256 KiB."""
+"""An annotation: Kubernetes limits all of an object's to 256 KiB."""
 TraceText = Annotated[str, Meta(max_length=55)]
 """A `traceparent` (https://www.w3.org/TR/trace-context/)."""
 LONGEST_MODEL = 96
@@ -89,13 +88,13 @@ ModelText = Annotated[str, Meta(max_length=LONGEST_MODEL)]
 Amount = Annotated[int, Meta(ge=0, le=MOST)]
 SignedAmount = Annotated[int, Meta(ge=-MOST, le=MOST)]
 MOST_MIB = 2**24
-"""Memory of a device, or of a share of it: at most 16 TiB."""
+"""Of a device, or of a share of it: at most 16 TiB."""
 Mib = Annotated[int, Meta(ge=0, le=MOST_MIB)]
 Percent = Annotated[int, Meta(ge=0, le=100)]
 Count = Annotated[int, Meta(ge=0, le=65_535)]
 """Of things on one node."""
 Index = Annotated[int, Meta(ge=-1, le=HIGHEST_INDEX)]
-"""A device's index on its node, or a NUMA node; -1 if unknown."""
+"""Of a device on its node, or a NUMA node; -1 if unknown."""
 Fence = Annotated[int, Meta(ge=0, lt=MOST_VERSION)]
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 """Kubernetes' int32."""
@@ -107,17 +106,17 @@ Revision = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """A resource version of the API server, as etcd counts."""
 Members = Annotated[int, Meta(ge=1, le=999_999)]
 LATEST_S = 2.4e11
-"""The latest instant in Unix seconds: it has a date with the run time of any pod added."""
+"""In Unix seconds: it has a date with the run time of any pod added."""
 Seconds = Annotated[float, Meta(ge=0, le=LATEST_S)]
-"""A duration by one clock, or an instant in Unix seconds; also refuses NaN."""
+"""A duration, or an instant in Unix seconds; also refuses NaN."""
 Difference = Annotated[float, Meta(ge=-LATEST_S, le=LATEST_S)]
 """Seconds between instants of two clocks, one of which may be behind, or set back meanwhile."""
 MOST_RUN_S = 2**31 - 1
 RunTime = Annotated[int, Meta(ge=0, le=MOST_RUN_S)]
-"""Whole seconds that a pod may run: Kubernetes' int32."""
+"""Whole seconds: Kubernetes' int32."""
 
 Reading = Annotated[float, Meta(ge=0, le=1e6)]
-"""What a sensor of a device reads: degrees Celsius, watts, MHz or percent."""
+"""Of a device's sensor: degrees Celsius, watts, MHz or percent."""
 
 Groups = Annotated[tuple[LongText, ...], Meta(max_length=MOST_GROUPS)]
 Choices = Annotated[tuple[ChoiceText, ...], Meta(max_length=256)]
@@ -131,7 +130,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def check_bounds(value: Any, what: str) -> None:
-    """Raise RequestError if a field of `value`, of `what`, is beyond the bound of its type."""
+    """Raise RequestError if a field of `value` is beyond the bound of its type."""
     try:
         msgspec.msgpack.decode(_encode(value), type=type(value))
     except (*UNDECODABLE, OverflowError) as error:

@@ -18,9 +18,7 @@ class Clock(Protocol):
         """Return Unix seconds; may jump either way when the machine's clock is set."""
         ...
 
-    def ticks(self) -> float:
-        """Return monotonic seconds, for durations."""
-        ...
+    def ticks(self) -> float: ...
 
     async def sleep(self, duration_s: float) -> None: ...
 
@@ -54,14 +52,14 @@ def until_next(now_s: float, every_s: float) -> float:
 def until_tick(every_s: float) -> float:
     """Return the seconds until the next multiple of `every_s` by the event loop's time.
 
-    That time stands still while callbacks run: the timers of all loops that wait for one multiple
-    are due in the same millisecond, and wake up the process once.
+    That time stands still while callbacks run, so the timers of all loops that wait for one
+    multiple wake up the process once.
     """
     return until_next(asyncio.get_running_loop().time(), every_s)
 
 
 async def wait_for_event(event: asyncio.Event, timeout_s: float | None) -> bool:
-    """Return whether the event was set within `timeout_s` seconds, or None for no limit."""
+    """Return whether the event was set within `timeout_s`, or None for no limit."""
     try:
         async with asyncio.timeout(timeout_s):
             await event.wait()
@@ -88,11 +86,7 @@ async def end(task: "asyncio.Task[Any]", children: Iterable["asyncio.Task[Any]"]
 
 @contextlib.asynccontextmanager
 async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator["asyncio.Task[None]"]:
-    """Run a task until the context exits.
-
-    An error that ends it before ends the context with it. A task that nothing waits for ends
-    unnoticed.
-    """
+    """Run a task until the context exits; an error that ends it earlier ends the context."""
     try:
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(work)
@@ -108,7 +102,7 @@ async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator["async
 
 
 class ExpiringMap(Generic[K, V]):
-    """A bounded mapping for keys that somebody else chooses.
+    """A bounded mapping for keys that others choose.
 
     It forgets an entry `expires_s` after it was last set, and the oldest ones beyond `most`.
     """
@@ -120,7 +114,6 @@ class ExpiringMap(Generic[K, V]):
         self._entries: OrderedDict[K, tuple[float, V]] = OrderedDict()
 
     def set(self, key: K, value: V) -> None:
-        """Set an entry, which is the newest then."""
         self._forget_expired()
         self._entries[key] = (self._ticks(), value)
         self._entries.move_to_end(key)
@@ -138,7 +131,6 @@ class ExpiringMap(Generic[K, V]):
         return None if entry is None else entry[1]
 
     def values(self) -> Iterator[V]:
-        """Yield the values, oldest first."""
         self._forget_expired()
         for _, value in list(self._entries.values()):
             yield value
@@ -161,17 +153,17 @@ class ExpiringMap(Generic[K, V]):
 
 
 class Rate:
-    """How much strangers may have done in a second: in all, and three quarters for one of them."""
+    """The most that strangers may do in a second: in all, and three quarters for one of them."""
 
     def __init__(self, ticks: Callable[[], float], *, most: int) -> None:
         self._ticks = ticks
         self._most = most
         self._second = -1.0
         self._counts: Counter[str] = Counter()
-        """Of those that were allowed something in this second."""
+        """Of what was allowed in this second, by sender."""
 
     def allows(self, sender: str) -> bool:
-        """Return whether a sender may have one more thing done, and count it."""
+        """Return whether a sender may do one more thing, and count it."""
         second = self._ticks() // 1
         if second != self._second:
             self._second = second

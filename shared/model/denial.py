@@ -11,6 +11,6 @@ class Denial(msgspec.Struct, frozen=True, gc=False):
     """
 
     code: str
-    """Machine-readable, in the form of a reason in a condition of Kubernetes."""
+    """Machine-readable, like a reason in a condition of Kubernetes."""
     text: str
     """What is wrong, with numbers, and what to do."""

@@ -3,11 +3,11 @@
 import msgspec
 
 UNDECODABLE = (msgspec.MsgspecError, UnicodeError, RecursionError)
-"""What decoding JSON or MessagePack of others raises; deep nesting ends the recursion."""
+"""Raised when JSON or MessagePack of others is decoded; deep nesting ends the recursion."""
 
 
 class LeaseholdError(Exception):
-    """Base of all errors that Leasehold raises; the message states facts and numbers."""
+    """The message states facts and numbers."""
 
 
 class RequestError(LeaseholdError):

@@ -1,4 +1,4 @@
-"""The outcome of one check, why, and what to do about it; pure."""
+"""The outcome of a check, why, and what to do about it; pure."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,11 +21,9 @@ class Outcome(StrEnum):
 class Finding:
     check: str = ""
     subject: str = ""
-    """The node, or empty for the cluster."""
     outcome: Outcome
     text: str
     fix: str = ""
-    """The command, or what else to do, that fixes it."""
 
 
 class SkipError(LeaseholdError):

@@ -20,27 +20,23 @@ AGENTS_NAMESPACE = "leasehold-agents"
 GPU_LABEL = "leasehold.dev/gpu"
 """With the value `true` a node gets a node agent, with `false` none."""
 DISCOVERED_LABELS = ("nvidia.com/gpu.present", "feature.node.kubernetes.io/pci-10de.present")
-"""With the value `true` too, unless it has `GPU_LABEL`: labels of GPU and node feature discovery.
-"""
+"""With the value `true` too, unless it has `GPU_LABEL`: labels of GPU and node feature
+discovery."""
 REQUIRED_SERVICES = ("watcher", "placer", "binder")
-"""Services without which no pod is placed."""
 OWN_SCHEDULER = "leasehold"
-"""`spec.schedulerName` of the pods that Leasehold schedules."""
 DEFAULT_SCHEDULER = "default-scheduler"
-"""`schedulerName` that the API server sets where a pod names none."""
 HANDED_OVER = "leasehold.dev/handed-over"
-"""Label of pods that admission gave to kube-scheduler; its value says why."""
+"""A label of pods that admission gave to kube-scheduler; its value says why."""
 PREEMPTIBLE = "leasehold.dev/preemptible"
-"""Label; with `"false"` the pod is never evicted for another."""
+"""With `"false"` the pod is never evicted for another."""
 BUDGET_GATE = "leasehold.dev/budget"
 """Scheduling gate of new pods in a namespace whose exhausted budget queues them."""
 ISOLATION = "leasehold.dev/isolation"
-"""Annotation of a pod, written by its author: `strict`, and it shares no device with pods that
-HAMi-core limits."""
+"""By a pod's author: `strict`, and it shares no device with pods that HAMi-core limits."""
 MAX_RUN_TIME = "leasehold.dev/max-run-time"
 EXPECTED_RUN_TIME = "leasehold.dev/expected-run-time"
-"""Annotations of a pod, written by its author: durations such as `90m` or `2h30m`. Admission writes
-the former into `spec.activeDeadlineSeconds`, which the kubelet enforces."""
+"""By a pod's author: durations such as `90m` or `2h30m`. Admission writes the former into
+`spec.activeDeadlineSeconds`, which the kubelet enforces."""
 ENDS_AT = "LEASEHOLD_ENDS_AT"
 ENDS_AT_ANNOTATION = "leasehold.dev/ends-at"
 """Variable of a container, and annotation that the Binding writes, if the pod has a maximum run
@@ -52,7 +48,6 @@ this node if one is named. Its change makes kube-scheduler try the pod again."""
 
 
 def offered_node(annotation: str) -> NodeName:
-    """Return the node that an `OFFER` names, or an empty text."""
     return NodeName(annotation.rpartition("@")[0])
 
 

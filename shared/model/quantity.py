@@ -1,7 +1,7 @@
 """Kubernetes quantities ("500m", "2Gi", "1e3") as plain integers, and times as its texts; pure.
 
-The grammar is the one of the Kubernetes API reference for `Quantity`: a decimal number with a
-binary suffix, a decimal suffix or an exponent. Fractions round up, as the scheduler's do.
+The grammar is that of `Quantity` in the Kubernetes API reference. Fractions round up, as the
+scheduler's do.
 """
 
 import functools
@@ -70,7 +70,7 @@ def timestamp(at_s: float) -> str:
 
 
 def parse_duration_s(text: str) -> int:
-    """Parse a duration as whole seconds, from 1 to `MOST_RUN_S`; RequestError if it is not one.
+    """Parse whole seconds, from 1 to `MOST_RUN_S`. Raises RequestError for any other text.
 
     >>> parse_duration_s("2h30m")
     9000
@@ -118,12 +118,11 @@ def parse_count(text: str | float) -> int:
 
 @functools.lru_cache(CACHE_SIZE)
 def parse_cpu_m(text: str | float) -> int:
-    """Parse a CPU quantity as thousandths of a core, rounded up."""
     return math.ceil(parse_quantity(text) * 1000)
 
 
 def parse_resources(resources: Mapping[str, str | int | float]) -> dict[str, int]:
-    """Parse a resource list into integers: `cpu` in thousandths of a core, others in units.
+    """Parse into integers: `cpu` in thousandths of a core, others in units.
 
     Raises RequestError for an invalid quantity, or one above `MOST`.
     """

@@ -31,11 +31,9 @@ from shared.model.requests.request import GpuRequest, SharingPolicy
 
 LABEL_LENGTH = 63
 MOST_XIDS = 16
-"""Numbers of XID events of a device."""
 UNNAMED = DeviceUuid("")
-"""UUID of a GPU that the driver has not initialised, and so cannot name."""
+"""Of a GPU that the driver has not initialised, and so cannot name."""
 NO_RESPONSE_CODE = "NoResponse"
-"""Code of the fault of a device that is there, and does not respond."""
 _NO_LABEL = re.compile(r"[^A-Za-z0-9_.-]+")
 _NAMESPACE_OF_POD = re.compile(r"(?<![a-z0-9-])([a-z0-9-]+)/[a-z0-9.-]+")
 """Only whole words are tried, so that the time is linear."""
@@ -52,13 +50,12 @@ class Isolation(StrEnum):
     """Which shares a device may have, besides MIG instances."""
 
     SHARED = "shared"
-    """Any share; HAMi-core enforces its limits."""
     STRICT = "strict"
     """Only the whole device: the administrator does not rely on HAMi-core."""
     UNHELD = "unheld"
     """Whole devices and unlimited shares: HAMi-core cannot be loaded on the node."""
     UNMEASURED = "unmeasured"
-    """The same: the driver does not report the device's memory, as where it is the host's."""
+    """Like `UNHELD`: the driver does not report the device's memory, as where it is the host's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +70,10 @@ class MigProfile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MigLayout:
-    """All MIG instances of one device. Positions count through its profiles in their order."""
+    """All MIG instances of a device. Positions count through its profiles in their order."""
 
     name: ShortText
-    """Volcano's group name, as annotations have it."""
+    """Volcano's group name, as in annotations."""
     profiles: Annotated[tuple[MigProfile, ...], Meta(max_length=16)]
 
     @property
@@ -90,7 +87,7 @@ NUMA_CPUS_PREFIX = "cpu of NUMA node "
 def numa_cpus_name(numa: int) -> str:
     """Return the name by which nodes and leases count exclusive CPUs of a NUMA node.
 
-    The ledger counts it as any other resource of the node, in CPUs. Kubernetes has no resource with
+    The ledger counts these CPUs as any other resource of the node. Kubernetes has no resource with
     spaces in its name.
     """
     return f"{NUMA_CPUS_PREFIX}{numa}"
@@ -98,15 +95,13 @@ def numa_cpus_name(numa: int) -> str:
 
 Links = Annotated[Mapping[DeviceUuid, Count], Meta(max_length=MOST_DEVICES)]
 MOST_LEFTOVERS = 16
-"""Leftovers of a device that are named."""
 MOST_PIDS = 8
-"""Processes of a leftover that are named."""
 
 
 class Held(msgspec.Struct, frozen=True, gc=False):
     """What a node's agent has given out of a device beyond the leases of the ledger.
 
-    The agent gives it to no other pod, so no share is placed there.
+    No share is placed there.
     """
 
     memory_mib: Mib = 0
@@ -126,16 +121,14 @@ class Leftover:
     name: NameText
     memory_mib: Mib
     since: Seconds
-    """Unix seconds."""
     claim: bool = False
     pids: Annotated[tuple[Amount, ...], Meta(max_length=MOST_PIDS)] = ()
-    """Processes by their PIDs on the node; empty while the kubelet or the agent's records have the
-    pod."""
+    """PIDs on the node; empty while the kubelet or the agent's records have the pod."""
     leased: bool = False
     """Its lease ends when the processes have."""
 
     def text(self, device: str) -> str:
-        """Return what is left of which pod, or of a pod without its name where that is hidden."""
+        """Return what is left of which pod; without its name where that is hidden."""
         what = "ResourceClaim" if self.claim else "pod"
         name = f"{what} {self.namespace}/{self.name}" if self.name else f"a {what}"
         end = "was deleted" if self.leased else "has no lease any more"
@@ -148,7 +141,7 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One physical GPU as its node reports it, without its use."""
+    """A physical GPU as its node reports it, without its use."""
 
     uuid: DeviceUuid
     index: Index
@@ -156,11 +149,11 @@ class Device:
     model: ModelText
     """NVML's product name, such as `Tesla T4` or `NVIDIA A100-SXM4-40GB`."""
     memory_mib: Mib
-    """What programs can get, without what the driver keeps; it is leased in whole units."""
+    """Without what the driver keeps; leased in whole units."""
     slots: Count
     """How many shares may be on the device at once (Volcano: `deviceSplitCount`)."""
     unit_mib: Annotated[int, Meta(ge=1, le=2**24)] = 1
-    """MiB per unit of a memory request on this node (Volcano: `gpuMemoryFactor`)."""
+    """Of a memory request on this node (Volcano: `gpuMemoryFactor`)."""
     mode: DeviceMode = DeviceMode.HAMI_CORE
     healthy: bool = True
     fault: LongText = ""
@@ -176,30 +169,27 @@ class Device:
     """The layouts of MIG mode, in order of preference."""
     isolation: Isolation = Isolation.SHARED
     power_limit_w: Count = 0
-    """The most power that it draws, in W; 0 if unknown."""
     numa_cpus: Count | None = None
     """CPUs of its NUMA node that the kubelet can give exclusively, less those that pods have beyond
     their leases, where it rejects containers that would get other CPUs; or None."""
     one_numa: bool = False
     """All devices of a container must be on one NUMA node (policy `single-numa-node`)."""
     held: Held | None = None
-    """Given out beyond the leases of the ledger, and to no other pod."""
     leftovers: Annotated[tuple[Leftover, ...], Meta(max_length=MOST_LEFTOVERS)] = ()
-    """What pods that have ended still hold of it."""
 
     @property
     def public_fault(self) -> str:
-        """Return the fault for users of any namespace; empty if it names pods."""
+        """For users of any namespace; empty if the fault names pods."""
         return visible_fault(self.fault, lambda _: False)
 
     @property
     def health_text(self) -> str:
-        """Return why an unhealthy device gets no shares, for users of any namespace."""
+        """Why an unhealthy device gets no shares, for users of any namespace."""
         return f"it is unhealthy: {self.public_fault}".removesuffix(": ")
 
     @property
     def leftover_text(self) -> str:
-        """Return what earlier pods still hold, for users of any namespace; or an empty text."""
+        """What earlier pods still hold, for users of any namespace; or empty."""
         if not self.leftovers:
             return ""
         mib = sum(leftover.memory_mib for leftover in self.leftovers)
@@ -239,19 +229,19 @@ def model_label(model: str) -> str:
 
 
 def longest_name_in(model: str, names: Iterable[str]) -> str | None:
-    """Return the longest of the names that the model contains, in any letter case, or None."""
+    """Return the longest name that the model contains, in any letter case, or None."""
     contained = [name for name in names if name.lower() in model.lower()]
     return max(contained, key=len) if contained else None
 
 
 def visible_fault(fault: str, is_visible: Callable[[Namespace], bool]) -> str:
-    """Return the fault of a device; empty if it names a pod of a hidden namespace."""
+    """Return a device's fault; empty if it names a pod of a hidden namespace."""
     named = (Namespace(name) for name in _NAMESPACE_OF_POD.findall(fault))
     return fault if all(map(is_visible, named)) else ""
 
 
 class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What live leases use of one device."""
+    """What live leases use of a device."""
 
     memory_mib: int = 0
     cores_percent: int = 0
@@ -261,20 +251,17 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     exclusive: bool = False
     """A share has the device exclusively, or the device is claimed."""
     slots_taken: str = ""
-    """Slots, or positions of the layout: the digit `1` for each that is taken."""
+    """As `Held.slots`."""
     layout: str = ""
-    """MIG layout of live instances; or empty."""
     claimed_by: bool = False
-    """The pod that preempts, or whose start is planned, for which the device is reserved."""
+    """Whether it is reserved for a pod that preempts, or whose start is planned."""
     claimed_until: int = 0
-    """Unix seconds up to which leases that end by then may still use a claimed device; 0 if none
-    may."""
+    """Unix seconds by which leases must end to use a claimed device; 0 if none may."""
     held: Held | None = None
-    """Given out by its agent beyond these leases."""
 
     @property
     def taken(self) -> "DeviceUse":
-        """Return what no other share can get: with what is held beyond the leases."""
+        """What no other share can get, including what is held beyond the leases."""
         held = self.held
         if held is None:
             return self
@@ -296,14 +283,13 @@ def _either(first: str, second: str) -> str:
 
 
 def with_claim(use: DeviceUse, until: float) -> DeviceUse:
-    """Return the use of a device that is claimed until an instant, or of an unclaimed one for 0."""
+    """Return the use of a device claimed until an instant, or of an unclaimed one for 0."""
     return structs.replace(
         use, exclusive=use.exclusive or until > 0, claimed_by=until > 0, claimed_until=int(until)
     )
 
 
 def without_claim(use: DeviceUse) -> DeviceUse:
-    """Return the use of a device as it is without a claim that ends."""
     return structs.replace(use, exclusive=False, claimed_by=False, claimed_until=0)
 
 
@@ -336,7 +322,7 @@ def required_cores_percent(request: GpuRequest) -> int:
 
 
 UNLIMITED_ONLY = (Isolation.UNHELD, Isolation.UNMEASURED)
-"""Isolations that hold no limit. A tuple, since enum members hash slowly."""
+"""A tuple, since enum members hash slowly."""
 
 
 def isolation_allows(request: GpuRequest, device: Device) -> bool:
@@ -370,8 +356,8 @@ def device_refusal(
     `shared.placing.index` for all nodes at once, `capacity.lua` in one step with the reservation,
     and the node agent's `device_guard` by its own records alone. `test_fits.py` compares them.
 
-    The checks are in Volcano's order, so that its users find the reason that they expect. `use`
-    is that of other pods, `own` that of earlier containers of the same pod.
+    The checks are in Volcano's order, so that its users find the reason that they expect. `use` is
+    by other pods, `own` by earlier containers of the same pod.
     """
     return _device_reason(request, device) or _with_leftovers(
         _slots_reason(request, device, use, own)

@@ -20,15 +20,14 @@ from shared.model.bounds import (
 from shared.model.names import Namespace, NodeName, PodUid
 
 HOSTNAME = "kubernetes.io/hostname"
-"""Label that differs between all nodes."""
 AGENT_ANNOTATION = "leasehold.dev/agent"
-"""Node annotation: our agent reports the devices; other device annotations are derived."""
+"""Our agent reports the node's devices; other device annotations are derived."""
 DEVICE_CORDON_PREFIX = "cordon.leasehold.dev/gpu-"
 """Prefix of node annotations that close the device of an index; the value is the reason."""
 CORDONED = "cordoned"
-"""Beginning of the reason for which such an annotation closes a device."""
+"""The beginning of the reason for which such an annotation closes a device."""
 OWN_ENTRIES_PREFIX = "leasehold.dev/own-"
-"""Prefix of node annotations that record our entries in a list that other programs write, too."""
+"""Prefix of node annotations that record our entries in a list that other programs also write."""
 
 NOT_LISTED_CODE = "NotListed"
 REPLACED_CODE = "Replaced"
@@ -43,7 +42,7 @@ AGENT_STOPPING = "leasehold.dev/stopping"
 
 
 def cordon_reason(served: Iterable[str]) -> str:
-    """Return why a node with these served resources is cordoned, or an empty text."""
+    """Return why a node with these served resources is cordoned, or ""."""
     return next(
         (name.removeprefix(CORDON_PREFIX) for name in served if name.startswith(CORDON_PREFIX)), ""
     )
@@ -67,7 +66,6 @@ class NodeRevision:
     """
 
     node: Revision = 0
-    """Resource version of the node, or of its deletion."""
     pods: Revision = 0
     """The highest among the pods whose usage is counted."""
 
@@ -102,9 +100,8 @@ class AntiAffinityTerm:
     """
 
     topology_key: KeyText
-    """Label of nodes: those with one value are a domain."""
     selector: tuple[LabelRequirement, ...] = ()
-    """All of them must hold; an empty one selects every pod."""
+    """All must hold; an empty one selects every pod."""
     namespaces: tuple[Namespace, ...] = ()
     """Sorted; without effect with `all_namespaces`."""
     all_namespaces: bool = False
@@ -123,13 +120,12 @@ class NodeFacts:
     used_by_others: SignedAmounts = field(default_factory=dict)
     """Sum over live pods without a lease, `pods` included."""
     excluded_devices: Annotated[tuple[Index, ...], Meta(max_length=MOST_DEVICES)] = ()
-    """Indices of devices that annotations of the node close to new shares."""
+    """Devices that annotations of the node close to new shares."""
     exclusions: Annotated[tuple[ShortText, ...], Meta(max_length=MOST_DEVICES)] = ()
     """Why each of them is closed."""
     unserved_resources: Annotated[tuple[KeyText, ...], Meta(max_length=MOST_ENTRIES)] = ()
     """Resources with allocatable 0: the kubelet refuses pods that request them."""
     anti_affinity: tuple[AntiAffinityTerm, ...] = ()
-    """Required anti-affinity of all pods on the node, sorted."""
     repelling_pods: Annotated[tuple[PodUid, ...], Meta(max_length=MOST_ENTRIES)] = ()
     """Pods with required anti-affinity for which kube-scheduler has asked the extender, sorted. The
     ledger compares them with the pods that it has reserved for; mirrors do not get them."""

@@ -1,6 +1,6 @@
 """Events about ResourceClaims whose devices are ours; pure.
 
-A node agent reports a prepared claim as it reports a container's allocation (`ShareActivated`, and
+A node agent reports a prepared claim as a container's allocation (`ShareActivated`,
 `DeviceReported.allocations`): `Allocation.pod` is the claim's uid, `container` the request.
 `TerminationReply` confirms that a claim is not prepared.
 """
@@ -27,11 +27,11 @@ from shared.model.names import Namespace, NodeName, PodUid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocatedDevice:
-    """One result of our driver in `status.allocation.devices.results`."""
+    """A result of our driver in `status.allocation.devices.results`."""
 
     request: ContainerText
     device: KeyText
-    """In its ResourceSlice; see `device_name`."""
+    """Its name in the ResourceSlice: `device_name`."""
     share_id: ShortText = ""
     memory_mib: Amount | None = None
     """Consumed capacity, rounded up; None for the whole device, which no other claim can share."""
@@ -39,7 +39,7 @@ class AllocatedDevice:
 
 
 Results = Annotated[tuple[AllocatedDevice, ...], Meta(max_length=32)]
-"""The most results that Kubernetes allows (AllocationResultsMaxSize)."""
+"""The most that Kubernetes allows (AllocationResultsMaxSize)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,16 +54,15 @@ class AllocatedClaim:
     devices: Results
     """What the lease covers; empty if the claim needs none."""
     admin_devices: Results = ()
-    """Devices for administrative access, which takes nothing, with a binding condition of ours."""
+    """For administrative access, which takes nothing, with a binding condition of ours."""
     consumers: Annotated[tuple[PodUid, ...], Meta(max_length=MOST_CONSUMERS)] = ()
-    """Pods in `status.reservedFor`, sorted."""
     consumer_names: Annotated[tuple[NameText, ...], Meta(max_length=MOST_CONSUMERS)] = ()
     resource_version: NameText = ""
     answer: KeyText = ""
     """The condition that is True for all devices: `leasehold.dev/Leased`, `leasehold.dev/Refused`,
     or empty."""
     lease: CopyText = ""
-    """The copy of the lease in `status.devices`, as read."""
+    """The copy in `status.devices`, as read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +75,6 @@ class ClaimAllocated(Event, subject="claim.allocated.v1", delivery=Delivery.WORK
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimDeallocated(Event, subject="claim.deallocated.v1", delivery=Delivery.WORK):
-    """The allocation of a claim was removed, or the claim was deleted."""
-
     claim: PodUid
     namespace: Namespace
     name: NameText

@@ -1,8 +1,8 @@
 """The base of all events: facts that one service publishes to others; pure.
 
-`subject` is the name of the event on the bus, `<noun>.<participle>.v<n>`. A field with a default
-may be added; any other change is a new class with a new version. Work is delivered at least once to
-one replica of the service that handles it. Broadcasts and copies may be lost.
+`subject` is the event's name on the bus, `<noun>.<participle>.v<n>`. A field with a default may be
+added; any other change is a new class with a new version. Work is delivered at least once to one
+replica of the service that handles it. Broadcasts and copies may be lost.
 """
 
 import re
@@ -34,7 +34,7 @@ EVENTS: dict[str, type["Event"]] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """A message on the bus. Each type names its `subject`, and its `delivery` if it is kept.
+    """A message on the bus.
 
     For example, `class PodBound(PodEvent, subject="pod.bound.v1", delivery=Delivery.WORK)`.
     """
@@ -42,7 +42,7 @@ class Event:
     subject: ClassVar[str]
     delivery: ClassVar[Delivery]
     is_of_agent: ClassVar[bool] = False
-    """Only node agents publish it: the node in its subject is its sender, authenticated by NATS."""
+    """Only node agents publish it: NATS has authenticated the node in its subject as its sender."""
 
     def __init_subclass__(
         cls, *, subject: str = "", delivery: Delivery | None = None, is_of_agent: bool = False
@@ -57,19 +57,17 @@ class Event:
 
     @property
     def route(self) -> str:
-        """Return the last token of the subject: the node, if receivers want its events only."""
+        """The last token of the subject: the node, if receivers want its events only."""
         return ""
 
     @property
     def follows_wait(self) -> bool:
-        """Return whether time has passed since its cause, to which its spans then link."""
+        """Whether time has passed since its cause, to which its spans then link."""
         return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeEvent(Event):
-    """A message of a node, or to its agent."""
-
     node: NodeName
 
     @property
@@ -85,10 +83,9 @@ class PodEvent(Event):
 
 
 def is_work(kind: type[Event]) -> bool:
-    """Return whether events of this type are work; requests and broadcasts are not."""
     return getattr(kind, "delivery", None) is Delivery.WORK
 
 
 def is_traceparent(text: str) -> bool:
-    """Return whether a text is a valid `traceparent` (https://www.w3.org/TR/trace-context/)."""
+    """Return whether a text is a `traceparent` (https://www.w3.org/TR/trace-context/)."""
     return _TRACEPARENT.fullmatch(text) is not None

@@ -1,4 +1,4 @@
-"""Events that a node agent publishes: devices, allocations, refusals, violations, health; pure."""
+"""Events that a node agent publishes; pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class Allocation:
     """One container's allocation, as in the agent's checkpoint."""
 
     pod: PodUid
-    """UID of the lease's holder: a pod, or a prepared ResourceClaim."""
+    """Of the lease's holder: a pod, or a prepared ResourceClaim."""
     namespace: Namespace
     name: NameText
     container: ContainerText
@@ -55,7 +55,6 @@ class DeviceReported(
 
     devices: Annotated[tuple[Device, ...], Meta(max_length=MOST_DEVICES)]
     served: Annotated[tuple[KeyText, ...], Meta(max_length=64)]
-    """Resources of the agent's device plugin."""
     newly_served: Annotated[tuple[KeyText, ...], Meta(max_length=64)] = ()
     """Resources that the kubelet has just received, and does not show in node status yet."""
     allocations: Annotated[tuple[Allocation, ...], Meta(max_length=MOST_ALLOCATIONS)] = ()
@@ -86,7 +85,7 @@ class DevicesRegistered(DeviceReported, subject="devices.registered.v1", deliver
 class ShareActivated(
     NodeEvent, subject="share.activated.v1", delivery=Delivery.WORK, is_of_agent=True
 ):
-    """The kubelet received the shares of one container."""
+    """The kubelet received the shares of a container."""
 
     allocation: Allocation
     trace: TraceText = ""
@@ -105,8 +104,6 @@ class ShareRefused(NodeEvent, subject="share.refused.v1", delivery=Delivery.WORK
 
 
 class ViolationReason(StrEnum):
-    """Reasons of violations, and of their Kubernetes Events."""
-
     UNLEASED = "GpuUsedWithoutLease"
     VISIBLE = "GpuVisibleWithoutLease"
     PRIVILEGED = "GpuVisibleToPrivileged"
@@ -118,7 +115,6 @@ class ViolationReason(StrEnum):
 
 
 ViolationKey = tuple[str, PodUid, str, DeviceUuid | None]
-"""Reason, pod, container and device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,14 +138,12 @@ class ViolationFound(
 
     @property
     def key(self) -> ViolationKey:
-        """Return what distinguishes it; its message may change while it lasts."""
+        """What distinguishes it; its message may change while it lasts."""
         return self.reason, self.pod, self.container, self.device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseHolder:
-    """A pod or a ResourceClaim that holds a lease."""
-
     pod: PodUid
     namespace: Namespace
     name: NameText

@@ -11,8 +11,6 @@ from shared.model.names import NodeName
 
 
 class StartDecision(StrEnum):
-    """What the planner has decided about the start of a pod."""
-
     PLANNED = "planned"
     WITHDRAWN = "withdrawn"
     UNKNOWN = "unknown"
@@ -31,12 +29,12 @@ class StartReported(PodEvent, subject="start.reported.v1", delivery=Delivery.WOR
     once: bool = False
     """An equal Event is not counted up."""
     opened_at: Seconds = 0.0
-    """When the start was stored, Unix seconds; 0 if nothing is stored."""
+    """When the start was stored; 0 if nothing is stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViolationConfirmed(PodEvent, subject="violation.confirmed.v1", delivery=Delivery.WORK):
-    """A node's agent has reported a violation of a pod that a binder has found on that node."""
+    """A binder has found the pod of a reported violation on its node."""
 
     node: NodeName
     reason: ShortText
@@ -45,7 +43,6 @@ class ViolationConfirmed(PodEvent, subject="violation.confirmed.v1", delivery=De
 
     @classmethod
     def of(cls, violation: ViolationFound) -> Self:
-        """Return a violation as confirmed."""
         return cls(
             pod=violation.pod,
             namespace=violation.namespace,

@@ -1,7 +1,7 @@
-"""What a node's messages must agree with in themselves, whatever the ledger holds; pure.
+"""Relations between the fields of a node's message, whatever the ledger holds; pure.
 
-Types declare the bounds of single fields. These are the relations between fields: what a message
-says of a node must be of the node that NATS has authenticated.
+Types declare the bounds of single fields. What a message says of a node must be of the node that
+NATS has authenticated.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ SHOWN = 100
 
 
 def implausible(event: Event) -> str:
-    """Return why this event of a node is refused as a whole, or an empty text."""
+    """Return why this event of a node is refused as a whole, or ""."""
     check = CHECKS.get(type(event))
     return next(iter(check(event)), "") if check else ""
 

@@ -37,7 +37,7 @@ from shared.model.requests.placement import Refusal
 from shared.model.requests.request import PodRequest
 
 PLANNED_START = "Planned start: "
-"""After the reason why a pod waits, in the message of its condition."""
+"""Follows the reason why a pod waits, in the message of its condition."""
 
 
 def message_digest(message: str) -> int:
@@ -77,7 +77,7 @@ class PodRejected(PodEvent, subject="pod.rejected.v1", delivery=Delivery.WORK):
     reason: MessageText
     trace: TraceText = ""
     foreign: bool = False
-    """It is a pod of another scheduler, which may ask for GPUs by resources that nothing serves."""
+    """A pod of another scheduler, which may request GPUs by resources that nothing serves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ class NodesListed(Event, subject="nodes.listed.v1", delivery=Delivery.WORK):
 
     nodes: tuple[NodeName, ...]
     revision: Revision = 0
-    """Highest resource version of the watch of nodes; 0 if unknown."""
+    """The highest of the watch of nodes; 0 if unknown."""
 
 
 LEASE_PRESENT = "yes"
@@ -147,7 +147,7 @@ class ListedPods:
     bound: tuple[BoundPod, ...] = ()
     unbound: tuple[PodUid, ...] = ()
     claims: tuple[AllocatedClaim, ...] = ()
-    """All with devices of our driver allocated."""
+    """All with devices of our driver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +158,6 @@ class PodsListed(Event, subject="pods.listed.v1", delivery=Delivery.WORK):
     """
 
     listing_id: NameText
-    """The same for all chunks of a list."""
     chunk: Amount
     chunks: Amount
     pods: ListedPods
@@ -202,16 +201,12 @@ class PodBound(Event, subject="pod.bound.v1", delivery=Delivery.COPY):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindingFailed(PodEvent, subject="binding.failed.v1"):
-    """The API server refused the Binding; the lease was released."""
-
     reason: MessageText
     trace: TraceText = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseChanged(Event, subject="lease.changed.v1"):
-    """A lease on the node was reserved, changed or released."""
-
     lease: Lease
 
     @property
@@ -256,10 +251,9 @@ class Heartbeat(Event, subject="heartbeat.sent.v1"):
     service: ShortText
     instance: NameText
     node: NameText = ""
-    """Set if the service runs once per node."""
+    """If the service runs once per node."""
     interval_s: Seconds = 5.0
     stopping: bool = False
-    """It is the last one of a replica that shuts down."""
     unready_reasons: Annotated[tuple[LongText, ...], Meta(max_length=16)] = ()
     """Empty once it is ready."""
     version: ShortText = ""
@@ -270,7 +264,7 @@ class Heartbeat(Event, subject="heartbeat.sent.v1"):
 
     @property
     def route(self) -> str:
-        """Return its sender: its user at NATS."""
+        """Its sender: its user at NATS."""
         return f"{self.service}.{self.node}" if self.node else self.service
 
 
@@ -278,7 +272,7 @@ class Heartbeat(Event, subject="heartbeat.sent.v1"):
 class QuotasUpdated(Event, subject="quotas.updated.v1", delivery=Delivery.WORK):
     quotas: tuple[Quota, ...] = ()
     read_at: Seconds = 0.0
-    """Unix seconds. Older readings are ignored."""
+    """Older readings are ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,8 +281,7 @@ class LargestDeviceReported(Event, subject="largest_device.reported.v1"):
 
     memory_mib: Mib
     memory_units: Mib
-    """The most units of any device; the unit is a setting of its node (Volcano: `gpuMemoryFactor`).
-    """
+    """The most of any device; the unit is a setting of its node (Volcano: `gpuMemoryFactor`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,14 +294,13 @@ class BudgetChanged(Event, subject="budget.changed.v1"):
     previous_state: ShortText
     """Equal to `state` in a repetition."""
     lease_class: ShortText
-    """Of all leases of the namespace: guaranteed, reclaimable or expired."""
+    """Of all its leases: guaranteed, reclaimable or expired."""
     new_pods: ShortText = "admit"
     """admit, queue or deny."""
     evict_after_minutes: Amount | None = None
-    """Minutes after `since` at which running pods are evicted, or None."""
+    """After `since`; None if running pods are not evicted."""
     warned_percent: Amount = 0
     weight: Amount = 1
-    """In the fair order."""
     state_since: Seconds = 0.0
     reported_at: Seconds = 0.0
     window: LongText = ""
@@ -318,6 +310,6 @@ class BudgetChanged(Event, subject="budget.changed.v1"):
     """None without a limit."""
     current_rate_milli_gpu: Amount = 0
     exhausted_at: Seconds | None = None
-    """When the budget was exhausted, or will be at the current rate, Unix seconds."""
+    """When the budget was exhausted, or will be at the current rate."""
     currency: ShortText = ""
-    """Of a budget in money."""
+    """Empty for a budget in GPU-minutes."""

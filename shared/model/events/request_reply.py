@@ -62,7 +62,7 @@ class ClaimRestoreRequest(NodeEvent, subject="claim_restore.request.v1", is_of_a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BindRequest(NodeEvent, subject="bind.request.v1"):
-    """A binder asks a node agent whether these pods may be bound to its node now."""
+    """A binder requests whether these pods may be bound to the agent's node now."""
 
     leases: tuple[Lease, ...]
 
@@ -77,7 +77,6 @@ class BindReply(Event, subject="bind.reply.v1"):
     retry_soon: bool = False
     """The deferred pods come next, after the kubelet has allocated those before them."""
     node_closed: bool = False
-    """No pod may be bound to the node now."""
     unserved_pods: PodsOfNode = ()
     """More deferred pods: the kubelet cannot allocate a resource that they request."""
     unserved_reason: MessageText = ""
@@ -91,9 +90,9 @@ class BindReply(Event, subject="bind.reply.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminationRequest(NodeEvent, subject="termination.request.v1"):
-    """A binder asks a node agent whether the last container of a pod has terminated.
+    """A binder requests whether the last container of a pod has terminated.
 
-    `pod` and `more_pods` may also be uids of ResourceClaims: is the claim not prepared?
+    `pod` and `more_pods` may be uids of ResourceClaims: is the claim not prepared?
     """
 
     pod: PodUid
@@ -133,7 +132,7 @@ class ClaimLeaseRequest(Event, subject="claim_lease.request.v1"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimLeaseReply(Event, subject="claim_lease.reply.v1"):
-    """The reply to `ClaimLeaseRequest`; an empty one if it is decided after the write."""
+    """Empty if it is decided after the write."""
 
     devices: tuple[CopyText, ...] = ()
     """If the claim is leased, entries for its `status.devices`, each a JSON object."""
@@ -159,7 +158,7 @@ class LimitsReply(Event, subject="limits.reply.v1"):
     applied: bool
     reason: MessageText = ""
     in_use_mib: Mib = 0
-    """Memory in use on the device that prevents it: the smallest limit that is possible."""
+    """Memory in use on the device that prevents it: the smallest possible limit."""
     container: ContainerText = ""
     kept: ShareSize | None = None
     """The size that `container` keeps, as other pods have been given the rest of its device."""
@@ -184,13 +183,12 @@ class UsageRequest(NodeEvent, subject="usage.request.v1"):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageReply(Event, subject="usage.reply.v1"):
     measured_at: Seconds
-    """Unix seconds of the latest scan, or 0."""
+    """Of the latest scan, or 0."""
     shares: Annotated[tuple[ShareMeasurement, ...], Meta(max_length=MOST_ALLOCATIONS)] = ()
     hardware: Annotated[tuple[Hardware, ...], Meta(max_length=MOST_DEVICES)] = ()
 
 
 ReadUsage = Callable[[Iterable[NodeName]], Awaitable[Mapping[NodeName, UsageReply | None]]]
-"""Returns the reply of each node's agent, or None if it had none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,19 +247,15 @@ class DryRunRequest(Event, subject="preemption_plan.request.v1"):
 
     pod: PodUid
     min_runtime_s: Seconds | None = None
-    """Instead of the planner's setting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRunReply(Event, subject="preemption_plan.reply.v1"):
     waits: bool = False
-    """Whether the pod still waits; there is nothing else if not."""
     plan: PlanView | None = None
     reason: MessageText = ""
-    """Why there is no plan."""
     protected: tuple[ProtectedPod, ...] = ()
     protected_left_out: Amount = 0
-    """Protected pods that the reply has no room for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +264,7 @@ class GrantRequest(Event, subject="grant.request.v1"):
 
     namespace: Namespace
     minutes: ShortText
-    """GPU-minutes as text, such as 120 or -0.5."""
+    """GPU-minutes, such as 120 or -0.5."""
     actor: NameText
     reason: MessageText
     key: ShortText
@@ -282,6 +276,6 @@ class GrantReply(Event, subject="grant.reply.v1"):
     refusal: MessageText = ""
     granted: ShortText = ""
     remaining: ShortText = ""
-    """GPU-minutes as text; empty without a limit."""
+    """GPU-minutes; empty without a limit."""
     missing: ShortText = ""
     """What must be granted until the namespace is back in budget; or empty."""

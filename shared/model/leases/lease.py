@@ -1,4 +1,4 @@
-"""The lease: who holds which shares of which devices, and in which state; pure."""
+"""The lease: which shares of which devices a pod or claim holds, and in which state; pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -150,7 +150,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=T
 
     @property
     def booked_cores(self) -> int:
-        """Percent of the device's cores; 0 for a MIG instance."""
+        """0 for a MIG instance."""
         return 0 if self.mig else self.cores_percent
 
     @property
@@ -171,8 +171,6 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=T
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Booking:
-    """What one lease takes of one device, for all its containers."""
-
     device: DeviceUuid
     memory_mib: int
     cores_percent: int
@@ -191,7 +189,6 @@ class LeaseDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     dialect: ShortText = ""
     memo: MemoText = ""
     trace: TraceText = ""
-    """W3C traceparent of the span that created the lease."""
     weighed: LongText = ""
     term: Term = NO_TERM
 
@@ -200,7 +197,7 @@ class LeaseRequest(LeaseDescription, frozen=True, kw_only=True, omit_defaults=Tr
     """What a lease has from its request, the ordinary resources of its pod included."""
 
     pod: PodUid
-    """UID of the pod, or of the claim if there is a `claim`."""
+    """Of the pod, or of the claim if there is a `claim`."""
     namespace: Namespace
     resources: Resources = msgspec.field(default_factory=dict)
     """Resources other than devices, in the units of `PodRequest.resources`; and exclusive CPUs, by
@@ -213,7 +210,6 @@ class Lease(LeaseRequest, frozen=True, kw_only=True, omit_defaults=True):
     """The right of a pod or a ResourceClaim to shares of one node's devices.
 
     The ledger raises `version` with every change, and refuses a change decided on another version.
-    A pod's lease includes its other resources.
     """
 
     node: NodeName
@@ -222,21 +218,19 @@ class Lease(LeaseRequest, frozen=True, kw_only=True, omit_defaults=True):
     version: Fence = 0
     created_at: Seconds = 0.0
     expires_at: Seconds = 0.0
-    """Unix seconds; 0 once bound."""
+    """0 once bound."""
     activated_at: Seconds = 0.0
-    """Unix seconds by the ledger's clock; 0 until it is active."""
+    """By the ledger's clock; 0 until it is active."""
     resized_at: Seconds = 0.0
-    """Last change of its shares by a resize, Unix seconds in whole milliseconds by the ledger's
-    clock; or 0."""
+    """Last change of its shares by a resize, in whole milliseconds by the ledger's clock; or 0."""
 
     @property
     def users(self) -> tuple[PodUid, ...]:
-        """The pod, or the consumers of the claim."""
         return (self.pod,) if self.claim is None else self.claim.consumers
 
     @property
     def containers(self) -> tuple[str, ...]:
-        """Containers with shares, in the kubelet's order; or requests of a claim."""
+        """In the kubelet's order; or requests of a claim."""
         return tuple(dict.fromkeys(share.container for share in self.shares))
 
     def shares_of(self, container: str) -> tuple[Share, ...]:
@@ -260,7 +254,7 @@ def ends_by(lease: Lease) -> float | None:
 
 
 def end_text(term: Term, now: float) -> str:
-    """Return when a pod that starts now reaches its maximum run time, or an empty text.
+    """Return when a pod that starts now reaches its maximum run time, or "".
 
     The text is RFC 3339 in UTC with `+00:00`: before 3.11, Python's `fromisoformat` reads no `Z`.
     """
@@ -309,7 +303,7 @@ def bookings(shares: Iterable[Share]) -> tuple[Booking, ...]:
 
 
 def allocated_shares(leases: Mapping[str, Lease]) -> tuple[Share, ...]:
-    """Return the shares of some containers of a pod, each from its lease in `leases`."""
+    """Return the shares of containers of a pod, each from its lease in `leases`."""
     names = dict.fromkeys(share.container for lease in leases.values() for share in lease.shares)
     return tuple(
         share for name in names if name in leases for share in leases[name].shares_of(name)
@@ -349,8 +343,6 @@ def share_key(pod: PodUid, share: Share) -> ShareKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareMeasurement:
-    """The usage of one share, as the agent of its node measured it last."""
-
     pod: PodUid
     namespace: Namespace
     name: NameText
@@ -359,7 +351,7 @@ class ShareMeasurement:
     memory_mib: Mib | None = None
     """None if neither the driver nor HAMi-core reports it."""
     cores_percent: Percent | None = None
-    """Percent of the device's cores; None if it is not reported."""
+    """Of the device's cores; None if it is not reported."""
     position: Count | None = None
     """Of its MIG instance; or None."""
     processes: Amount = 0
@@ -371,5 +363,4 @@ class ShareMeasurement:
         return self.pod, self.container, self.device, self.position
 
     def is_idle(self, now: float, *, after_s: float = IDLE_AFTER_S) -> bool:
-        """Return whether it was not used for `after_s` seconds; `now` is in Unix seconds."""
         return self.idle_since is not None and now - self.idle_since >= after_s

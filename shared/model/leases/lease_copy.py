@@ -15,7 +15,7 @@ from shared.model.names import Namespace
 ANNOTATION = "leasehold.dev/lease"
 FORMAT = 1
 _READ_AS = {"state": LeaseState.BOUND, "expires_at": 0.0, "activated_at": 0.0, "weighed": ""}
-"""What a copy does not have: it is read as a bound lease."""
+"""A copy does not have these: it is read as a bound lease."""
 _ELSEWHERE = {"namespace", "name", *_READ_AS}
 
 
@@ -23,12 +23,10 @@ class LeaseOutline(msgspec.Struct, frozen=True):
     """The part of a copy that is read outside of a rebuild."""
 
     created_at: float = 0.0
-    """Unix seconds; 0 without a copy."""
     resources: dict[str, int] = {}
 
 
 def lease_outline(text: str) -> LeaseOutline:
-    """Decode the outline; a text that is no copy counts as none."""
     try:
         return msgspec.json.decode(text, type=LeaseOutline)
     except UNDECODABLE:
@@ -44,7 +42,6 @@ def dump_lease(lease: Lease) -> str:
 
 
 def copy_of(lease: Lease) -> dict[str, Any]:
-    """Return a copy as a JSON object, with each share as a row of its fields."""
     fields = msgspec.to_builtins(lease)
     copied = {name: value for name, value in fields.items() if name not in _ELSEWHERE}
     rows = msgspec.to_builtins([structs.astuple(share) for share in lease.shares])

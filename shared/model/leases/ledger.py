@@ -65,8 +65,6 @@ def reservation_for(
 
 
 class NodeUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What live leases use of a node, devices excluded."""
-
     version: int = 0
     used: Mapping[str, int] = msgspec.field(default_factory=dict)
 
@@ -82,15 +80,13 @@ class AlreadyLeased:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoCapacity:
-    """No candidate fits any more."""
-
     pod: PodUid
     reason: str
     """For each candidate, as `node: reason`, separated by `; `."""
     devices: Mapping[DeviceUuid, DeviceUse] = field(default_factory=dict)
     nodes: Mapping[NodeName, NodeUse] = field(default_factory=dict)
     quotas: tuple[QuotaExcess, ...] = ()
-    """Exceeded quotas, for each candidate that a quota refused."""
+    """For each candidate that a quota refused."""
     reserved_for_other: bool = False
     """A candidate's capacity is reserved for a waiting pod that comes first."""
 
@@ -104,8 +100,6 @@ class GangIncomplete:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GonePod:
-    """The pod has terminated or was deleted."""
-
     pod: PodUid
 
 
@@ -129,22 +123,20 @@ class LedgerNode:
 
     facts: NodeFacts
     version: int = 0
-    """Rises with every change of facts, devices or use."""
     used: Mapping[str, int] = field(default_factory=dict)
     devices: tuple[tuple[Device, DeviceUse], ...] = ()
     served: tuple[str, ...] = ()
-    """Resources of the agent's device plugin."""
     newly_served: tuple[str, ...] = ()
     """Resources whose allocatable 0 in node status is outdated."""
 
     @property
     def serving(self) -> frozenset[str]:
-        """Return the resources that the kubelet accepts requests for."""
+        """Resources that the kubelet accepts requests for."""
         return frozenset(self.served).difference(self.paused)
 
     @property
     def paused(self) -> frozenset[str]:
-        """Return the resources that its agent serves, and of which its kubelet has none."""
+        """Resources that its agent serves, and of which its kubelet has none."""
         unserved = set(self.facts.unserved_resources).difference(self.newly_served)
         return frozenset(unserved.intersection(self.served))
 
@@ -156,11 +148,10 @@ class LedgerChange:
     position: str
     cause: str
     capacity: int
-    """After the change."""
     version: int = 0
     """The highest that the ledger had given then."""
     nodes: tuple[LedgerNode, ...] = ()
-    """Nodes whose inventory changed, in full."""
+    """With changed inventory, in full."""
     removed: tuple[NodeName, ...] = ()
     used: Mapping[NodeName, NodeUse] = field(default_factory=dict)
     devices: Mapping[DeviceUuid, DeviceUse] = field(default_factory=dict)
@@ -168,11 +159,8 @@ class LedgerChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerStatus:
-    """What may have to be done in the ledger."""
-
     generation: str
     capacity: int
-    """Rises whenever something is freed or added."""
     vanished: int
     expires_at: float
     """When the first reservation expires; 0 without one."""
@@ -189,7 +177,7 @@ class LedgerStatus:
 class LedgerSnapshot:
     """Nodes, to be brought up to date by the changes after `position`.
 
-    A page may already contain such a change; it is harmless to apply it again.
+    It may already contain such a change, which can be applied again.
     """
 
     position: str
@@ -204,7 +192,6 @@ class UnreadableRecord(NamedTuple):
     key: str
     """UID of the pod, UUID of the device, or name of the node."""
     node: str = ""
-    """Empty if it is not known."""
 
 
 RESERVED_FOR_OTHER = -1
@@ -216,7 +203,7 @@ class WaitingPod:
     queued: PodQueued
     refusal: Refusal
     capacity: int
-    """The capacity number that the verdict is based on, or `RESERVED_FOR_OTHER`."""
+    """That the verdict is based on, or `RESERVED_FOR_OTHER`."""
     waiting_since: float = 0.0
     receives_offers: bool = True
     """Whether freed capacity is offered to it, and not to another pod of its gang, or later."""
@@ -225,7 +212,6 @@ class WaitingPod:
 
     @property
     def reason_code(self) -> str:
-        """Return the code of most nodes, or why it waits otherwise."""
         if self.refusal.quota:
             return "GpuQuota"
         if self.refusal.forming:
@@ -234,7 +220,6 @@ class WaitingPod:
 
 
 def budget_hint(namespace: Namespace) -> str:
-    """Return what to try where a namespace's budget lets no new pods in."""
     return (
         f"`leasehold budget {namespace}` shows why, and until when; an administrator can grant GPU "
         "time, or correct an invalid budget"
@@ -242,7 +227,6 @@ def budget_hint(namespace: Namespace) -> str:
 
 
 def waits_for_budget(pod: PodGated) -> WaitingPod:
-    """Return a pod at the gate of its namespace's budget as a waiting pod."""
     queued = PodQueued(
         pod=pod.pod,
         namespace=pod.namespace,
@@ -271,13 +255,10 @@ class GangEnrollment:
     leases: tuple[Lease, ...] = ()
     """If enrolled pods have leases: these, and all of the gang that are not active yet."""
     gone: tuple[PodUid, ...] = ()
-    """Pods that have terminated or were deleted, and were not enrolled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitResult:
-    """The pods of a call to `wait` that need not wait."""
-
     stale: tuple[PodUid, ...] = ()
     """Pods to place again: capacity was freed meanwhile."""
     already_leased: tuple[Lease, ...] = ()
@@ -293,11 +274,10 @@ class NodeTotals:
     node: LedgerNode
     leases: tuple[Lease, ...]
     index_mismatches: tuple[str, ...] = ()
-    """Inconsistent index entries; empty if there are none."""
     known: bool = True
     """Whether the API server has the node, as far as the ledger knows."""
     reported: tuple[DeviceUuid, ...] = ()
-    """The devices that are healthy in its latest report."""
+    """The healthy devices of its latest report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,7 +298,6 @@ class FeedTruncatedError(ConflictError):
 def with_changes(
     node: LedgerNode, change: Mapping[str, int], uses: Mapping[DeviceUuid, DeviceUse]
 ) -> LedgerNode:
-    """Return a node with more resources used, and other uses of some devices."""
     used = {name: node.used.get(name, 0) + change.get(name, 0) for name in {**node.used, **change}}
     devices = tuple((device, uses.get(device.uuid, use)) for device, use in node.devices)
     return replace(node, used=used, devices=devices)

@@ -14,7 +14,6 @@ from shared.model.requests.request import Gang
 PREEMPT_AT = "leasehold.dev/preempt-at"
 """Annotation of a pod that will be evicted: the time, RFC 3339. A volume can expose it."""
 MOST_START_EVENTS = 16
-"""Pods of a gang that get an Event about their start, and the text in their condition."""
 
 
 class PreemptionCause(StrEnum):
@@ -24,7 +23,6 @@ class PreemptionCause(StrEnum):
     RECLAIMABLE = "reclaimable"
     """The budget of its namespace is exhausted."""
     PRIORITY = "priority"
-    """Its pod has a lower priority than the pod in need."""
     POLICY = "policy"
     """The exhausted budget of its namespace evicts running pods."""
     VIOLATION = "violation"
@@ -33,11 +31,10 @@ class PreemptionCause(StrEnum):
 
 class PreemptionStage(StrEnum):
     OPENED = "opened"
-    """The devices are claimed; no victim is announced yet."""
+    """Devices are claimed; no victim is announced yet."""
     ANNOUNCED = "announced"
-    """The victims know the time of their eviction."""
+    """Victims know the time of their eviction."""
     EVICTING = "evicting"
-    """The victims are being evicted, or terminate."""
     HANDED = "handed"
     """The preemptor pod has its lease."""
 
@@ -69,7 +66,7 @@ class Victim:
     owner: str
     """UID of its controller, or `NAMESPACE/NAME`."""
     budget: str
-    """State of its namespace's budget as it was chosen; empty for other causes."""
+    """State of its namespace's budget when it was chosen; empty for other causes."""
     grace_s: float
     devices: tuple[DeviceUuid, ...]
     priority: int = 0
@@ -85,10 +82,8 @@ class Preemption:
     victim's UID."""
     victims: tuple[Victim, ...]
     wanted: Reservation | None = None
-    """What the preemptor pod gets of the freed devices, or None without one."""
     priority: int = 0
     preempts: bool = True
-    """Whether it may preempt pods of lower priority."""
     stage: PreemptionStage = PreemptionStage.OPENED
     opened_at: float = 0.0
     evict_at: float = 0.0
@@ -97,7 +92,6 @@ class Preemption:
     notice_s: float = 0.0
     """From the announcement to the eviction."""
     reason: str = ""
-    """The violation, if that is the cause."""
     cancelled: str = ""
     """Why the planner gives it up: nothing is evicted, and Events of its pods say so."""
     by_kube_scheduler: bool = False
@@ -148,7 +142,7 @@ class StoredPreemption:
     preemption: Preemption
     version: int
     claimed: bool
-    """The devices are still claimed in the ledger."""
+    """Whether the ledger still reserves the devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,13 +151,12 @@ class EndingLease:
     namespace: Namespace
     name: str
     ends_at: float
-    """Unix seconds."""
     enforced: bool
-    """It ends by then at the latest; else it is expected to."""
+    """Whether it ends by then at the latest; else it is expected to."""
 
 
 def start_text(ends: Sequence[EndingLease], last: str) -> str:
-    """Return when pods start that wait for leases, in the order of their ends; `last`: its name."""
+    """Return when pods start that wait for leases; `ends` are in order, `last` is its name."""
     at = timestamp(ends[-1].ends_at)
     others = len(ends) - 1
     loose = sum(not lease.enforced for lease in ends)
@@ -181,16 +174,14 @@ class StoredStart:
     id: str
     """UID of the pod, or name of the gang."""
     wanted: tuple[Reservation, ...]
-    """What each pod gets."""
     at_once: tuple[Mapping[str, int], ...]
     """How much of each pod's ordinary resources is claimed from the start; the rest is freed by the
     leases that end first."""
     waits_for: tuple[EndingLease, ...]
-    """The leases that end first, in the order of their ends."""
+    """In the order of their ends."""
     at: float
-    """When the last of them ends, Unix seconds."""
     enforced: bool
-    """It is a promise: all of them end by an enforced time."""
+    """A promise: all of them end by an enforced time."""
     priority: int = 0
     gang: Gang | None = None
     opened_at: float = 0.0
@@ -233,7 +224,6 @@ class PreemptionState:
     """As published last."""
 
     def budget_of(self, namespace: Namespace) -> BudgetChanged | None:
-        """Return the budget of a namespace, or None if none is known."""
         return (self.budgets or {}).get(namespace)
 
     def victims(self) -> frozenset[PodUid]:

@@ -29,11 +29,11 @@ EXTENDED_RESOURCES = ("leasehold.dev/whole-gpu", "deviceclass.resource.kubernete
 by its name."""
 
 MEMORY = "memory"
-"""Capacity of a device in bytes."""
+"""In bytes."""
 CORES = "cores"
-"""Capacity of a device in percent of its compute."""
+"""In percent of a device's compute."""
 SLOTS = "slots"
-"""Capacity of a device in shares; every share consumes 1."""
+"""In shares; every share consumes 1."""
 
 
 LAYOUT_LENGTH = 18
@@ -48,13 +48,13 @@ class TaintEffect(StrEnum):
     """
 
     NO_SCHEDULE = "NoSchedule"
-    """It is not allocated to further claims that do not tolerate it."""
+    """The device is not allocated to further claims that do not tolerate it."""
     NO_EXECUTE = "NoExecute"
     """Besides, Kubernetes deletes the pods that use it and do not tolerate it."""
 
 
 class DraMode(StrEnum):
-    """The setting `dra`: whether ResourceClaims are served, and how a lease precedes its pod."""
+    """Whether ResourceClaims are served, and how a lease precedes its pod."""
 
     OFF = "off"
     CONDITIONS = "conditions"

@@ -24,7 +24,6 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     numa_cpus: Resources = msgspec.field(default_factory=dict)
     """What it takes beside the pod's resources, by `numa_cpus_name`."""
     node_version: Fence = 0
-    """The ledger's version of the node that the choice is based on."""
     weighed: LongText = ""
     """What the policy weighed, for `explain`; or empty."""
 
@@ -45,7 +44,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """No node fits. Reasons are counted over all nodes; a few nodes have details."""
 
     reason: MessageText
-    """One line with the numbers, as Kubernetes' `0/N nodes are available: …` reads."""
+    """One line with the numbers, as Kubernetes' `0/N nodes are available: …`."""
     counts: tuple[tuple[KeyText, Amount], ...] = ()
     """Machine-readable reason and number of nodes, most frequent first."""
     nearest_nodes: tuple[NodeVerdict, ...] = ()
@@ -59,7 +58,6 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def text(self) -> str:
-        """Return the numbers, then what to try next."""
         if not self.hint:
             return self.reason
         parts = (self.reason, f"{self.hint[0].upper()}{self.hint[1:]}")

@@ -44,7 +44,7 @@ class DeviceOrder(StrEnum):
     SPREAD = "spread"
     """Fewest shares, then lowest index."""
     MOST_ALLOCATED = "most-allocated"
-    """Largest weighted part in use (`PodRequest.weights`), then lowest index."""
+    """Largest weighted part in use (`allocation_weights`), then lowest index."""
     LEAST_ALLOCATED = "least-allocated"
     """Smallest weighted part in use, then lowest index."""
     TIGHTEST = "tightest"
@@ -79,38 +79,37 @@ class NodeOrder(StrEnum):
     """Which of the fitting nodes is taken first."""
 
     BINPACK = "binpack"
-    """The one whose devices are left with the least spare memory."""
+    """Least spare memory left on the devices."""
     SPREAD = "spread"
-    """The one whose devices are used least."""
+    """Least used devices."""
     FRAGMENTATION = "fragmentation"
-    """The one after which the pods that usually arrive can use most of what is idle."""
+    """Most of what is idle stays usable for the pods that usually arrive."""
     POWER = "power"
     """The same, weighed with the power that the node draws more."""
 
     @property
     def compares(self) -> bool:
-        """Return whether nodes are compared by their worth to the pods that usually arrive."""
+        """Whether nodes are compared by their worth to the pods that usually arrive."""
         # Texts: it is asked for every pod, and to look up two members takes five times as long.
         return self in ("fragmentation", "power")
 
 
 LEAST_SHARE_MIB = 512
 """Memory with which a CUDA program can start: its context alone takes 300 to 600 MiB, depending on
-GPU and driver. Smaller shares are leased where they are requested, with a warning."""
+GPU and driver. Smaller shares are leased with a warning."""
 
 
 class GpuRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """One container's request: the same share of each of `gpus` devices of one node."""
+    """A container's request: the same share of each of `gpus` devices of one node."""
 
     container: ShortText
     gpus: Shares
     memory_units: Amount | None = None
     """Units of the node's `unit_mib`, per device."""
     memory_percent: Percent | None = None
-    """Percent of each device's memory; wins over the amounts. Without any of the three it is all of
-    it."""
+    """Per device; wins over the amounts. Without any of the three it is all of the memory."""
     cores_percent: Percent = 0
-    """Percent of each device's compute; 0 is neither limited nor reserved."""
+    """Of each device's compute; 0 is neither limited nor reserved."""
     whole: bool = False
     """Whole devices: idle before, exclusive after."""
     slotted: bool = True
@@ -119,16 +118,15 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     """It ends before the pod's next container starts, which may use the same part of a device. A
     sidecar does not end, so it is no init container here."""
     memory_bytes: Amount | None = None
-    """Bytes per device, for dialects that request bytes. The share takes whole MiB, rounded up; the
+    """Per device, for dialects that request bytes. The share takes whole MiB, rounded up; the
     container's limit is exact."""
     percent_of_mib: bool = False
     """`memory_percent` is of MiB rounded down, whatever the node's unit (Koordinator's ratio)."""
     sharing: SharingPolicy = SharingPolicy.SHARED
     idle_parts: bool = False
-    """A part of a device instead of exclusive ones would need an idle one, too, which hints
-    mention."""
+    """A part of a device would need an idle one, like exclusive ones; hints mention it."""
     slots: Count = 0
-    """Slots that a device has in the dialect; 0 for `Device.slots`."""
+    """Of a device in the dialect; 0 for `Device.slots`."""
     mig_allowed: bool = False
     """A MIG instance may replace a share that HAMi-core enforces."""
     records_requested_units: bool = False
@@ -163,7 +161,7 @@ class DeviceSelection(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_
     uuids: Choices = ()
     not_uuids: Choices = ()
     mode: ChoiceText | None = None
-    """Demanded `DeviceMode`, exactly as written by the author."""
+    """A `DeviceMode`, exactly as written by the author."""
 
 
 class NodeTerm(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -191,7 +189,6 @@ class VolumeRule(StrEnum):
     """The rule of kube-scheduler that limits a pod with volumes to some nodes."""
 
     NODE_AFFINITY = "VolumeNodeAffinity"
-    """A bound volume can be reached from these nodes only (`spec.nodeAffinity`)."""
     ZONE = "VolumeZone"
     """A bound volume has labels of a zone or region."""
     NO_VOLUME = "NoVolumeToBind"
@@ -237,7 +234,6 @@ class PodClaim(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     volumes: Annotated[tuple[ClaimVolume, ...], Meta(max_length=MOST_VOLUMES)] = ()
     """Smallest first. Claims of one pod may have the same ones: each takes another."""
     provisions: bool = False
-    """Its StorageClass has a provisioner."""
 
 
 RepelledFrom = tuple[tuple[KeyText, frozenset[NameText]], ...]
@@ -250,14 +246,14 @@ class NodeRequirements(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit
     selector: tuple[tuple[KeyText, NameText], ...] = ()
     """`nodeSelector`, sorted by key."""
     required: tuple[tuple[NodeTerm, ...], ...] = ()
-    """Terms of required node affinity: any one term, all of its requirements."""
+    """Required node affinity: any one term, all of its requirements."""
     preferred: tuple[tuple[Percent, tuple[NodeTerm, ...]], ...] = ()
     """Weight 1-100 and term of preferred node affinity."""
     tolerations: tuple[Toleration, ...] = ()
     unsupported: tuple[LongText, ...] = ()
     """Fields that placement does not support; the pod is refused with their paths."""
     volumes: Annotated[tuple[VolumeRequirement, ...], Meta(max_length=5 * MOST_CLAIMS)] = ()
-    """All of them must hold."""
+    """All must hold."""
     repelled_from: RepelledFrom = ()
     """Where required anti-affinity of running pods forbids the pod; set for a decision only."""
 
@@ -273,17 +269,17 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
 
 
 class Term(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """How long a pod may run, and how long it is expected to run."""
+    """How long a pod may run, and is expected to run."""
 
     max_run_s: RunTime | None = None
-    """`spec.activeDeadlineSeconds`: the kubelet ends the pod so long after its start; or None."""
+    """`spec.activeDeadlineSeconds`: the kubelet ends the pod so long after its start."""
     expected_run_s: RunTime | None = None
-    """What the pod's author expects; nothing enforces it."""
+    """By the pod's author; nothing enforces it."""
     grace_s: RunTime = 30
     """`spec.terminationGracePeriodSeconds`: how long its containers may take to end."""
     runs_on: bool = False
-    """Its node runs it for ever (a DaemonSet's or static pod): a namespace's maximum is not for it.
-    """
+    """Its node runs it for ever (a DaemonSet's or static pod): a namespace's maximum is not for
+    it."""
 
 
 NO_TERM = Term()
@@ -295,27 +291,23 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     dialect: ShortText = ""
     """Key of `shared.dialects.DIALECTS`; empty for a pod that requests no GPU."""
     containers: Annotated[tuple[GpuRequest, ...], Meta(max_length=MOST_CONTAINERS)] = ()
-    """Containers that request a GPU, in spec order: first init containers, with sidecars in
-    between."""
+    """With GPUs, in spec order: first init containers, with sidecars in between."""
     same_device: bool = False
     """All containers share one device (gpushare)."""
     triggers: tuple[KeyText, ...] = ()
     """Resources that the device plugin of the node must serve, so that Allocate is called."""
     selection: DeviceSelection = msgspec.field(default_factory=DeviceSelection)
     distinct_devices: bool = False
-    """No two containers share a device."""
     anti_affinity_groups: Groups = ()
-    """Groups whose pods must not share a device."""
+    """Pods of one group must not share a device."""
     memo: MemoText = ""
-    """Data of the dialect about the pod, for its own use when the container is set up."""
+    """Data of the dialect, for its own use when the container is set up."""
     topology_scope: TopologyScope = TopologyScope.NODE
-    """The topology domain that must contain all devices of a container."""
     prefer_links: bool = True
     """Prefer devices with the best links (a score, not a filter)."""
     prefer_mig: bool = False
-    """Prefer MIG instances to shares that HAMi-core enforces."""
     allocation_weights: tuple[Amount, Amount, Amount] = (0, 0, 1)
-    """Weights of slots, cores and memory, for orders by allocated fraction."""
+    """Of slots, cores and memory, for orders by allocated fraction."""
     gang: Gang | None = None
     device_order: DeviceOrder = DeviceOrder.LAST
     node_order: NodeOrder = NodeOrder.BINPACK
@@ -332,7 +324,7 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
 
     @property
     def size(self) -> tuple[int, ...]:
-        """Return a sort key: how hard the pod is to place."""
+        """A sort key: how hard the pod is to place."""
         containers = [container for container in self.containers if not container.init]
         return (
             sum(container.gpus for container in containers),

@@ -83,7 +83,6 @@ class IdleHolder(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Kind and name of the controller, or of the pod."""
     pod: PodUid = PodUid("")
     name: str = ""
-    """Of the pod."""
     shares: int
     gpus: float
     """The larger part of a device's cores or memory, added up."""

@@ -1,7 +1,7 @@
 """Devices and their shares, as the API returns them; pure.
 
 Amounts are MiB, percent of one device and Unix seconds. Of a namespace that the viewer may not see,
-a share has its amounts and the state of its lease: no names, no times and no measured usage.
+a share has its amounts and the state of its lease: no names, times or usage.
 """
 
 import msgspec
@@ -16,13 +16,11 @@ class MeasuredView(View, frozen=True, kw_only=True):
     """The usage of a share, as the agent of its node measured it last."""
 
     memory_mib: int | None = None
-    """Null if neither the driver nor HAMi-core reports it."""
     cores_percent: int | None = None
     processes: int = 0
     idle: bool = False
-    """Whether it has not been used for longer than the request's `idle_after_s`."""
+    """Not used for longer than the request's `idle_after_s`."""
     idle_since: float | None = None
-    """The last use; null while it is in use."""
 
 
 class ShareView(View, frozen=True, kw_only=True):
@@ -35,7 +33,6 @@ class ShareView(View, frozen=True, kw_only=True):
     memory_mib: int
     cores_percent: int
     booked_cores: int
-    """The cores that the share reserves; 0 for a MIG instance."""
     whole: bool = False
     slot: int | None = None
     mig: MigPlacement | None = None
@@ -83,7 +80,7 @@ class DeviceView(View, frozen=True, kw_only=True):
     """Why annotations of the node close it to new shares; empty if none does, or if it is sick."""
     memory_mib: int
     unit_mib: int
-    """MiB per unit of a memory request on this node."""
+    """Of a memory request on this node."""
     used_memory_mib: int
     used_cores_percent: int
     slots: int
@@ -91,12 +88,12 @@ class DeviceView(View, frozen=True, kw_only=True):
     fence: int
     layout: str
     instances: str
-    """The instances of this layout, such as `3 x 2g.10gb + 1 x 1g.5gb`."""
+    """Of this layout, such as `3 x 2g.10gb + 1 x 1g.5gb`."""
     layouts: int
     """How many MIG layouts are possible."""
     numa: int | None
     leftovers: tuple[Leftover, ...] = ()
-    """What earlier pods still hold of it, without the names that the viewer may not see."""
+    """Without the names that the viewer may not see."""
     shares: tuple[HeldShare, ...] = ()
 
 
@@ -123,4 +120,3 @@ class GpusView(View, frozen=True, kw_only=True):
     unmeasured_nodes: tuple[NodeName, ...] = ()
     """Nodes with leases whose agents did not reply."""
     problems: tuple[str, ...] = ()
-    """What is wrong, as text."""

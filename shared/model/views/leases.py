@@ -26,21 +26,18 @@ class LeaseView(View, frozen=True, kw_only=True):
     expires_at: float
     weighed: str = ""
     ends_by: float | None = None
-    """When its devices are free at the latest: its pod has a maximum run time, which has begun."""
+    """Of its devices, at the latest: its pod has a maximum run time, which has begun."""
     expected_end: float | None = None
-    """When its pod ends as its author, or the run times of pods before it, let expect."""
+    """By what its author, or the run times of pods before it, let expect."""
     unhealthy_devices: dict[DeviceUuid, str] = msgspec.field(default_factory=dict)
-    """The faults of its devices that are not healthy."""
     shares: tuple[ShareView, ...] = ()
 
     @property
     def users(self) -> tuple[PodUid, ...]:
-        """The pods that have its shares: one, or the consumers of its claim."""
         return (self.pod,) if self.claim is None else self.claim.consumers
 
     @property
     def idle_since(self) -> float | None:
-        """Since when none of its shares has been used, or None if it is not idle."""
         measured = [share.measured for share in self.shares if not share.init]
         since = [usage.idle_since for usage in measured if usage and usage.idle]
         instants = [instant for instant in since if instant is not None]
@@ -51,7 +48,6 @@ class StartView(View, frozen=True, kw_only=True):
     """The planned start of a waiting pod."""
 
     at: float
-    """Unix seconds."""
     promised: bool
     """It starts by then at the latest, unless a node or device fails, a pod of higher priority
     comes, or an administrator acts; else it is expected to start then."""
@@ -59,7 +55,6 @@ class StartView(View, frozen=True, kw_only=True):
 
     @property
     def short(self) -> str:
-        """The text in a column."""
         return f"{'by' if self.promised else 'about'} {timestamp(self.at)}"
 
 
@@ -78,17 +73,14 @@ class WaitingView(View, frozen=True, kw_only=True):
     hint: str
     permanent: bool
     code: str = ""
-    """The reason of most nodes, such as `InsufficientCpu`; or `GpuQuota`, `Budget`, or
-    `GangIncomplete`."""
+    """Of most nodes, such as `InsufficientCpu`; or `GpuQuota`, `Budget`, or `GangIncomplete`."""
     start: StartView | None = None
-    """Null if no start is planned."""
     first_alike: PodUid
     """The first pod of its gang that waits for the same reason, or itself. Lists have one row for
     those of the same `first_alike`."""
 
     @property
     def text(self) -> str:
-        """The reason, then what to try."""
         return Refusal(reason=self.reason, hint=self.hint).text
 
 

@@ -23,7 +23,6 @@ class ResizeView(View, frozen=True, kw_only=True):
     """What a binder replied to a resize."""
 
     outcome: str
-    """`resized`, `unchanged`, `refused`, or `unavailable` (it may succeed later)."""
     pod: PodUid
     namespace: Namespace
     name: str
@@ -52,15 +51,13 @@ class GrantView(View, frozen=True, kw_only=True):
     namespace: Namespace
     granted_minutes: str
     remaining_minutes: str | None
-    """Null if the namespace has no limit."""
     missing_minutes: str | None = None
-    """What must be granted until it is back in budget; null if it is."""
+    """To be back in budget; null if it is."""
 
 
 class VersionView(View, frozen=True, kw_only=True):
     """The versions of Leasehold that run."""
 
     version: str
-    """That of the API."""
     services: dict[str, tuple[str, ...]]
-    """Those of the replicas of each service: during an upgrade there may be two."""
+    """Of the replicas of each service: during an upgrade there may be two."""

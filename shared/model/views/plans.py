@@ -28,7 +28,6 @@ class PlannedShare(View, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, shares: Iterable[Share]) -> "tuple[PlannedShare, ...]":
-        """Return the shares of a placement."""
         return tuple(map(cls.from_attributes, shares))
 
 

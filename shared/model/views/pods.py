@@ -18,7 +18,7 @@ class QueuePlace(View, frozen=True, kw_only=True):
     position: int
     of: int
     after: str = ""
-    """Namespace and name of the pod before it; empty if the viewer may not see it."""
+    """Of the pod before it, with its namespace; empty if the viewer may not see it."""
     after_reason: str = ""
     dominant_share: float
     """The largest part of all healthy devices' cores or memory that the namespace holds."""
@@ -49,9 +49,8 @@ class SpanView(View, frozen=True, kw_only=True):
     ok: bool = True
     text: str = ""
     notes: tuple[str, ...] = ()
-    """Events within it, each with the seconds since the start of the trace."""
+    """Each with the seconds since the start of the trace."""
     claim: str = ""
-    """Name of the ResourceClaim that it is about."""
 
 
 class TraceView(View, frozen=True, kw_only=True):
@@ -70,7 +69,7 @@ class WaitingDetails(WaitingView, frozen=True, kw_only=True):
     nearest: tuple[NodeVerdict, ...] = ()
     quota: Namespace = Namespace("")
     no_end: str = ""
-    """Without a planned start: which leases would have to end, or when it could start."""
+    """Which leases would have to end, or when it could start."""
     queue: QueuePlace
 
 
@@ -86,9 +85,7 @@ class PodView(View, frozen=True, kw_only=True):
     gang: GangView | None = None
     cordoned: str = ""
     devices: tuple[DeviceView, ...] = ()
-    """Without their shares."""
     finished: "FinishedPod | None" = None
-    """Set if it finished within a day."""
     trace: TraceView
 
 
@@ -99,7 +96,6 @@ class FinishedPod(View, frozen=True, kw_only=True):
     namespace: Namespace
     name: str
     claim: bool = False
-    """It is a ResourceClaim."""
     node: NodeName
     devices: tuple[DeviceUuid, ...]
     gpus: float
@@ -107,7 +103,6 @@ class FinishedPod(View, frozen=True, kw_only=True):
     memory_mib: int
     cores_percent: int
     started: float
-    """When the lease was created."""
     ended: float
     reason: str = ""
     """`Succeeded`, `Failed`, or why it was deleted; or empty."""

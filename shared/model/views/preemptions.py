@@ -63,4 +63,3 @@ class DryRunView(View, frozen=True, kw_only=True):
     in_progress: PreemptionView | None = None
     protected: tuple[ProtectedPod, ...] = ()
     protected_left_out: int = 0
-    """Protected pods that are not listed, as there are too many."""
