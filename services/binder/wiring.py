@@ -76,7 +76,7 @@ def build_binder(
     evidence = CollectedEvidence(clock.ticks)
     updater = LedgerUpdater(ledger, LostLeases(ledger, holders, agents, clock=clock), events, clock)
     offers = SchedulerOffers(ledger.waiting_pods, pods, clock)
-    preemptions = _preemptions(ports, events, conditions, offers)
+    preemptions = _preemptions(ports, events, conditions, offers, sender)
     leads = preemptions.leadership.holds
     binder = PodBinder(
         ledger=ledger,
@@ -133,6 +133,7 @@ def _preemptions(
     events: EventWriter,
     conditions: ConditionWriter,
     offers: SchedulerOffers,
+    sender: BindingSender,
 ) -> PlannedPreemptions:
     store = ports.ledger.part(Preemptions)
     starts = PlannedStarts(
@@ -151,6 +152,7 @@ def _preemptions(
         offers=offers,
         starts=starts,
         leadership=Leadership(store, "binder"),
+        is_busy=sender.is_busy,
     )
 
 

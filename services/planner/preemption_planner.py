@@ -52,6 +52,9 @@ PLANNING_S = 1.0
 cluster; then starts are planned, and plans for the pods that are left follow."""
 AT_ONCE = 16
 """Plans that are stored side by side, as soon as so many are made."""
+MOST_OPEN = 512
+"""No plan for a pod is made while so many are open: binders read all of them twice a second, and
+each has claims on devices that stay unused until it is carried out."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -139,8 +142,10 @@ class PreemptionPlanner:
         state = await self.store.state(now=now)
         waiting = await self.ledger.waiting_pods.load()
         self._check_at = now + PLAN_S + len(waiting) * PLAN_S_PER_POD
+        began = self.clock.ticks()
         if self.rules.preemption and await self._plan_preemptions(waiting, state, now):
-            self._check_at = 0.0
+            # A pause as long as the round leaves half of a core to others.
+            self._check_at = self.clock.now() + (self.clock.ticks() - began)
             self._plan_at = 0.0
         await self.starts.plan(waiting, await self.store.state(now=now, past_s=0))
 
@@ -148,6 +153,9 @@ class PreemptionPlanner:
         self, waiting: Sequence[WaitingPod], state: PreemptionState, now: float
     ) -> bool:
         """Plan what is due; return whether more is to be planned, for which there was no time."""
+        room = MOST_OPEN - len(state.open)
+        if room <= 0:
+            return False
         pending = pending_pods(waiting, state, now)
         budgets = (state.budgets or {}).values()
         policies = [budget for budget in budgets if ends_by_policy(budget, now)]
@@ -163,13 +171,14 @@ class PreemptionPlanner:
             if policies:
                 state = await self.store.state(now=now)
             plans = PlanRound(cluster, state, self.rules, now)
-            begun |= await self._plan_for(pending[:1], plans)
+            stored = await self._plan_for(pending[:1], plans)
             at = self.clock.ticks()
             until = at + max(PLANNING_S, at - began)
             done = 1
-            while done < len(pending) and self.clock.ticks() < until:
-                begun |= await self._plan_for(pending[done : done + AT_ONCE], plans)
+            while done < len(pending) and stored < room and self.clock.ticks() < until:
+                stored += await self._plan_for(pending[done : done + AT_ONCE], plans)
                 done += AT_ONCE
+        begun |= stored > 0
         self._pause_s = PLAN_S if begun else min(2 * self._pause_s, MAX_PLAN_S)
         self._plan_at = self.clock.now() + self._pause_s
         return begun and done < len(pending)
@@ -187,8 +196,8 @@ class PreemptionPlanner:
             self._plan_at = 0.0
             self._pause_s = PLAN_S
 
-    async def _plan_for(self, waiting: Sequence[WaitingPod], plans: PlanRound) -> bool:
-        """Plan for these pods, and store the plans; return whether one was stored.
+    async def _plan_for(self, waiting: Sequence[WaitingPod], plans: PlanRound) -> int:
+        """Plan for these pods, and store the plans; return how many were stored.
 
         A thread plans, so that a process with several services goes on meanwhile.
         """
@@ -196,7 +205,7 @@ class PreemptionPlanner:
         stored = await asyncio.gather(
             *(self._store_plan(pod, pending, plan, plans.state) for pod, pending, plan in made)
         )
-        return any(stored)
+        return sum(stored)
 
     async def _store_plan(
         self, waiting: WaitingPod, pending: PendingPod, plan: PreemptionPlan, state: PreemptionState

@@ -26,6 +26,7 @@ TRUSTED_S = 0.25
 RETRY_S = 0.5
 """Pause after a request without a reply, so that not every batch waits; it doubles."""
 MAX_RETRY_S = 4.0
+"""The longest such pause."""
 NO_AGENT_S = 10.0
 """Pause after a request to a node without an agent of Leasehold."""
 CORDON_AFTER = 2

@@ -32,6 +32,7 @@ from shared.runtime.service import answers
 DEADLINE_S = 3.0
 """Attempts to bind a pod begin within this time; kube-scheduler waits for 5 s."""
 RETRY_S = 0.1
+"""Pause between attempts to bind a pod for kube-scheduler."""
 RESERVATION_S = 10.0
 """How long a reservation lasts if this binder dies before it commits the lease."""
 

@@ -5,7 +5,7 @@ other pod gets what becomes free.
 """
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -53,8 +53,19 @@ STEP_S = 0.5
 """Interval of steps of preemptions that are in progress."""
 LOOK_S = 1.0
 """Interval of looks at the ledger while nothing is planned."""
-AT_ONCE = 16
-"""Preemptions whose steps are taken side by side: most of a step is waiting for the API server."""
+AT_ONCE = 8
+"""Preemptions whose steps are taken side by side: most of a step is waiting for the API server, but
+a Binding waits for its turn among them."""
+MOST_STEPS = 64
+"""Preemptions of which steps are taken in one round; the others follow in the next ones."""
+OBSERVED_AT_ONCE = 64
+"""Preemptions whose pods are read in one call: nothing is bound while the reply is decoded."""
+MAX_PAUSE_S = 5.0
+"""A pause as long as the round before it, up to this, leaves half of the time to Bindings."""
+GIVE_WAY_S = 1.0
+"""For so long at most, a step waits while Bindings do: plans proceed under any load."""
+GIVE_WAY_PAUSE_S = 0.02
+"""Interval of looks at whether they still do."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -73,6 +84,8 @@ class PlannedPreemptions:
     offers: SchedulerOffers
     starts: PlannedStarts
     leadership: Leadership
+    is_busy: Callable[[], bool] = lambda: False
+    """Returns whether Bindings wait to be sent: they come first."""
     step_s: float = LOOK_S
     """Interval until the next step."""
 
@@ -80,6 +93,8 @@ class PlannedPreemptions:
         self._blocked_until: dict[str, float] = {}
         self._offer_at: dict[PodUid, float] = {}
         self._acting = asyncio.Semaphore(AT_ONCE)
+        self._last = ""
+        """ID of the preemption that stepped last."""
 
     async def claimed_for(self, pod: PodUid) -> Reservation | None:
         """Return what an open preemption has claimed for the pod, or None if there is none."""
@@ -90,7 +105,7 @@ class PlannedPreemptions:
 
     @loops(every_s=lambda preemptions: preemptions.step_s)
     async def carry_out(self) -> list[PlacementChosen]:
-        """Take the next step of every plan, unless another binder leads."""
+        """Take the next steps of plans, unless another binder leads."""
         status = await self.ledger.status(now=self.clock.ticks())
         if status is None:
             return []
@@ -98,15 +113,19 @@ class PlannedPreemptions:
         self.step_s = STEP_S if is_due else LOOK_S
         if not is_due or not await self.leadership.holds():
             return []
+        began = self.clock.ticks()
         state = await self.store.state(now=self.clock.now(), past_s=0)
         placements = await self._advance(state)
-        return placements + await self.starts.advance(state.starts)
+        placements += await self.starts.advance(state.starts)
+        self.step_s = max(STEP_S, min(self.clock.ticks() - began, MAX_PAUSE_S))
+        return placements
 
     async def _all(self, actions: Iterable[Awaitable[T]]) -> list[T]:
         """Return the results of all, `AT_ONCE` at a time; raises the first error once all ended."""
 
         async def act(action: Awaitable[T]) -> T:
             async with self._acting:
+                await self._give_way()
                 return await action
 
         results = await asyncio.gather(*map(act, actions), return_exceptions=True)
@@ -115,19 +134,44 @@ class PlannedPreemptions:
                 raise result
         return [result for result in results if not isinstance(result, BaseException)]
 
+    async def _give_way(self) -> None:
+        latest = self.clock.ticks() + GIVE_WAY_S
+        while self.is_busy() and self.clock.ticks() < latest:
+            await self.clock.sleep(GIVE_WAY_PAUSE_S)
+
+    def _in_turn(self, preemptions: Iterable[StoredPreemption]) -> list[StoredPreemption]:
+        """Return preemptions, first those after the one that stepped last."""
+
+        def place(read: StoredPreemption) -> tuple[bool, str]:
+            id_ = read.preemption.id
+            return id_ <= self._last, id_
+
+        return sorted(preemptions, key=place)
+
     async def _advance(self, state: PreemptionState) -> list[PlacementChosen]:
-        """Take the next step of each preemption; return the placements of pending pods."""
+        """Take the next steps of preemptions; return the placements of pending pods.
+
+        What is freed is handed over at once, however many preemptions there are.
+        """
         placements = list[PlacementChosen]()
         freed = list[StoredPreemption]()
         waiting = list[WaitingPod]()
-        for batch in in_batches(state.open):
+        left = MOST_STEPS
+        for batch in in_batches(self._in_turn(state.open), OBSERVED_AT_ONCE):
             observed = await self._observe([read.preemption for read in batch])
             now = self.clock.now()
             steps = [
                 (read, seen, *next_step(read, seen, state, now))
                 for read, seen in zip(batch, observed, strict=True)
             ]
-            await self._all(self._take(step, read, reason) for read, _, step, reason in steps)
+            due = [
+                (step, read, reason) for read, _, step, reason in steps if self._acts(step, read)
+            ]
+            taken = due[:left]
+            left -= len(taken)
+            if taken:
+                self._last = taken[-1][1].preemption.id
+            await self._all(self._take(*acting) for acting in taken)
             for read, seen, step, _ in steps:
                 if step is Step.BIND and seen.lease:
                     placements.append(placement_of(seen.lease))
@@ -136,14 +180,18 @@ class PlannedPreemptions:
                     waiting.append(seen.waiting)
         return placements + (await self._reserve(freed, waiting) if freed else [])
 
+    def _acts(self, step: Step, read: StoredPreemption) -> bool:
+        """Return whether `_take` is due: what is freed is reserved for many pods together."""
+        if step is Step.EVICT:
+            return self.clock.now() >= self._blocked_until.get(read.preemption.id, 0.0)
+        return step not in {Step.WAIT, Step.RESERVE, Step.BIND}
+
     async def _take(self, step: Step, read: StoredPreemption, reason: str) -> None:
-        """Take the next step of a preemption, unless that is to reserve or to bind."""
         match step:
             case Step.ANNOUNCE:
                 await self._announce(read)
             case Step.EVICT:
-                if self.clock.now() >= self._blocked_until.get(read.preemption.id, 0.0):
-                    await self._evict(read)
+                await self._evict(read)
             case Step.OFFER:
                 await self._offer(read)
             case Step.CLOSE:

@@ -1,5 +1,6 @@
 """Preemption on a real Valkey and the simulated API server, step by step."""
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -7,13 +8,14 @@ import pytest
 import redis.asyncio
 from msgspec import structs
 
+from services.binder.plans.preemptions import GIVE_WAY_PAUSE_S, GIVE_WAY_S
 from services.planner.plan import PlanInput, plan_input
 from services.planner.preemption_planner import LOOK_S, PLANNING_S, STEP_S
 from shared.ledger.preemptions import Preemptions
 from shared.model.devices.node import HOSTNAME, AntiAffinityTerm, LabelRequirement
 from shared.model.events.request_reply import DryRunReply, DryRunRequest
 from shared.model.leases.lease import LeaseState
-from shared.model.leases.preemption import Preemption, PreemptionCause
+from shared.model.leases.preemption import Preemption, PreemptionCause, PreemptionStage
 from shared.model.names import OFFER, PREEMPTIBLE, NodeName, PodUid
 from tests.support.placer.ledger import (
     assert_sound,
@@ -27,6 +29,7 @@ from tests.support.placer.ledger import (
 )
 from tests.support.planner.scene import Scene, scene
 from tests.support.servers.valkey import ValkeyServer
+from tests.support.waiting import until
 
 
 async def calls(server: ValkeyServer, *commands: str) -> int:
@@ -140,6 +143,89 @@ async def test_what_is_freed_for_many_pods_is_handed_over_with_one_reading_of_th
 
         assert {each.lease.pod for each in found} == pods
         assert await function_calls(server) - before < 2 * len(pods)
+
+
+async def in_need_of(at: Scene, count: int) -> None:
+    """Let as many pods run as wait for their devices."""
+    for gpu in range(count):
+        await at.running(f"old-{gpu}", gpu=gpu, mib=16_000, owner=f"owner-{gpu}")
+        await at.waiting(f"new-{gpu}")
+    await at.save_budget("a")
+
+
+async def test_a_round_takes_few_steps_and_each_preemption_gets_its_turn(
+    server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.binder.plans.preemptions.MOST_STEPS", 2)
+    monkeypatch.setattr("services.binder.plans.preemptions.OBSERVED_AT_ONCE", 2)
+    async with scene(server.url, gpus=6) as at:
+        await in_need_of(at, 6)
+        binder = at.binder(preemption_per_namespace_hour=6)
+        announced = []
+        for _ in range(3):
+            await binder.preempt()
+            announced.append((await at.stages()).count(PreemptionStage.ANNOUNCED))
+
+        assert announced == [2, 4, 6]
+
+
+async def test_the_pause_after_a_round_is_as_long_as_it(
+    server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with scene(server.url) as at:
+        await in_need_of(at, 1)
+        binder = at.binder()
+        evict = binder.preemptions.pods.evict
+
+        async def slow(*given: Any, **more: Any) -> Any:
+            at.clock.advance(3 * STEP_S)
+            return await evict(*given, **more)
+
+        monkeypatch.setattr(binder.preemptions.pods, "evict", slow)
+        await binder.preempt()
+
+        assert binder.preemptions.step_s == pytest.approx(3 * STEP_S)
+
+
+async def test_a_step_waits_while_bindings_do_but_not_for_ever(server: ValkeyServer) -> None:
+    async with scene(server.url) as at:
+        await in_need_of(at, 1)
+        binder = at.binder()
+        binder.preemptions.is_busy = lambda: True
+        began = at.clock.ticks()
+        before = at.writes("old-0")
+
+        async with asyncio.TaskGroup() as group:
+            round_of_steps = group.create_task(binder.preempt())
+            await until(lambda: at.clock.sleepers)
+            assert at.writes("old-0") == before
+            while not round_of_steps.done():
+                await until(lambda: at.clock.sleepers or round_of_steps.done())
+                at.clock.advance(GIVE_WAY_PAUSE_S)
+
+        assert GIVE_WAY_S <= at.clock.ticks() - began < 2 * GIVE_WAY_S
+        assert await at.stages() == [PreemptionStage.ANNOUNCED]
+
+
+async def test_no_more_is_planned_while_many_plans_are_open(
+    server: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.planner.preemption_planner.MOST_OPEN", 1)
+    monkeypatch.setattr("services.planner.preemption_planner.AT_ONCE", 1)
+    async with scene(server.url, gpus=3) as at:
+        await in_need_of(at, 3)
+        binder = at.binder(preemption_per_namespace_hour=6)
+        for _ in range(4):
+            await binder.preempt()
+            at.clock.advance(1)
+        assert len(await at.stages()) == 1
+
+        for read in (await at.state()).open:
+            await at.preemptions.close(read)
+        at.clock.advance(PLANNING_S)
+        await binder.preempt()
+
+        assert len(await at.stages()) == 1
 
 
 async def test_the_end_of_a_lease_reads_the_claims_of_its_node_alone(server: ValkeyServer) -> None:
