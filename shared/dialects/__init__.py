@@ -24,10 +24,10 @@ DIALECTS: Mapping[str, Dialect] = {
 GPU_RESOURCES = frozenset({TRIGGER}).union(*(d.resources for d in DIALECTS.values()))
 
 STATUS_RESOURCES = frozenset().union(*(d.status_resources for d in DIALECTS.values()))
-"""Resources that node agents write into node status."""
+"""Written by node agents into node status."""
 
 LEDGER_RESOURCES = GPU_RESOURCES.difference(*(d.node_wide for d in DIALECTS.values()))
-"""Resources that the ledger counts by device. They are not ordinary resources of a node."""
+"""Counted by device in the ledger: not ordinary resources of a node."""
 
 RESOURCE_PREFIXES = (
     "volcano.sh/",
@@ -39,14 +39,14 @@ RESOURCE_PREFIXES = (
     "nvidia.com/priority",
     "leasehold.dev/",
 )
-"""Prefixes of all `GPU_RESOURCES`; other names may have them, too."""
+"""Of all `GPU_RESOURCES`; other names may have them, too."""
 
 SCHEDULERS = tuple(
     dict.fromkeys((OWN_SCHEDULER, *(d.scheduler for d in DIALECTS.values() if d.scheduler)))
 )
-"""`spec.schedulerName` of pods that Leasehold places: its own, and those of vendors' schedulers."""
+"""Of pods that Leasehold places: its own, and those of vendors' schedulers."""
 KUBE_SCHEDULER = "leasehold-full"
-"""`spec.schedulerName` of pods that a kube-scheduler with Leasehold's extender schedules."""
+"""Of pods that a kube-scheduler with Leasehold's extender schedules."""
 
 REQUEST_ANNOTATIONS = frozenset({ISOLATION, MAX_RUN_TIME, EXPECTED_RUN_TIME}).union(
     *(d.request_annotations for d in DIALECTS.values())

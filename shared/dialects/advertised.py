@@ -27,12 +27,12 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginDeviceId:
-    """A device ID in a device-plugin list: at most 63 characters, never reused."""
+    """At most 63 characters, never reused."""
 
     id: str
     healthy: bool
     device: DeviceUuid | None = None
-    """The device, or None if the ID is good for any."""
+    """None if the ID is good for any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,9 @@ class NodeSoftware:
     """The software of a node, as far as its advertisement depends on it."""
 
     driver_version: str = ""
-    """Version of the GPUs' driver, or empty if unknown."""
+    """Of the GPUs' driver; or empty."""
     isolation_available: bool = False
-    """Whether HAMi-core's library is installed, and a process of this node can load it."""
+    """Whether a process of this node can load the installed library of HAMi-core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +50,10 @@ class NodeObject:
     """A cluster-scoped custom object, named like its node, that lists the node's devices."""
 
     collection: str
-    """API path of the collection, such as `/apis/GROUP/VERSION/PLURAL`."""
+    """API path, such as `/apis/GROUP/VERSION/PLURAL`."""
     kind: str
     labels: Mapping[str, str | None] = field(default_factory=dict)
-    """Labels to set, or None to remove one. Other keys are not changed."""
+    """To set, or None to remove one. Other keys are not changed."""
     devices: tuple[Mapping[str, Any], ...] = ()
     """`spec.devices`. The writer of the object adds the time of a condition."""
 
@@ -61,14 +61,14 @@ class NodeObject:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advertisement:
     served: Mapping[str, tuple[PluginDeviceId, ...]] = field(default_factory=dict)
-    """Device IDs by resource, for the device plugin."""
+    """By resource, for the device plugin."""
     node_status: Mapping[str, int] = field(default_factory=dict)
     annotations: Mapping[str, str | None] = field(default_factory=dict)
-    """Annotations of the node to set, or None to remove one."""
+    """To set, or None to remove one."""
     labels: Mapping[str, str | None] = field(default_factory=dict)
-    """Labels of the node to set, or None to remove one."""
+    """To set, or None to remove one."""
     annotation_entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Our entries in comma-separated annotations of the node that others write, too."""
+    """Ours, in comma-separated annotations that others also write."""
     objects: tuple[NodeObject, ...] = ()
 
 
@@ -84,7 +84,6 @@ def trigger_ids(devices: Sequence[Device]) -> tuple[PluginDeviceId, ...]:
 def numbered_ids(
     devices: Iterable[Device], count: Callable[[Device], int]
 ) -> tuple[PluginDeviceId, ...]:
-    """Number the IDs of each device from 0."""
     return tuple(
         PluginDeviceId(id=numbered_id(device.uuid, n), healthy=device.healthy, device=device.uuid)
         for device in devices

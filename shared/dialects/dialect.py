@@ -14,7 +14,7 @@ from shared.model.requests.request import GpuRequest, PodRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerManifest:
-    """The resources of a container in a pod's manifest, as whole numbers."""
+    """The resources of a container in a pod's manifest."""
 
     name: str
     limits: Mapping[str, int] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class ContainerManifest:
 
     @property
     def ends_first(self) -> bool:
-        """Whether the container ends before the pod's next container starts."""
+        """Before the pod's next container starts."""
         return self.init and not self.sidecar
 
 
@@ -53,9 +53,9 @@ class Rules:
     """An operator's settings for parsing requests."""
 
     enabled: tuple[str, ...] = ()
-    """Names of the enabled dialects, or empty for all."""
+    """Names; empty for all."""
     disabled: tuple[str, ...] = ()
-    """Names of dialects that are disabled even if `enabled` lists them."""
+    """Even if `enabled` lists them."""
     schedule_policy: str = ""
     """Volcano's `deviceshare.SchedulePolicy`: empty, `binpack` or `spread`."""
     exclusive_labels: tuple[tuple[tuple[str, str], ...], ...] = ()
@@ -71,12 +71,12 @@ class Rules:
     strict_namespaces: tuple[str, ...] = ()
     """Namespaces in which isolation is strict, or `*` for all."""
     prefer_mig: bool = False
-    """Prefer MIG instances to shares in hami-core mode for pods that accept both."""
+    """To shares in hami-core mode, for pods that accept both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """Paths on the node that containers mount."""
+    """On the node, for containers to mount."""
 
     library: str
     preload: str
@@ -110,9 +110,9 @@ class ContainerSetup:
     environment: Mapping[str, str]
     mounts: tuple[Mount, ...] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
-    """Annotations of the container in its runtime, not of the pod."""
+    """Of the container in its runtime, not of the pod."""
     cdi_devices: tuple[str, ...] = ()
-    """Qualified names of devices in the Container Device Interface."""
+    """Qualified names in the Container Device Interface."""
 
 
 def assigned_when_done(annotation: str) -> Callable[[Lease, frozenset[str]], dict[str, str]]:
@@ -131,82 +131,82 @@ def list_entries(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """A row of the table of dialects. All functions are pure."""
+    """All functions are pure."""
 
     name: str
     resources: frozenset[str]
-    """All resource names. They do not count as ordinary resources of a pod."""
+    """All names; they do not count as ordinary resources of a pod."""
     served: frozenset[str]
-    """Resources, `TRIGGER` among them, that the device plugin serves with some `Strategy`."""
+    """By the device plugin, with some `Strategy`; `TRIGGER` among them."""
     status_resources: frozenset[str]
-    """Resources that agents write into node status. Other resources are only read."""
+    """Written by agents into node status. Other resources are only read."""
     node_wide: frozenset[str] = frozenset()
-    """Resources of `status_resources` that count as ordinary resources of the node, too. A pod may
+    """Those of `status_resources` that also count as ordinary resources of the node. A pod may
     request more of them than its shares hold, and the kubelet rejects it beyond the node's sum."""
     node_annotations: frozenset[str] = frozenset()
-    """Annotations of nodes that agents write, besides those in `shared.model.devices`."""
+    """Written by agents, besides those in `shared.model.devices`."""
     node_labels: frozenset[str] = frozenset()
-    """Labels of nodes that agents write."""
+    """Written by agents."""
     node_objects: frozenset[str] = frozenset()
     """API paths of collections of custom objects that agents write, an object per node."""
     agent_annotations: frozenset[str] = frozenset()
-    """Annotations of pods that agents write, after Allocate."""
+    """Of pods, written by agents after Allocate."""
     request_annotations: frozenset[str]
-    """Annotations of pods that `parse` reads."""
+    """Of pods, read by `parse`."""
     request_labels: frozenset[str] = frozenset()
-    """Labels of pods that `parse` reads."""
+    """Of pods, read by `parse`."""
     request_fields: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """The annotations that a field of a request, or of its selection of devices, comes from."""
     parse: Callable[[PodManifest, Rules], PodRequest | None]
-    """Parse a pod's request, or return None if it requests nothing in this dialect."""
+    """Returns None for a pod that requests nothing in this dialect."""
     limits: Callable[[GpuRequest, PodRequest], dict[str, int]]
-    """Return the limits with which a container of this pod would request the same, for advice;
+    """Returns the limits with which a container of this pod would request the same, for advice;
     empty if the pod's resources cannot express it."""
     part: str = ""
-    """The field of `GpuRequest` with which a container could request a part of a whole device's
+    """The field of `GpuRequest` by which a container could request a part of a whole device's
     memory instead, or empty if it cannot."""
     memory_step: int = MIB
-    """The step in which memory can be requested, in bytes."""
+    """In which memory can be requested, in bytes."""
     binding_annotations: Callable[[Lease, float], dict[str, str]]
-    """Return the annotations of the Binding at a Unix time."""
+    """Returns the annotations of the Binding at a Unix time."""
     allocated_annotations: Callable[[Lease, frozenset[str]], dict[str, str]] = (
         lambda _lease, _done: {}
     )
-    """Return annotations to set once Allocate has succeeded for these containers."""
+    """Returns what to set once Allocate has succeeded for these containers."""
     failed_annotations: Callable[[Lease], dict[str, str]] = lambda _: {}
-    """Return annotations to set after Allocate was refused."""
+    """Returns what to set after Allocate was refused."""
     container_setup: Callable[[Lease, str, Mapping[DeviceUuid, Device], Paths], ContainerSetup]
-    """Return the response to Allocate for a container of the lease."""
+    """Returns the response to Allocate for a container of the lease."""
     advertise: Callable[[Sequence[Device], str], Advertisement]
-    """Return the advertisement of a node with these devices, for a `Strategy`."""
+    """Returns the advertisement of a node with these devices, for a `Strategy`."""
     annotation_difference: Callable[[Lease, Mapping[str, str]], str] = lambda _lease, _found: ""
-    """Return how a bound pod's annotations differ from its lease, for the audit, or an empty text.
-    Only for dialects whose annotations do not change after the Binding."""
+    """Returns how a bound pod's annotations differ from its lease, for the audit, or "". Only for
+    dialects whose annotations do not change after the Binding."""
     describe_node: Callable[[Sequence[Device], NodeSoftware], Advertisement] = (
         lambda _devices, _host: Advertisement()
     )
-    """Return further labels and objects of the node, which depend on its software."""
+    """Returns further labels and objects of the node, which depend on its software."""
     id_count: Callable[[Share, str], int] = lambda _share, _resource: 1
-    """Return how many device IDs of a served resource a share takes."""
+    """Returns how many device IDs of a served resource a share takes."""
     resized_annotations: Callable[[Lease], dict[str, str]] = lambda _: {}
-    """Return annotations to set after the lease of a running pod was resized."""
+    """Returns what to set after the lease of a running pod was resized."""
     released_amounts: Callable[[Share], dict[str, int]] = lambda _: {}
-    """Return the amounts of `status_resources` that a pod requests for a share and that a resize
+    """Returns the amounts of `status_resources` that a pod requests for a share and that a resize
     has released."""
     amount_changes: Callable[[Mapping[str, int]], dict[str, int | None]] = lambda _: {}
-    """Return what admission changes in a container's amounts, as the vendor's webhook does, or None
-    for an amount to remove."""
+    """Returns what admission changes in a container's amounts, as the vendor's webhook does; None
+    removes an amount."""
     added_annotations: Callable[[PodManifest], dict[str, str]] = lambda _: {}
-    """Return annotations that admission adds to a pod, as the vendor's webhook does."""
+    """Returns what admission adds to a pod, as the vendor's webhook does."""
     vendor_denial: Callable[[PodManifest, bool], Denial | None] = lambda _pod, _refused: None
-    """Return the exact message with which the vendor's webhook refuses a pod, or an empty text. The
-    flag is whether our rules refuse it."""
+    """Returns the exact message with which the vendor's webhook refuses a pod, or None. The flag is
+    whether our rules refuse it."""
     check_rules: Callable[[Rules], None] = lambda _: None
-    """Raise RequestError for an operator's setting that the dialect cannot accept."""
+    """Raises RequestError for an operator's setting that the dialect cannot accept."""
     scheduler: str = ""
     """`spec.schedulerName` of pods for the vendor's scheduler, or empty if it has none."""
     cordoned_devices: Callable[[Mapping[str, str]], Mapping[int, str]] = lambda _: {}
-    """Return the indices of devices that a node's annotations cordon, with the annotation or
+    """Returns the indices of devices that a node's annotations cordon, with the annotation or
     reason."""
     mig_variables: Mapping[str, str] = field(default_factory=dict)
-    """Variables of a container with MIG instances, besides the list of them."""
+    """Of a container with MIG instances, besides the list of them."""

@@ -13,7 +13,7 @@ TEXT_ANNOTATIONS = (
     "kubectl.kubernetes.io/last-applied-configuration",
     "kubernetes.io/description",
 )
-"""Annotations that Kubernetes defines as text for people and kubectl: no runtime reads them."""
+"""Defined by Kubernetes as text for people and kubectl: no runtime reads them."""
 
 _PATHS = re.compile(r"[\w.~%/-]+", re.ASCII)
 _LINES = re.compile(r"\\[nrt]")

@@ -21,13 +21,13 @@ class PodMemo(msgspec.Struct, frozen=True, omit_defaults=True):
     init: tuple[str, ...] = ()
     containers: tuple[str, ...] = ()
     priorities: Mapping[str, int] = msgspec.field(default_factory=dict)
-    """Priority within a device by container, if requested."""
+    """Within a device, by container."""
 
 
 def encode_memo(
     pod: PodManifest, requests: tuple[GpuRequest, ...], priorities: Mapping[str, int] | None = None
 ) -> str:
-    """Encode the memo of a pod, or return an empty text if its shares say the same."""
+    """Encode the memo of a pod, or return "" if its shares say the same."""
     init = tuple(container.name for container in pod.containers if container.init)
     containers = tuple(container.name for container in pod.containers if not container.init)
     if (
@@ -40,7 +40,7 @@ def encode_memo(
 
 
 def decode_memo(lease: Lease) -> PodMemo:
-    """Decode the memo of a lease. Raises RequestError if it is malformed."""
+    """Raises RequestError if the memo is malformed."""
     if not lease.memo:
         return PodMemo(containers=lease.containers)
     try:
@@ -54,27 +54,26 @@ def decode_memo(lease: Lease) -> PodMemo:
 
 LIBRARY_NAME = "libvgpu.so"
 LIBRARY = f"{LIBRARY_DIRECTORY}/{LIBRARY_NAME}"
-"""The library's path inside containers, and by default on the host."""
+"""In containers, and by default on the host."""
 MEMORY_LIMIT = "CUDA_DEVICE_MEMORY_LIMIT"
-"""The limit of every device; with `_` and a number, of one device by its number in the container.
-"""
+"""Of every device; with `_` and a number, of one device by its number in the container."""
 CORES_LIMIT = "CUDA_DEVICE_SM_LIMIT"
 PRIORITY = "CUDA_TASK_PRIORITY"
 CACHE = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
-"""Path of the container's region file."""
+"""The path of the container's region file."""
 POLICY = "GPU_CORE_UTILIZATION_POLICY"
 LOG_LEVEL = "LIBCUDA_LOG_LEVEL"
 ERRORS_ONLY = "1"
 """Other levels write notices to standard error, which breaks programs that parse it."""
 ALL_CORES = 100
 REGIONS = "/tmp/vgpu"  # noqa: S108 - inside the container
-"""Directory of the region file inside the container, in Volcano's plugin and ours."""
+"""Of the region file inside the container, in Volcano's plugin and ours."""
 FALLBACK_REGION = "/tmp/cudevshr.cache"  # noqa: S108 - inside the container
 """The library's default path of the region, used by processes without environment."""
 LOCKS = "/tmp/vgpulock"  # noqa: S108 - inside the container
-"""Directory of the lock that the library holds while it looks up its process ID on the host."""
+"""Of the lock that the library holds while it looks up its process ID on the host."""
 OVERRIDES = "/overrideEnv"
-"""A file inside containers from which the library sets variables, whatever the environment is."""
+"""From this file the library sets variables, whatever the environment is."""
 _OVERRIDDEN = ("CUDA_", POLICY)
 """Prefixes of variables that set limits."""
 _CACHES = uuid.UUID("6d0e1f2a-5b3c-4f58-9a39-6f1f0a7f5c11")
@@ -170,7 +169,7 @@ def is_limited(setup: ContainerSetup) -> bool:
 
 
 def whole_setup(lease: Lease, container: str) -> ContainerSetup:
-    """Return a container's whole devices, without limits. Raises RequestError if it has none."""
+    """Return whole devices, without limits. Raises RequestError if the container has none."""
     return ContainerSetup(
         environment={VISIBLE: ",".join(share.device for share in required_shares(lease, container))}
     )

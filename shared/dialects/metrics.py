@@ -1,7 +1,7 @@
 """The data of schedulers' and node monitors' metrics, and the tables of vendors' metrics; pure.
 
-A vendor's metrics are a table of `PublishedMetric`s, with the names, labels and units that users'
-dashboards know: a value may be a label there, and a percentage be called a ratio.
+Tables have the names, labels and units that users' dashboards know: a value may be a label there,
+and a percentage be called a ratio.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class PublishedMetric:
     name: str
     help: str
     attribute: str
-    """The path of the value: `memory.total` is attribute `total` of attribute `memory`."""
+    """The path of the value, such as `memory.total`."""
     label_attributes: Mapping[str, str]
     """The path of each label's value."""
 
@@ -31,7 +31,6 @@ class PublishedMetric:
         return value
 
     def labels(self, subject: object) -> Labels:
-        """Return the labels, empty where the value is not known."""
         labels = ((name, _read(subject, path)) for name, path in self.label_attributes.items())
         return {name: "" if value is None else str(value) for name, value in labels}
 
@@ -43,7 +42,7 @@ def _read(subject: Any, path: str) -> Any:
 
 
 class DeviceAllocation(DeviceView, frozen=True, kw_only=True):
-    """A device and how much of it is leased, as schedulers publish it."""
+    """A device as schedulers publish it."""
 
     all_cores: ClassVar[int] = 100
 
@@ -69,7 +68,7 @@ class DeviceAllocation(DeviceView, frozen=True, kw_only=True):
 
     @property
     def allocated_part(self) -> float:
-        """The leased part of its memory, 0 to 1."""
+        """Of its memory, 0 to 1."""
         return self.used_memory_mib / max(self.memory_mib, 1)
 
 
@@ -82,11 +81,11 @@ class ShareAllocation:
     held: Share | Booking
     """The container's share, or all that the pod takes of the device."""
     measured: MeasuredView | None = None
-    """What the node's agent measures of a share, or None if it is not known."""
+    """By the node's agent, or None if it is not known."""
 
     @property
     def container_index(self) -> int:
-        """The position of its container among those with shares, or 0 for all of the pod."""
+        """Among the containers with shares, or 0 for all of the pod."""
         held = self.held
         return self.lease.containers.index(held.container) if isinstance(held, Share) else 0
 
@@ -114,14 +113,14 @@ class ShareAllocation:
 
     @property
     def used_cores_part(self) -> float | None:
-        """The measured usage of the device's cores, 0 to 1, or None if it is not known."""
+        """Of the device, 0 to 1, or None if it is not known."""
         used_percent = self.measured.cores_percent if self.measured else None
         return None if used_percent is None else used_percent / 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceUsage:
-    """How much of a device is in use, as node monitors publish it."""
+    """A device as node monitors publish it."""
 
     zone: ClassVar[str] = "vGPU"
 
@@ -166,8 +165,6 @@ class InstanceUsage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareUsage:
-    """How much of a device a container uses."""
-
     zone: ClassVar[str] = "vGPU"
 
     namespace: str
@@ -179,7 +176,7 @@ class ShareUsage:
     limit_bytes: int | None
     memory: MemoryUsage | None
     since_kernel_s: float | None
-    """Seconds since the container started its last kernel."""
+    """Since the container started its last kernel."""
     instance: InstanceUsage | None
 
     @property

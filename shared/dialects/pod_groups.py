@@ -56,7 +56,7 @@ MOST_MEMBERS = 999_999
 
 
 class PodGroupKind(StrEnum):
-    """The API group of a PodGroup."""
+    """By API group."""
 
     KUBERNETES = "scheduling.k8s.io"
     VOLCANO = "scheduling.volcano.sh"
@@ -71,18 +71,15 @@ PATHS: Mapping[PodGroupKind, tuple[str, ...]] = {
     PodGroupKind.VOLCANO: ("/apis/scheduling.volcano.sh/v1beta1/podgroups",),
     PodGroupKind.COSCHEDULING: ("/apis/scheduling.x-k8s.io/v1alpha1/podgroups",),
 }
-"""API paths of the PodGroups of all namespaces, in the versions that may be served."""
+"""Of all namespaces, in the versions that may be served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodGroupReference:
-    """A pod's group."""
-
     name: str
     """`namespace/name`."""
     kind: PodGroupKind | None = None
-    """The kind of PodGroup with the minimum number of members, or None if the pod has the number.
-    """
+    """With the minimum number of members, or None if the pod has the number."""
     min_member: int = 1
     """The pod's own minimum, if `kind` is None."""
 

@@ -34,7 +34,7 @@ _OWNERS: Mapping[str, tuple[str, ...]] = {
     resource: tuple(d.name for d in DIALECTS.values() if resource in d.resources)
     for resource in frozenset().union(*(d.resources for d in DIALECTS.values()))
 }
-"""The dialects that have a resource name."""
+"""By resource name."""
 STRICT = "strict"
 ALL_NAMESPACES = "*"
 MOST_REASON = 200
@@ -92,10 +92,7 @@ def parse_pod_request(pod: PodManifest, rules: Rules) -> PodRequest:
 
 
 def is_strict(pod: PodManifest, rules: Rules) -> bool:
-    """Return whether the pod's isolation is strict.
-
-    Raises RequestError for any other value of the annotation.
-    """
+    """Return whether isolation is strict. Raises RequestError for an invalid annotation."""
     value = pod.annotations.get(ISOLATION)
     if value not in {None, STRICT}:
         raise RequestError(f"annotation {ISOLATION} must be {STRICT}, or be absent, got {value!r}")

@@ -19,11 +19,11 @@ LEASE_PATHS = (
     hami_core.FALLBACK_REGION,
     hami_core.OVERRIDES,
 )
-"""Paths inside containers that the node agent mounts, and HAMi-core's file of overrides."""
+"""Inside containers: what the node agent mounts, and HAMi-core's file of overrides."""
 _LEASE_NAMES = frozenset(path.rpartition("/")[2] for path in (*LEASE_PATHS, hami_core.LIBRARY))
 """Their last elements. A link in the image can lead a directory above them anywhere."""
 HOST_PATHS = ("/data", "/media", "/mnt", "/scratch", "/srv")
-"""Directories of a node that contain only data, unless an administrator names others."""
+"""On a node, with only data, unless an administrator names others."""
 HARMLESS_PATHS = (
     "/dev/infiniband",
     "/dev/shm",  # noqa: S108 - of the node

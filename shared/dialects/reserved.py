@@ -1,7 +1,7 @@
 """Fields that a pod must not set: environment variables, annotations, capabilities; pure.
 
-A pod's own variables override those of the device plugin, so a pod that sets one of these would
-choose its own limits. Annotations grant nothing here, but vendors' components may still read them.
+A pod's own variables override those of the device plugin: it would choose its own limits.
+Annotations grant nothing here, but vendors' components may still read them.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from shared.model.events.event import ADMISSION
 from shared.model.names import EXPECTED_RUN_TIME, ISOLATION, MAX_RUN_TIME
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
-"""The variable that NVIDIA's container runtime reads."""
+"""Read by NVIDIA's container runtime."""
 
 CUDA_VERSION = "CUDA_VERSION"
 
@@ -40,8 +40,8 @@ PREFIXES: Mapping[str, tuple[str, ...]] = {
     ),
     "VOLCANO_GPU_": (),
 }
-"""Prefixes of HAMi-core, of NVIDIA's container runtime, of the dynamic loader and of Volcano, each
-with the beginnings of variables that only programs read, or that select no device."""
+"""Of HAMi-core, of NVIDIA's container runtime, of the dynamic loader and of Volcano, each with the
+beginnings of variables that only programs read, or that select no device."""
 NAMES = frozenset(
     {
         "ACTIVE_OOM_KILLER",
@@ -58,7 +58,7 @@ NAMES = frozenset(
 DEVICE_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 """CUDA lists faster models first otherwise, and limits are by its numbers. Many programs set it."""
 LIBRARY_DIRECTORY = "/usr/local/vgpu"
-"""Directory of the isolation library inside containers."""
+"""Of the isolation library inside containers."""
 LIBRARY_SEARCH = "LD_LIBRARY_PATH"
 
 DENIED_ANNOTATIONS = ("leasehold.dev/",)
@@ -68,8 +68,8 @@ AUTHOR_ANNOTATIONS = (ISOLATION, MAX_RUN_TIME, EXPECTED_RUN_TIME)
 EXEMPT = "leasehold.dev/exempt"
 """On a pod of an exempt namespace: it may mount protected paths and have more privileges."""
 COMPLETED_ANNOTATIONS = (ADMISSION, EXEMPT)
-"""Annotations that the webhook writes. It replaces one on a new pod, because the pod was copied or
-the webhook is called a second time; it grants nothing."""
+"""Written by the webhook. It replaces one on a new pod, because the pod was copied or the webhook
+is called a second time; it grants nothing."""
 STRIPPED_ANNOTATIONS = (
     "volcano.sh/vgpu-node",
     "volcano.sh/vgpu-time",
@@ -104,7 +104,7 @@ CAPABILITIES = frozenset(
         "SYS_RAWIO",
     }
 )
-"""Capabilities that can remove limits: to mount, to trace, or to read and write memory."""
+"""Those that can remove limits: to mount, to trace, or to read and write memory."""
 
 RUNTIME_CLASSES = "nvidia"
 """Part of the names of runtime classes that add devices to containers."""

@@ -16,7 +16,7 @@ from shared.model.quantity import amount_text
 
 
 def load_json(text: str) -> Any:
-    """Decode a document. Raises ValueError, also for a repeated key."""
+    """Decode JSON. Raises ValueError, also for a repeated key."""
     try:
         return json.loads(text, object_pairs_hook=_unique)
     except RecursionError as error:
@@ -47,14 +47,14 @@ _BOOLEANS: Mapping[str, bool] = {
 def check_range(
     where: str, name: str, amount: int | None, least: int, most: int | None = None
 ) -> None:
-    """Check the amount of a resource, or None if a container does not request it."""
+    """An amount of None is not requested."""
     if amount is not None and (amount < least or (most is not None and amount > most)):
         allowed = f"{least} or more" if most is None else f"{least} to {most}"
         raise RequestError(f"{where}: {name} must be {allowed}, got {amount}")
 
 
 MORE_THAN_A_GPU = MIB
-"""A number of MiB, or of larger units, that no GPU has: it is one of bytes."""
+"""In MiB, or in larger units: such a number is one of bytes."""
 
 
 def check_not_bytes(where: str, name: str, amount: int, *, unit_mib: int = 1) -> None:
@@ -133,7 +133,7 @@ def parse_list(key: str, text: str) -> tuple[str, ...]:
 
 
 def check_fields(key: str, names: Mapping[str, object], fields: Collection[str]) -> None:
-    """Check that a JSON object has only these fields, or any if there are none."""
+    """Check for these fields only, or any if there are none."""
     unknown = sorted(names.keys() - set(fields)) if fields else []
     if unknown:
         raise RequestError(

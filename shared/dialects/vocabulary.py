@@ -39,7 +39,7 @@ class Word:
     place: Place
     effect: WordEffect = WordEffect.SUPPORTED
     note: str = ""
-    """What else there is to know; with NO_EFFECT, why, and what to use."""
+    """With NO_EFFECT, why, and what to use."""
 
 
 LEFT_ALONE = ("hami.io/webhook", "ignore")
@@ -141,11 +141,9 @@ PREFIXES = (
 
 @dataclass(frozen=True, slots=True)
 class MisplacedKey:
-    """A key of a pod that has no effect there."""
-
     text: str
     is_resource: bool = False
-    """It is an amount: without it the container gets more than its author meant."""
+    """Without this amount the container gets more than its author meant."""
 
 
 def find_misplaced(pod: PodManifest) -> Iterator[MisplacedKey]:
@@ -163,7 +161,7 @@ def find_misplaced(pod: PodManifest) -> Iterator[MisplacedKey]:
 
 
 def find_unread(pod: PodManifest, dialect: str) -> Iterator[str]:
-    """Yield the annotations and labels of a pod that only other dialects read."""
+    """Yield annotations and labels that only other dialects read."""
     if not dialect:
         return
     own = DIALECTS[dialect]

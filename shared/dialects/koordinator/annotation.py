@@ -1,8 +1,8 @@
 """`scheduling.koordinator.sh/device-allocated`: a pod's devices in Koordinator's format; pure.
 
-It is for people, for koordlet's metrics and for programs that read Koordinator's annotations.
-Leasehold writes it from the lease and never places a pod or serves a kubelet by it; the audit
-reports when it was changed.
+It is for people, koordlet's metrics and programs that read Koordinator's annotations. Leasehold
+writes it from the lease and never places a pod or serves a kubelet by it; the audit reports when it
+was changed.
 """
 
 import json
@@ -25,9 +25,9 @@ DECIMAL = ("", "k", "M", "G", "T", "P", "E")
 class AllocatedGpu(Struct, frozen=True, kw_only=True):
     minor: int
     uuid: str = field(name="id", default="")
-    """The GPU's UUID, or empty if its writer does not know it."""
+    """Empty if its writer does not know it."""
     resources: Mapping[str, int | float | str] | None = None
-    """Amounts by their current names, or None if they are unknown."""
+    """By their current names, or None if they are unknown."""
 
 
 class _Allocated(Struct, frozen=True):
@@ -117,7 +117,7 @@ def _text(number: int, base: int, suffixes: Iterable[str]) -> str:
 
 
 def difference(lease: Lease, annotations: Mapping[str, str]) -> str:
-    """Return how a bound pod's annotation differs from its lease, or an empty text."""
+    """Return how a bound pod's annotation differs from its lease, or ""."""
     try:
         listed = parse_allocated(annotations.get(ALLOCATED, "{}"))
     except RequestError as error:

@@ -132,7 +132,7 @@ def labels_of(devices: Sequence[Device], software: NodeSoftware) -> dict[str, st
 
 
 def device_resources(device: Device) -> dict[str, int]:
-    """Return the amounts of a GPU, in bytes and percent."""
+    """In bytes and percent."""
     return {
         PREFIX + CORE: FULL,
         PREFIX + MEMORY: device.memory_mib * MIB,
@@ -381,7 +381,6 @@ def binding_annotations(lease: Lease, _: float) -> dict[str, str]:
 
 
 def released_amounts(share: Share) -> dict[str, int]:
-    """Return the requested compute and memory that a resize has released."""
     if share.requested_size is None or share.requested_units is None:
         return {}
     less_mib = share.requested_size.memory_mib - share.memory_mib
@@ -397,12 +396,12 @@ def container_setup(
 ) -> ContainerSetup:
     """Return a container's devices and, for parts of GPUs, HAMi-core's variables and mounts.
 
-    They are those that Koordinator's node agent injects with its monitor on, with these
-    differences: the library is mounted read-only and logs errors only, CUDA numbers GPUs by PCI
-    address, and the file of overrides and the lock's directory are the container's own, because
-    libraries up to HAMi 2.8 hold the lock while they look up their process ID on the host, so that
-    any container could block all others. As upstream there is no `/etc/ld.so.preload`: a process
-    that clears its environment has no limit, and the agent measures and reports it.
+    As Koordinator's node agent injects them with its monitor on, except that the library is mounted
+    read-only and logs errors only, CUDA numbers GPUs by PCI address, and the file of overrides and
+    the lock's directory are the container's own: libraries up to HAMi 2.8 hold the lock while they
+    look up their process ID on the host, so that any container could block all others. As upstream
+    there is no `/etc/ld.so.preload`: a process that clears its environment has no limit, and the
+    agent measures and reports it.
 
     All GPUs of a container have one memory limit, the smallest where a ratio gives different
     amounts. Raises RequestError for a share without a memory limit.

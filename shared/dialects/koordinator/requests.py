@@ -31,13 +31,12 @@ from shared.model.requests.request import DeviceSelection, GpuRequest, SharingPo
 
 NAME = "koordinator"
 SCHEDULER = "koord-scheduler"
-"""`spec.schedulerName` of pods for Koordinator."""
 NVIDIA_GPUS = "nvidia.com/gpu"
 """Whole GPUs in pods for Koordinator's scheduler; in all other pods the NVIDIA dialect reads it.
 That dialect serves it in both cases."""
 PREFIX = "koordinator.sh/"
 DEPRECATED = "kubernetes.io/"
-"""Prefix of the names before Koordinator 1.0, which are read and never written."""
+"""Of the names before Koordinator 1.0, which are read and never written."""
 
 GPU = "gpu"
 SHARED = "gpu.shared"
@@ -70,14 +69,14 @@ VALID_COMBINATIONS = frozenset(
         frozenset({SHARED, CORE, RATIO}),
     }
 )
-"""The combinations of names that are valid in a container."""
+"""Of names in a container."""
 
 
 def reads_nvidia_gpus(pod: PodManifest, rules: Rules) -> bool:
     """Return whether `nvidia.com/gpu` in this pod is for the Koordinator dialect.
 
-    If that is disabled, the NVIDIA dialect reads such pods, too, so that no pod with the resource
-    ever counts as a pod without a GPU.
+    If that is disabled, the NVIDIA dialect reads such pods, so that no pod with the resource ever
+    counts as a pod without a GPU.
     """
     enabled = NAME in (rules.enabled or {NAME}) and NAME not in rules.disabled
     return enabled and pod.scheduler == SCHEDULER

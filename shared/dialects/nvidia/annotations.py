@@ -17,11 +17,10 @@ PHASE = "hami.io/bind-phase"
 REGISTER = "hami.io/node-nvidia-register"
 SCORES = "hami.io/node-nvidia-score"
 CORDON = "hami.io/device-cordon"
-"""An operator's annotation of a node: UUIDs, with commas, of devices that get no new shares."""
+"""By an operator, on a node: UUIDs, with commas, of devices that get no new shares."""
 
 
 def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
-    """Return the annotations of an assignment before Allocate."""
     devices = encode_devices(lease)
     seconds = str(int(now_s))
     return {

@@ -68,11 +68,11 @@ PRIORITY = "nvidia.com/priority"
 RESOURCES = hami_core.ShareResources(count=COUNT, memory=MEMORY, percentage=PERCENTAGE, cores=CORES)
 
 ALL = 100
-"""Percent of a device's memory, or of its cores."""
+"""Of a device's memory, or of its cores."""
 DEFAULT_GPUS = 1
-"""HAMi's `defaultGPUNum`: GPUs of a container that gives no number."""
+"""HAMi's `defaultGPUNum`: for a container that gives no number."""
 REGIONS = LIBRARY_DIRECTORY
-"""Directory of the region file inside HAMi's containers."""
+"""Of the region file inside HAMi's containers."""
 
 USE_TYPES = "nvidia.com/use-gputype"
 NOT_TYPES = "nvidia.com/nouse-gputype"
@@ -285,7 +285,6 @@ def container_setup(
 
 
 def advertise(devices: Sequence[Device], _: str) -> Advertisement:
-    """Serve slots; write the memory and cores of healthy devices into node status."""
     return Advertisement(
         served={COUNT: numbered_ids(devices, slot_count)},
         node_status=RESOURCES.of_node(devices),

@@ -21,7 +21,7 @@ KEY = "gpu_quota"
 MODEL_LABEL = "gaia.tencent.com/gpu-model"
 POOL_LABEL = "gaia.tencent.com/gpu-pool"
 MILLI = 1000
-"""Thousandths of a GPU's cores per GPU."""
+"""Of a GPU's cores."""
 
 
 class _NamespaceQuota(msgspec.Struct, frozen=True):
@@ -30,7 +30,7 @@ class _NamespaceQuota(msgspec.Struct, frozen=True):
 
 
 def parse_config_map(data: Mapping[str, str]) -> dict[Namespace, Quota]:
-    """Parse the ConfigMap's data. Raises RequestError for what gpu-admission refuses, too."""
+    """Raises RequestError for what gpu-admission also refuses."""
     place = f"ConfigMap {CONFIG_MAP_NAMESPACE}/{CONFIG_MAP_NAME}"
     if KEY not in data:
         raise RequestError(f"{place} has no key {KEY}")

@@ -52,7 +52,7 @@ WHOLE = 100
 BLOCK_MIB = 256
 BLOCK_BYTES = BLOCK_MIB * MIB
 DENIAL = f"Must supply both {CORE} AND {MEMORY}"
-"""The message of GPUSharing's webhook; its clients compare this text."""
+"""By GPUSharing's webhook; its clients compare this text."""
 
 
 def parse(pod: PodManifest, _: Rules) -> PodRequest | None:

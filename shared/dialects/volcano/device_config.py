@@ -24,7 +24,7 @@ NODE_MAP = "volcano-vgpu-node-config"
 NODE_KEY = "config.json"
 SECTION = "nvidia"
 MAX_SPLIT_COUNT = 4096
-"""Slots per device: the kubelet gets an ID for each."""
+"""The kubelet gets a device ID for each."""
 MAX_UNIT_MIB = 1 << 20
 """1 TiB, more than a device has."""
 SPLIT_COUNT = "deviceSplitCount"
@@ -36,7 +36,7 @@ MOST: Mapping[str, int] = {
     "memory": 2**24,
     "count": 16,
 }
-"""The largest number of each field, by its name in lower case; what a device's report may have."""
+"""By name of a field in lower case; what a device's report may have."""
 MOST_LISTED = 256
 """Entries of a list that are read."""
 NAMES: Mapping[str, str] = {
@@ -57,7 +57,7 @@ WITHOUT_EFFECT: Mapping[str, object] = {
     "resourcePriorityName": "",
     "passDeviceSpecs": False,
 }
-"""Keys without effect here. There is a warning for any other than these default values."""
+"""There is a warning for values other than these defaults."""
 NODE_KEYS = ("name", "operatingmode", "devicesplitcount", "filterdevices")
 NODE_WITHOUT_EFFECT: Mapping[str, object] = {
     "devicecorescaling": 1,
@@ -88,7 +88,7 @@ class DeviceConfig:
     """For this node only; overrides everything, including flags."""
     mode: DeviceMode | None = None
     excluded_devices: frozenset[str] = frozenset()
-    """UUIDs, and indices as text, of devices that are not served."""
+    """UUIDs, and indices as text."""
     warnings: tuple[str, ...] = ()
     """Entries without effect, a sentence each."""
     errors: tuple[str, ...] = ()
@@ -139,7 +139,6 @@ class _Findings:
         return value
 
     def warn_of(self, section: Mapping[str, object], without_effect: Mapping[str, object]) -> None:
-        """Warn of keys without effect that have another value than the usual one."""
         for key, usual in without_effect.items():
             if section.get(key) not in (None, usual, ""):
                 text = f"{key} is {_brief(section[key])}, which has no effect in Leasehold"
@@ -147,7 +146,7 @@ class _Findings:
 
 
 def parse_device_config(device: object, node: object, name: str) -> DeviceConfig:
-    """Parse both documents, where there are any, for the node of this name."""
+    """Parse the documents that there are for the node of this name."""
     findings = _Findings()
     config = DeviceConfig() if device is None else _parse_device_map(device, findings)
     config = config if node is None else _parse_node_map(config, node, name, findings)
@@ -258,7 +257,7 @@ def _parse_node_map(
 def _merge_entry(
     config: DeviceConfig, own: Mapping[str, object], where: str, name: str, findings: _Findings
 ) -> DeviceConfig:
-    """Merge what an entry sets for the node; what it does not set stays."""
+    """Merge what an entry sets for the node."""
     findings.section(own, where, (*NODE_KEYS, *NODE_WITHOUT_EFFECT))
     findings.warn_of(own, NODE_WITHOUT_EFFECT)
     count = findings.positive(own, "devicesplitcount", zero=True)

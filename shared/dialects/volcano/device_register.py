@@ -16,11 +16,11 @@ from shared.model.quantity import parse_decimal
 
 NUMBER = "volcano.sh/vgpu-number"
 SERVED = (NUMBER,)
-"""Resources that Volcano's plugin serves to the kubelet."""
+"""By Volcano's plugin, to the kubelet."""
 REGISTER = "volcano.sh/node-vgpu-register"
 HANDSHAKE = "volcano.sh/node-vgpu-handshake"
 REPORT_S = 20.0
-"""Interval of our reports; Volcano's plugin reports every 30 s."""
+"""The interval of our reports; Volcano's plugin reports every 30 s."""
 SILENCE_S = 60.0
 """Age of an unanswered request at which the plugin counts as gone."""
 _REQUESTING = "Requesting_"
@@ -59,8 +59,7 @@ def registered_devices(
 ) -> tuple[Device, ...]:
     """Return the devices that Volcano's own plugin registered on a node.
 
-    There are none without a slot in the node's allocatable resources, and none if the handshake
-    means that the plugin is gone.
+    There are none without a slot in the node's allocatable resources, or if the plugin is gone.
     """
     if not allocatable.get(NUMBER) or is_gone(annotations.get(HANDSHAKE), now_s):
         return ()

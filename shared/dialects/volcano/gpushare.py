@@ -46,8 +46,8 @@ ASSIGNED = "volcano.sh/gpu-assigned"
 UNHEALTHY = "volcano.sh/gpu-unhealthy-ids"
 
 MAX_UNITS = 2_000
-"""The most device IDs of memory on a node. A kubelet of 1.36 or later that restarts looks up each
-ID among the IDs of all its pods, under a lock that allocations need: docs/kubelets.md."""
+"""Device IDs of memory on a node. A kubelet of 1.36 or later that restarts looks up each ID among
+the IDs of all its pods, under a lock that allocations need: docs/kubelets.md."""
 
 
 def parse(pod: PodManifest, _: Rules) -> PodRequest | None:
@@ -89,7 +89,6 @@ def _parse_memory(containers: Sequence[ContainerManifest]) -> PodRequest:
 
 
 def limits(container: GpuRequest, pod: PodRequest) -> dict[str, int]:
-    """Return the limits that request this: of memory, or of GPUs, as the pod does."""
     if NUMBER in pod.triggers:
         return {NUMBER: container.gpus} if container.whole else {}
     trigger = {TRIGGER: 1} if TRIGGER in pod.triggers else {}
@@ -156,7 +155,7 @@ def container_setup(
 
 
 def unit_id(prefix: str, number: int) -> str:
-    """Return the device ID of a unit of memory. It is short, because a list has many."""
+    """It is short, because a list has many."""
     return f"{prefix}-{base36(number)}"
 
 

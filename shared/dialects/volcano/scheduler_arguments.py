@@ -70,7 +70,7 @@ def parse_rules(arguments: Mapping[str, object]) -> Rules:
 
 
 def find_warnings(arguments: Mapping[str, object]) -> list[str]:
-    """Return warnings: arguments that nothing reads, or that have another effect than upstream."""
+    """Return warnings: arguments that nothing reads, or with another effect than upstream."""
     named = _canonical(arguments)
     warnings = [_unknown(key) for key in named if key not in KNOWN and key.startswith(_PREFIX)]
     if _switch(named, LOCK):

@@ -62,7 +62,7 @@ RUNTIME_VARIABLES: Mapping[str, str] = {
     "NVIDIA_GDS": "enabled",
     "NVIDIA_MOFED": "enabled",
 }
-"""Variables with which Volcano's plugin makes the container runtime add more devices."""
+"""With these Volcano's plugin makes the container runtime add more devices."""
 
 
 def parse(pod: PodManifest, rules: Rules) -> PodRequest | None:
@@ -173,7 +173,6 @@ def encode_ids(lease: Lease, done: frozenset[str] = frozenset()) -> str:
 
 
 def binding_annotations(lease: Lease, now_s: float) -> dict[str, str]:
-    """Return the six annotations of an assignment before Allocate."""
     ids = encode_ids(lease)
     seconds = str(int(now_s))
     return {
@@ -194,7 +193,6 @@ def allocated_annotations(lease: Lease, done: frozenset[str]) -> dict[str, str]:
 
 
 def advertise(devices: Sequence[Device], _: str) -> Advertisement:
-    """Serve slots; write the memory and cores of healthy devices into node status."""
     return Advertisement(
         served={NUMBER: numbered_ids(devices, lambda device: device.slots)},
         node_status=RESOURCES.of_node(devices),
