@@ -18,8 +18,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiCall:
-    """One request of an authenticated viewer."""
-
     viewer: Viewer
     visible: NamespaceFilter
     path: Mapping[str, str] = field(default_factory=dict)

@@ -96,21 +96,21 @@ RESYNC_S = 30.0
 METRICS_S = 5.0
 """Interval of updated metrics: Prometheus seldom reads more often."""
 COMPONENTS_S = 1.0
-"""Between two checks of what is wrong."""
+"""Interval of checks of what is wrong."""
 DATA_S = 10.0
-"""Between two notices of how old the data is."""
+"""Interval of notices of how old the data is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiTiming:
     round_s: float = 0.15
-    """Between two rounds of reads: changes of the meantime are published together."""
+    """Interval of reads: changes of the meantime are published together."""
     usage_s: float = 5.0
-    """Between two requests for the measured usage of shares."""
+    """Interval of requests for the measured usage of shares."""
     preemptions_s: float = 5.0
-    """Between two readings of the evictions of the last hour."""
+    """Interval of readings of the evictions of the last hour."""
     finished_s: float = 2.0
-    """Between two records of pods that have finished, which events explain meanwhile."""
+    """Interval of records of pods that have finished, which events explain meanwhile."""
     idle_after_s: float = IDLE_AFTER_S
     """A share that has not been used for so long is marked as idle."""
 
@@ -146,7 +146,6 @@ class ApiService:
         self._wake = asyncio.Event()
         self._problems: tuple[Problem, ...] = ()
         self._ended: dict[PodUid, tuple[Lease, float]] = {}
-        """Leases that have ended, and when."""
         self.gone: deque[tuple[float, Lease | WaitingPod]] = deque(maxlen=MOST_GONE)
         """The last leases that have ended and pods that do not wait any more, and when."""
 
@@ -261,7 +260,7 @@ class ApiService:
 
     @loops(every_s=DATA_S)
     async def publish_data_age(self) -> None:
-        """Publish how old the data is, which also shows that the stream goes on."""
+        """It also shows that the stream goes on."""
         self.feed.publish({DATA})
 
     @loops(every_s=METRICS_S, waits_first=True)
@@ -312,7 +311,7 @@ class ApiService:
 
     @property
     def until_sample_s(self) -> float:
-        """The first one is made as soon as there is something."""
+        """The first sample is made as soon as there is something."""
         return RANGES[0].step_s if self.synced else self.timing.round_s
 
     @loops(every_s=lambda service: service.timing.finished_s)

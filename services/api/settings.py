@@ -22,7 +22,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiSettings(RequestSettings, LedgerSettings):
-    """Flags of `python -m services.api`; those about requests must be the watchers'."""
+    """Those about requests must be the watchers'."""
 
     kubeconfig: Path | None = setting(
         None,

@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 RETRY_S = 5.0
 """Pause before a listener of the aggregated API starts again after an error."""
 FRONT_PROXY_S = 30.0
-"""Between two readings of how the API server presents itself."""
+"""Interval of readings of how the API server presents itself."""
 
 
 async def serve_api(settings: ApiSettings) -> None:

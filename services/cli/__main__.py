@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def complete_plugin() -> None:
-    """Complete `kubectl leasehold`: kubectl runs `kubectl_complete-leasehold WORDS`."""
+    """Kubectl runs `kubectl_complete-leasehold WORDS` to complete `kubectl leasehold`."""
     print("\n".join((*candidates(build_parser(), sys.argv[1:]), NO_FILES)))
 
 

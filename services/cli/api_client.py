@@ -43,18 +43,18 @@ T = TypeVar("T")
 APISERVICE = "v1beta1.visibility.leasehold.dev"
 GROUP = "/apis/visibility.leasehold.dev/v1beta1"
 VIEWS = f"{GROUP}/views"
-"""What the API server passes on: there, the names of /api/v1 have colons instead of slashes."""
+"""There, the names of /api/v1 have colons instead of slashes."""
 TIMEOUT_S = 30.0
 """A slow API server is waited for; a command without a reply ends."""
 JSON = {"Accept": "application/json", "Content-Type": "application/json"}
 
 
 class NothingFoundError(LeaseholdError):
-    """The object of a command does not exist."""
+    pass
 
 
 class RefusedError(RequestError):
-    """The API refuses a request; `status` is the response's."""
+    """With the `status` of the API's response."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -62,14 +62,14 @@ class RefusedError(RequestError):
 
 
 class KubernetesApi:
-    """Requests to the API server of a kubeconfig, each on a connection of its own."""
+    """Each request is on a connection of its own."""
 
     def __init__(self, credentials: ClusterCredentials) -> None:
         self.credentials = credentials
 
     @cached_property
     def _complete(self) -> ClusterCredentials:
-        """Return the credentials with what the plugin of the kubeconfig returns."""
+        """With what the plugin of the kubeconfig returns."""
         credentials = self.credentials
         if credentials.token_file is not None:
             try:
@@ -129,7 +129,7 @@ class KubernetesApi:
         raise _kubernetes_error(method, path, status, content)
 
     def pod(self, namespace: str, name: str) -> "PodSummary":
-        """Return one pod. Raises NothingFoundError if it does not exist."""
+        """Raises NothingFoundError if the pod does not exist."""
         from services.cli.pod_summary import summary_of
 
         path = pod_path(namespace, name)
@@ -180,7 +180,7 @@ class ApiClient:
 
     @property
     def namespace(self) -> str:
-        """The namespace of the context, as for kubectl."""
+        """Of the context, as for kubectl."""
         try:
             return load_credentials(self._kubeconfig, context=self._context).namespace
         except KubeconfigError:
@@ -195,12 +195,12 @@ class ApiClient:
         return self._decoded("GET", f"{path}?{urlencode(chosen)}" if chosen else path, None, kind)
 
     def post(self, path: str, body: object, kind: type[T]) -> T:
-        """Return a response to a POST. Raises RequestError or UnavailableError with what to do."""
+        """As `get`, for a POST."""
         return self._decoded("POST", path, body, kind)
 
     @cached_property
     def server(self) -> KubernetesApi:
-        """The API server of the kubeconfig. Raises UnavailableError if there is none."""
+        """Raises UnavailableError if the kubeconfig names no API server."""
         try:
             credentials = load_credentials(self._kubeconfig, context=self._context)
         except KubeconfigError as error:
@@ -264,7 +264,7 @@ def _explained(error: KubernetesError) -> Exception:
 
 
 class _TlsConnection(http.client.HTTPSConnection):
-    """A connection whose certificate may be for another name than that of the URL."""
+    """Its certificate may be for another name than that of the URL."""
 
     def __init__(self, host: str, credentials: ClusterCredentials) -> None:
         self._tls = tls_context(credentials)

@@ -22,8 +22,6 @@ FREE = "(default: free)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandEntry:
-    """A command of the program."""
-
     name: str
     declared: type[Any]
     function: str
@@ -81,7 +79,7 @@ WORKLOADS = (
 
 
 def not_empty(text: str) -> str:
-    """Return the text. Raises ValueError if it is empty, as of a variable that is not set."""
+    """Raises ValueError for an empty text, as of a variable that is not set."""
     if not text:
         raise ValueError("must not be empty")
     return text
@@ -120,7 +118,7 @@ def ledger_url(text: str) -> str:
 
 
 def absolute(text: str) -> Path | None:
-    """Parse a path, which processes with another working directory read."""
+    """Processes with another working directory read it."""
     return Path(text).absolute() if text else None
 
 
@@ -202,7 +200,7 @@ class ClusterArguments(StateArguments):
 
 @dataclass(frozen=True, kw_only=True)
 class UsageArguments(ClusterArguments):
-    """The API, for commands that show measured usage beside leases."""
+    """For commands that show measured usage beside leases."""
 
     idle_after: float | None = argument(
         None,
@@ -218,6 +216,6 @@ class UsageArguments(ClusterArguments):
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerArguments(RedisLogin, ClusterArguments):
-    """The ledger, for commands that read it themselves."""
+    """For commands that read the ledger themselves."""
 
     redis_url: str = connection("", "the ledger", env="the one in DIR/state.json", read=ledger_url)

@@ -206,7 +206,6 @@ class Explain(UsageArguments):
     schedulers: tuple[str, ...] = schedulers()
 
     def check(self) -> None:
-        """Raise RequestError unless there is either a pod or a manifest."""
         if bool(self.request) == bool(self.pod):
             raise RequestError("name either a POD or, with --request, a manifest")
 
@@ -264,7 +263,6 @@ class Defrag(ClusterArguments):
     volcano_conf: Path | None = volcano_conf()
 
     def check(self) -> None:
-        """Raise RequestError unless it is decided whether pods are evicted."""
         if self.dry_run == self.evict:
             raise RequestError("set either --dry-run or --evict")
 
@@ -373,7 +371,6 @@ class Report(UsageArguments):
     )
 
     def check(self) -> None:
-        """Raise RequestError for flags that have no effect together."""
         of_idle = {"--from": self.from_, "--to": self.to, "--csv": self.output == "csv"}
         of_cost = {"--window": self.window, "--group-by": self.group_by}
         unused = of_cost if self.cost else of_cost | of_idle if self.idle else {}
@@ -399,7 +396,6 @@ class PreemptionsArguments(ClusterArguments):
     )
 
     def check(self) -> None:
-        """Raise RequestError for flags that have no effect without --dry-run."""
         if not self.dry_run and (self.namespace or self.min_runtime_s is not None):
             raise RequestError("-n and --min-runtime-s have an effect with --dry-run POD only")
 
@@ -431,7 +427,6 @@ class Resize(ClusterArguments):
     )
 
     def check(self) -> None:
-        """Raise RequestError without a size."""
         if not self.memory and self.cores is None:
             raise RequestError("set --memory 6Gi, --cores 30, or both")
 
@@ -466,15 +461,12 @@ class Sim(StateArguments):
     )
 
     def check(self) -> None:
-        """Raise RequestError for a fault of a GPU that is to be healed."""
         if self.action == "heal" and (self.xid is not None or self.fault != FAULTS[0]):
             raise RequestError("heal ends any fault: omit --xid and --fault")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuArguments(ClusterArguments):
-    """One GPU of a node."""
-
     gpu: str = argument(
         ...,
         "index or UUID on the node, as in `leasehold gpus -o wide`",

@@ -53,10 +53,10 @@ class CredentialFiles:
         self.nats_configuration = root / "nats.conf"
         self.acl = root / "users.acl"
         self.authority = root / CERTIFICATE
-        """The CA by which clients verify the servers."""
+        """By this CA clients verify the servers."""
         self.certificate, self.key = root / f"{SERVER}.crt", root / f"{SERVER}.key"
         self.scheduler_certificate = root / f"{KUBE_SCHEDULER}.crt"
-        """The certificate of the extender's client."""
+        """Of the extender's client."""
         self.scheduler_key = root / f"{KUBE_SCHEDULER}.key"
 
     def nats(self, user: str) -> Path:
@@ -127,7 +127,6 @@ def _issue_certificates(files: CredentialFiles, names: Sequence[str], mode: int)
 
 
 def show(flags: CredentialArguments) -> int:
-    """Print the users and their rights, or write them with their secrets."""
     for flag, names in (("--nodes", flags.nodes), ("--names", flags.names)):
         if wrong := [name for name in names if not NAMES[flag].fullmatch(name)]:
             raise RequestError(f"{flag} {wrong[0]}: no node or server can have this name")

@@ -82,7 +82,7 @@ def age(seconds: float) -> str:
 
 
 def size_text(size: ShareSize) -> str:
-    """Describe the size of a share; 0 percent of the cores are no limit."""
+    """0 percent of the cores are no limit."""
     cores = size.cores_percent
     return (
         f"{size.memory_mib} MiB{f' and {cores} % of the cores' if cores else ', cores not limited'}"
@@ -90,7 +90,7 @@ def size_text(size: ShareSize) -> str:
 
 
 def used_texts(measured: MeasuredView | None) -> tuple[str, str]:
-    """Format the memory in MiB and the percent of the cores in use, or `-` if not known."""
+    """Memory in MiB and percent of the cores, or `-` if not known."""
     memory, cores = (measured.memory_mib, measured.cores_percent) if measured else (None, None)
     return "-" if memory is None else str(memory), "-" if cores is None else f"{cores}%"
 

@@ -45,7 +45,7 @@ GROUPS = {
     ),
     "On this machine": ("up", "status", "down", "sim", "version", "completion", "help"),
 }
-"""The commands in the order of the help."""
+"""In the order of the help."""
 SCRIPTS = {
     "bash": """\
 _leasehold() {
@@ -278,7 +278,6 @@ def _names(whole: CommandParser, dest: str, words: Sequence[str]) -> Sequence[st
 def _command_of(
     parser: CommandParser, words: Sequence[str]
 ) -> tuple[argparse.ArgumentParser, Sequence[str]]:
-    """Return the parser of the command among these words, and the words after it."""
     (commands,) = parser._get_positional_actions()  # noqa: SLF001
     choices = dict[str, argparse.ArgumentParser](commands.choices or {})
     for number, word in enumerate(words):

@@ -19,22 +19,20 @@ class PodSummary:
     scheduler: str = ""
     gates: tuple[str, ...] = ()
     claims: tuple[str, ...] = ()
-    """Names of its ResourceClaims in its spec."""
+    """In its spec."""
     unknown: tuple[str, ...] = ()
     """Resources that it requests and no dialect has, and whose names are those of GPUs."""
     deployment: str = ""
-    """The Deployment of the pod, or empty if it has none."""
     revision: str = ""
     """The label by which that Deployment distinguishes its ReplicaSets."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     unschedulable_message: str = ""
-    """The message of the condition PodScheduled while it is false."""
+    """Of the condition PodScheduled while it is false."""
     rejection: str = ""
-    """Why its kubelet rejected it, as `reason: message`, or empty if it did not."""
+    """Why its kubelet rejected it, as `reason: message`."""
 
     @property
     def is_active(self) -> bool:
-        """Whether its containers run or may still run."""
         return self.phase not in {"Succeeded", "Failed"}
 
 
@@ -42,7 +40,7 @@ POD_TEMPLATE_HASH = "pod-template-hash"
 
 
 def _deployment_of(meta: ObjectMeta) -> str:
-    """Return a pod's Deployment: the names of its ReplicaSets end with their revision."""
+    """The names of a Deployment's ReplicaSets end with their revision."""
     suffix = f"-{meta.labels.get(POD_TEMPLATE_HASH, '')}"
     owners = (owner.name for owner in meta.owner_references if owner.kind == "ReplicaSet")
     return next((name.removesuffix(suffix) for name in owners if name.endswith(suffix)), "")

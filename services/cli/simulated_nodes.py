@@ -18,7 +18,7 @@ class SimulatedNodes(Protocol):
 
 
 def load_simulated_nodes() -> SimulatedNodes:
-    """Return the module. Raises RequestError if the simulated cluster is not installed."""
+    """Raises RequestError if the simulated cluster is not installed."""
     try:
         return cast(SimulatedNodes, importlib.import_module("simcluster.node_agent.agent"))
     except ModuleNotFoundError as error:

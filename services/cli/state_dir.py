@@ -26,22 +26,18 @@ SUPERVISED_VARIABLE = "LEASEHOLD_SUPERVISED"
 LOCAL = "local"
 """The layout of a node that has the GPUs of this machine."""
 MAX_ROOT_BYTES = 107 - len("/nodes/node-999/device-plugins/") - 36
-"""The longest state directory: the kernel takes 107 bytes as the path of a unix socket in it."""
+"""The kernel takes 107 bytes as the path of a unix socket in the state directory."""
 
 
 class AlreadyRunningError(LeaseholdError):
-    """Another supervisor uses this state directory."""
+    pass
 
 
 class StateDir:
-    """Paths below one directory."""
-
     def __init__(self, root: Path) -> None:
         self.root = root
         self.lock = root / "lock"
-        """The supervisor's lock, with its process id."""
         self.state = root / "state.json"
-        """The file that other commands read."""
         self.kubeconfig = root / "kubeconfig"
         self.first_pod = root / "first-pod.yaml"
         self.installation = root / "installation.json"
@@ -49,7 +45,7 @@ class StateDir:
         self.accounts = root / "accounts"
         """The kubeconfigs of the services' accounts."""
         self.scheduler_configuration = root / "kube-scheduler.yaml"
-        """The configuration of the simulated cluster's scheduler with the extender."""
+        """Of the simulated cluster's scheduler with the extender."""
         self.traces = root / "traces"
         """Finished spans, one file per replica."""
         self.agents = root / "agents"
@@ -58,7 +54,7 @@ class StateDir:
 
     @classmethod
     def at(cls, path: Path) -> Self:
-        """Return the directory at `path`, which need not exist."""
+        """`path` need not exist."""
         return cls(Path(os.path.abspath(path)))  # noqa: PTH100 - a symlink stays one
 
     @classmethod
@@ -74,11 +70,11 @@ class StateDir:
         return directory
 
     def log(self, component: str) -> Path:
-        """Return the log of a component; the previous one ends in `.log.1`."""
+        """The previous one ends in `.log.1`."""
         return self.root / "logs" / f"{component}.log"
 
     def run_file(self, component: str) -> Path:
-        """Return the file that a service writes once it is ready."""
+        """A service writes it once it is ready."""
         return self.root / "run" / f"{component}.json"
 
     def agent(self, node: str) -> Path:
@@ -94,7 +90,7 @@ class StateDir:
         return self.node(node) / "gpus"
 
     def make(self) -> None:
-        """Make the directories. Raises RequestError if they cannot be made."""
+        """Raises RequestError if the directories cannot be made."""
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             for name in ("logs", "traces", "run", "valkey", "agents"):
@@ -106,7 +102,7 @@ class StateDir:
 
 
 class ComponentState(msgspec.Struct, frozen=True, kw_only=True):
-    """A process, as `state.json` shows it."""
+    """As `state.json` shows it."""
 
     name: str
     pid: int | None = None
@@ -130,7 +126,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     nats_ca: str = ""
     """CA of the NATS that `up` started, or empty if it has none."""
     redis_credentials: str = ""
-    """File with the operator's user and secret for Redis, or empty if Redis requires none."""
+    """The same for Redis."""
     library_source: str = ""
     """HAMi-core's library, as `up` got it, or empty if there is none."""
     ports: Mapping[str, int] = {}
@@ -190,7 +186,7 @@ def locked(directory: StateDir) -> Iterator[None]:
 
 
 def write_supervisor_pid(directory: StateDir) -> None:
-    """Write our process id into the lock; a process that inherits the lock calls this again."""
+    """A process that inherits the lock calls this again."""
     directory.lock.write_text(f"{os.getpid()}\n", encoding="utf-8")
 
 

@@ -118,7 +118,7 @@ def print_document(document: Any, output: str) -> None:
 def print_text(content: "RenderableType") -> None:
     """Print in colour and in its width to a terminal; otherwise plain, with unbroken lines.
 
-    Values of pods are shown as they are: they are no markup, and change nothing else.
+    Values of pods are no markup, and change nothing else.
     """
     from rich.console import Console
     from rich.segment import Segment, Segments

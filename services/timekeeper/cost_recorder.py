@@ -106,7 +106,7 @@ class CostRecorder:
             )
 
     async def _read_idle(self, nodes: Iterable[NodeTotals]) -> IdleShares:
-        """Return of the shares that agents measure on their own nodes whether they are idle."""
+        """Return whether shares are idle, of those that agents measure on their own nodes."""
         pods = {
             node_totals.node.facts.name: {lease.pod for lease in node_totals.leases}
             for node_totals in nodes
@@ -122,7 +122,7 @@ class CostRecorder:
 
 
 def _decode_sizes(text: str) -> dict[Size, int]:
-    """Return the sizes; none if they are not readable."""
+    """None if they are not readable."""
     try:
         return dict(msgspec.json.decode(text or "[]", type=list[tuple[Size, int]]))
     except UNDECODABLE:

@@ -26,11 +26,10 @@ logger = logging.getLogger(__name__)
 
 JOURNAL_PAGE = 200
 WHOLE_JOURNAL = 200_000
-"""Journal entries that are read at once."""
 
 
 class JournalReader:
-    """Applies the journal's entries; any number of replicas may read at once."""
+    """Any number of replicas may read at once."""
 
     def __init__(
         self,
@@ -45,7 +44,7 @@ class JournalReader:
         self.configuration = configuration
         self.factors = factors
         self.ended: deque[tuple[Lease, float]] = deque(maxlen=WHOLE_JOURNAL)
-        """Leases that have ended, and how many seconds their pods ran, for `learn_run_times`."""
+        """And how many seconds their pods ran, for `learn_run_times`."""
 
     async def learn_run_times(self) -> None:
         """Learn from the pods that have ended since, and compare them with what was expected."""

@@ -48,7 +48,6 @@ IGNORED_REPORTS = Counter(
 
 
 def set_balance(balance: Balance) -> None:
-    """Set the gauges of a namespace."""
     name = balance.namespace
     USED.labels(name).set(balance.used_units / UNITS_PER_GPU_SECOND)
     INVALID.labels(name).set(int(bool(balance.problem)))
@@ -62,6 +61,5 @@ def set_balance(balance: Balance) -> None:
 
 
 def remove_balance(namespace: Namespace) -> None:
-    """End the series of a namespace."""
     for gauge in (REMAINING, USED, CURRENT_RATE, STATE, INVALID):
         gauge.remove_by_labels({"namespace": namespace})

@@ -65,20 +65,17 @@ SIDECAR = "gpu-sidecar"
 AT_ONCE = 32
 AT_ONCE_OF_ONE = 4
 MOST_WAITING = 50
-"""Requests that are answered at the same time, and those of one address; of whose others so many
-wait."""
+"""In progress at once, and of one address, of whose others so many wait."""
 PORT_BOUNDS = PortBounds(connections=256, free_body_bytes=16 * 1024)
 _NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 READ_S = 5.0
 """How long it is remembered whether a pod has ended, so that each is read once in this time."""
 MOST_READS = 20
-"""So long a reply to a sidecar stays the same; and how many pods are read for them in a second."""
+"""Pods that are read for sidecars in a second."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class BudgetApi:
-    """The handlers of all paths."""
-
     def __init__(
         self,
         timekeeper: Timekeeper,
@@ -99,7 +96,6 @@ class BudgetApi:
         self._reads = Rate(ticks, most=MOST_READS)
 
     def application(self) -> web.Application:
-        """Return the application."""
         routes = web.Application(middlewares=[_with_json_errors])
         routes[BOUNDS] = PORT_BOUNDS
         routes.router.add_get("/budget/{namespace}", self._in_turn(self.old_budget))
@@ -108,7 +104,7 @@ class BudgetApi:
         return routes
 
     def reports(self) -> web.Application:
-        """Return the application for GPUSharing's sidecars, which use neither TLS nor tokens."""
+        """For GPUSharing's sidecars, which use neither TLS nor tokens."""
         routes = web.Application(middlewares=[_with_json_errors])
         routes[BOUNDS] = PORT_BOUNDS
         routes.router.add_post("/budget/{namespace}/report", self._in_turn(self.old_report))
@@ -146,7 +142,6 @@ class BudgetApi:
         return web.json_response({"terminate": terminate})
 
     async def old_increase(self, request: web.Request) -> web.Response:
-        """Add a grant."""
         namespace = _namespace(request)
         actor = await self._granter(request, namespace)
         body = _body(request)
@@ -184,7 +179,7 @@ class BudgetApi:
         return viewer.name
 
     async def _may_terminate(self, namespace: Namespace, name: str, address: str) -> bool:
-        """Return whether a pod's sidecar may terminate, or False if too many ask: it asks again.
+        """Return whether a pod's sidecar may terminate; False, to retry, after too many requests.
 
         Anyone may ask, so that each pod is read once in `READ_S`, and few in a second.
         """
@@ -197,7 +192,7 @@ class BudgetApi:
         return bool(is_terminated)
 
     async def _is_terminated(self, namespace: Namespace, name: str) -> bool:
-        """Return whether all other containers have terminated, or the pod is deleted."""
+        """Whether all other containers have terminated, or the pod is deleted."""
         if self.client is None:
             raise AssertionError("reports are answered only with a Kubernetes client")
         path = pod_path(namespace, name)
@@ -212,7 +207,6 @@ class BudgetApi:
 
 @web.middleware
 async def _with_json_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Convert our errors into responses."""
     try:
         return await handler(request)
     except AccessDeniedError as error:

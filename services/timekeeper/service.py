@@ -93,7 +93,6 @@ class Timekeeper:
 
     @loops
     async def watch_configuration(self) -> None:
-        """Update the budgets when their configuration changes."""
         await self.configuration.watch()
 
     @loops
@@ -106,13 +105,12 @@ class Timekeeper:
 
     @loops(every_s=lambda timekeeper: timekeeper.settings.tick_s)
     async def count_periodically(self) -> list[BudgetChanged]:
-        """Count once the configuration is known."""
         await self.configuration.wait_until_synced()
         return await self.count()
 
     @loops(every_s=lambda timekeeper: timekeeper.settings.tick_s)
     async def record_costs(self) -> None:
-        """Record what every GPU was used for; one of the replicas does, once a minute."""
+        """One of the replicas does, once a minute."""
         if self.costs is None or not self.has_counted:
             return
         if await self.store.acquire_lock("costs", every_ms=REPORT_EVERY_MS):
@@ -120,17 +118,14 @@ class Timekeeper:
 
     @loops(every_s=lambda timekeeper: timekeeper.settings.tick_s)
     async def report_quotas(self) -> None:
-        """Write what is in force of each GPUQuota, and what is used."""
         await self.statuses.publish_quotas(self.ledger.quotas, round(self.clock.now() * 1000))
 
     @loops(every_s=LEARN_EVERY_S)
     async def learn_run_times(self) -> None:
-        """Learn how long pods run."""
         await self.journal.learn_run_times()
 
     @loops
     async def maintain_certificate(self) -> None:
-        """Keep the certificate of the REST interface valid, if it has one."""
         if self.certificate is None:
             await asyncio.Event().wait()
         else:
@@ -138,7 +133,6 @@ class Timekeeper:
 
     @handles
     async def report_again(self, events: Sequence[ResyncRequested]) -> None:
-        """Publish the state of every budget with the next count."""
         self.must_report = True
 
     async def count(self) -> list[BudgetChanged]:
@@ -220,7 +214,6 @@ class Timekeeper:
 
     @answers(concurrency=8)
     async def grant(self, request: GrantRequest) -> GrantReply:
-        """Add a grant."""
         try:
             currency = self.configuration.budget_of(request.namespace).currency
             units = self.parse_grant(request.namespace, request.minutes)
@@ -263,7 +256,6 @@ class Timekeeper:
                 )
 
     async def _load(self, now_ms: int) -> None:
-        """Load every account whose revision has changed."""
         revisions = await self.store.revisions()
         names = {*revisions, *self.configuration.namespaces()}
         stale = {

@@ -28,8 +28,6 @@ def parse_factors(listed: tuple[str, ...]) -> dict[str, Fraction]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimekeeperSettings(ApiServerSettings, LedgerSettings):
-    """Flags of `python -m services.timekeeper`."""
-
     objects: bool = setting(True, "use GPUBudgets, and write the status of them and of GPUQuotas")
     budgets: Path | None = setting(
         None, "YAML file of GPUBudget objects; the one named * is for all other namespaces"
@@ -81,7 +79,7 @@ class TimekeeperSettings(ApiServerSettings, LedgerSettings):
 
     @property
     def auth_mode(self) -> str:
-        """How callers authenticate: none, tokens or kube."""
+        """none, tokens or kube."""
         return self.auth or ("tokens" if self.tokens else "none")
 
     def check(self) -> None:

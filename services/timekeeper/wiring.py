@@ -40,7 +40,7 @@ from shared.runtime.run import open_bus, serve
 
 
 class AuthorityConfigMap:
-    """A ConfigMap with the authorities under `ca.crt`; the installation creates it empty."""
+    """Has the authorities under `ca.crt`; the installation creates it empty."""
 
     def __init__(self, client: KubernetesClient, namespace: str, name: str) -> None:
         self.client = client
@@ -76,7 +76,6 @@ logger = logging.getLogger(__name__)
 
 
 async def serve_timekeeper(settings: TimekeeperSettings) -> None:
-    """Serve the timekeeper and its REST interface until SIGTERM or SIGINT."""
     settings.check()
     prices = PriceFile(settings.prices)
     file = BudgetFile(settings.budgets, prices) if settings.budgets else None
@@ -135,7 +134,6 @@ async def _serve_api(
     api: BudgetApi,
     certificate: ServingCertificate | None,
 ) -> None:
-    """Serve the REST interface until the stack is closed."""
     tls = certificate.current_context if certificate else None
     address = await stack.enter_async_context(
         health.served(api.application(), settings.api, flag="--api", tls=tls)

@@ -25,8 +25,6 @@ REGISTRATION = f"/apis/apiregistration.k8s.io/v1/apiservices/{VERSION}.{GROUP}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontProxy:
-    """What a cluster's API server sends with each request."""
-
     authorities: str
     names: tuple[str, ...]
     """Common names of its certificate; empty for any that its authorities have issued."""
@@ -63,7 +61,6 @@ class FrontProxy:
         return cls(authorities=authorities, names=names, user=user, groups=groups, extra=extra)
 
     def require(self, certificate: ServingCertificate) -> None:
-        """Have a server accept connections of the API server only."""
         try:
             certificate.require(self.authorities)
         except RequestError as error:
@@ -98,7 +95,7 @@ def _certificates(pem: str) -> set[str]:
 
 
 async def read_front_proxy(kube: KubernetesClient) -> FrontProxy:
-    """Read the cluster's ConfigMap. Raises RequestError or UnavailableError."""
+    """Raises RequestError or UnavailableError if the cluster's ConfigMap cannot be used."""
     return FrontProxy.parse((await kube.read(CONFIGURATION, RawObject)).data or {})
 
 

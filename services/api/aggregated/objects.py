@@ -127,7 +127,6 @@ class VisibleObject(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 def _status(kind: type[S], view: View, **others: Any) -> S:
-    """Return a status with the fields of a view, and others."""
     own = kind.__struct_fields__
     fields = {name: getattr(view, name, None) for name in own if name not in others} | others
     return kind(**{name: UNSET if value is None else value for name, value in fields.items()})
@@ -234,7 +233,7 @@ def _labels(node: str, model: str) -> Mapping[str, str]:
 
 
 def _age(since: datetime | UnsetType, now: float) -> str:
-    """Return the time since an instant as kubectl shows it."""
+    """As kubectl shows it."""
     if since is UNSET:
         return "<unknown>"
     seconds = max(int(now - since.timestamp()), 0)
@@ -277,8 +276,6 @@ def _joined(texts: Iterable[Any]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind, its names and columns, and where its objects are from."""
-
     kind: str
     plural: str
     short_names: tuple[str, ...]
@@ -372,7 +369,7 @@ def _check_size(text: str) -> None:
 
 
 def parse_labels(text: str) -> tuple[LabelRequirement, ...]:
-    """Parse a label selector. Raises RequestError for other text."""
+    """Raises RequestError for text that is no label selector."""
     _check_size(text)
     parts = []
     at = 0

@@ -17,7 +17,7 @@ from shared.model.quantity import parse_decimal
 
 MOST_VERSIONS = 32
 REMEMBERED_S = 15.0
-"""Between two older versions that are kept."""
+"""Interval of older versions that are kept."""
 OLDER_VERSIONS = 40
 """Of ten minutes."""
 LAG_S = 2.0
@@ -27,13 +27,10 @@ LEDGER_S = 15.0
 """Without a successful reading for so long, a replica does not know the latest changes."""
 IDS = 1 << 10
 Objects = Mapping[tuple[str, str], VisibleObject]
-"""By namespace and name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """All objects of a kind, until the next version."""
-
     number: int
     recorded_ms: int
     """By this replica's clock: it has nothing that is newer."""
@@ -141,7 +138,6 @@ def _ms(seconds: float) -> int:
 
 
 def _complete_ms(service: ApiService) -> int:
-    """Return the time up to which the replica shows all changes."""
     now = service.clock.now()
     read_at = service.data.ledger_at
     is_late = read_at and now - read_at > LEDGER_S

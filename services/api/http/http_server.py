@@ -55,8 +55,7 @@ MOST_OPEN_RESERVED = 50
 AT_ONCE = 64
 AT_ONCE_OF_ONE = 8
 MOST_WAITING = 200
-"""Requests that are answered at the same time, in all and of one owner; and of the others of an
-owner so many wait."""
+"""In progress at once, in all and of one owner, of whose others so many wait."""
 PORT_BOUNDS = PortBounds(
     connections=2_000,
     body_bytes=256 * 1024,
@@ -117,7 +116,6 @@ class HttpServer:
     # The page
 
     async def page(self, request: web.Request) -> web.StreamResponse:
-        """Return the page, whose scripts read the state."""
         if await self._call(request) is None:
             return web.Response(status=303, headers={"Location": "/login"})
         if reason := self.service.unready_reason():
@@ -203,7 +201,6 @@ class HttpServer:
     async def respond_to(
         self, call: ApiCall, route: Route, request: web.Request
     ) -> web.StreamResponse:
-        """Return what the handler of a route returns, as compressed JSON."""
         reason = self.service.unready_reason() if route.needs_sync else None
         if reason:
             raise UnavailableError(f"{reason}; retry in a second")
@@ -266,7 +263,6 @@ def _html(text: str, *, status: int = 200, compress: bool = False) -> web.Respon
 
 
 def refusal(error: web.HTTPException | LeaseholdError) -> tuple[int, str]:
-    """Return the status and the reason of a response."""
     if isinstance(error, web.HTTPException):
         return error.status, error.reason
     if isinstance(error, TooManyRequestsError):
@@ -329,7 +325,7 @@ def _permissions_changed(
     now: frozenset[Namespace] | None,
     seen: frozenset[Namespace],
 ) -> bool:
-    """Return whether the permissions for namespaces that were already seen have changed."""
+    """Whether the permissions for namespaces that were already seen have changed."""
     if not seen:
         return False
     visible_before = seen if before is None else before & seen

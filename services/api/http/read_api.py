@@ -93,7 +93,7 @@ GRANT_S = 10.0
 PLAN_S = 20.0
 """A planner reads all pods before it plans."""
 NO_END_S = 2.0
-"""So long a request for a waiting pod waits for its turn to search what has to end first."""
+"""How long a request for a waiting pod waits for its turn to search what has to end first."""
 MAX_ACTOR = 253
 OF_FINISHED = ("namespace", "node", "name")
 MOST_FINISHED = 500
@@ -111,11 +111,11 @@ class HistorySource(Protocol):
     longest: HistoryRange
 
     async def read(self, subject: Subject, within: HistoryRange, now: float) -> RecordedValues:
-        """Return the values of a subject. Raises UnavailableError if they cannot be read."""
+        """Raises UnavailableError if the values cannot be read."""
 
 
 class ReadApi:
-    """The handlers; each returns what is sent as JSON."""
+    """Each handler returns what is sent as JSON."""
 
     def __init__(
         self,
@@ -281,7 +281,7 @@ class ReadApi:
     async def _history(
         self, call: ApiCall, subject: Subject, devices: Sequence[DeviceView] = ()
     ) -> HistoryView:
-        """Return the history of a subject; measured amounts of devices to viewers of everything."""
+        """Leave out measured amounts of devices unless the viewer sees everything."""
         requested = range_of(call.query.get("range", ""))
         within = min(requested, self.histories.longest, key=lambda within: within.span_s)
         of = replace(subject, devices=tuple(view.uuid for view in devices))

@@ -59,7 +59,6 @@ def login_page(problem: str) -> str:
 
 
 def unready_page(reason: str) -> str:
-    """Return the page for the time before the first read of the ledger."""
     return (
         f"{HEAD}</head>\n<body>\n<main><p>Not ready: {escape(reason)}.</p></main>\n"
         "</body>\n</html>\n"

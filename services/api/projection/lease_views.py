@@ -16,13 +16,12 @@ SHOWN_TO_ALL = (
     *("device", "index", "device_mib", "memory_mib", "cores_percent", "booked_cores"),
     *("slot", "mig", "init", "state"),
 )
-"""The fields of a share that viewers see who may not see its namespace."""
+"""What viewers see of a share whose namespace they may not see."""
 
 
 def device_view(
     node: NodeName, device: Device, use: DeviceUse, *, excluded: str, shares: tuple[HeldShare, ...]
 ) -> DeviceView:
-    """Return a device of a node with its shares."""
     use = use.taken
     layout = next((layout for layout in device.layouts if layout.name == use.layout), None)
     profiles = layout.profiles if layout else ()
@@ -51,7 +50,6 @@ def _capacity(device: Device, live: MigLayout | None) -> int:
 
 
 def held_share(lease: Lease, share: Share) -> HeldShare:
-    """Return a share of a device with its lease."""
     return HeldShare.from_attributes(share, lease, claim=lease.claim is not None)
 
 
@@ -61,7 +59,6 @@ def hidden_share(share: HeldShare) -> HeldShare:
 
 
 def idle_holder(share: HeldShare, now: float) -> IdleHolder:
-    """Return what an idle share holds."""
     since = share.measured.idle_since if share.measured else None
     hours = max(now - (now if since is None else since), 0.0) / HOUR_S
     return IdleHolder(
@@ -78,7 +75,7 @@ def idle_holder(share: HeldShare, now: float) -> IdleHolder:
 
 
 def finished_pod(lease: Lease, ended: float, reason: str) -> FinishedPod:
-    """Return a pod whose lease has ended. Shares of init containers are left out."""
+    """Shares of init containers are left out."""
     shares = [share for share in lease.shares if not share.init]
     gpus = sum(share.part_of_device for share in shares)
     return FinishedPod.from_attributes(
@@ -96,7 +93,7 @@ def finished_pod(lease: Lease, ended: float, reason: str) -> FinishedPod:
 
 
 def balances(accounts: Accounts) -> list[Balance]:
-    """Return the balance of each account that has a window."""
+    """Of each account that has a window."""
     return [
         balance(account, account.budget or Budget(namespace=account.namespace), accounts.now_ms)
         for account in accounts.accounts
@@ -105,7 +102,6 @@ def balances(accounts: Accounts) -> list[Balance]:
 
 
 def budget_view(current: Balance) -> BudgetView:
-    """Return a balance."""
     allowed = current.allowed_units
     remaining = current.remaining_units
     return BudgetView(

@@ -96,7 +96,6 @@ class EventView(View, frozen=True, kw_only=True):
 
     @property
     def for_namespace(self) -> Namespace:
-        """The namespace of the beneficiary; empty: there is none."""
         return Namespace(self.beneficiary.partition("/")[0])
 
 

@@ -72,8 +72,6 @@ CORDONED = "pods on it stay; new ones are placed elsewhere"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AffectedObject:
-    """A component that is missing or not ready, or what else a cause affects."""
-
     service: str = ""
     name: str
     since: float | None = None
@@ -85,8 +83,6 @@ class AffectedObject:
 
 @dataclass(slots=True)
 class _Replica:
-    """What one replica has reported."""
-
     heartbeat: Heartbeat
     received_at: float
     unready_since: float | None = None
@@ -211,7 +207,6 @@ def problems_of(
     visible: Callable[[Namespace], bool],
     now: float,
 ) -> tuple[Problem, ...]:
-    """Return the problems, errors first."""
     causes: dict[str, list[AffectedObject]] = {}
     if data.ledger_at and now - data.ledger_at > OLD_S:
         name = "everything shown is old"

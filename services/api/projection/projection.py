@@ -1,7 +1,7 @@
 """The cluster as the page shows it: nodes with their leases, waiting pods, budgets, events; pure.
 
-All input is absolute, so that duplicates change nothing. Every method returns the keys of what has
-changed. `now` is an argument, Unix seconds.
+All input is absolute, so that duplicates change nothing. Methods that update return the keys of
+what has changed. `now` is in Unix seconds.
 """
 
 from collections import Counter
@@ -38,12 +38,10 @@ DATA: ChangeKey = ("data", "")
 
 
 _NamespaceUsage = Counter[str]
-"""A namespace's leases on one node, or on all, by the fields of `NamespaceView`."""
+"""By the fields of `NamespaceView`, of leases on one node or on all."""
 
 
 class Projection:
-    """The latest state of everything that is shown."""
-
     def __init__(self) -> None:
         self.run_times = RunTimes()
         self.starts: dict[PodUid, StartView] = {}
@@ -125,12 +123,10 @@ class Projection:
         return {("device", uuid) for uuid in removed}
 
     def leases_of(self, nodes: Iterable[NodeName]) -> dict[PodUid, Lease]:
-        """Return the leases of nodes by their holders."""
         read = (self.totals[name] for name in nodes if name in self.totals)
         return {lease.pod: lease for totals in read for lease in totals.leases}
 
     def leased_nodes(self) -> list[NodeName]:
-        """Return the nodes with leases."""
         return sorted(name for name, totals in self.totals.items() if totals.leases)
 
     def closed_by(self, view: DeviceView) -> str:
@@ -170,7 +166,6 @@ class Projection:
         return frozenset(changed)
 
     def _update_hardware(self, name: NodeName, hardware: Iterable[Hardware]) -> None:
-        """Replace what the agent of a node reports of the devices that the node has."""
         node = self.nodes.get(name)
         for uuid in node.devices if node else ():
             self.hardware.pop(uuid, None)
@@ -211,7 +206,6 @@ class Projection:
         return frozenset() if self.budgets == before else frozenset({NAMESPACES})
 
     def add_events(self, events: Sequence[PodEvent], now: float) -> frozenset[ChangeKey]:
-        """Add to the recent events."""
         return frozenset({EVENTS}) if self.events.add(events, now) else frozenset()
 
     def update_preemptions(self, state: PreemptionState) -> frozenset[ChangeKey]:
@@ -229,11 +223,10 @@ class Projection:
         return frozenset(changed | {EVENTS} if is_new else changed)
 
     def end_of(self, lease: Lease, now: float) -> LeaseEnd | None:
-        """Return when a lease ends, if that is known."""
         return lease_end(lease, now, self.run_times.expected_s(lease))
 
     def queue(self) -> list[WaitingPod]:
-        """Return the waiting pods, in the order in which freed capacity is offered."""
+        """In the order in which freed capacity is offered."""
         return fair_queue(self.waiting.values(), self.fair_share())
 
     def waiting_pods(self) -> list[WaitingPod]:
@@ -265,7 +258,6 @@ class Projection:
         )
 
     def namespaces(self) -> list[NamespaceView]:
-        """Add up the leases and waiting pods of namespaces."""
         total: dict[Namespace, _NamespaceUsage] = {}
         for usage_on_node in self._usage.values():
             for name, usage in usage_on_node.items():
@@ -284,7 +276,6 @@ class Projection:
         ]
 
     def known_namespaces(self) -> frozenset[Namespace]:
-        """Return the namespaces of everything that is shown."""
         return frozenset(
             {
                 *(name for usage_on_node in self._usage.values() for name in usage_on_node),
@@ -297,7 +288,6 @@ class Projection:
         )
 
     def usage_of(self, lease: Lease, share: Share) -> MeasuredView | None:
-        """Return a share's measured usage, or None if it is not known."""
         return self._measured.get(lease.node, {}).get(share_key(lease.pod, share))
 
     def lease_of(self, pod: PodUid) -> Lease | None:

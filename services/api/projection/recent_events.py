@@ -26,7 +26,6 @@ from shared.model.views.pods import SpanView
 MAX_EVENTS = 200
 MAX_EVENTS_OF_AGENT = 20
 MAX_PODS = 20_000
-"""Pods whose steps are stored."""
 
 AgentEvent = ShareActivated | ShareRefused | ViolationFound
 PodEvent = (
@@ -61,7 +60,6 @@ EVICTIONS = {
     EvictionOutcome.GONE: "eviction unnecessary",
     EvictionOutcome.BLOCKED: "eviction blocked",
 }
-"""The name of an eviction's step by its outcome."""
 CAUSES = {
     PreemptionCause.EXPIRED: "its namespace has overdrawn its budget",
     PreemptionCause.RECLAIMABLE: "the budget of its namespace is exhausted",
@@ -71,12 +69,12 @@ CAUSES = {
 }
 TERMINAL = ("Succeeded", "Failed")
 ONCE_PER_POD = frozenset({"queued", "placed", "bound", "running", "terminated"})
-"""Steps that a pod takes once; repetitions are ignored."""
+"""Repetitions are ignored."""
 TRACED_STEPS = frozenset({"queued", "waiting", "placed", "bound", "running", "terminated"})
 
 
 class RecentEvents:
-    """The latest events, oldest first."""
+    """Oldest first."""
 
     def __init__(self, lease_of: Callable[[PodUid], Lease | None]) -> None:
         self.latest: deque[EventView] = deque(maxlen=MAX_EVENTS)
@@ -88,14 +86,14 @@ class RecentEvents:
         self._evictions: frozenset[tuple[str, PodUid, float]] = frozenset()
 
     def add(self, events: Sequence[PodEvent], now: float) -> bool:
-        """Add events; return whether any was new."""
+        """Return whether any event was new."""
         before = self._number
         for event in events:
             self._add(event, now)
         return self._number > before
 
     def times_of(self, pod: PodUid) -> Mapping[str, float]:
-        """Return when each step of a pod was observed, by the step's name."""
+        """By the step's name, when it was observed."""
         return self._steps.get(pod, {})
 
     def _add(self, event: PodEvent, now: float) -> None:
@@ -171,7 +169,6 @@ class RecentEvents:
         )
 
     def latest_of(self, pod: PodUid) -> EventView | None:
-        """Return the latest event of a pod, or None if it is not among the recent ones."""
         return next((event for event in reversed(self.latest) if event.pod == pod), None)
 
     def end_of(self, pod: PodUid) -> str:

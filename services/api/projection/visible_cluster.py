@@ -73,17 +73,16 @@ class DeltaView(View, frozen=True, kw_only=True, omit_defaults=True):
 T = TypeVar("T")
 NamespaceFilter = Callable[[Namespace], bool]
 MAX_WAITING = 200
-"""Waiting pods that the page lists."""
+"""That the page lists."""
 
 
 def all_namespaces(_: Namespace) -> bool:
-    """Allow all namespaces."""
     return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisibleCluster:
-    """What a viewer may see, with shares marked as idle as the viewer asks."""
+    """What a viewer may see, with shares marked as idle as the viewer chooses."""
 
     projection: Projection
     components: Sequence[AffectedObject]
@@ -95,7 +94,6 @@ class VisibleCluster:
     """Shares that have not been used for this long are marked as idle."""
 
     def state(self, position: str) -> StateView:
-        """Return everything that the page shows."""
         nodes = self.projection.nodes
         return StateView(
             id=position,
@@ -134,7 +132,6 @@ class VisibleCluster:
     # Devices
 
     def gpus(self) -> GpusView:
-        """Return every device, by node."""
         nodes = sorted(self.projection.nodes.values(), key=lambda view: view.node)
         return GpusView(
             read_at=self.now,
@@ -144,24 +141,20 @@ class VisibleCluster:
         )
 
     def all_problems(self) -> tuple[Problem, ...]:
-        """Return what is wrong, one problem for each cause."""
         return problems_of(
             self.projection, self.components, self.data, visible=self.visible, now=self.now
         )
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Return the errors as text."""
         return tuple(problem.text for problem in self.all_problems() if problem.severity == "error")
 
     def node(self, view: NodeView) -> NodeDevices:
-        """Return a node with its devices."""
         devices = [self.details(self.projection.devices[uuid]) for uuid in view.devices]
         devices.sort(key=lambda device: device.index)
         return NodeDevices.from_attributes(view, cordoned=view.closed_by, devices=tuple(devices))
 
     def details(self, view: DeviceView) -> DeviceDetails:
-        """Return a device with what its sensors read."""
         hardware = self.projection.hardware.get(view.uuid)
         return DeviceDetails.from_attributes(self.device(view), hardware=hardware)
 
@@ -214,7 +207,6 @@ class VisibleCluster:
         )
 
     def lease(self, lease: Lease) -> LeaseView:
-        """Return one lease."""
         devices = self.projection.devices
         held = [devices[uuid] for share in lease.shares if (uuid := share.device) in devices]
         learned_s = self.projection.run_times.expected_s(lease)
@@ -237,7 +229,6 @@ class VisibleCluster:
         )
 
     def idle(self, most: int | None) -> IdleView:
-        """Add up what the idle shares of each pod hold."""
         parts: dict[PodUid, list[IdleHolder]] = {}
         for view in self.projection.devices.values():
             for share in map(self._share, view.shares):
@@ -381,11 +372,9 @@ class VisibleCluster:
     # Namespaces and events
 
     def namespaces(self) -> tuple[NamespaceView, ...]:
-        """Return the namespaces that the viewer may see."""
         return tuple(view for view in self.projection.namespaces() if self.visible(view.namespace))
 
     def events(self, *, after: int = 0) -> tuple[EventView, ...]:
-        """Return the visible events after a number, oldest first."""
         return tuple(
             self._event(event)
             for event in self.projection.events.latest
@@ -400,7 +389,6 @@ class VisibleCluster:
 def _present(
     names: Iterable[str], values: Mapping[Any, T]
 ) -> tuple[tuple[T, ...], tuple[str, ...]]:
-    """Return the values of the names that exist, and the names that do not."""
     pairs = [(name, values.get(name)) for name in names]
     return (
         tuple(value for _, value in pairs if value is not None),
@@ -415,7 +403,6 @@ def _gang_name(lease: Lease | None, waiting: WaitingPod | None) -> str:
 
 
 def preemptions_view(state: PreemptionState, visible: NamespaceFilter) -> PreemptionsView:
-    """Return the preemptions and evictions of visible namespaces' pods."""
     in_progress = (_preemption(stored.preemption, visible) for stored in state.open)
     return PreemptionsView(
         in_progress=tuple(

@@ -36,14 +36,13 @@ STEPS_MS = {"": 1 << 50, "hour": HOUR_MS, "day": DAY_MS}
 OTHERS = Namespace("(others)")
 """Namespaces that the viewer may not see."""
 UNALLOCATED = "__idle__"
-"""The name of what is not allocated."""
 ALLOCATION = {
     "window": "today, lastmonth, 7d, or two times with a comma, as for OpenCost",
     "step": "the length of periods; an hour at least",
     "aggregate": "namespace",
     "includeIdle": "true: and what was free",
 }
-"""Parameters of the report as OpenCost has it."""
+"""Of the report as OpenCost has it."""
 NOT_OF_GPUS = (
     "cpuCores cpuCoreRequestAverage cpuCoreUsageAverage cpuCoreHours cpuCost cpuCostAdjustment "
     "cpuEfficiency gpuCostAdjustment networkTransferBytes networkReceiveBytes networkCost "
@@ -52,7 +51,7 @@ NOT_OF_GPUS = (
     "ramBytes ramByteRequestAverage ramByteUsageAverage ramByteHours ramCost ramCostAdjustment "
     "ramEfficiency sharedCost externalCost"
 )
-"""Other numbers of an allocation, all 0: OpenCost's exporter fails where one is missing."""
+"""All 0: OpenCost's exporter fails where one is missing."""
 _LENGTH = re.compile(r"([1-9][0-9]{0,4})([mhd])")
 _UNITS_MS = {"m": 60_000, "h": HOUR_MS, "d": DAY_MS}
 
@@ -65,7 +64,6 @@ class AllocationReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def cost_report(call: ApiCall, budgets: Budgets, prices: PriceFile) -> CostView:
-    """Report a period, or its hours or days."""
     step = call.query.get("step", "")
     if step not in STEPS_MS:
         raise RequestError(f"step={step} is not hour or day")
@@ -75,7 +73,6 @@ async def cost_report(call: ApiCall, budgets: Budgets, prices: PriceFile) -> Cos
 async def allocation_report(
     call: ApiCall, budgets: Budgets, prices: PriceFile, now: float
 ) -> AllocationReply:
-    """Report a window as OpenCost does, by namespace."""
     query = call.query
     if query.get("aggregate", "namespace") != "namespace":
         raise RequestError(f"aggregate={query['aggregate']} is not namespace")

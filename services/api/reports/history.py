@@ -31,13 +31,12 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     WAITING: ("pods",),
     HARDWARE: ("temperature", "power", "clock", "busy"),
 }
-"""The columns of these kinds; those of the others are `AMOUNTS`."""
+"""Other kinds have those of `AMOUNTS`."""
 ALL_CORES = 100
 GAP = 2.5
 """Points that are further apart than so many steps have a gap between them."""
 
 Values = Sequence[float | None]
-"""None: not known."""
 Sample = Mapping[str, Mapping[str, Values]]
 """By kind and name, a value for each column."""
 
@@ -56,7 +55,6 @@ RANGES = (
     HistoryRange("1d", 86_400.0, 600.0),
     HistoryRange("7d", 604_800.0, 3600.0),
 )
-"""From the shortest."""
 
 
 def range_of(name: str) -> HistoryRange:
@@ -72,8 +70,6 @@ def range_of(name: str) -> HistoryRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What has a history."""
-
     kind: str
     name: str = ""
     """UUID, UID, or name."""
@@ -81,17 +77,16 @@ class Subject:
     namespace: str = ""
     """Of a pod or a namespace."""
     pod: str = ""
-    """A pod's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedValues:
-    """The values of a subject at some instants, oldest first."""
+    """Oldest first."""
 
     at: Sequence[float]
     columns: Mapping[str, Values]
     waiting: Mapping[str, Values]
-    """Of the cluster: waiting pods by reason."""
+    """Of the cluster, by reason."""
 
 
 def sample_of(
@@ -172,7 +167,7 @@ def history_columns(
         places.append(place)
 
     def shown(values: Values, absent: float | None = None) -> Column:
-        """Return a column; `absent`: what an unknown value counts as where others are known."""
+        """`absent`: what an unknown value counts as where others are known."""
         return tuple(
             None
             if place is None or not values

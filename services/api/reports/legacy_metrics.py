@@ -60,7 +60,7 @@ LEFT_OUT = (
 
 
 def metric_families(projection: Projection) -> Iterator[Metric]:
-    """Return every metric family; values with equal labels are added up."""
+    """Yield every metric family; values with equal labels are added up."""
     devices = {
         uuid: DeviceAllocation.from_attributes(view) for uuid, view in projection.devices.items()
     }
@@ -106,11 +106,8 @@ def _family(metric: PublishedMetric, subjects: Iterable[object]) -> Metric:
 
 
 class SchedulerMetrics(Collector):
-    """The metrics of vendors' schedulers."""
-
     def __init__(self, projection: Projection) -> None:
         self.projection = projection
 
     def collect(self) -> Iterable[Metric]:
-        """Return the current families."""
         return metric_families(self.projection)

@@ -66,8 +66,6 @@ class _Reply(msgspec.Struct):
 
 
 class Prometheus:
-    """Reads the history of a subject by one query."""
-
     name = "prometheus"
     longest = RANGES[-1]
 
@@ -76,7 +74,7 @@ class Prometheus:
         self.idle_after_s = idle_after_s
 
     async def read(self, subject: Subject, within: HistoryRange, now: float) -> RecordedValues:
-        """Return the values of a subject. Raises UnavailableError with what Prometheus replies."""
+        """Raises UnavailableError with what Prometheus replies."""
         end = now // within.step_s * within.step_s
         parameters = {
             "query": " or ".join(_columns(subject, self.idle_after_s)),
@@ -123,7 +121,6 @@ class Prometheus:
 
 
 def _columns(subject: Subject, idle_after_s: float) -> Iterator[str]:
-    """Yield the query of each column."""
     queries = dict(AMOUNT_METRICS)
     if subject.kind == CLUSTER:
         yield _labelled(WAITING_PODS, WAITING)
@@ -142,7 +139,7 @@ def _labelled(query: str, column: str) -> str:
 def _chosen(metric: str, subject: Subject) -> str:
     """Return the series of a metric that are the subject's.
 
-    Prometheus renames labels that it sets itself, unless it is configured to honor those of ours.
+    Prometheus renames labels that it sets itself, unless it is configured to honor ours.
     """
     if subject.devices and subject.kind != CLUSTER:
         uuids = "|".join(map(re.escape, subject.devices))

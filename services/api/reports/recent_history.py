@@ -36,7 +36,7 @@ MOST_SERIES = 20_000
 
 @dataclass(slots=True)
 class _Means:
-    """The means of what a pod has used since its first sample."""
+    """Of what a pod has used since its first sample."""
 
     sums: list[float] = field(default_factory=lambda: [0.0] * len(AMOUNTS))
     numbers: list[int] = field(default_factory=lambda: [0] * len(AMOUNTS))
@@ -48,7 +48,6 @@ class _Means:
                 self.numbers[column] += 1
 
     def of(self, name: str) -> float | None:
-        """Return the mean of a column, or None if it was never measured."""
         column = AMOUNTS.index(name)
         number = self.numbers[column]
         return self.sums[column] / number if number else None
@@ -88,7 +87,6 @@ class _Kind:
                 del values[: rows * len(self.columns)]
 
     def read(self, name: str, rows: slice) -> dict[str, Values]:
-        """Return the columns of a subject, which are empty if it is not known."""
         values = self.series.get(name)
         if values is None:
             return {}
@@ -100,7 +98,7 @@ class _Kind:
 
 
 class RecentHistory:
-    """The history of one replica, which begins when the process starts."""
+    """Begins when the process starts."""
 
     name = "memory"
     longest = RANGES[0]
@@ -130,7 +128,6 @@ class RecentHistory:
                 self._means.setdefault(PodUid(name), _Means()).add(values)
 
     async def read(self, subject: Subject, within: HistoryRange, now: float) -> RecordedValues:
-        """Return the values of a subject."""
         begin = sum(at <= now - within.span_s for at in self._at)
         rows = slice(begin, None)
         columns = self._kinds[subject.kind].read(subject.name, rows)
@@ -150,17 +147,15 @@ class RecentHistory:
         self._finished = {pod.pod: pod for pod in newest[:MOST_SERIES] if pod.ended > now - DAY_S}
 
     def finished(self, now: float) -> list[FinishedPod]:
-        """Return the pods that finished within a day, the latest first."""
+        """The latest first."""
         return [pod for pod in self._finished.values() if pod.ended > now - DAY_S]
 
     def finished_pod(self, pod: PodUid, now: float) -> FinishedPod | None:
-        """Return a pod that finished within a day, or None."""
         finished = self._finished.get(pod)
         return finished if finished is not None and finished.ended > now - DAY_S else None
 
 
 def _with_usage(pod: FinishedPod, means: _Means) -> FinishedPod:
-    """Return a pod with the means of its usage."""
     memory = means.of("used_memory")
     cores = means.of("used_cores")
     idle = means.of("idle")

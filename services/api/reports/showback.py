@@ -51,7 +51,6 @@ class ShowbackRow:
             self.out_of_budget_units += units
 
     def view(self) -> ShowbackGroup:
-        """Return the row as text."""
         return ShowbackGroup(
             window=self.window,
             namespace=self.namespace,
@@ -136,7 +135,6 @@ async def _check_window(store: Budgets, namespaces: Iterable[Namespace], window:
 
 
 def showback_view(rows: Iterable[ShowbackRow]) -> ShowbackView:
-    """Return the rows as text."""
     return ShowbackView(rows=tuple(row.view() for row in rows))
 
 

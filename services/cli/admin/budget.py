@@ -32,7 +32,6 @@ STYLES = {
 def budget_table(
     budgets: Sequence[BudgetView], now: float, *, wide: bool = False
 ) -> RenderableType:
-    """List budgets: a bar of the usage, the rest, the current rate, and when it runs out."""
     if not budgets:
         return Text(
             "no namespace has a budget or has used a GPU yet; `leasehold up --budgets FILE` or "

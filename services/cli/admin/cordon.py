@@ -17,7 +17,6 @@ MERGE = {"Accept": "application/json", "Content-Type": "application/merge-patch+
 
 
 def cordon(flags: Cordon) -> int:
-    """Close a GPU, and print which pods stay on it."""
     api = ApiClient(flags)
     device = _find(api, flags)
     _annotate(api, device, flags.reason)
@@ -29,7 +28,6 @@ def cordon(flags: Cordon) -> int:
 
 
 def uncordon(flags: Uncordon) -> int:
-    """Open a GPU, and print what else closes it."""
     api = ApiClient(flags)
     _annotate(api, _find(api, flags), None)
     device = _settled(api, flags, closed=False)

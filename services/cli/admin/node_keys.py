@@ -37,7 +37,7 @@ KUBECONFIG = "kubeconfig"
 
 
 def node_keys(flags: NodeKeys) -> int:
-    """Run the command; an existing kubeconfig stays. Raises RequestError if it cannot write."""
+    """An existing kubeconfig stays. Raises RequestError if it cannot write."""
     credentials = load_credentials(flags.kubeconfig)
     node = flags.node or platform.node().lower()
     requested_at = datetime.now(UTC)

@@ -91,7 +91,6 @@ FOCUS_COLUMNS = (
 
 
 def report_costs(flags: Report) -> int:
-    """Report what all GPUs were used for, and what that cost."""
     as_csv = flags.output == "csv"
     step = flags.step or ("day" if as_csv else "")
     query = {"from": flags.from_, "to": flags.to, "step": step}

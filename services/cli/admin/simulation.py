@@ -15,7 +15,6 @@ STUCK = "stuck"
 
 
 def sim(flags: Sim) -> int:
-    """Change the file of faults, which the node's agent and its kubelet read."""
     directory = StateDir.found(flags.state)
     node, _, index = flags.device.partition("/")
     file = directory.faults(node)

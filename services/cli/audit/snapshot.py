@@ -47,7 +47,7 @@ def pod_name(pod: PodSummary | Lease) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowTotals:
-    """The usage of a budget window, as stored and as summed up from its entries."""
+    """As stored, and as summed up from its entries."""
 
     namespace: Namespace
     window: str
@@ -57,21 +57,19 @@ class WindowTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot(LedgerReading):
-    """The ledger, the pods, and the allocations in the agents' checkpoints."""
-
     read_at: float
     waiting: tuple[WaitingPod, ...] = ()
     pods: tuple[PodSummary, ...] = ()
     claims: tuple[AllocatedClaim, ...] | None = None
-    """ResourceClaims with devices of our driver, or None if they were not read."""
+    """With devices of our driver, or None if they were not read."""
     allocations: Mapping[NodeName, tuple[Allocation, ...]] = field(default_factory=dict)
     """Only of nodes whose agent's checkpoint is readable on this machine."""
     api_nodes: frozenset[NodeName] | None = None
-    """Nodes that the API server has, or None if they were not read."""
+    """None if they were not read."""
     gangs: Mapping[str, frozenset[PodUid]] = field(default_factory=dict)
-    """Pods that the ledger counts as lease holders of each gang."""
+    """Lease holders of each gang, as the ledger counts them."""
     waiting_gangs: Mapping[str, frozenset[PodUid]] = field(default_factory=dict)
-    """Pods that the ledger counts as waiting with each gang."""
+    """Pods that wait with each gang, as the ledger counts them."""
     budget_windows: tuple[WindowTotals, ...] = ()
     cost_hours: tuple[CostHour, ...] = ()
     damaged: tuple[UnreadableRecord, ...] = ()
@@ -89,7 +87,7 @@ class Snapshot(LedgerReading):
 
 
 def shares_on(totals: NodeTotals, device: DeviceUuid) -> Iterator[tuple[Lease, Share]]:
-    """Return the shares of one device with their leases, in the order of their slots."""
+    """In the order of their slots."""
     shares = [
         (lease, share)
         for lease in totals.leases

@@ -33,8 +33,6 @@ COSTS_MS = 400 * 24 * HOUR_MS
 
 
 class SnapshotReader:
-    """The ledger and the API server, read with the permissions of the clients."""
-
     def __init__(
         self, ledger: RedisLeases, kubernetes: KubernetesClient, agents: Path | None
     ) -> None:
@@ -155,10 +153,7 @@ async def open_reader(flags: Audit) -> AsyncIterator[SnapshotReader]:
 
 
 def read_checkpoints(agents: Path | None) -> Mapping[NodeName, tuple[Allocation, ...]]:
-    """Read the checkpoints of agents on this machine.
-
-    Raises RequestError naming a file that cannot be read.
-    """
+    """Raises RequestError naming a file that cannot be read."""
     if agents is None:
         return {}
     return dict(_checkpoint(path) for path in sorted(agents.glob("*/checkpoint.json")))

@@ -20,7 +20,7 @@ from shared.runtime.settings import digest
 from shared.runtime.variables import PREFIX
 
 COMBINED = "binder"
-"""The Deployment whose pods have `COMBINED_PARTS`, too, with the component combined-scheduler."""
+"""Its pods have `COMBINED_PARTS`, too, with the component combined-scheduler."""
 COMPONENTS = frozenset(
     {"api", "binder", "node-agent", "placer", "planner", "timekeeper", "watcher", "webhook"}
 )
@@ -113,8 +113,7 @@ PATCHED: Mapping[str, tuple[Version, ...]] = {
 }
 """The first patch of each maintained minor version without a vulnerability known `AS_OF`.
 
-From the security releases of 21 July 2026 (Valkey) and 24 July 2026 (Redis).
-"""
+From the security releases of 21 July 2026 (Valkey) and 24 July 2026 (Redis)."""
 
 
 def patched_version(program: str, version: str) -> str:
@@ -235,7 +234,7 @@ CALLERS = {
     "may delay reviews (docs/install.md, client certificates of the API server)",
     None: "",
 }
-"""What it means that the webhook knows its callers, or does not, or None if that is unknown."""
+"""By whether the webhook knows its callers, or None if that is unknown."""
 
 
 def webhook(
@@ -300,7 +299,6 @@ def endpoints(unanswered: Mapping[str, str], count: int) -> Finding:
 
 
 def workloads(sizes: Mapping[str, Replicas]) -> Finding:
-    """Judge whether all components are installed, and each has its replicas."""
     combined = not COMBINED_PARTS & sizes.keys()
     missing = sorted(COMPONENTS - sizes.keys() - (COMBINED_PARTS if combined else set()))
     problems = [f"{name} is not installed" for name in missing]
@@ -364,7 +362,6 @@ def components(
 
 
 def leftovers(nodes: Mapping[NodeName, Sequence[Device]]) -> Finding:
-    """Judge what pods that have ended still hold, as agents report it with their devices."""
     findings = [
         leftover.text(f"GPU {device.index} of node {node}")
         for node, devices in sorted(nodes.items())

@@ -74,9 +74,9 @@ RIGHTS = (
     ("patch", "pods"),
     ("get", "namespaces"),
 )
-"""Verb and resource of the rights that an agent needs."""
+"""That an agent needs, by verb and resource."""
 POD_LISTS = ("nodes/pods", "nodes/proxy")
-"""Resources with the kubelet's pods: an agent needs the right to get either."""
+"""They have the kubelet's pods: an agent needs the right to get either."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,20 +90,19 @@ class ClusterServers:
 
 @dataclass
 class ClusterProbes:
-    """NATS, Redis, the API server and its objects; a check without an address is skipped."""
+    """A check without an address is skipped."""
 
     servers: ClusterServers
     api_server: KubernetesClient | LeaseholdError
-    """The API server, or why there is none."""
     nodes: Mapping[NodeName, str] = field(default_factory=dict)
-    """Nodes with devices, each with why it is cordoned, or empty."""
+    """Those with devices, each with why it is cordoned, or empty."""
     devices: Mapping[NodeName, Sequence[Device]] | None = None
-    """Each node's devices in the ledger, or None if it is not readable."""
+    """In the ledger, or None if it is not readable."""
     _observing: asyncio.Task[tuple[Heartbeat, ...]] | None = None
 
     @property
     def kubernetes(self) -> KubernetesClient:
-        """The API server; raises the reason if there is none."""
+        """Raises the reason why there is no API server."""
         if isinstance(self.api_server, LeaseholdError):
             raise self.api_server
         return self.api_server
@@ -130,12 +129,12 @@ class ClusterProbes:
         return judge.redis(facts, by_sentinels=by_sentinels, unreadable=unreadable)
 
     async def redis_clock(self) -> Finding:
-        """Compare clocks: reservations expire by Redis' clock."""
+        """Reservations expire by Redis' clock."""
         facts = await redis_facts(self._redis(), self.servers.redis_credentials)
         return judge.clock("Redis", facts.ahead_s)
 
     async def api_clock(self) -> Finding:
-        """Compare clocks with the API server, which reports whole seconds."""
+        """The API server reports whole seconds."""
         before = time.time()
         date = await self.kubernetes.date()
         after = time.time()
@@ -163,7 +162,7 @@ class ClusterProbes:
         return judge.webhook(missing, _days_left(trusted), refusal, knows_callers=knows_callers)
 
     async def _knows_callers(self, url: str, trusted: bytes) -> bool | None:
-        """Return whether the webhook requires client certificates, or None if that is not known.
+        """Whether the webhook requires client certificates, or None if that is not known.
 
         A webhook with a URL is called; in a cluster the Deployment has the setting.
         """
@@ -209,7 +208,6 @@ class ClusterProbes:
         return ""
 
     async def apiservice(self) -> Finding:
-        """Read the kinds that the API server serves for the API."""
         try:
             await self.kubernetes.read(GROUP)
         except NotFoundError:
@@ -221,7 +219,6 @@ class ClusterProbes:
         return ok("the API server passes requests on to the API")
 
     async def endpoints(self) -> Finding:
-        """Find registrations with the API server that have no endpoint."""
         unanswered: dict[str, str] = {}
         count = 0
         for path in REGISTRATIONS:
@@ -238,7 +235,6 @@ class ClusterProbes:
         return judge.endpoints(unanswered, count)
 
     async def _has_slices(self) -> bool:
-        """Return whether agents publish ResourceSlices, where claims are served."""
         try:
             classes = await self._device_classes()
         except NotFoundError:
@@ -264,7 +260,6 @@ class ClusterProbes:
         return False
 
     async def workloads(self) -> Finding:
-        """Compare the components that should run with the replicas that are ready."""
         sizes: dict[str, judge.Replicas] = {}
         for namespace, kind in WORKLOADS:
             path = objects_path(namespace, kind, group="/apis/apps/v1")
@@ -328,7 +323,6 @@ class ClusterProbes:
         )
 
     async def device_classes(self) -> Finding:
-        """Read DeviceClasses with extended resources, and what device plugins serve on nodes."""
         try:
             classes = await self._device_classes()
         except NotFoundError as error:
@@ -358,7 +352,7 @@ class ClusterProbes:
         return judge.extender(ready)
 
     async def _ready_replicas(self, name: str) -> int | None:
-        """Return how many replicas of a Deployment are ready, or None if it does not exist."""
+        """None if the Deployment does not exist."""
         path = objects_path(SYSTEM_NAMESPACE, "deployments", name, group="/apis/apps/v1")
         try:
             return (await self.kubernetes.read(path, Workload)).status.ready_replicas
@@ -376,7 +370,7 @@ class ClusterProbes:
         return (await self.kubernetes.create(REVIEWS, body, AccessReview)).status.allowed
 
     async def _heartbeats(self) -> tuple[Heartbeat, ...]:
-        """Return the latest heartbeat of each replica; observed once for all checks."""
+        """Of each replica the latest, observed once for all checks."""
         if self._observing is None:
             self._observing = asyncio.create_task(self._observe_heartbeats())
         return await self._observing

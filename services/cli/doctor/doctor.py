@@ -63,7 +63,7 @@ _RECORD = f"{_LOGS} | grep -i checkpoint; the agent rebuilds what it cannot read
 
 
 class Check(NamedTuple, Generic[P]):
-    """A check, and the fix if it fails without naming one."""
+    """`remedy` is the fix if it fails without naming one."""
 
     run: Callable[[P], Awaitable[Finding]]
     remedy: str
@@ -150,8 +150,6 @@ AGENT_ONLY_CHECKS = frozenset({"rights"})
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorTarget(ClusterServers):
-    """The nodes and servers to check, and the credentials for them."""
-
     nodes: tuple[tuple[AgentSettings, NodeGpus], ...]
     kubeconfig: Path | None = None
     only: str = ""

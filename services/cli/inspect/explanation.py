@@ -33,8 +33,6 @@ STATES = {
 
 
 class Explanation(View, frozen=True, kw_only=True, omit_defaults=True):
-    """The output of `explain`."""
-
     verdict: str
     """`running`, `waiting`, `gated`, `rejected`, `foreign`, `ended` or `unknown`."""
     pod: PodUid
@@ -42,9 +40,9 @@ class Explanation(View, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     text: str
     lines: tuple[str, ...] = ()
-    """What its user needs to know, as text."""
+    """What its user needs to know."""
     details: tuple[str, ...] = ()
-    """The rest about the lease of a pod."""
+    """The rest about the lease."""
     next: str = ""
     lease: LeaseView | None = None
     annotations: dict[str, str] | None = None
@@ -123,7 +121,6 @@ def _running(pod: PodSummary, view: PodView, lease: LeaseView, program: str) -> 
 
 
 def _summary_lines(pod: PodSummary, view: PodView, lease: LeaseView) -> Iterator[str]:
-    """Yield its GPU, how much of it, since when, what it uses, and until when."""
     yield from _gang_lines(view.gang)
     if lease.claim is not None:
         pods = len(lease.claim.consumers)
@@ -154,7 +151,6 @@ def _summary_lines(pod: PodSummary, view: PodView, lease: LeaseView) -> Iterator
 def _share_kind(
     lease: LeaseView, share: ShareView, device: DeviceView | None
 ) -> tuple[str, str, MigPlacement | None]:
-    """Return the kind of a share's GPU, the share's size, and its MIG instance."""
     several = len({share.container for share in lease.shares}) > 1
     of = f" for {'request' if lease.claim else 'container'} {share.container}" if several else ""
     init = " (init)" if share.init else ""
@@ -173,7 +169,7 @@ def _share_kind(
 
 
 def _alike_lines(kind: str, size: str, shares: Sequence[ShareView], now: float) -> Iterator[str]:
-    """Yield the lines of shares of the same kind and size, with the least usage of several."""
+    """Of several shares, the least usage is named."""
     several = len(shares) > 1
     title = f"{len(shares)} GPUs" if several else "GPU"
     yield f"{title:12}{', '.join(str(share.index) for share in shares)} {kind}"
@@ -252,7 +248,6 @@ def _rollout_hint(pod: PodSummary, waiting: WaitingDetails) -> str:
 
 
 def _queue_lines(namespace: str, queue: QueuePlace) -> tuple[str, str]:
-    """Return the pod's position in the queue, and what its namespace holds."""
     before = ""
     if queue.position > 1:
         before = "; after a pod of another namespace"

@@ -27,8 +27,7 @@ def gpus(
 ) -> RenderableType:
     """Draw a bar per device in `width` columns, a letter per lease, and the leases below.
 
-    `wide` adds the UUIDs of the devices, and what their sensors read. `narrowed` means that there
-    are others.
+    `wide` adds UUIDs and what sensors read. `narrowed` means that there are other devices.
     """
     blocks: list[RenderableType] = []
     for node in view.nodes:
@@ -105,7 +104,6 @@ def _fault_lines(view: LeasesView) -> Iterator[str]:
 
 
 def explanation(explained: "Explanation", *, wide: bool = False) -> RenderableType:
-    """Format the output of `explain`; `wide` adds all details."""
     shown = (*explained.lines, *(explained.details if wide else ()))
     lines = (Text(f"  {line}") for line in shown)
     return Group(
@@ -246,7 +244,7 @@ class TopRow(ShareView, frozen=True, kw_only=True):
 
     @property
     def place(self) -> tuple[str, int, str, str, str]:
-        """Node, device and container, which order rows with the same usage."""
+        """Orders rows with the same usage."""
         return self.node, self.index, self.namespace, self.name, self.container
 
 

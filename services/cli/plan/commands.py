@@ -47,7 +47,7 @@ async def read_requests(
 
 
 def what_if(flags: WhatIf) -> int:
-    """Show whether a manifest's pods would fit; return 1 if one of them would wait."""
+    """Return 1 if a pod of the manifest would wait."""
     _, text = load(flags.file, sys.stdin)
     order = WhatIfOrder(manifest=text, when=flags.when)
     forecast = ApiClient(flags).post("/api/v1/what-if", order, Forecast)

@@ -64,8 +64,7 @@ def plan_moves(
 ) -> MovePlan | None:
     """Return the plan with the fewest moves, and then the least GPU time used, if any.
 
-    `requests` are those of the pods that may be moved. A moved pod may get another device of the
-    same node.
+    Only pods with `requests` may be moved, also to another device of the same node.
     """
     trials = ClusterTrials(nodes)
     place = trials.cluster.place(_WANTED, request)

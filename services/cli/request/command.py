@@ -55,7 +55,6 @@ class ExampleNode:
     paths: Paths
     now_s: float
     mig: bool = False
-    """Whether its devices are in MIG mode."""
 
     @property
     def description(self) -> str:
@@ -168,7 +167,6 @@ def load_watcher_rules(volcano_conf: Path | None) -> Rules:
 def report_of(
     written: ManifestPod, rules: Rules, schedulers: frozenset[str], example: ExampleNode
 ) -> PodReport:
-    """Parse a pod's request, and place it on the example node."""
     scheduler = written.pod.spec.scheduler_name or DEFAULT_SCHEDULER
     parsed = parse_manifest(written.pod, rules)
     report = PodReport(origin=written.origin, scheduler=scheduler, ours=scheduler in schedulers)
@@ -325,7 +323,7 @@ def _grant_lines(granted: ContainerReport) -> Iterable[Text]:
 
 
 def explain_manifest(flags: Explain) -> int:
-    """Report on a manifest's pods; return 1 if one of them would not be granted as written."""
+    """Return 1 if a pod of the manifest would not be granted as written."""
     source, text = load(flags.request, sys.stdin)
     example = parse_example_node(flags.gpu, now_s=time.time())
     rules = load_watcher_rules(flags.volcano_conf)

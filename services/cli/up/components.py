@@ -47,10 +47,10 @@ class Component:
     name: str
     argv: tuple[str, ...]
     after: tuple[str, ...] = ()
-    """Components that must be ready before it starts, and that stop only after it."""
+    """Must be ready before it starts, and stop only after it."""
     checks: tuple[ReadinessCheck, ...] = ()
     address: str = ""
-    """Address to report when it is ready, or empty for the one in its run file."""
+    """Shown when it is ready, or empty for the one in its run file."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
 

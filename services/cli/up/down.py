@@ -20,7 +20,6 @@ KILL_S = 5.0
 
 
 def down(flags: Down) -> int:
-    """End the supervisor and everything under it; return the exit code."""
     directory = StateDir.found(flags.state)
     if not directory.root.is_dir():
         print(f"nothing to stop: there is no {directory.root}")

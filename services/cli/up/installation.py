@@ -21,7 +21,7 @@ BINDER = "binder"
 API = "api"
 OPERATOR = "operator"
 ACCOUNTS = ("watcher", "planner", BINDER, "timekeeper", "webhook", API)
-"""Accounts of the services that always run, other than node agents."""
+"""Of the services that always run, other than node agents."""
 COMBINED = "combined-scheduler"
 """The component with watcher, placer and planner in the binder's process."""
 CLAIMS = "dra"
@@ -30,7 +30,7 @@ KUBE_SCHEDULER = "kube-scheduler"
 """The component with a kube-scheduler and its extender."""
 _ACCOUNTS_OF = {KUBE_SCHEDULER: ("extender",)}
 WEBHOOK_CLIENT_CA = "webhook-client-ca.crt"
-"""The CA of the certificate with which the API server calls webhooks."""
+"""Issues the certificate with which the API server calls webhooks."""
 _RIGHTS = Path(__file__).with_name("rights.json")
 """The accounts, roles and DeviceClasses of `k8s/base` and of each component."""
 KINDS = Path(custom_kinds.__file__).with_name("kinds")
@@ -103,7 +103,6 @@ def installation(
 
 
 def agent_account(node: str) -> str:
-    """Return the name of the file for the agent of a node."""
     return f"{AGENT}-{node}"
 
 

@@ -16,11 +16,11 @@ DEFAULT_LAYOUT = "4xT4"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The processes to run. A server whose program is empty runs elsewhere, at its URL."""
+    """A server whose program is empty runs elsewhere, at its URL."""
 
     settings: Up
     nodes: Mapping[str, str]
-    """GPU layout of each node, by name."""
+    """GPU layouts by name."""
     ports: Mapping[str, int]
     """Of `nats`, `redis`, `api`, `page`, `extender`; of nodes' usage metrics, `usage-<node>`."""
     nats_program: str
@@ -28,7 +28,7 @@ class Plan:
     nats_url: str
     redis_url: str
     python: tuple[str, ...] = (sys.executable, "-P", "-m")
-    """Command that runs a Python module whose name is appended."""
+    """Runs a Python module whose name is appended."""
 
     def usage_address(self, node: str) -> str:
         return f"{servers.HOST}:{self.ports[usage_port(node)]}"

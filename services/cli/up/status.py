@@ -45,7 +45,7 @@ SIZE_LINES = 2
 
 
 def status(flags: Status) -> int:
-    """Show what runs; the exit code is 0 if everything runs and is ready."""
+    """The exit code is 0 if everything runs and is ready."""
     directory = StateDir.found(flags.state)
     pid = supervisor_pid(directory)
     state = load_state(directory)
@@ -129,12 +129,11 @@ Try next:
 
 
 def has_shares(*, local: bool, library: object) -> bool:
-    """Return whether pods can get shares: on this machine's GPUs, a library has to limit them."""
+    """Whether pods can get shares: on this machine's GPUs, a library has to limit them."""
     return not local or bool(library) or Path(LIBRARY_DIRECTORY).exists()
 
 
 def local_notes(state: State) -> str:
-    """Return what a user of this machine's own GPUs has to know."""
     lines = [
         "  pods        processes of this host: images are ignored, nothing but GPUs is limited"
     ]

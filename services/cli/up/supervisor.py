@@ -28,8 +28,6 @@ from shared.model.errors import LeaseholdError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
-    """How often and how fast the supervisor restarts a component that keeps exiting."""
-
     first_pause_s: float = 0.2
     """Pause before the first restart; each further exit in a row doubles it."""
     max_pause_s: float = 5.0
@@ -59,7 +57,6 @@ def pause_s(history: RestartHistory, policy: RestartPolicy) -> float:
 
 
 def is_given_up(history: RestartHistory, policy: RestartPolicy) -> bool:
-    """Return whether the component is not restarted, since it has never been ready."""
     return not history.ever_ready and history.restarts >= policy.max_starts
 
 
@@ -75,7 +72,7 @@ async def is_ready(component: Component, pid: int) -> bool:
 
 
 def address_of(component: Component) -> str:
-    """Return the address to show: the component's own, else the one in its run file."""
+    """The component's own, else the one in its run file."""
     if component.address:
         return component.address
     contents = (
@@ -127,14 +124,12 @@ class StartError(LeaseholdError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisionTiming:
-    """Times in seconds."""
-
     ready_s: float = 60.0
     """The longest pause without another component being ready."""
     progress_s: float = 10.0
-    """Between two reports of what is not ready yet."""
+    """Interval of reports of what is not ready yet."""
     poll_s: float = 0.02
-    """Between two readiness checks; ten times as long once a start has lasted 5 s."""
+    """Interval of readiness checks; ten times as long once a start has lasted 5 s."""
     terminate_s: float = 5.0
     """Between SIGTERM and SIGKILL."""
 

@@ -1,8 +1,8 @@
 """The step of an account: its charges, the windows that close and open, and its state; pure.
 
-A step is written atomically, and only if the account still has the revision that the step was
-computed from. Each charge begins where the last charge of the same lease ended. So the sum of any
-steps, by any replica, with any pauses between them, is weight x (end - begin).
+A step is written atomically, and only if the account still has the revision that it was computed
+from. Each charge begins where the last charge of the same lease ended. So the sum of any steps, by
+any replica, with any pauses between them, is weight x (end - begin).
 """
 
 import re
@@ -73,7 +73,7 @@ def _days(period: Period, day: date) -> tuple[date, date]:
 
 
 def _midnight_ms(day: date, zone: ZoneInfo) -> int:
-    """Return when a day begins; if daylight saving skips midnight, the instant of the change."""
+    """If daylight saving skips midnight, it is the instant of the change."""
     return int(datetime.combine(day, time(), zone).timestamp()) * 1000
 
 
@@ -112,7 +112,6 @@ def window_shape(budget: Budget) -> str:
 
 
 def rollover_units(policy: BudgetPolicy, closed: BudgetWindow) -> int:
-    """Return the unused units of a window that roll over to the next one."""
     if policy.type is not PolicyType.FIXED or closed.allowed_units is None:
         return 0
     unused = max(0, closed.allowed_units - closed.used_units)
@@ -138,8 +137,6 @@ MAX_MINUTES = 10**9
 
 @dataclass(slots=True)
 class _AccountStep:
-    """A step while it is being built."""
-
     account: Account
     budget: Budget
     charged: dict[str, int] = field(default_factory=dict)
@@ -147,7 +144,6 @@ class _AccountStep:
     entries: list[ChargeEntry] = field(default_factory=list)
 
     def leases(self) -> list[ChargedLease]:
-        """Return the leases as charged so far."""
         return [
             replace(lease, charged_ms=self.charged.get(lease.id, lease.charged_ms))
             for lease in self.account.leases
@@ -160,8 +156,7 @@ def advance(
     """Return the step that advances an account to an instant, or None if nothing is due.
 
     All leases that began or ended until `now_ms` must be in the account. A running lease is charged
-    every `charge_every_ms`, and when a window closes, the lease ends or the state changes. No time
-    is lost: each lease records the instant until which it is charged.
+    every `charge_every_ms`, and when a window closes, the lease ends or the state changes.
     """
     if not _is_due(account, budget, now_ms, charge_every_ms):
         return None
@@ -258,7 +253,6 @@ def _charge_entry(
 def _close(
     step: _AccountStep, window: BudgetWindow, at_ms: int, *, same_unit: bool
 ) -> BudgetWindow:
-    """Close a window and open the next one."""
     closed = replace(window, end_ms=at_ms, closed=True)
     step.windows[closed.id] = closed
     step.entries.append(ChargeEntry(window=closed.id, kind="close", units=closed.used_units))
@@ -275,7 +269,6 @@ def _close(
 
 
 def _apply_limit(step: _AccountStep, window: BudgetWindow, now_ms: int) -> None:
-    """Set the open window's limit to that of the budget."""
     before, after = window.limit_units, step.budget.limit_units
     if before == after:
         return
@@ -329,7 +322,6 @@ def _exhausted_ms(current: Balance) -> int:
 
 
 def apply_update(account: Account, update: AccountUpdate) -> Account:
-    """Return the account after a step, as it must be stored."""
     charged: Mapping[str, int] = update.charged
     windows = {window.id: window for window in account.windows}
     windows.update((window.id, window) for window in update.windows)
@@ -385,7 +377,6 @@ def restore_update(
 
 
 def trim_windows(account: Account, budget: Budget, now_ms: int) -> Account:
-    """Return the account without the windows that no decision needs."""
     since = now_ms
     if budget.policy.type is PolicyType.SLIDING:
         since -= budget.policy.length_ms

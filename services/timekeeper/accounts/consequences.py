@@ -22,17 +22,14 @@ LEASE_CLASSES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consequence:
-    """The consequence of a state for leases and new pods."""
-
     lease_class: LeaseClass
     new_pods: str
     """admit, queue or deny."""
     evict_after_minutes: int | None = None
-    """How long after the state was entered running leases end, if they do."""
+    """After the state was entered, running leases end; None if they do not."""
 
 
 def consequence(budget: Budget, state: BudgetState) -> Consequence:
-    """Return the consequence of a state under a budget."""
     new_pods = "queue" if state is BudgetState.INVALID else "admit"
     evict_after = None
     if state in OUT_OF_BUDGET:

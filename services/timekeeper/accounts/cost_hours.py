@@ -41,8 +41,6 @@ MOST_MODELS_OF_NODE = 4
 
 
 class Size(NamedTuple):
-    """What a share takes of a device."""
-
     memory_mib: int
     cores_percent: int
     sharing: int
@@ -52,7 +50,6 @@ WHOLE_SIZE = Size(0, 0, SharingPolicy.EXCLUSIVE)
 Sizes = Mapping[Size, int]
 """The sizes of shares, and when such a share was leased last."""
 IdleShares = Mapping[ShareKey, bool]
-"""Of measured shares, whether they are idle."""
 
 
 class Holding(NamedTuple):
@@ -68,7 +65,6 @@ class Holding(NamedTuple):
 
 
 def charged_leases(nodes: Iterable[NodeTotals]) -> Iterator[Lease]:
-    """Yield the leases that are charged."""
     for totals in nodes:
         yield from (lease for lease in totals.leases if lease.state in CHARGED_STATES)
 

@@ -23,11 +23,9 @@ WHOLE = Fraction(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseWeight:
-    """The weight of a lease."""
-
     milli_gpu: int
     model: str
-    """The devices' model; several are joined with `+`."""
+    """Several are joined with `+`."""
     cores_milli: int
     memory_mib: int
 
@@ -60,7 +58,6 @@ def weigh(lease: Lease, budget: Budget, factors: Mapping[str, Fraction | Decimal
 
 
 def shares_by_device(lease: Lease) -> dict[DeviceUuid, list[Share]]:
-    """Return the shares of each device."""
     devices: dict[DeviceUuid, list[Share]] = {}
     for share in lease.shares:
         devices.setdefault(share.device, []).append(share)
@@ -122,14 +119,11 @@ Weigh = Callable[[Lease], LeaseWeight]
 
 @dataclass(slots=True)
 class JournalChanges:
-    """The changes of one namespace's account."""
-
     charged: dict[str, ChargedLease] = field(default_factory=dict)
     ended: dict[str, int] = field(default_factory=dict)
 
 
 def charged_lease_id(lease: Lease) -> str:
-    """Return the id of the charged lease."""
     size = f"/{resized_ms(lease)}" if lease.resized_at else ""
     return f"{lease.pod}/{created_ms(lease)}{size}"
 
@@ -140,12 +134,11 @@ def lease_family(charged_lease: str) -> str:
 
 
 def resized_ms(lease: Lease) -> int:
-    """Return when the lease was last resized; 0 if it was not."""
+    """0 if it was not resized."""
     return round(lease.resized_at * 1000)
 
 
 def created_ms(lease: Lease) -> int:
-    """Return when the lease was reserved."""
     return round(lease.created_at * 1000)
 
 
@@ -242,6 +235,5 @@ def _end_missing(
 
 
 def _started_at_least(lease: ChargedLease, since_ms: int) -> ChargedLease:
-    """Return a charged lease that begins at an instant or later."""
     since = max(lease.since_ms, since_ms)
     return replace(lease, since_ms=since, charged_ms=max(lease.charged_ms, since))

@@ -54,14 +54,12 @@ def in_money(budget: Budget, prices: PriceFile) -> Budget:
 
 
 def load_file(path: Path) -> dict[Namespace, Budget]:
-    """Load the budgets of a file. Raises RequestError naming the file and the error in it."""
+    """Raises RequestError naming the file and the error in it."""
     return load_objects(path, KIND, parse_spec)
 
 
 @dataclass(slots=True)
 class BudgetFile:
-    """Budgets of a file, loaded again when it changes."""
-
     path: Path
     prices: PriceFile = field(default_factory=PriceFile)
     budgets: Mapping[Namespace, Budget] = field(default_factory=dict)
@@ -70,7 +68,7 @@ class BudgetFile:
     _loaded_stamp: tuple[int, int] = (0, 0)
 
     def load(self) -> None:
-        """Load the file. Raises RequestError if it is invalid."""
+        """Raises RequestError if the file is invalid."""
         self._loaded_stamp = self._file_stamp()
         try:
             self.budgets = load_file(self.path)
@@ -92,7 +90,6 @@ class BudgetFile:
                 logger.error("%s; %s", error, LAST_VALID)  # noqa: TRY400
 
     def find(self, name: Namespace) -> Budget | None:
-        """Return the budget of this name, or None."""
         budget = self.budgets.get(name)
         return budget and in_money(replace(budget, problem=self.problem), self.prices)
 
@@ -106,8 +103,6 @@ class BudgetFile:
 
 @dataclass(slots=True)
 class ConfiguredObjects(Generic[T]):
-    """Objects of one of our kinds, as the cluster has them."""
-
     client: KubernetesClient
     path: str
     latest: LatestSpecs[T]
@@ -135,14 +130,11 @@ class ConfiguredObjects(Generic[T]):
 
 
 class BudgetObjects(ConfiguredObjects[Budget]):
-    """GPUBudget objects of a cluster."""
-
     def __init__(self, client: KubernetesClient, prices: PriceFile | None = None) -> None:
         super().__init__(client, PATH, LatestSpecs(parse_spec))
         self.prices = prices or PriceFile()
 
     def find(self, name: Namespace) -> Budget | None:
-        """Return the budget of this name, or None."""
         problem = self.latest.problems.get(name, "")
         budget = self.latest.valid.get(name)
         if budget is not None:
@@ -152,7 +144,6 @@ class BudgetObjects(ConfiguredObjects[Budget]):
         return Budget(namespace=name, problem=problem, unreadable=True) if problem else None
 
     def status_copies(self) -> dict[Namespace, StatusCopy]:
-        """Return the statuses of the objects."""
         copies = (
             (name, parse_status(item.status, self.latest.valid.get(name)))
             for name, item in self.latest.items.items()
@@ -162,12 +153,11 @@ class BudgetObjects(ConfiguredObjects[Budget]):
 
 @dataclass(slots=True)
 class ConfiguredBudgets:
-    """All budgets: objects come before the file, and that before its budget named `*`."""
+    """Objects come before the file, and that before its budget named `*`."""
 
     file: BudgetFile | None = None
     objects: BudgetObjects | None = None
     prices: PriceFile = field(default_factory=PriceFile)
-    """Of all sources."""
 
     def budget_of(self, namespace: Namespace) -> Budget:
         """Return a namespace's budget; without one it has no limit."""
@@ -179,25 +169,21 @@ class ConfiguredBudgets:
         return Budget(namespace=namespace)
 
     def namespaces(self) -> Iterable[Namespace]:
-        """Return the namespaces with budgets of their own."""
         named = set(self.file.budgets) if self.file else set()
         if self.objects is not None:
             named |= self.objects.latest.items.keys()
         return named - {ALL_OTHERS}
 
     def status_copies(self) -> Mapping[Namespace, StatusCopy]:
-        """Return the statuses of the objects."""
         return {} if self.objects is None else self.objects.status_copies()
 
     async def wait_until_synced(self) -> None:
-        """Wait until the objects are listed, but at most `SYNC_TIMEOUT_S`."""
         if self.objects is None:
             return
         if not await wait_for_event(self.objects.synced, SYNC_TIMEOUT_S):
             logger.warning("the API server does not respond; counting starts without its %ss", KIND)
 
     async def watch(self) -> None:
-        """Watch the file and the objects for ever."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(asyncio.Event().wait())
             if self.file is not None:

@@ -28,7 +28,7 @@ from shared.model.names import Namespace
 KIND = "GPUBudget"
 LAST_VALID = "the last valid version stays in force"
 LONGEST_SHOWN = 80
-"""Characters of a value in a message."""
+"""Of a value in a message."""
 ALL_OTHERS = Namespace("*")
 """In a file, the name of the budget of all other namespaces."""
 
@@ -47,7 +47,7 @@ Minutes = Annotated[
     int | float | str,
     Meta(extra_json_schema={"type": "integer", "format": "int64", "minimum": 0}),
 ]
-"""GPU-minutes: a file may have fractions of them."""
+"""A file may have fractions of them."""
 GraceMinutes = Annotated[int, Meta(ge=0, le=525_600)]
 """At most a year."""
 Percent = Annotated[int, Meta(ge=0, le=100)]
@@ -206,7 +206,7 @@ class BudgetSpec(RuledStruct, frozen=True, forbid_unknown_fields=True):
 
 
 Units = Annotated[str, Meta(max_length=32)]
-"""An amount; JSON numbers would lose integers above 2^53."""
+"""JSON numbers would lose integers above 2^53."""
 
 
 class WindowStatus(Struct, frozen=True):
@@ -243,7 +243,7 @@ def _brief(value: object) -> str:
 
 
 def _units(path: str, value: float | str | None) -> int | None:
-    """Return GPU-minutes as exact units."""
+    """Exact units; raises RequestError naming the path."""
     if value is None:
         return None
     units = Fraction(str(value)) * UNITS_PER_GPU_MINUTE if _MINUTES.fullmatch(str(value)) else None
@@ -255,7 +255,7 @@ def _units(path: str, value: float | str | None) -> int | None:
 
 
 def _money_units(path: str, value: int | str) -> int:
-    """Return money as exact units."""
+    """Exact units; raises RequestError naming the path."""
     if not re.fullmatch(MONEY, str(value)):
         raise RequestError(
             f"{path} must be money such as 1000.50, below {10**12} and with at most two decimals, "
@@ -265,7 +265,7 @@ def _money_units(path: str, value: int | str) -> int:
 
 
 def parse_spec(namespace: Namespace, spec: object) -> Budget:
-    """Parse a GPUBudget's spec. Raises RequestError with the field and its valid values."""
+    """Raises RequestError with the field and its valid values."""
     place = f"{KIND} {namespace}"
     read = convert_spec(spec, BudgetSpec, place)
     path = f"{place}: spec"
@@ -313,12 +313,11 @@ class StatusCopy:
     """An account as its budget's status shows it; a lost account is restored from it."""
 
     window: BudgetWindow
-    """The window that was open, with its usage and level."""
     at_ms: int
 
 
 def parse_status(status: object, budget: Budget | None) -> StatusCopy | None:
-    """Parse a status; None if there is none, or if it is invalid."""
+    """None without a status, or for an invalid one."""
     try:
         read = msgspec.convert(status, BudgetStatus)
         amounts = (read.window_used_units, read.granted_units, read.rollover_units)

@@ -32,7 +32,6 @@ MAX_UNITS = 2**63 - 1
 
 
 def optional(form: Callable[[int], T], value: int | None) -> T | None:
-    """Return a value in a form, or None without one."""
     return None if value is None else form(value)
 
 
@@ -87,7 +86,7 @@ class QuotaStatus(ObjectStatus, frozen=True, kw_only=True):
 def quota_status(
     name: Namespace, latest: LatestSpecs[Quota], totals: QuotaTotals, *, at: str
 ) -> QuotaStatus:
-    """Return the status of a quota, of which that is in force what the ledger enforces."""
+    """Return the status of a quota; what the ledger enforces is in force."""
     item = latest.items[name]
     stored = totals.quotas.get(name)
     usage = totals.used.get(name, {}).get("", QuotaUsage())
@@ -115,7 +114,7 @@ def quota_status(
 
 
 def is_reportable_change(before: Account, after: Account) -> bool:
-    """Return whether a change of state, or of what is wrong with the budget, is published."""
+    """Whether a change of state, or of what is wrong with the budget, is published."""
     return _reported(before) != _reported(after)
 
 
@@ -127,7 +126,6 @@ def _reported(account: Account) -> tuple[BudgetState, int, str]:
 def budget_changed(
     budget: Budget, account: Account, current: Balance, *, previous: StoredBudgetState
 ) -> BudgetChanged:
-    """Return the event with a namespace's balance."""
     follows = consequence(budget, current.state)
     return BudgetChanged(
         namespace=account.namespace,

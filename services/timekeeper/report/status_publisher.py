@@ -45,7 +45,7 @@ class StatusPublisher:
     objects: BudgetObjects | None = None
     quotas: ConfiguredObjects[Quota] | None = None
     _written: dict[str, int] = field(default_factory=dict)
-    """When a status was written, by its path."""
+    """By its path."""
     _paused_until_ms: int = 0
 
     async def publish(
