@@ -1,5 +1,6 @@
 """What pods' PersistentVolumeClaims need, from all claims and volumes; pure."""
 
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
@@ -7,10 +8,11 @@ from typing import TypeVar
 import msgspec
 from msgspec import structs
 
-from shared.model.bounds import MOST_FACTS, check_bounds, check_size, cut
+from shared.model.bounds import MOST, MOST_FACTS, check_bounds, check_size, cut
 from shared.model.denial import Denial
 from shared.model.errors import RequestError
 from shared.model.names import NodeName, PodUid
+from shared.placing.node_filters import ATTACHABLE
 from shared.pods.observed_pod import ObservedPod
 from shared.pods.pod_volumes import ClaimingPod, volume_needs
 from shared.pods.storage import (
@@ -18,12 +20,14 @@ from shared.pods.storage import (
     Claim,
     ClaimKey,
     Driver,
+    NodeLimits,
     Storage,
     StorageClass,
     Volume,
 )
 
 K = TypeVar("K")
+NO_LIMITS = NodeLimits({})
 V = TypeVar("V")
 
 
@@ -33,9 +37,10 @@ class StorageKind(StrEnum):
     CLASS = "StorageClasses"
     DRIVER = "CSIDrivers"
     CAPACITY = "CSIStorageCapacities"
+    CSI_NODE = "CSINodes"
 
 
-StorageObject = Claim | Volume | StorageClass | Driver | Capacity
+StorageObject = Claim | Volume | StorageClass | Driver | Capacity | NodeLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +61,10 @@ class ClaimedStorage:
     def __init__(self) -> None:
         self.storage = Storage()
         self.users: dict[ClaimKey, dict[PodUid, NodeName]] = {}
+        self.limited: frozenset[str] = frozenset()
+        """CSI drivers that can attach only so many volumes to some node."""
+        self._unleased: dict[NodeName, dict[PodUid, frozenset[ClaimKey]]] = {}
+        """By node: the claims of its pods whose usage no lease counts."""
         self._listed: set[StorageKind] = set()
         self._unreadable: dict[StorageKind, str] = {}
 
@@ -69,6 +78,9 @@ class ClaimedStorage:
             return None
         for key, found in changes.changed:
             self._put(kind, key, found)
+        if kind is StorageKind.CSI_NODE:
+            limits = self.storage.limits.values()
+            self.limited = frozenset().union(*(limit.by_driver for limit in limits))
         if changes.synced:
             self._unreadable.pop(kind, None)
             self._listed.add(kind)
@@ -90,6 +102,8 @@ class ClaimedStorage:
                 _set(storage.drivers, name, found if isinstance(found, Driver) else None)
             case StorageKind.CAPACITY:
                 _set(storage.capacities, key, found if isinstance(found, Capacity) else None)
+            case StorageKind.CSI_NODE:
+                _set(storage.limits, name, found if isinstance(found, NodeLimits) else None)
 
     def count(self, now: ObservedPod | None, before: ObservedPod | None) -> set[ClaimKey]:
         """Count pods that use claims on a node; return the claims whose users have changed."""
@@ -106,7 +120,35 @@ class ClaimedStorage:
                 if not users:
                     del self.users[key]
                 changed ^= {key}
+            is_leased = pod.ours and pod.has_lease and not pod.by_kube_scheduler
+            unleased = self._unleased.setdefault(pod.node, {})
+            if is_there and not is_leased:
+                unleased[pod.pod] = frozenset(pod.claim_keys)
+            else:
+                unleased.pop(pod.pod, None)
+            if not unleased:
+                del self._unleased[pod.node]
         return changed
+
+    def attachable(self, node: NodeName) -> dict[str, int]:
+        """Return how many volumes can be attached to a node, as resources by driver.
+
+        A driver that limits them on other nodes only has the largest amount here.
+        """
+        limits = self.storage.limits.get(node, NO_LIMITS).by_driver
+        return {f"{ATTACHABLE}{driver}": limits.get(driver, MOST) for driver in self.limited}
+
+    def attached(self, node: NodeName) -> dict[str, int]:
+        """Return how many volumes pods without a lease have on a node, each volume once."""
+        if not self.limited:
+            return {}
+        keys = frozenset().union(*self._unleased.get(node, {}).values())
+        claims = [self.storage.claims[key] for key in keys if key in self.storage.claims]
+        names = {claim.volume for claim in claims if claim.volume}
+        volumes = [self.storage.volumes[name] for name in names if name in self.storage.volumes]
+        return Counter(
+            f"{ATTACHABLE}{volume.driver}" for volume in volumes if volume.driver in self.limited
+        )
 
     def with_claims(self, pod: ObservedPod) -> ObservedPod | None:
         """Return the pod with what its claims need, or None if that is not known yet.
@@ -124,7 +166,17 @@ class ClaimedStorage:
         if isinstance(needs, Denial):
             return _with_error(pod, needs.text)
         requirements = structs.replace(pod.request.node_requirements, volumes=needs.requirements)
-        request = structs.replace(pod.request, node_requirements=requirements, claims=needs.claims)
+        attachments = {
+            f"{ATTACHABLE}{driver}": count
+            for driver, count in needs.attachments.items()
+            if driver in self.limited
+        }
+        request = structs.replace(
+            pod.request,
+            node_requirements=requirements,
+            claims=needs.claims,
+            resources=pod.request.resources | attachments,
+        )
         try:
             check_size("what its volumes require", len(msgspec.msgpack.encode(needs)), MOST_FACTS)
             check_bounds(request, "the pod's volumes")
@@ -147,6 +199,6 @@ def _with_error(pod: ObservedPod, error: str) -> ObservedPod:
 def unreadable_storage(kind: StorageKind, reason: str) -> StorageChanges:
     text = (
         f"the pod has PersistentVolumeClaims, and {kind} cannot be read: {reason}; "
-        "`leasehold doctor` checks the rights of the watcher"
+        "apply the manifests of this version, by which the watcher may read them"
     )
     return StorageChanges(kind=kind, unreadable=text)

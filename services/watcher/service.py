@@ -212,6 +212,7 @@ class Watcher:
         async for changes in self.storage_source.batches():
             self.pods.update_storage(changes)
             self._announce_storage()
+            self._announce_usage()
 
     @emits
     async def watch_claiming_pods(self) -> AsyncIterator[Sequence[PodEvent]]:
@@ -368,7 +369,7 @@ class Watcher:
             self.resync_requested.set()
 
     def _announce_usage(self) -> None:
-        if self.pods.changed_nodes:
+        if self.pods.changed_nodes or self.pods.limits_have_changed:
             self.usage_changed.set()
 
     def _announce_storage(self) -> None:

@@ -18,6 +18,7 @@ from shared.kubernetes.errors import NotFoundError
 from shared.kubernetes.reflector import Batch, follow
 from shared.kubernetes.storage_objects import (
     ApiCsiDriver,
+    ApiCsiNode,
     ApiStorageCapacity,
     ApiStorageClass,
     ApiVolume,
@@ -31,6 +32,7 @@ from shared.pods.storage import (
     parse_claim,
     parse_class,
     parse_driver,
+    parse_limits,
     parse_volume,
 )
 
@@ -50,9 +52,9 @@ class _Source(Generic[R]):
 
 @dataclass(slots=True)
 class StorageReflectors:
-    """Claims, volumes, StorageClasses, CSIDrivers and CSIStorageCapacities.
+    """Claims, volumes, StorageClasses, CSIDrivers, CSIStorageCapacities and CSINodes.
 
-    A cluster without one of the last two kinds has none of it.
+    A cluster without one of the last three kinds has none of it.
     """
 
     client: KubernetesClient
@@ -76,12 +78,14 @@ class StorageReflectors:
             ApiStorageCapacity,
             parse_capacity,
         )
+        nodes = _Source(StorageKind.CSI_NODE, f"{STORAGE_API}/csinodes", ApiCsiNode, parse_limits)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch(claims, queue))
             tasks.create_task(self._watch(volumes, queue))
             tasks.create_task(self._watch(classes, queue))
             tasks.create_task(self._watch(drivers, queue))
             tasks.create_task(self._watch(capacities, queue))
+            tasks.create_task(self._watch(nodes, queue))
             while True:
                 yield await queue.get()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from services.watcher.claimed_storage import ClaimedStorage, StorageChanges
+from services.watcher.claimed_storage import ClaimedStorage, StorageChanges, StorageKind
 from services.watcher.pod_groups import PodGroupChanges, PodGroupIndex
 from shared.dialects.vocabulary import no_node_has, unknown_gpus
 from shared.model.bounds import MOST, MOST_ENTRIES, cut
@@ -113,6 +113,9 @@ class PodTracker:
         self.namespaces: dict[Namespace, Mapping[str, str]] = {}
         self.changed_nodes: set[NodeName] = set()
         """Nodes that changed since `NodeTracker.update_usage`."""
+        self.limits_have_changed = False
+        """Other drivers limit their volumes than at the last `NodeTracker.update_usage`: all nodes
+        change."""
         self.has_urgent_changes = False
         """Nodes in `changed_nodes` repel other pods than before."""
         self.revision = 0
@@ -123,7 +126,7 @@ class PodTracker:
         self._count(now, +1)
         self.changed_groups |= self.groups.count(now, before)
         if now.claims:
-            self._note_claims(self.storage.count(now, before))
+            self._count_users(now, before)
         is_published = self.budget_gated.pop(now.pod, None) is not None
         if now.is_pending:
             return self._update_pending(now)
@@ -140,7 +143,7 @@ class PodTracker:
         self._remove_pending(last.pod)
         self.changed_groups |= self.groups.count(None, last)
         if last.claims:
-            self._note_claims(self.storage.count(None, last))
+            self._count_users(None, last)
         return [_terminated_event(last)] if last.ours and not last.is_terminated else []
 
     def update_namespaces(self, changes: Mapping[Namespace, Mapping[str, str] | None]) -> None:
@@ -182,7 +185,11 @@ class PodTracker:
         ]
 
     def update_storage(self, changes: StorageChanges) -> None:
+        before = self.storage.limited
         self._note_claims(self.storage.apply(changes))
+        self.limits_have_changed |= self.storage.limited != before
+        if changes.kind is StorageKind.CSI_NODE:
+            self.changed_nodes.update(NodeName(name) for (_, name), _ in changes.changed)
 
     @property
     def claiming_pods(self) -> int:
@@ -199,6 +206,11 @@ class PodTracker:
             if changed is None or not changed.isdisjoint(pod.claim_keys)
             for event in self._update_pending(pod, requeue_number=-generation)
         ]
+
+    def _count_users(self, now: ObservedPod | None, before: ObservedPod | None) -> None:
+        self._note_claims(self.storage.count(now, before))
+        if self.storage.limited:
+            self.changed_nodes.update(pod.node for pod in (now, before) if pod and pod.node)
 
     def _note_claims(self, changed: set[ClaimKey] | None) -> None:
         if changed is None or self.changed_claims is None:
@@ -248,10 +260,15 @@ class PodTracker:
         Kubelets let pods use any amount of resources that the node does not have.
         """
         used: Mapping[str, int] = self.usage.get(node.name, {})
+        allocatable = node.allocatable
+        if self.storage.limited:
+            allocatable = {**allocatable, **self.storage.attachable(node.name)}
+            used = {**used, **self.storage.attached(node.name)}
         return replace(
             node,
+            allocatable=allocatable,
             used_by_others={
-                key: min(max(used[key], -MOST), MOST) for key in node.allocatable if used.get(key)
+                key: min(max(used[key], -MOST), MOST) for key in allocatable if used.get(key)
             },
             anti_affinity=resolve_all(self.anti_affinity.get(node.name, ()), self.namespaces),
             repelling_pods=tuple(sorted(self.repelling_pods.get(node.name, ()))[:MOST_ENTRIES]),
@@ -353,6 +370,9 @@ class NodeTracker:
 
     def update_usage(self) -> list[NodeChanged]:
         changed = [name for name in self.pods.changed_nodes if name in self.observed]
+        if self.pods.limits_have_changed:
+            changed = list(self.observed)
+        self.pods.limits_have_changed = False
         self.pods.changed_nodes.clear()
         self.pods.has_urgent_changes = False
         return self._publish_changed(changed)

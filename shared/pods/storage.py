@@ -3,7 +3,7 @@
 Most claims of a cluster are bound and of no pod that waits, so each takes little memory.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil
@@ -14,6 +14,7 @@ import msgspec
 
 from shared.kubernetes.storage_objects import (
     ApiCsiDriver,
+    ApiCsiNode,
     ApiStorageCapacity,
     ApiStorageClass,
     ApiVolume,
@@ -127,6 +128,13 @@ class Capacity:
     """Empty: all nodes."""
 
 
+@dataclass(frozen=True, slots=True)
+class NodeLimits:
+    """How many volumes of each CSI driver can be attached to a node; others have no limit."""
+
+    by_driver: Mapping[str, int]
+
+
 NO_DRIVER = Driver()
 """A driver without a CSIDriver object."""
 
@@ -225,6 +233,16 @@ def parse_capacity(capacity: ApiStorageCapacity) -> Capacity | None:
     )
 
 
+def parse_limits(node: ApiCsiNode) -> NodeLimits:
+    return NodeLimits(
+        {
+            driver.name: max(driver.allocatable.count, 0)
+            for driver in node.spec.drivers
+            if driver.allocatable is not None and driver.allocatable.count is not None
+        }
+    )
+
+
 def _class(meta: ObjectMeta, name: str | None) -> str:
     return intern(meta.annotations.get(BETA_CLASS, name or ""))
 
@@ -263,6 +281,8 @@ class Storage:
     classes: dict[str, StorageClass] = field(default_factory=dict)
     drivers: dict[str, Driver] = field(default_factory=dict)
     capacities: dict[ClaimKey, Capacity] = field(default_factory=dict)
+    limits: dict[str, NodeLimits] = field(default_factory=dict)
+    """By node."""
     available: dict[str, dict[str, Volume]] = field(default_factory=dict)
     """Volumes that may be bound to any claim, by class and name."""
     reserved: dict[ClaimKey, dict[str, Volume]] = field(default_factory=dict)

@@ -7,6 +7,7 @@ import msgspec
 
 from shared.kubernetes.storage_objects import (
     ApiCsiDriver,
+    ApiCsiNode,
     ApiStorageCapacity,
     ApiStorageClass,
     ApiVolume,
@@ -18,6 +19,7 @@ from shared.pods.storage import (
     parse_claim,
     parse_class,
     parse_driver,
+    parse_limits,
     parse_volume,
 )
 
@@ -142,6 +144,11 @@ def capacity(
     )
 
 
+def csi_node(name: str, count: int, driver: str = "ebs.csi.aws.com") -> Manifest:
+    drivers = [{"name": driver, "nodeID": name, "allocatable": {"count": count}}]
+    return _object("CSINode", name, spec={"drivers": drivers})
+
+
 def storage_of(*objects: Manifest) -> Storage:
     """Return what the watcher keeps of the objects."""
     storage = Storage()
@@ -157,6 +164,8 @@ def storage_of(*objects: Manifest) -> Storage:
                 storage.classes[name] = parse_class(msgspec.convert(manifest, ApiStorageClass))
             case "CSIDriver":
                 storage.drivers[name] = parse_driver(msgspec.convert(manifest, ApiCsiDriver))
+            case "CSINode":
+                storage.limits[name] = parse_limits(msgspec.convert(manifest, ApiCsiNode))
             case _:
                 parsed = parse_capacity(msgspec.convert(manifest, ApiStorageCapacity))
                 if parsed is not None:

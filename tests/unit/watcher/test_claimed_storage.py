@@ -10,20 +10,23 @@ from services.watcher.claimed_storage import (
     StorageObject,
     unreadable_storage,
 )
-from services.watcher.trackers import PodEvent, PodTracker
+from services.watcher.trackers import NodeTracker, PodEvent, PodTracker
 from shared.dialects.dialect import Rules
 from shared.kubernetes.types import ApiPod
+from shared.model.bounds import MOST
 from shared.model.events.pod_events import PodQueued, PodRejected
 from shared.model.names import NodeName
 from shared.model.requests.request import PodClaim, VolumeRule
 from shared.pods.observed_pod import ObservedPod
 from shared.pods.pod_parser import PodParser
 from shared.pods.pod_volumes import ClaimUse
+from tests.support.build import facts
 from tests.support.storage import (
     NAMESPACE,
     ZONE,
     Manifest,
     claim,
+    csi_node,
     in_,
     storage_class,
     storage_of,
@@ -54,6 +57,7 @@ def changes(*objects: Manifest, synced: bool = False, kind: StorageKind) -> Stor
         StorageKind.CLAIM: dict(storage.claims),
         StorageKind.VOLUME: {("", name): found for name, found in storage.volumes.items()},
         StorageKind.CLASS: {("", name): found for name, found in storage.classes.items()},
+        StorageKind.CSI_NODE: {("", name): found for name, found in storage.limits.items()},
     }
     return StorageChanges(kind=kind, changed=tuple(found.get(kind, {}).items()), synced=synced)
 
@@ -193,7 +197,7 @@ def test_a_kind_that_cannot_be_read_is_the_reason_of_pods_with_claims_only() -> 
 
     assert waits == (
         "the pod has PersistentVolumeClaims, and PersistentVolumes cannot be read: 403: not "
-        "allowed; `leasehold doctor` checks the rights of the watcher"
+        "allowed; apply the manifests of this version, by which the watcher may read them"
     )
     assert queued(others)
     assert queued(tracker.update_claiming(2)).request.claims
@@ -214,3 +218,52 @@ def test_a_deleted_claim_is_missing() -> None:
     tracker.update_storage(deleted)
 
     assert "not found" in reason(tracker.update_claiming(2))
+
+
+EBS = "attachable-volumes-csi-ebs.csi.aws.com"
+
+
+def test_volumes_count_against_the_limits_of_their_driver_on_each_node() -> None:
+    shared = claim("shared", "pv2")
+    tracker = listed(claim("data", "pv"), volume("pv"), shared, volume("pv2"), csi_node("a", 25))
+    nodes = NodeTracker(tracker)
+    nodes.update(facts("a", allocatable={"pods": 10}), 1)
+    nodes.update(facts("b", allocatable={"pods": 10}), 1)
+    for number in range(2):
+        user = pod("shared", name=f"user-{number}", schedulerName="other")
+        tracker.update(msgspec.structs.replace(user, node=NodeName("a")), None)
+    leased = msgspec.structs.replace(
+        pod("shared", name="leased"), node=NodeName("a"), has_lease=True
+    )
+    tracker.update(leased, None)
+
+    wanted = queued(tracker.update(pod("data"), None)).request.resources
+    published = {change.node.name: change.node for change in nodes.update_usage()}
+
+    assert wanted == {"pods": 1, EBS: 1}
+    assert published[NodeName("a")].allocatable == {"pods": 10, EBS: 25}
+    assert published[NodeName("a")].used_by_others == {"pods": 2, EBS: 1}
+    assert nodes.observed[NodeName("b")].allocatable == {"pods": 10}
+
+
+def test_a_driver_with_a_limit_on_one_node_has_none_on_the_others() -> None:
+    tracker = listed()
+    nodes = NodeTracker(tracker)
+    nodes.update(facts("b", allocatable={"pods": 10}), 1)
+    tracker.update_storage(changes(csi_node("a", 25), kind=StorageKind.CSI_NODE))
+
+    [limited] = nodes.update_usage()
+    again = nodes.update_usage()
+    deleted = StorageChanges(kind=StorageKind.CSI_NODE, changed=((("", "a"), None),))
+    tracker.update_storage(deleted)
+    [unlimited] = nodes.update_usage()
+
+    assert limited.node.allocatable == {"pods": 10, EBS: MOST}
+    assert again == []
+    assert unlimited.node.allocatable == {"pods": 10}
+
+
+def test_volumes_of_drivers_without_limits_do_not_count() -> None:
+    tracker = listed(claim("data", "pv"), volume("pv"), csi_node("a", 5, "disks.example"))
+
+    assert queued(tracker.update(pod("data"), None)).request.resources == {"pods": 1}
