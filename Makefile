@@ -26,7 +26,7 @@ help:
 	@echo 'make up      runs Leasehold on this machine: a simulated cluster with GPUs, and every service'
 	@echo 'make status  where its page and its kubeconfig are, and what is not ready'
 	@echo 'make down    stops it'
-	@echo 'make test    runs all tests; ROOM=binder those of one room, make test-fast those that need no servers'
+	@echo 'make test    runs the tests, with CI=true also those that take long; ROOM=binder those of one room, make test-fast those that need no servers'
 	@echo 'make lint    runs the checks of the code; make size prints how much there is to read'
 	@echo 'make docs    builds the site of the documentation'
 	@echo 'Arguments of a command follow in ARGS: make up ARGS="--nodes 4 --headless"'
@@ -82,7 +82,7 @@ TESTS_OF_ROOM = $(or $(wildcard tests/unit/$(ROOM) tests/integration/$(ROOM) $(R
   $(error no tests are in tests/unit/$(ROOM) or tests/integration/$(ROOM)))
 
 test: $(STAMP)
-	$(PYTEST) -n 6 --no-loadscope-reorder --durations 30 $(if $(ROOM),$(TESTS_OF_ROOM),$(ALL_TESTS)) $(ARGS)
+	$(PYTEST) -n 6 --no-loadscope-reorder --durations 30 $(if $(CI)$(ROOM),,-m "not long") $(if $(ROOM),$(TESTS_OF_ROOM),$(ALL_TESTS)) $(ARGS)
 
 test-fast: $(STAMP)
 	$(PYTEST) -n 2 tests/unit tests/contract $(ARGS)

@@ -11,7 +11,7 @@ from xdist.scheduler.loadfile import LoadFileScheduling
 
 # It extends the parser in Python: before the name stands for the one in C.
 from shared.kubernetes import strict_yaml  # noqa: F401
-from tests.support.effort import tries
+from tests.support.effort import IN_CI, tries
 
 # PyYAML's parser in C reads the same, and takes a tenth of the time for the many manifests.
 yaml.SafeLoader = yaml.CSafeLoader  # type: ignore[misc,assignment]
@@ -25,32 +25,45 @@ settings.load_profile("any machine")
 ROOT = Path(__file__).parents[1]
 SERVERS = {"e2e", "hardware", "integration"}
 """Folders of tests that run real servers and processes."""
-LONGEST = (
-    "tests/e2e/three_nodes/",
-    "tests/e2e/one_node/",
+LONG = (
     "tests/e2e/faults/",
-    "tests/e2e/test_ledger_damage.py",
-    "tests/integration/webhook/test_floods.py",
+    "tests/e2e/test_api_outage.py",
     "tests/e2e/test_campaign.py",
+    "tests/e2e/test_compose.py",
+    "tests/e2e/test_guides_settings.py",
+    "tests/e2e/test_kubelet_restarts.py",
+    "tests/e2e/test_ledger_damage.py",
+    "tests/e2e/admission/test_doctor.py::test_doctor_is_right_after_each_operation",
+    "tests/e2e/admission/test_doctor.py::test_doctor_names_each_fault_and_its_remedy",
+    "tests/e2e/three_nodes/test_agent_hangs.py",
+    "tests/e2e/three_nodes/test_stolen_credentials.py::test_no_",
+    "tests/integration/api/test_pictures.py::test_axe_finds_nothing",
+    "tests/integration/auth/test_auth.py::test_a_ca_is_replaced",
     "tests/integration/manifests/test_pages_on_a_cluster.py",
-    "tests/integration/api/test_pictures.py",
+    "tests/integration/release/",
+    "tests/integration/webhook/test_floods.py",
 )
+"""Tests of rare faults, installations and releases, about half a minute or longer each:
+`make test` runs them if `CI` is set."""
+FIRST = ("tests/e2e/three_nodes/", "tests/e2e/one_node/", *LONG)
 """They begin first, or others would wait for them at the end."""
-MOST_REPEATED = 10
+MOST_REPEATED = 3
 """A run with more repetitions fails: so a race that is met often does not pass unnoticed."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests that need real servers, and put the longest first.
+    """Mark tests that take long and that need real servers, and put the longest first.
 
-    In CI, tests that run real servers run again after a failure.
+    In CI, end-to-end tests run again after a failure.
     """
-    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+    items.sort(key=lambda item: not item.nodeid.startswith(FIRST))
     for item in items:
-        of_servers = SERVERS.intersection(item.path.relative_to(ROOT).parts)
-        if of_servers and item.get_closest_marker("servers") is None:
+        folders = item.path.relative_to(ROOT).parts
+        if SERVERS.intersection(folders) and item.get_closest_marker("servers") is None:
             item.add_marker(pytest.mark.servers)
-        if of_servers and os.environ.get("CI"):
+        if item.nodeid.startswith(LONG):
+            item.add_marker(pytest.mark.long)
+        if IN_CI and folders[:2] == ("tests", "e2e"):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=1))
 
 

@@ -63,8 +63,8 @@ def test_rooms_are_the_folders_below_those_of_the_repository() -> None:
     assert f"| **services** | 2 | {of['services/binder'].statements} |" in table(of)
 
 
-@pytest.mark.parametrize(("number", "status"), [(10, 0), (11, 1)])
-def test_a_run_with_more_than_ten_repetitions_fails(number: int, status: int) -> None:
+@pytest.mark.parametrize(("number", "status"), [(3, 0), (4, 1)])
+def test_a_run_with_more_than_three_repetitions_fails(number: int, status: int) -> None:
     reporter = SimpleNamespace(stats={"rerun": [None] * number})
     plugins = SimpleNamespace(get_plugin=lambda _: reporter)
     config = SimpleNamespace(pluginmanager=plugins)

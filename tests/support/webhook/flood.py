@@ -13,6 +13,7 @@ import ssl
 import sys
 import zlib
 from collections.abc import Awaitable, Callable
+from functools import cached_property
 from typing import Any
 
 from services.webhook.registration import PATH
@@ -99,9 +100,13 @@ class Flood:
         length = int(answer.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
         await reader.readexactly(length)
 
+    @cached_property
+    def deflated(self) -> bytes:
+        """A review of a few kilobytes that becomes 23 MB; made once, since that takes long."""
+        return zlib.compress(review(23_000_000 // 40) + b" " * 23_000_000)
+
     async def compressed(self, _: int) -> None:
-        body = zlib.compress(review(23_000_000 // 40) + b" " * 23_000_000)
-        await self._post(await self._open(), body, "Content-Encoding: deflate")
+        await self._post(await self._open(), self.deflated, "Content-Encoding: deflate")
 
     async def endless(self, _: int) -> None:
         _reader, writer = await self._open()
