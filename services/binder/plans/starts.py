@@ -22,6 +22,10 @@ from shared.model.names import PodUid
 from shared.placing.starts import LATE_S
 from shared.runtime.service import handles
 
+MISSING_S = 10.0
+"""A start is given up if its pods neither wait nor have a lease for so long: a placer that decides
+about a pod again has a result sooner, so the pod has ended, and the event of it was lost."""
+
 REASONS = {
     StartDecision.PLANNED: PLANNED,
     StartDecision.WITHDRAWN: WITHDRAWN,
@@ -38,6 +42,10 @@ class PlannedStarts:
     events: EventRecorder
     conditions: ConditionWriter
     clock: Clock
+
+    def __post_init__(self) -> None:
+        self._missing_since = dict[str, float]()
+        """When pods of a start were first missing among those that wait, by its ID."""
 
     @handles
     async def show_starts(self, events: Sequence[StartReported]) -> None:
@@ -61,6 +69,9 @@ class PlannedStarts:
 
     async def advance(self, starts: Sequence[StoredStart]) -> list[PlacementChosen]:
         """Hand over, or withdraw, the starts whose time has come; return the placements."""
+        stored = {start.id for start in starts}
+        for id_ in self._missing_since.keys() - stored:
+            del self._missing_since[id_]
         return [placement for start in starts for placement in await self._advance(start)]
 
     async def _advance(self, start: StoredStart) -> list[PlacementChosen]:
@@ -81,8 +92,13 @@ class PlannedStarts:
             return [
                 placement_of(lease) for lease in own if lease and lease.state is LeaseState.RESERVED
             ]
-        is_late = self.clock.now() > start.at + LATE_S
-        if missing and not is_late:  # a placer decides again about them: they wait again soon
+        now = self.clock.now()
+        is_late = now > start.at + LATE_S
+        if not missing:
+            self._missing_since.pop(start.id, None)
+        elif not is_late:  # a placer decides again about them: they wait again soon
+            if now - self._missing_since.setdefault(start.id, now) > MISSING_S:
+                await self._withdraw(start, "its pods no longer wait")
             return []
         running = [
             ending

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+from services.binder.plans.starts import MISSING_S
 from services.binder.report.explanations import PLANNED, WITHDRAWN
 from services.planner.start_planner import (
     AGED_S,
@@ -213,6 +214,30 @@ async def test_a_start_is_kept_while_a_placer_decides_again_about_its_pod(
     assert kept == planned != ()
     withdrawn = {event.pod for event in at.reports.events if event.reason == WITHDRAWN}
     assert withdrawn == set(pods), "all pods learn that the time has passed"
+
+
+async def test_a_start_is_given_up_if_its_pod_does_not_wait_again_soon(at: Scene) -> None:
+    """The event of the pod's end may have been lost with what Redis lost."""
+    await running(at, 0)
+    await running(at, 1)
+    pod = await at.waiting("new", mib=16_000)
+    binder = at.binder()
+    await step(at, binder)
+    planned = await starts(at)
+
+    await at.ledger.waiting_pods.remove_bound([pod])
+    await step(at, binder)
+    at.clock.advance(MISSING_S - 2)
+    await step(at, binder)
+    kept = await starts(at)
+    at.clock.advance(3)
+    await step(at, binder)
+
+    assert kept == planned != ()
+    assert await starts(at) == ()
+    (withdrawn,) = (event for event in at.reports.events if event.reason == WITHDRAWN)
+    assert withdrawn.pod == pod
+    assert "no longer wait" in withdrawn.text
 
 
 async def test_others_may_use_the_ordinary_resources_that_the_ends_will_free(at: Scene) -> None:
