@@ -321,6 +321,8 @@ class Kubelet:
                 and pod.uid not in self.records
                 and pod.uid not in self.ended
             ):
+                # A kubelet removes an earlier pod of the same name first.
+                self.end_deleted()
                 record = self.records[pod.uid] = KubeletRecord(pod)
                 try:
                     await self._allocate(record)
