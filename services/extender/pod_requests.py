@@ -100,7 +100,7 @@ class PodRequests:
         if observed.request is None:
             raise RequestError(observed.request_error)
         gang = observed.request.gang
-        if observed.group is not None or (gang is not None and gang.min_member > 1):
+        if observed.group is not None or (gang is not None and gang.decided_as_one):
             raise RequestError(GANG)
         pod = self._remember(queued(observed, observed.request))
         pod.repels = widest(observed.repels)

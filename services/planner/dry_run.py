@@ -80,7 +80,7 @@ def plan_view(planned: PreemptionPlan) -> PlanView:
 
 def _ineligible_reason(waiting: WaitingPod) -> str:
     request = waiting.queued.request
-    if request.gang is not None and request.gang.min_member > 1:
+    if request.gang is not None and request.gang.decided_as_one:
         return "no pod is evicted for a gang"
     if waiting.refusal.permanent:
         return f"no freed device could help: {waiting.refusal.text}"

@@ -180,7 +180,7 @@ def pending_pods(
 def _could_use_devices(pod: WaitingPod) -> bool:
     """Return whether devices alone would let the pod run."""
     request = pod.queued.request
-    in_gang = request.gang is not None and request.gang.min_member > 1
+    in_gang = request.gang is not None and request.gang.decided_as_one
     return bool(request.containers) and not (in_gang or pod.refusal.permanent or pod.refusal.quota)
 
 

@@ -4,10 +4,17 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import msgspec
 from msgspec import structs
 
+from shared.dialects.gang_topologies import KUEUE_REQUIRED, NO_TOPOLOGY
 from shared.dialects.pod_groups import PATHS, PodGroupKind
-from shared.kubernetes.types import ObjectMeta, PodGroup, PodGroupCondition
+from shared.kubernetes.types import (
+    ObjectMeta,
+    PodGroup,
+    PodGroupCondition,
+    SchedulingConstraints,
+)
 from shared.model.bounds import check_bounds
 from shared.model.errors import RequestError
 from shared.model.requests.request import Gang
@@ -16,6 +23,10 @@ from shared.pods.observed_pod import ObservedPod
 SCHEDULED = "PodGroupScheduled"
 NO_CONDITION = PodGroupCondition()
 NO_METADATA = ObjectMeta()
+HYPER_NODES = (
+    "in mode hard, and Leasehold does not read HyperNodes: remove it, and name the label that the "
+    f"nodes of its pods share in the pods' annotation {KUEUE_REQUIRED}"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +35,8 @@ class KnownGroup:
     """0: its pods start one by one."""
     priority: int | None = None
     """Of its pods, in place of their own."""
+    required_topology: tuple[str, ...] = ()
+    """Labels of nodes of which all its pods share the values."""
     error: str = ""
     metadata: ObjectMeta = NO_METADATA
     scheduled: PodGroupCondition = NO_CONDITION
@@ -37,18 +50,25 @@ def known_group(kind: PodGroupKind, group: PodGroup) -> KnownGroup:
     meta = group.metadata
     spec = group.spec
     if kind is not PodGroupKind.KUBERNETES:
-        return KnownGroup(min_member=spec.min_member)
+        topology = spec.network_topology
+        hard = topology is not None and topology.mode != "soft"
+        error = f"PodGroup {meta.name} has spec.networkTopology {HYPER_NODES}" if hard else ""
+        return KnownGroup(min_member=spec.min_member, error=error)
     gang = spec.scheduling_policy.gang
     error = ""
-    if spec.scheduling_constraints:
+    constraints = SchedulingConstraints()
+    try:
+        constraints = msgspec.convert(spec.scheduling_constraints or {}, SchedulingConstraints)
+    except msgspec.ValidationError as invalid:
         error = (
-            f"PodGroup {meta.name} has spec.schedulingConstraints, which Leasehold does not obey: "
-            "create it without"
+            f"PodGroup {meta.name} has spec.schedulingConstraints that Leasehold cannot obey "
+            f"({invalid}): create it without"
         )
     conditions = (condition for condition in group.status.conditions if condition.type == SCHEDULED)
     return KnownGroup(
         min_member=gang.min_count if gang else 0,
         priority=spec.priority,
+        required_topology=tuple(dict.fromkeys(item.key for item in constraints.topology)),
         error=error,
         metadata=ObjectMeta(  # without annotations, which may be large
             name=meta.name,
@@ -151,9 +171,9 @@ class PodGroupIndex:
             return self._in_gang(pod, named.name, KnownGroup(min_member=named.min_member))
         if named.kind not in self._listed:
             return None
-        unreadable = self._unreadable.get(named.kind)
-        if unreadable is not None:
-            return _with_error(pod, unreadable) if unreadable else pod
+        if named.kind in self._unreadable:
+            error = self._unreadable[named.kind]
+            return self._in_gang(pod, named.name, KnownGroup(min_member=0, error=error))
         group = self.get(named.kind, named.name)
         if group is None:
             namespace, _, name = named.name.partition("/")
@@ -170,10 +190,17 @@ class PodGroupIndex:
         request = pod.request
         if group.priority is not None:
             request = structs.replace(request, priority=group.priority)
-        if group.min_member:
+        named = pod.group.topology if pod.group else NO_TOPOLOGY
+        required = tuple(dict.fromkeys((*group.required_topology, *named.required)))
+        if group.min_member or required or named.preferred:
             elsewhere = self._placed_elsewhere.get(name, 0)
-            least = max(group.min_member - elsewhere, 1)
-            gang = Gang(name=name, min_member=least, placed_elsewhere=elsewhere)
+            gang = Gang(
+                name=name,
+                min_member=max(group.min_member - elsewhere, 1),
+                placed_elsewhere=elsewhere,
+                required_topology=required,
+                preferred_topology=named.preferred,
+            )
             request = structs.replace(request, gang=gang)
         try:
             check_bounds(request, f"pod group {name}")

@@ -6,9 +6,11 @@ number on the pod itself, in two annotations or two labels.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from shared.dialects import gang_topologies
+from shared.dialects.gang_topologies import NO_TOPOLOGY, GangTopology, parse_topology
 from shared.dialects.strict_values import (
     check_choice,
     check_duration,
@@ -48,6 +50,7 @@ READ_ANNOTATIONS = frozenset(
     {
         *(*VOLCANO_GROUPS, *KOORDINATOR, *MATCH_POLICIES),
         *(MODE, WAITING_TIME, TOTAL, GROUPS, TOPOLOGY),
+        *gang_topologies.READ_ANNOTATIONS,
     }
 )
 READ_LABELS = frozenset({*COSCHEDULING_GROUPS, *LIGHTWEIGHT})
@@ -82,6 +85,7 @@ class PodGroupReference:
     """With the minimum number of members, or None if the pod has the number."""
     min_member: int = 1
     """The pod's own minimum, if `kind` is None."""
+    topology: GangTopology = NO_TOPOLOGY
 
 
 def parse_pod_group(
@@ -92,9 +96,19 @@ def parse_pod_group(
 ) -> PodGroupReference | None:
     """Parse a pod's group: `spec.schedulingGroup`, or first a group whose number the pod has.
 
-    Raises RequestError for a malformed name or number, and for what no gang has here although
-    Koordinator's annotations can request it.
+    Raises RequestError for a malformed name, number or topology, and for what no gang has here
+    although annotations can request it.
     """
+    group = _named_group(namespace, annotations, labels, scheduling_group)
+    return replace(group, topology=parse_topology(annotations)) if group else None
+
+
+def _named_group(
+    namespace: Namespace,
+    annotations: Mapping[str, str],
+    labels: Mapping[str, str],
+    scheduling_group: str,
+) -> PodGroupReference | None:
     if scheduling_group:
         name = parse_name("spec.schedulingGroup.podGroupName", scheduling_group)
         return PodGroupReference(name=f"{namespace}/{name}", kind=PodGroupKind.KUBERNETES)
@@ -154,7 +168,10 @@ def _check_gang(namespace: Namespace, annotations: Mapping[str, str]) -> None:
         least_number = parse_whole_number(KOORDINATOR[1], least, least=1, most=MOST_MEMBERS)
         parse_whole_number(TOTAL, annotations[TOTAL], least=least_number, most=MOST_MEMBERS)
     if TOPOLOGY in annotations:
-        raise RequestError(f"{TOPOLOGY} is not supported: remove it")
+        raise RequestError(
+            f"{TOPOLOGY} is not supported: name the label that the pods' nodes share in "
+            f"{gang_topologies.KUEUE_REQUIRED} or {gang_topologies.KUEUE_PREFERRED}"
+        )
     _check_bundle(namespace, annotations)
 
 

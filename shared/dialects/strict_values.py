@@ -38,6 +38,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 _DURATION = re.compile(r"(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:ns|us|µs|ms|s|m|h))+")
 _DECIMAL = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+_LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _BOOLEANS: Mapping[str, bool] = {
     **dict.fromkeys(("1", "t", "T", "true", "True", "TRUE"), True),
     **dict.fromkeys(("", "0", "f", "F", "false", "False", "FALSE"), False),
@@ -111,6 +112,18 @@ def parse_name(key: str, text: str) -> str:
     if len(text) > LONGEST_NAME or not _NAME.fullmatch(text):
         allowed = f"a name of at most {LONGEST_NAME} small letters, digits, '-' and '.'"
         raise _refused(key, text, allowed)
+    return text
+
+
+def parse_label_key(key: str, text: str) -> str:
+    """Parse the key of a label: a name, with a DNS prefix or without.
+
+    https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/
+    """
+    prefix, slash, name = text.rpartition("/")
+    is_prefix = not slash or (len(prefix) <= LONGEST_NAME and _NAME.fullmatch(prefix))
+    if not is_prefix or not _LABEL_NAME.fullmatch(name):
+        raise _refused(key, text, "the key of a label of nodes")
     return text
 
 

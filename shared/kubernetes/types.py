@@ -449,12 +449,29 @@ class SchedulingPolicy(Struct, frozen=True, gc=False):
     gang: GangPolicy | None = None
 
 
+class NetworkTopology(Struct, frozen=True, gc=False):
+    """Of Volcano's PodGroups: how far apart in its HyperNodes the pods may run."""
+
+    mode: str = "hard"
+
+
+class TopologyConstraint(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    key: str
+
+
+class SchedulingConstraints(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """PodGroupSchedulingConstraints."""
+
+    topology: tuple[TopologyConstraint, ...] = ()
+
+
 class PodGroupSpec(Struct, frozen=True, rename="camel", gc=False):
     """PodGroupSpec of Volcano, of the coscheduling plugin, and of scheduling.k8s.io."""
 
     min_member: int = 1
     scheduling_policy: SchedulingPolicy = SchedulingPolicy()
     scheduling_constraints: dict[str, object] | None = None
+    network_topology: NetworkTopology | None = None
     priority: int | None = None
 
 

@@ -200,8 +200,9 @@ class LearnedRunTimes(LedgerPart):
 EXPIRE_BATCHES = 4
 """Of reservations, per call."""
 _MOVED = -1
-GangNeeds = tuple[str, int, bool]
-"""A gang, how many of its pods must hold leases, and whether that is before the call."""
+GangNeeds = tuple[str, int, bool, int]
+"""A gang, how many of its pods must hold leases, whether that is before the call, and how many must
+hold one before it exactly; -1 for any number."""
 
 
 class RedisLeases(LedgerInventory):
@@ -234,14 +235,15 @@ class RedisLeases(LedgerInventory):
         return await self._reserve_each(wanted, now, now + ttl_s)
 
     async def reserve_gang(
-        self, gang: Gang, wanted: Sequence[Reservation], *, now: float, ttl_s: float
+        self, gang: Gang, wanted: Sequence[Reservation], *, now: float, ttl_s: float, live: int = -1
     ) -> list[ReservationOutcome]:
         """Reserve for all of the pods or, as one atomic step, for none, until `now + ttl_s`.
 
         For none if one of them fits nowhere (NoCapacity; the others are GangIncomplete), or if
-        fewer than `gang.min_member` of the gang would then hold a lease.
+        fewer than `gang.min_member` of the gang would then hold a lease, or other than `live` held
+        one before: so that two placers do not choose different domains for pods of one gang.
         """
-        needs = (escaped(gang.name), gang.min_member, False)
+        needs = (escaped(gang.name), gang.min_member, False, live)
         return await self._reserve_batch(wanted, now, now + ttl_s, needs)
 
     async def reserve_further(
@@ -251,7 +253,7 @@ class RedisLeases(LedgerInventory):
 
         Returns GangIncomplete if fewer than `gang.min_member` of the gang still hold a lease.
         """
-        needs = (escaped(gang.name), gang.min_member, True)
+        needs = (escaped(gang.name), gang.min_member, True, -1)
         return await self._reserve_each(wanted, now, now + ttl_s, needs)
 
     async def _reserve_each(

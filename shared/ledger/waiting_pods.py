@@ -19,7 +19,7 @@ from shared.ledger.rows.waiting_rows import (
 from shared.model.errors import RequestError
 from shared.model.events.pod_events import BudgetChanged, PodGated
 from shared.model.leases.ledger import GangEnrollment, OfferedPods, WaitingPod, WaitResult
-from shared.model.names import Namespace, PodUid
+from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.requests.request import Gang
 
 logger = logging.getLogger(__name__)
@@ -122,16 +122,18 @@ class WaitingPods(LedgerPart):
         """
         rows = _encoded(enrolled)
         requeued = any(waiting.queued.requeue_number for waiting in enrolled)
+        with_nodes = gang.has_topology
         packed, *values = await self._connection.run_raw(
-            "enroll", escaped(gang.name), gang.min_member, rows, requeued
+            "enroll", escaped(gang.name), gang.min_member, rows, requeued, with_nodes
         )
-        live_count, waiting_count, waiting_rows, gone = unpack(packed)
+        live_count, waiting_count, waiting_rows, gone, nodes = unpack(packed)
         return GangEnrollment(
             live_count=live_count,
             waiting_count=waiting_count,
             waiting=tuple(readable(as_waiting_pod, waiting_rows)),
             leases=tuple(readable(decode_lease, values)),
             gone=tuple(map(PodUid, gone)),
+            nodes=tuple(map(NodeName, nodes)),
         )
 
 

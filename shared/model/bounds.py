@@ -120,6 +120,7 @@ Reading = Annotated[float, Meta(ge=0, le=1e6)]
 
 Groups = Annotated[tuple[LongText, ...], Meta(max_length=MOST_GROUPS)]
 Choices = Annotated[tuple[ChoiceText, ...], Meta(max_length=256)]
+TopologyKeys = Annotated[tuple[KeyText, ...], Meta(max_length=4)]
 Labels = Mapping[KeyText, ShortText]
 Resources = Annotated[dict[KeyText, Amount], Meta(max_length=MOST_ENTRIES)]
 Amounts = Annotated[Mapping[KeyText, Amount], Meta(max_length=MOST_ENTRIES)]

@@ -5,7 +5,7 @@ reject it.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -52,6 +52,7 @@ def check_node(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailure
         or check_node_selector(demands, facts)
         or check_volumes(demands, facts)
         or check_anti_affinity(demands, facts)
+        or check_within(demands, facts)
     )
 
 
@@ -136,13 +137,27 @@ def reaches(facts: NodeFacts, terms: VolumeTerms) -> bool:
     return not terms or any(matches_term(term, facts) for term in terms)
 
 
+REPELLED = "ExistingAntiAffinity", "node(s) didn't satisfy existing pods anti-affinity rules"
+
+
 def check_anti_affinity(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailure | None:
     for key, values in demands.repelled_from:
         value = facts.labels.get(key)
         if value in values:
-            text = "node(s) didn't satisfy existing pods anti-affinity rules"
-            return NodeFilterFailure("ExistingAntiAffinity", text, f"{key}={value}")
+            return NodeFilterFailure(*REPELLED, f"{key}={value}")
     return None
+
+
+def check_within(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailure | None:
+    for key, values in demands.within:
+        if facts.labels.get(key) not in values:
+            return NodeFilterFailure(*outside(key, values))
+    return None
+
+
+def outside(key: str, values: Collection[str]) -> tuple[str, str]:
+    """Return code and message for nodes outside the domains in which a gang's pod may run."""
+    return "OutsideGangTopology", f"node(s) were not in {key} {' or '.join(sorted(values))}"
 
 
 def matches_term(term: tuple[NodeTerm, ...], facts: NodeFacts) -> bool:
@@ -263,6 +278,7 @@ def has_no_node_constraints(demands: NodeRequirements) -> bool:
         or demands.unsupported
         or demands.volumes
         or demands.repelled_from
+        or demands.within
     )
 
 

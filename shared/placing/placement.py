@@ -59,7 +59,8 @@ def place(
     if not index.mirror.mig_nodes and plan.share_kinds:
         kinds = plan.share_kinds
     has_preferences = index.eligibility.has_preferences(request.node_requirements)
-    if len(kinds) == 1 and not (plan.refused or has_preferences):
+    is_narrow = plan.refused or has_preferences or bool(request.node_requirements.within)
+    if len(kinds) == 1 and not is_narrow:
         placements = _likely_placements(
             request, plan, index, kinds[0], rng, candidates=candidates, contested=contested
         )

@@ -206,7 +206,8 @@ def waiting_units(
 ) -> list[WaitingUnit]:
     """Return what may get a planned start, in the order of the first pod of each.
 
-    A pod without a gang has to have waited for `after_s`.
+    A pod without a gang has to have waited for `after_s`. Gangs with a topology get none: plans do
+    not know the domains.
     """
     running = {lease.gang for totals in nodes for lease in totals.leases if lease.gang}
     gangs = defaultdict[str, list[WaitingPod]](list)
@@ -215,20 +216,20 @@ def waiting_units(
         gang = waiting_pod.queued.request.gang
         if queued.by_kube_scheduler or waiting_pod.refusal.permanent or waiting_pod.refusal.quota:
             continue
-        if gang is not None and gang.min_member > 1:
+        if gang is not None and gang.decided_as_one:
             gangs[gang.name].append(waiting_pod)
         elif now - waiting_pod.waiting_since >= after_s and queued.request.containers:
             gangs[queued.pod].append(waiting_pod)
     units = list[WaitingUnit]()
     for id_, pods in gangs.items():
         gang = pods[0].queued.request.gang
-        if gang is None or gang.min_member <= 1:
+        if gang is None or not gang.decided_as_one:
             units.append(WaitingUnit(id=id_, pods=tuple(pods), needed=1, gang=None))
             continue
         kinds = {placement_key(pod.queued.request) for pod in pods}
         has_gpus = any(pod.queued.request.containers for pod in pods)
         is_whole = len(pods) >= gang.min_member and id_ not in running
-        if is_whole and has_gpus and len(kinds) <= MOST_KINDS:
+        if is_whole and has_gpus and not gang.has_topology and len(kinds) <= MOST_KINDS:
             pods.sort(key=lambda pod: pod.queued.request.size, reverse=True)
             units.append(WaitingUnit(id=id_, pods=tuple(pods), needed=gang.min_member, gang=gang))
     return units

@@ -7,7 +7,7 @@ Resources of init and sidecar containers add up as Kubernetes documents it: see
 import contextlib
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import msgspec
@@ -46,6 +46,7 @@ from shared.model.requests.request import (
     Toleration,
 )
 from shared.placing.pod_fields import handed_over
+from shared.pods.member_affinity import affinity_to_members, has_affinity, with_affinity
 from shared.pods.node_selectors import node_terms
 from shared.pods.observed_pod import ObservedPod, rejection_of
 from shared.pods.pod_anti_affinity import PodAntiAffinity, parse_anti_affinity
@@ -164,7 +165,12 @@ class PodParser:
                 ours,
                 pod.metadata.namespace,
                 [(name, notes[name]) for name in sorted(self.annotations & notes.keys())],
-                [(name, labels[name]) for name in sorted(self.labels & labels.keys())],
+                [
+                    (name, labels[name])
+                    for name in sorted(
+                        labels if has_affinity(spec) else self.labels & labels.keys()
+                    )
+                ],
                 spec.scheduler_name if ours else "",
                 spec.containers,
                 spec.init_containers,
@@ -201,8 +207,8 @@ class PodParser:
         try:
             resources = pod_resources(pod)
             repels = parse_anti_affinity(pod)
-            request = self._request(pod, resources) if ours else None
             group = _group(pod) if ours else _valid_group(pod)
+            request = self._request(pod, resources) if ours else None
         except RequestError as error:
             return _TemplateRequest(resources, repels, error=cut(str(error)))
         except Exception as error:  # noqa: BLE001 - of one pod: the others are read all the same
@@ -263,9 +269,14 @@ def parse_manifest(pod: ApiPod, rules: Rules) -> ObservedPod:
 
 def _group(pod: ApiPod) -> pod_groups.PodGroupReference | None:
     meta = pod.metadata
-    group = pod.spec.scheduling_group.pod_group_name
+    name = pod.spec.scheduling_group.pod_group_name
     namespace = Namespace(meta.namespace)
-    return pod_groups.parse_pod_group(namespace, meta.annotations, meta.labels, group)
+    group = pod_groups.parse_pod_group(namespace, meta.annotations, meta.labels, name)
+    if group is None:
+        return None
+    return replace(
+        group, topology=with_affinity(group.topology, affinity_to_members(pod.spec, pod.metadata))
+    )
 
 
 def _valid_group(pod: ApiPod) -> pod_groups.PodGroupReference | None:
@@ -385,6 +396,9 @@ def _pod_level(pod: ApiPod) -> dict[str, int]:
 def node_requirements(pod: ApiPod) -> NodeRequirements:
     """Return the pod's requirements of its node besides resources."""
     spec = pod.spec
+    obeyed: Mapping[str, str] = {}
+    if has_affinity(spec) and _valid_group(pod):
+        obeyed = affinity_to_members(spec, pod.metadata)
     affinity = spec.affinity or Affinity()
     node = affinity.node_affinity
     required = node.required.node_selector_terms if node and node.required else ()
@@ -399,6 +413,8 @@ def node_requirements(pod: ApiPod) -> NodeRequirements:
             for t in spec.tolerations
         ),
         unsupported=tuple(
-            field_of_pod.path for field_of_pod in handed_over({"spec": msgspec.to_builtins(spec)})
+            field_of_pod.path
+            for field_of_pod in handed_over({"spec": msgspec.to_builtins(spec)})
+            if field_of_pod.path not in obeyed
         ),
     )

@@ -2,7 +2,7 @@
 
 from msgspec import structs
 
-from services.placer.rounds.decisions import GangDecision
+from services.placer.rounds.gang_decisions import GangDecision
 from shared.model.events.pod_events import PodQueued
 from shared.model.requests.placement import Refusal
 from shared.model.requests.request import Gang
@@ -52,11 +52,13 @@ def gang_does_not_fit(
         count = f"{leased}, {fitting} of the other {gang.min_member - live}"
     else:
         count = f"{fitting} of {gang.min_member}"
-    reason = f"{_rule(gang)}; {count} fit"
+    share = ", all with the same " + " and ".join(decision.required) if decision.required else ""
+    reason = f"{_rule(gang)}{share}; {count} fit{_rooms(gang, live, decision)}"
     refusal = structs.replace(
         refusal,
         hint=_gang_hint(gang, live, decision, refusal),
         permanent=refusal.permanent or decision.lacking is not None,
+        domains=decision.domains,
     )
     if not fitting:
         return structs.replace(refusal, reason=f"{reason}: {refusal.reason}")
@@ -70,6 +72,18 @@ def gang_does_not_fit(
     )
 
 
+def _rooms(gang: Gang, live: int, decision: GangDecision) -> str:
+    """Return for how many pods the domains have room, such as ` (r1 has room for 5 of 8)`."""
+    if not decision.domains:
+        return ""
+    first, *others = decision.domains
+    texts = [f"{first.domain} has room for {first.room} of {gang.min_member - live}"]
+    texts += [f"{other.domain} for {other.room}" for other in others]
+    more = decision.further_domains
+    texts += [f"{more} more for {decision.domains[-1].room} or fewer"] * bool(more)
+    return f" ({', '.join(texts)})"
+
+
 def _gang_hint(gang: Gang, live: int, decision: GangDecision, refusal: Refusal) -> str:
     """Return what lets the gang run, or what its next pod needs."""
     runs = live + decision.fitting
@@ -80,8 +94,12 @@ def _gang_hint(gang: Gang, live: int, decision: GangDecision, refusal: Refusal) 
     if decision.lacking is not None:
         most, least = decision.lacking
         reduced = "request less in each of its pods, or ask an administrator to add nodes"
+        pods = "equal pods of the gang"
+        if decision.required:
+            pods = f"pods of the gang with the same {' and '.join(decision.required)}"
+            ways.append("name a label that more nodes share, or prefer it only")
         return (
-            f"waiting does not help: if no other pod ran, {most} of {least} equal pods of the gang "
+            f"waiting does not help: if no other pod ran, {most} of {least} {pods} "
             f"would fit: {'; or '.join([*ways, reduced])}"
         )
     unsure = ", which may not be enough, as its pods differ" * decision.differs

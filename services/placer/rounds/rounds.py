@@ -3,9 +3,10 @@
 Of a gang, enough pods are placed together, then the rest one by one.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec import structs
 
@@ -14,11 +15,15 @@ from services.placer.rounds.decisions import (
     DecisionContext,
     RefusedPod,
     RoundDecisions,
-    changed_verdicts,
-    choose_offer_recipients,
     decide,
+)
+from services.placer.rounds.gang_decisions import (
+    changed_verdicts,
+    choose_beside,
+    choose_offer_recipients,
     decide_gang,
 )
+from services.placer.rounds.gang_domains import topology_of, values_on
 from services.placer.rounds.refusal_texts import (
     DEFERRED,
     GANG_NOT_DECIDED,
@@ -52,9 +57,9 @@ from shared.model.leases.ledger import (
     WaitResult,
     reservation_for,
 )
-from shared.model.names import PodUid
+from shared.model.names import NodeName, PodUid
 from shared.model.requests.placement import Placement, Refusal
-from shared.model.requests.request import Gang
+from shared.model.requests.request import Gang, Within
 from shared.placing.index.threshold_column import store
 from shared.runtime import telemetry
 from shared.runtime.telemetry import Tracing
@@ -150,14 +155,15 @@ class Rounds:
         self._unpublished.update(pods)
 
     async def _reserve(
-        self, decisions: RoundDecisions, gang: Gang | None, *, together: bool = False
+        self, decisions: RoundDecisions, gang: Gang | None, *, live: int | None = None
     ) -> list[PodQueued]:
         """Reserve for the chosen pods; return those without a lease.
 
-        With a `gang`, all of them `together` or none; or each, while enough of it have leases.
+        With a `gang`, all of them together or none, beside the `live` ones that it has; or each,
+        if these are not given, while enough of it have leases.
         """
         capacity = self.mirror.capacity
-        outcomes = await self._request(decisions, gang, together=together)
+        outcomes = await self._request(decisions, gang, live)
         undecided: list[PodQueued] = []
         for (pod, candidates), outcome in zip(decisions.chosen, outcomes, strict=True):
             if not isinstance(outcome, ReservedLease):
@@ -186,7 +192,7 @@ class Rounds:
         return undecided
 
     async def _request(
-        self, decisions: RoundDecisions, gang: Gang | None, *, together: bool
+        self, decisions: RoundDecisions, gang: Gang | None, live: int | None
     ) -> list[ReservationOutcome]:
         # Nothing was awaited since the decisions: they were made by this version.
         wanted = [
@@ -195,9 +201,9 @@ class Rounds:
         ]
         try:
             if self.tracing is None:
-                return await self._send(wanted, gang, together)
+                return await self._send(wanted, gang, live)
             with reservation_spans(self.tracing, wanted) as (traced, outcomes):
-                outcomes.extend(await self._send(traced, gang, together))
+                outcomes.extend(await self._send(traced, gang, live))
                 return outcomes
         except BaseException:
             for pod, _ in decisions.chosen:
@@ -205,14 +211,15 @@ class Rounds:
             raise
 
     async def _send(
-        self, wanted: Sequence[Reservation], gang: Gang | None, together: bool
+        self, wanted: Sequence[Reservation], gang: Gang | None, live: int | None
     ) -> list[ReservationOutcome]:
         now = self.clock.now()
         ttl_s = self.ttl_s
         if gang is None:
             return await self.ledger.reserve(wanted, now=now, ttl_s=ttl_s)
-        if together:
-            return await self.ledger.reserve_gang(gang, wanted, now=now, ttl_s=ttl_s)
+        if live is not None:
+            exactly = live if gang.has_topology else -1
+            return await self.ledger.reserve_gang(gang, wanted, now=now, ttl_s=ttl_s, live=exactly)
         return await self.ledger.reserve_further(gang, wanted, now=now, ttl_s=ttl_s)
 
     async def _write_refusals(
@@ -373,13 +380,16 @@ class Rounds:
         self._unpublished.discard(lease.pod)
         self.events.append(PlacementChosen(lease=lease, trace=trace))
 
-    async def place(self, undecided: Sequence[PodQueued], gang: Gang | None = None) -> None:
+    async def place(
+        self, undecided: Sequence[PodQueued], gang: Gang | None = None, joined: Within = ()
+    ) -> None:
         """Place pods, or further ones of a `gang` that runs, and add their events.
 
-        Raises ConflictError after too many rounds, and if the gang has ended meanwhile.
+        `joined` has the values of the gang's labels on the nodes of its other pods. Raises
+        ConflictError after too many rounds, and if the gang has ended meanwhile.
         """
         for _ in range(ROUNDS):
-            undecided = await self._round(undecided, gang)
+            undecided = await self._round(undecided, gang, joined)
             if not undecided:
                 return
             await self._pause()
@@ -391,10 +401,13 @@ class Rounds:
         self.read_changes()
         await self.clock.sleep(ROUND_PAUSE_S)
 
-    async def _round(self, pods: Sequence[PodQueued], gang: Gang | None) -> list[PodQueued]:
+    async def _round(
+        self, pods: Sequence[PodQueued], gang: Gang | None, joined: Within
+    ) -> list[PodQueued]:
         """Decide once for all; return those that need another round."""
         capacity = self.mirror.capacity
-        decisions = decide(pods, self.context)
+        choose = partial(choose_beside, context=self.context, joined=joined) if joined else None
+        decisions = decide(pods, self.context, choose)
         undecided = await self._reserve(decisions, gang) if decisions.chosen else []
         undecided += await self._defer(decisions.deferred)
         refused = decisions.refused
@@ -419,12 +432,11 @@ class Rounds:
             self._repeat_leases(leased, pods)
             members = {waiting.queued.pod: waiting.queued for waiting in enrollment.waiting}
             members |= {pod.pod: pod for pod in pods if pod.pod not in answered}
+            joined = self._joined(members.values(), enrollment.nodes)
             if gang.min_member <= enrollment.live_count or not members:
-                await self.place(list(members.values()), gang)
+                await self.place(list(members.values()), gang, joined)
                 return
-            spare = await self._gang_round(gang, enrollment, members)
-            if spare is not None:
-                await self.place(spare, gang)
+            if await self._gang_round(gang, enrollment, list(members.values()), joined):
                 return
             await self._pause()
         raise ConflictError(f"gang {gang.name} is undecided: the ledger changed {ROUNDS} times")
@@ -438,12 +450,18 @@ class Rounds:
             ],
         )
 
+    def _joined(self, pods: Iterable[PodQueued], nodes: Iterable[NodeName]) -> Within:
+        topology = topology_of(pods)
+        return values_on(nodes, (*topology.required, *topology.preferred), self.context.index)
+
     async def _gang_round(
-        self, gang: Gang, enrollment: GangEnrollment, members: Mapping[PodUid, PodQueued]
-    ) -> list[PodQueued] | None:
-        """Decide once; return the pods that the gang runs without, or None for another round."""
+        self, gang: Gang, enrollment: GangEnrollment, pods: Sequence[PodQueued], joined: Within
+    ) -> bool:
+        """Decide once, and place the pods that the gang can run without.
+
+        Return False if another round is needed.
+        """
         capacity = self.mirror.capacity
-        pods = list(members.values())
         live = enrollment.live_count
         waiting = enrollment.waiting_count
         if live + waiting < gang.min_member:
@@ -451,12 +469,16 @@ class Rounds:
             return await self._refuse(
                 pods, enrollment, refusal, capacity=capacity, min_members=gang.min_member
             )
-        decision = decide_gang(pods, gang.min_member - live, self.context)
+        decision = decide_gang(pods, gang.min_member - live, self.context, joined)
         if decision.refusal is None:
             decisions = RoundDecisions(chosen=decision.chosen)
-            spare = await self._reserve_together(gang, pods, decisions)
+            spare = await self._reserve_together(gang, pods, decisions, live)
             if not decisions.refused:
-                return spare
+                if spare:
+                    chosen_nodes = [candidates[0].node for _, candidates in decision.chosen]
+                    joined = self._joined(spare, [*enrollment.nodes, *chosen_nodes])
+                    await self.place(spare, gang, joined)
+                return spare is not None
             refusal = member_refused(gang, *decisions.refused[0])
             return await self._refuse(pods, enrollment, refusal, capacity=capacity)
         refusal = gang_does_not_fit(gang, live=live, decision=decision, refusal=decision.refusal)
@@ -466,9 +488,9 @@ class Rounds:
         )
 
     async def _reserve_together(
-        self, gang: Gang, pods: Sequence[PodQueued], decisions: RoundDecisions
+        self, gang: Gang, pods: Sequence[PodQueued], decisions: RoundDecisions, live: int
     ) -> list[PodQueued] | None:
-        undecided = await self._reserve(decisions, gang, together=True)
+        undecided = await self._reserve(decisions, gang, live=live)
         if decisions.deferred:
             return None if await self._defer(decisions.deferred) else []
         if undecided or decisions.gone:
@@ -485,10 +507,10 @@ class Rounds:
         capacity: int,
         recipients: Collection[PodUid] = (),
         min_members: int = 0,
-    ) -> list[PodQueued] | None:
+    ) -> bool:
         unpublished = (pod.pod for pod in pods if not self._is_published(pod, refusal))
         changed = changed_verdicts(pods, enrollment, refusal, {*recipients, *unpublished})
         result = await self._write_refusals(
             [(pod, refusal) for pod in changed], capacity, recipients, min_members
         )
-        return None if result.stale or result.already_leased or result.gone else []
+        return not (result.stale or result.already_leased or result.gone)

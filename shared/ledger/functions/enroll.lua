@@ -1,7 +1,7 @@
 -- Add pods of a gang to the waiting pods, and count the gang. Arguments: gang; its minimum; rows as those of
--- wait.lua; whether one of the pods was queued again. A pod that waits already is not changed.
--- Returns {live leases of the gang, pods of it that wait, waiting pods, pods that are
--- gone}, and leases.
+-- wait.lua; whether one of the pods was queued again; whether the nodes of its leases are wanted. A pod that waits
+-- already is not changed.
+-- Returns {live leases of the gang, pods of it that wait, waiting pods, pods that are gone, nodes}, and leases.
 -- The rows are all its waiting pods once the gang is complete, or if a pod was queued again. If one of the
 -- pods has a lease, the leases are those of these pods, and those of the gang that are not active yet, and
 -- the rows are included: an earlier reply, and with it the decision about the other pods, may have been lost.
@@ -15,7 +15,21 @@ local waiting = require('waiting')
 local encode = cmsgpack.pack
 local W = layouts.WAITING
 
-return function(gang, min_members, rows, is_requeued)
+-- The nodes on which pods of the gang hold leases.
+local function nodes_of(gang)
+  local members, names, is_known = waiting.gang_pods('gang-leases', gang), {}, {}
+  records.fetch('leases', members)
+  for _, pod in ipairs(members) do
+    local name = records.leases[pod] and records.leases[pod].demand[layouts.DEMAND.NODE]
+    if name and not is_known[name] then
+      is_known[name] = true
+      names[#names + 1] = name
+    end
+  end
+  return names
+end
+
+return function(gang, min_members, rows, is_requeued, with_nodes)
   local pods = records.fetch_leases_of(rows)
   local stored, has_lease, has_new = server.call_all('HMGET', 'waiting', pods), {}, false
   local gone, is_gone = {}, gone_pods.among(pods)
@@ -40,7 +54,8 @@ return function(gang, min_members, rows, is_requeued)
       waiting_rows[#waiting_rows + 1] = waiting.waiting_of(value)
     end
   end
-  local answer = {encode({live_count, waiting_count, waiting_rows, gone})}
+  local nodes = with_nodes and nodes_of(gang) or {}
+  local answer = {encode({live_count, waiting_count, waiting_rows, gone, nodes})}
   if next(has_lease) then
     local members = waiting.gang_pods('gang-leases', gang)
     records.fetch('leases', members)

@@ -1,8 +1,8 @@
 -- Reserve for a batch of pods. Arguments: now; expires_at; pods; the number of candidates of each; start
 -- and end of each piece in the tail (per pod the description and the request of its lease, then demand and shares of
--- each candidate: parts of a LeaseRecord); false, or {gang, number, whether the pods are further ones}: so many of the
--- gang must have leases after this, for all or nothing, or before it, for each on its own; each pod's
--- rank in the order of waiting pods: capacity that is offered to a pod of a lower rank is reserved for that
+-- each candidate: parts of a LeaseRecord); false, or {gang, number, whether the pods are further ones, leases}: so many
+-- of the gang must have leases after this, for all or nothing, or before it, for each on its own, and before it exactly
+-- as many as `leases`, or -1 for any number; each pod's rank in the order of waiting pods: capacity that is offered to a pod of a lower rank is reserved for that
 -- pod; the version up to which the caller has read the ledger, or false for a choice of kube-scheduler's, which
 -- knows the anti-affinity of its pods; false, or each pod's required anti-affinity as `repelling` has it, or false;
 -- and false, or when each lease ends at the latest (Unix seconds), or false.
@@ -249,12 +249,14 @@ return function(at, until_s, for_pods, candidate_counts, ends_of_pieces, gang_ne
   is_gone = gone_pods.among(pods)
 
   local leases_before, refused, reserved_pods = {}, {}, {}
-  if gang_needs and gang_needs[3] then
-    if waiting.gang_lease_count(gang_needs[1]) < gang_needs[2] then
+  if gang_needs then
+    local lease_count = waiting.gang_lease_count(gang_needs[1])
+    if gang_needs[3] and lease_count < gang_needs[2]
+      or gang_needs[4] >= 0 and lease_count ~= gang_needs[4] then
       for i = 1, #pods do leases_before[i] = records.leases[pods[i]] end
       return refuse_gang(leases_before, refused)
     end
-    gang_needs = false
+    if gang_needs[3] then gang_needs = false end
   end
   local first_piece = 1
   for i = 1, #pods do

@@ -68,7 +68,7 @@ def encode_waiting_pod(waiting: WaitingPod) -> list[Any]:
 def gang_of(queued: PodQueued) -> str:
     """Return the pod's gang, escaped, or "" if it may run alone."""
     gang = queued.request.gang
-    return escaped(gang.name) if gang and gang.min_member > 1 else ""
+    return escaped(gang.name) if gang and gang.decided_as_one else ""
 
 
 def as_waiting_pod(row: Sequence[Any]) -> WaitingPod:

@@ -255,6 +255,8 @@ class GangEnrollment:
     leases: tuple[Lease, ...] = ()
     """If enrolled pods have leases: these, and all of the gang that are not active yet."""
     gone: tuple[PodUid, ...] = ()
+    nodes: tuple[NodeName, ...] = ()
+    """Of a gang with a topology: the nodes on which its pods hold leases."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

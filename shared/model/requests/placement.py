@@ -4,6 +4,7 @@ import msgspec
 
 from shared.model.bounds import (
     Amount,
+    Count,
     Fence,
     Index,
     KeyText,
@@ -40,6 +41,14 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     devices: tuple[DeviceVerdict, ...] = ()
 
 
+class DomainRoom(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """For how many pods of a gang the nodes have room that share values of some labels."""
+
+    domain: KeyText
+    """The values, separated by slashes."""
+    room: Count
+
+
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """No node fits. Reasons are counted over all nodes; a few nodes have details."""
 
@@ -55,6 +64,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The namespace whose quota is exceeded; its freed capacity is offered to the pod."""
     forming: bool = False
     """Pods of its gang are missing, and may be created any moment."""
+    domains: tuple[DomainRoom, ...] = ()
+    """If the pods of its gang must share a domain: those with the most room, the largest first."""
 
     @property
     def text(self) -> str:

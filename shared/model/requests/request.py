@@ -27,6 +27,7 @@ from shared.model.bounds import (
     RunTime,
     Shares,
     ShortText,
+    TopologyKeys,
 )
 
 ALL_PERCENT = 100
@@ -238,6 +239,8 @@ class PodClaim(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
 
 RepelledFrom = tuple[tuple[KeyText, frozenset[NameText]], ...]
 """Labels of nodes, and the values of each where a pod must not run."""
+Within = tuple[tuple[KeyText, frozenset[NameText]], ...]
+"""Labels of nodes, and the values of each where a pod may run."""
 
 
 class NodeRequirements(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -256,6 +259,8 @@ class NodeRequirements(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit
     """All must hold."""
     repelled_from: RepelledFrom = ()
     """Where required anti-affinity of running pods forbids the pod; set for a decision only."""
+    within: Within = ()
+    """Where the pods of its gang are to run; set for a decision only."""
 
 
 class Gang(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -266,6 +271,19 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
     min_member: Members
     """Without the pods that other schedulers have placed."""
     placed_elsewhere: Count = 0
+    required_topology: TopologyKeys = ()
+    """Labels of nodes: on the nodes of all pods, each must have one value."""
+    preferred_topology: TopologyKeys = ()
+    """Labels that should have as few values as possible."""
+
+    @property
+    def has_topology(self) -> bool:
+        return bool(self.required_topology or self.preferred_topology)
+
+    @property
+    def decided_as_one(self) -> bool:
+        """Return whether no pod of it is decided on without the others."""
+        return self.min_member > 1 or self.has_topology
 
 
 class Term(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):

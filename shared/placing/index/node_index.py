@@ -128,9 +128,12 @@ class NodeIndex:
         """Nodes without any use, by node, the inventory's position, and whether all is healthy."""
         self.unclaimed_copies: dict[tuple[MirroredNode, int, tuple[int, ...]], MirroredNode] = {}
         """Nodes without some claims, by node, its number of changes, and these devices."""
-        self.pods_on_empty: dict[tuple[Hashable, int, bool], tuple[int, int]] = {}
-        """How many equal pods of a gang fit on empty nodes, at most as many as asked for; by
-        `placement_key`, that number, and how nodes count, with the inventory's position."""
+        self.pods_on_empty: dict[Hashable, tuple[int, int]] = {}
+        """How many equal pods of a gang fit on empty nodes, at most as many as asked for, with the
+        inventory's position; by `placement_key`, that number, which nodes count, and how."""
+        self.pods_on_node: dict[Hashable, dict[MirroredNode, tuple[int, int]]] = {}
+        """How many equal pods fit beside those that run, with the node's number of changes; by
+        `placement_key` and the most that are counted."""
         self._plans: dict[Hashable, RequestPlan] = {}
         self._ranked_nodes: dict[RequestKind, RankedNodes] = {}
         self._exact_uses_left: dict[RequestKind, int] = {}

@@ -12,6 +12,8 @@ needs.
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
+from msgspec import structs
+
 from shared.model.requests.request import NodeRequirements, PodRequest, SharingPolicy
 from shared.placing.choice.device_choice import (
     allowed_devices,
@@ -33,11 +35,13 @@ from shared.placing.index.threshold_column import (
 from shared.placing.mirror.cluster_mirror import ChangeLog, ChangeReader, ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import (
+    REPELLED,
     NodeFilterFailure,
     check_node,
     check_served,
     has_no_node_constraints,
     insufficient_resource,
+    outside,
     preference,
 )
 
@@ -199,6 +203,17 @@ class NodeClasses(Generic[Class]):
             self._sets[node_class] = self._sets.get(node_class, 0) | nodes_at(positions)
         self._known |= unknown
 
+    def among(self, nodes: NodeSet, classes: Iterable[Class]) -> NodeSet:
+        """Return those of the nodes that are of one of these classes."""
+        self._catch_up()
+        unknown = nodes & ~self._known
+        if unknown:
+            self._classify(unknown)
+        found: NodeSet = 0
+        for node_class in classes:
+            found |= self._sets.get(node_class, 0)
+        return found & nodes
+
     def _catch_up(self) -> None:
         changed = self._changes.read()
         if changed is None:
@@ -217,6 +232,7 @@ class NodeClasses(Generic[Class]):
         }
 
 
+LabelValues = tuple[str, ...]
 CACHED_COLUMNS = 256
 CACHED_CLASSES = 64
 CORES_STEP = 10
@@ -240,6 +256,7 @@ class NodeSets:
         self._reasons: dict[Hashable, NodeClasses[Reason | None]] = {}
         self._preferences: dict[Hashable, NodeClasses[int]] = {}
         self._hardware: dict[Hashable, NodeClasses[Hashable]] = {}
+        self._labels: dict[Hashable, NodeClasses[LabelValues | None]] = {}
         self._kinds: dict[
             tuple[bool, bool], tuple[int, NodeSet, list[tuple[MirroredNode, NodeSet]]]
         ] = {}
@@ -260,6 +277,22 @@ class NodeSets:
                 self._split_by_device_stages(request, unexplained, excluded)
             return fitting, excluded
         return left, excluded
+
+    def by_labels(self, keys: tuple[str, ...]) -> NodeClasses[LabelValues | None]:
+        """Return nodes by their values of these labels; the class of others is None."""
+
+        def values_of(node: MirroredNode) -> LabelValues | None:
+            labels = node.facts.labels
+            values = [labels[key] for key in keys if key in labels]
+            return tuple(values) if len(values) == len(keys) else None
+
+        changes = self.mirror.inventory_changes
+        return _cached(
+            self._labels,
+            keys,
+            lambda: NodeClasses(self.positions, changes, values_of),
+            CACHED_CLASSES,
+        )
 
     def by_preference(self, requirements: NodeRequirements, nodes: NodeSet) -> Iterator[NodeSet]:
         """Yield the nodes that the pod prefers most, then those that it prefers next."""
@@ -333,6 +366,10 @@ class NodeSets:
     def _split_by_facts(self, request: PodRequest, excluded: Excluded) -> NodeSet:
         left = self.positions.all
         requirements = request.node_requirements
+        repelled_from = requirements.repelled_from
+        within = requirements.within
+        if repelled_from or within:  # which differ from pod to pod, and are looked up by label
+            requirements = structs.replace(requirements, repelled_from=(), within=())
         triggers = request.triggers
         changes = self.mirror.inventory_changes
         if self.mirror.restricted_nodes or not has_no_node_constraints(requirements):
@@ -341,6 +378,12 @@ class NodeSets:
                 ("facts", requirements), changes, lambda node: check(requirements, node)[0]
             )
             left = _keep_passing(nodes.split(left), excluded)
+        for key, values in repelled_from:
+            repelled = self.by_labels((key,)).among(left, ((value,) for value in values))
+            left = _keep(left, left ^ repelled, REPELLED, excluded)
+        for key, values in within:
+            inside = self.by_labels((key,)).among(left, ((value,) for value in values))
+            left = _keep(left, inside, outside(key, values), excluded)
         if triggers:
             nodes = self._classes(
                 ("served", triggers),

@@ -119,7 +119,7 @@ class QuotaRefusals:
 
 def _key(event: PodQueued) -> str:
     gang = event.request.gang
-    return f"gang {gang.name}" if gang and gang.min_member > 1 else event.pod
+    return f"gang {gang.name}" if gang and gang.decided_as_one else event.pod
 
 
 def over_quota(

@@ -40,6 +40,7 @@ CACHED_COPIES = 64
 
 _STAGES = (
     "UnsupportedConstraint",
+    "OutsideGangTopology",
     "NodeAffinity",
     *VolumeRule,
     "NodeUnschedulable",

@@ -286,6 +286,36 @@ async def test_further_pods_of_a_gang_that_has_ended_are_not_reserved(leases: Re
     assert await assert_sound(leases) == []
 
 
+async def test_an_enrollment_returns_the_nodes_of_a_gang_with_a_topology(url: str) -> None:
+    in_rack = structs.replace(GANG, required_topology=("example.com/rack",))
+    on_b = structs.replace(reservation("r", share("b", 0), node="b"), gang=GANG.name)
+    late = [verdict(in_gang("late", gang=in_rack), 0)]
+    async with ledger(url, {"a": 2, "b": 1}) as leases:
+        await reserve_gang(leases, member("p"), member("q"), on_b)
+
+        plain = await leases.waiting_pods.enroll(GANG, [verdict(in_gang("late"), 0)])
+        counted = await leases.waiting_pods.enroll(in_rack, late)
+        await leases.waiting_pods.remove([R])
+        later = await leases.waiting_pods.enroll(in_rack, late)
+
+    assert plain.nodes == ()
+    assert sorted(counted.nodes) == ["a", "b"]
+    assert later.nodes == ("a",)
+
+
+async def test_a_gang_with_a_topology_is_not_reserved_beside_pods_that_were_not_counted(
+    leases: RedisLeases,
+) -> None:
+    await reserve_gang(leases, *map(member, ("p", "q", "r")))
+    wanted = [member(pod, 1) for pod in ("s", "t", "u")]
+
+    refused = await leases.reserve_gang(GANG, wanted, now=NOW, ttl_s=30, live=0)
+    granted = await leases.reserve_gang(GANG, wanted, now=NOW, ttl_s=30, live=3)
+
+    assert [type(outcome) for outcome in refused] == [GangIncomplete] * 3
+    assert [type(outcome) for outcome in granted] == [ReservedLease] * 3
+
+
 async def test_a_repeated_enrollment_returns_all_leases_that_may_not_have_been_reported(
     leases: RedisLeases,
 ) -> None:

@@ -21,7 +21,7 @@ from shared.nats.bus import Bus
 from shared.runtime.runner import Runner
 from shared.runtime.telemetry import Tracing
 from tests.support.build import dice, gpu, pod_queued, request
-from tests.support.placer.ledger import assert_sound, ledger
+from tests.support.placer.ledger import assert_sound, facts, ledger
 from tests.support.placer.running import decided, placers
 from tests.support.servers.nats import NatsServer, nats_server
 from tests.support.servers.valkey import ValkeyServer
@@ -277,3 +277,41 @@ async def test_leases_of_a_gang_that_was_just_placed_are_not_published_by_each_o
         published = [event.lease.pod for event in again if isinstance(event, PlacementChosen)]
         assert published == [pods[1].pod]
         assert len(after_failure) == 3
+
+
+async def test_all_pods_of_a_gang_run_in_one_rack_also_those_that_come_later(
+    server: ValkeyServer,
+) -> None:
+    rack_of = {f"n{number}": f"r{number % 2}" for number in range(4)}
+    pods = [
+        replace(pod, request=structs.replace(pod.request, gang=in_rack(pod)))
+        for pod in gang("a", 6, DEVICE_MIB, least=3)
+    ]
+    async with nats_server() as nats, world(server, nats, 4) as it:
+        nodes = [replace(facts(name), labels={RACK: rack}) for name, rack in rack_of.items()]
+        await it.leases.save_nodes(nodes)
+        await it.queue(shuffled(pods, 5))
+        await it.until(Counter({"default/a": 4}))
+        await it.settled(6)
+        running = await assert_sound(it.leases)
+        await it.leases.bind(running)
+        reasons = {waiting.refusal.reason for waiting in await it.leases.waiting_pods.load()}
+
+        await it.leases.release([running[0].pod], reason="it died")
+
+        await it.until(Counter({"default/a": 4}))
+        now = await assert_sound(it.leases)
+
+    racks = [{rack_of[lease.node] for lease in leases} for leases in (running, now)]
+    assert len(racks[0]) == 1
+    assert racks[1] == racks[0]
+    (rack,) = racks[0]
+    assert all(f"2 node(s) were not in {RACK} {rack}" in reason for reason in reasons)
+
+
+RACK = "example.com/rack"
+
+
+def in_rack(pod: PodQueued) -> Gang:
+    assert pod.request.gang is not None
+    return structs.replace(pod.request.gang, required_topology=(RACK,))

@@ -13,7 +13,8 @@ from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from services.placer.rounds.decisions import DecisionContext, decide_gang
+from services.placer.rounds.decisions import DecisionContext
+from services.placer.rounds.gang_decisions import decide_gang
 from services.placer.rounds.refusal_texts import gang_does_not_fit
 from shared.dialects.dialect import PodManifest, Rules
 from shared.kubernetes.types import ApiPod

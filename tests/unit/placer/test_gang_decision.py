@@ -6,13 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from services.placer.rounds.decisions import (
-    DecisionContext,
+from services.placer.rounds.decisions import DecisionContext, split_into_units
+from services.placer.rounds.gang_decisions import (
     GangDecision,
     changed_verdicts,
     choose_offer_recipients,
     decide_gang,
-    split_into_units,
 )
 from services.placer.rounds.refusal_texts import GANG_NOT_DECIDED, gang_does_not_fit, gang_too_small
 from shared.model.events.pod_events import PodQueued

@@ -8,6 +8,7 @@ from msgspec import structs
 
 from services.watcher.pod_groups import KnownGroup, PodGroupChanges, known_group, unreadable_groups
 from services.watcher.trackers import PodEvent, PodTracker
+from shared.dialects.gang_topologies import GangTopology
 from shared.dialects.pod_groups import PodGroupKind, PodGroupReference, parse_pod_group
 from shared.kubernetes.types import PodGroup
 from shared.model.errors import RequestError
@@ -317,9 +318,10 @@ def test_a_pod_group_of_kubernetes_has_minimum_and_priority(
         (
             kubernetes_group(
                 schedulingPolicy={"gang": {"minCount": 2}},
-                schedulingConstraints={"topology": [{"key": "rack"}]},
+                schedulingConstraints={"distance": 2},
             ),
-            "PodGroup g has spec.schedulingConstraints, which Leasehold does not obey",
+            "PodGroup g has spec.schedulingConstraints that Leasehold cannot obey (Object contains "
+            "unknown field `distance`): create it without",
         ),
         (
             kubernetes_group(schedulingPolicy={"gang": {"minCount": 10**7}}),
@@ -331,7 +333,7 @@ def test_a_pod_group_of_kubernetes_has_minimum_and_priority(
         ),
         (PodGroupChanges(kind=KUBERNETES, synced=True), "which does not exist in namespace ns"),
     ],
-    ids=["topology", "too many", "priority", "missing"],
+    ids=["constraints", "too many", "priority", "missing"],
 )
 def test_a_pod_of_a_pod_group_that_cannot_be_obeyed_waits_with_the_reason(
     changes: PodGroupChanges, reason: str
@@ -343,3 +345,128 @@ def test_a_pod_of_a_pod_group_that_cannot_be_obeyed_waits_with_the_reason(
 
     assert isinstance(rejected, PodRejected)
     assert reason in rejected.reason
+
+
+RACK = "example.com/rack"
+ZONE = "topology.kubernetes.io/zone"
+IN_ONE_RACK = {"kueue.x-k8s.io/podset-required-topology": RACK}
+
+
+@pytest.mark.parametrize(
+    ("annotations", "topology"),
+    [
+        (IN_ONE_RACK, GangTopology(required=(RACK,))),
+        ({"kueue.x-k8s.io/podset-preferred-topology": RACK}, GangTopology(preferred=(RACK,))),
+        ({"kai.scheduler/topology-required-placement": ZONE}, GangTopology(required=(ZONE,))),
+        (
+            {
+                "kai.scheduler/topology": "cluster",
+                "kai.scheduler/topology-required-placement": ZONE,
+                "kai.scheduler/topology-preferred-placement": "rack",
+            },
+            GangTopology((ZONE,), ("rack",)),
+        ),
+        ({"kueue.x-k8s.io/podset-unconstrained-topology": "true"}, GangTopology()),
+    ],
+)
+def test_the_labels_that_a_gang_shares_are_named_in_any_dialect(
+    annotations: dict[str, str], topology: GangTopology
+) -> None:
+    named = parse_pod_group(NS, {"scheduling.k8s.io/group-name": "g", **annotations}, {})
+
+    assert named == PodGroupReference(name="ns/g", kind=VOLCANO, topology=topology)
+    assert parse_pod_group(NS, annotations, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("annotations", "reason"),
+    [
+        ({"kueue.x-k8s.io/podset-required-topology": "a b"}, "must be the key of a label of nodes"),
+        ({"kueue.x-k8s.io/podset-preferred-topology": ""}, "must be the key of a label of nodes"),
+        ({"kai.scheduler/topology-required-placement": "/rack"}, "the key of a label of nodes"),
+        ({"kai.scheduler/topology-preferred-placement": "x/" + "y" * 64}, "the key of a label"),
+        ({"kai.scheduler/segment-size": "4"}, "segment-size is not supported: make a gang of each"),
+    ],
+)
+def test_a_topology_that_cannot_be_is_refused_with_the_reason(
+    annotations: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(RequestError, match=reason):
+        parse_pod_group(NS, {"scheduling.k8s.io/group-name": "g", **annotations}, {})
+
+
+def in_rack(pod: ObservedPod) -> ObservedPod:
+    assert pod.group is not None
+    return structs.replace(
+        pod, group=replace(pod.group, topology=GangTopology(required=(RACK,), preferred=(ZONE,)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "min_member"),
+    [
+        (group(4), 4),
+        (PodGroupChanges(kind=VOLCANO, absent=True), 1),
+    ],
+    ids=["with a PodGroup", "without the kind"],
+)
+def test_a_gang_has_the_topology_that_its_pods_name(
+    changes: PodGroupChanges, min_member: int
+) -> None:
+    pods = PodTracker()
+    pods.update(in_rack(WAITING), None)
+
+    events = [*apply(pods, changes), *apply(pods, NONE_LISTED if min_member > 1 else changes)]
+
+    assert gangs(events)[:1] == [
+        Gang(
+            name="ns/g",
+            min_member=min_member,
+            required_topology=(RACK,),
+            preferred_topology=(ZONE,),
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "min_member"), [({"gang": {"minCount": 3}}, 3), ({"basic": {}}, 1)]
+)
+def test_a_pod_group_of_kubernetes_has_a_topology(
+    policy: dict[str, object], min_member: int
+) -> None:
+    pods = PodTracker()
+    pods.update(KUBERNETES_POD, None)
+
+    (queued,) = apply(
+        pods,
+        kubernetes_group(
+            schedulingPolicy=policy, schedulingConstraints={"topology": [{"key": RACK}]}
+        ),
+    )
+
+    assert isinstance(queued, PodQueued)
+    assert queued.request.gang == Gang(
+        name="ns/g", min_member=min_member, required_topology=(RACK,)
+    )
+
+
+@pytest.mark.parametrize(
+    ("topology", "error"),
+    [
+        (None, ""),
+        ({"mode": "soft", "highestTierAllowed": 1}, ""),
+        ({"mode": "hard", "highestTierAllowed": 1}, "Leasehold does not read HyperNodes"),
+        ({"highestTierAllowed": 2}, "Leasehold does not read HyperNodes"),
+    ],
+)
+def test_hyper_nodes_that_a_gang_requires_are_not_ignored(
+    topology: dict[str, object] | None, error: str
+) -> None:
+    spec = {"minMember": 2, "networkTopology": topology}
+    volcano = msgspec.convert({"metadata": {"name": "g"}, "spec": spec}, PodGroup)
+
+    known = known_group(VOLCANO, volcano)
+
+    assert known.min_member == 2
+    assert error in known.error
+    assert bool(error) == bool(known.error)

@@ -206,3 +206,48 @@ def test_kube_scheduler_gets_all_pods_where_that_is_set() -> None:
 def test_settings_that_would_leave_pods_without_a_scheduler_are_refused() -> None:
     with pytest.raises(RequestError, match="needs --kube-scheduler"):
         _ = WebhookSettings(all_pods_by="kube-scheduler").policy
+
+
+LABELS = {"app": "train"}
+GROUPED = {"notes": {"scheduling.k8s.io/group-name": "g"}, "labels": LABELS}
+
+
+def term(app: str = "train", **more: Any) -> dict[str, Any]:
+    selector = {"labelSelector": {"matchLabels": {"app": app}}}
+    return {"topologyKey": "example.com/rack", **selector, **more}
+
+
+@pytest.mark.parametrize(
+    ("terms", "more", "path"),
+    [
+        ([term()], GROUPED, None),
+        ([term(namespaces=["ns"])], GROUPED, 0),
+        ([term()], {"labels": LABELS}, 0),
+        ([term("other")], GROUPED, 0),
+        ([term(), term("other")], GROUPED, 1),
+        ([term(namespaces=["elsewhere"])], GROUPED, 0),
+        ([term(namespaceSelector={})], GROUPED, 0),
+        ([{"topologyKey": "example.com/rack"}], GROUPED, 0),
+    ],
+)
+def test_affinity_of_the_pods_of_a_gang_to_one_another_is_a_topology(
+    terms: list[dict[str, Any]], more: dict[str, Any], path: int | None
+) -> None:
+    required = {REQUIRED: terms}
+    gang = pod({"affinity": {"podAffinity": required}}, **more)
+    raw = msgspec.json.encode({**gang, "spec": {**gang["spec"], "schedulerName": "leasehold"}})
+
+    decision = decided(gang, SchedulerChoice())
+    observed = PodParser(frozenset({"leasehold"}), Rules()).parse(
+        msgspec.json.decode(raw, type=ApiPod)
+    )
+
+    unsupported = f"spec.affinity.podAffinity.{REQUIRED}[{path}]"
+    assert observed.request is not None
+    assert observed.request.node_requirements.unsupported == (
+        () if path is None else (unsupported,)
+    )
+    assert decision.allowed == (path is None)
+    assert path is None or decision.message.startswith(unsupported)
+    shared = ("example.com/rack",) if path in {None, 1} else ()
+    assert observed.group is None or observed.group.topology.required == shared

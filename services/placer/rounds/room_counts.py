@@ -1,0 +1,91 @@
+"""How many equal pods fit beside each other: as nodes are now, or if no other pod ran; pure."""
+
+from math import inf
+
+from shared.model.requests.request import PodRequest
+from shared.placing.choice.container_choice import build_shares
+from shared.placing.choice.device_choice import choose_devices, fits
+from shared.placing.index.node_index import NodeIndex, placement_key
+from shared.placing.index.threshold_column import NodeSet, store
+from shared.placing.mirror.node_mirror import (
+    MirroredNode,
+    TentativeReservation,
+    idle_copy,
+    unclaimed_copy,
+)
+from shared.placing.node_filters import has_too_little
+from shared.placing.refusal.refusals import possible_nodes
+
+CACHED_COUNTS = 1024
+CACHED_KINDS = 16
+"""Kinds of pods whose number on each node is cached."""
+
+
+def pods_on_empty_nodes(
+    request: PodRequest,
+    index: NodeIndex,
+    most: int,
+    *,
+    as_is: bool = False,
+    among: NodeSet | None = None,
+) -> int:
+    """Return how many such pods fit side by side if no other ran, `most` at most.
+
+    Nodes count as healthy, untainted and with any labels unless they are taken `as_is`; of all
+    nodes, or `among` these.
+    """
+    inventory = index.mirror.inventory_changes.end
+    key = (placement_key(request), most, as_is, among)
+    cached = index.pods_on_empty.get(key)
+    if cached is not None and cached[0] == inventory:
+        return cached[1]
+    if len(index.pods_on_empty) >= CACHED_COUNTS:
+        index.pods_on_empty.clear()
+    count = 0
+    possible = possible_nodes(request, index)
+    for node in index.sets.nodes_in(possible if among is None else possible & among):
+        empty = idle_copy(node, healthy=not as_is)
+        if not as_is or fits(request, empty):
+            count += _pods_on(request, empty, most - count)
+        if count >= most:
+            break
+    index.pods_on_empty[key] = inventory, count
+    return count
+
+
+def pods_on_nodes(request: PodRequest, index: NodeIndex, nodes: NodeSet, most: int) -> int:
+    """Return how many such pods fit beside what runs, `most` at most, on nodes that fit one."""
+    counts = index.pods_on_node.get(key := (placement_key(request), most))
+    if counts is None:
+        counts = store(index.pods_on_node, key, {}, CACHED_KINDS)
+    total = 0
+    for node in index.sets.nodes_in(nodes):
+        changes, count = counts.get(node, (-1, 0))
+        if changes != node.changes:
+            count = _pods_on(request, _copy(node), most)
+            counts[node] = node.changes, count
+        total += count
+        if total >= most:
+            return most
+    return total
+
+
+def _copy(node: MirroredNode) -> MirroredNode:
+    copy = unclaimed_copy(node, inf)
+    copy.free_resources = dict(node.free_resources)
+    return copy
+
+
+def _pods_on(request: PodRequest, node: MirroredNode, most: int) -> int:
+    """Return how many such pods fit on a node, `most` at most; they are counted as used on it."""
+    devices = {device.uuid: device for device in node.devices}
+    for count in range(most):
+        picks = None
+        if not has_too_little(node.free_resources, request.resources):
+            picks = choose_devices(request, node)
+        if picks is None:
+            return count
+        shares = build_shares(picks)
+        groups = request.anti_affinity_groups
+        TentativeReservation.add(node, devices, shares, request.resources, groups)
+    return most
