@@ -77,6 +77,37 @@ async def test_a_job_of_the_examples_completes(up: Stack, file: str, name: str, 
     await until(lambda: up.kubectl("delete", "job", name), succeeded)
 
 
+async def take_a_gpu(up: Stack, node: str) -> None:
+    container = {"name": "c", "image": "i", "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    spec = {"nodeSelector": {"kubernetes.io/hostname": node}, "containers": [container]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"on-{node}"}, "spec": spec}
+    await up.apply(json.dumps(pod))
+    await up.kubectl_out("wait", "--for=condition=Ready", f"pod/on-{node}", "--timeout=60s")
+
+
+async def test_the_pods_of_a_rack_of_the_examples_run_in_one_rack_or_wait(up: Stack) -> None:
+    for number in range(2):
+        await up.kubectl_out(
+            "label", "node", f"node-{number}", f"topology.kubernetes.io/rack=r{number}"
+        )
+        await take_a_gpu(up, f"node-{number}")
+    await up.apply(EXAMPLES / "rack.yaml")
+    pods = ("get", "pods", "-l", "job-name=in-one-rack")
+    reason = "{.items[*].status.conditions[?(@.type=='PodScheduled')].message}"
+
+    waits = await until(
+        lambda: up.kubectl_out(*pods, "-o", f"jsonpath={reason}"), lambda text: "has room" in text
+    )
+    await up.kubectl("delete", "pod", "on-node-1")
+    done = await up.kubectl("wait", "--for=condition=complete", "job/in-one-rack", "--timeout=80s")
+
+    assert "(r0 has room for 6 of 8, r1 for 6)" in waits
+    assert succeeded(done), done.err
+    nodes = await up.kubectl_out(*pods, "-o", "jsonpath={.items[*].spec.nodeName}")
+    assert nodes.split() == ["node-1"] * 8
+    await until(lambda: up.kubectl("delete", "job/in-one-rack", "pod/on-node-0"), succeeded)
+
+
 @pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
 async def test_all_kinds_of_kubernetes_and_leasehold_are_accepted(up: Stack, file: Path) -> None:
     documents = list(yaml.safe_load_all(file.read_text()))
