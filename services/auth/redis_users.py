@@ -13,6 +13,9 @@ from shared.ledger.function_library import FUNCTIONS
 LEDGER = "lh:*"
 QUOTAS = "lh-quotas*"
 PREEMPTION = "lh-preemption:*"
+PLANS = ("lh-preemption:preemptions", "lh-preemption:leader:planner")
+"""What planners write of it: the journal of evictions, the states of budgets, by which they decide,
+and the leader of binders are read only."""
 BUDGET = "lh-budget:*"
 TENURES = "lh:tenures"
 RUN_TIMES = "lh-run-times"
@@ -61,8 +64,8 @@ USERS = (
             *READING,
             *("list_waiting", "preemptions", "query", "read_preemptions", "read_run_times"),
         ),
-        writes=(LEDGER, PREEMPTION),
-        reads=(QUOTAS, RUN_TIMES),
+        writes=(LEDGER, *PLANS),
+        reads=(QUOTAS, RUN_TIMES, PREEMPTION),
         commands=FEED_COMMANDS,
     ),
     RedisUser(

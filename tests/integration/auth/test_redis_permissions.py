@@ -19,8 +19,17 @@ from shared.credentials.logins import ClientCredentials, load_login
 from shared.ledger.budgets import Budgets
 from shared.ledger.function_library import FUNCTIONS
 from shared.ledger.leases import RedisLeases
-from shared.model.errors import UnavailableError
-from tests.support.placer.ledger import rebuild
+from shared.ledger.preemptions import Preemptions
+from shared.model.errors import PermissionDeniedError, UnavailableError
+from shared.model.events.pod_events import BudgetChanged
+from shared.model.leases.preemption import (
+    EvictionOutcome,
+    EvictionRecord,
+    Preemption,
+    PreemptionCause,
+)
+from shared.model.names import NodeName
+from tests.support.placer.ledger import rebuild, reservation, share
 from tests.support.servers.valkey import ValkeyServer
 from tests.support.waiting import until
 
@@ -182,6 +191,51 @@ async def test_each_client_does_its_work_as_its_own_user(at: Server) -> None:
         assert await accounts.acquire_lock("count", every_ms=60_000)
 
 
+async def test_a_planner_writes_plans_and_nothing_that_its_limits_are_counted_from(
+    at: Server,
+) -> None:
+    async with (
+        at.as_user("admin"),
+        RedisLeases.connect(at.url, credentials=at.keys("binder")) as binder,
+        RedisLeases.connect(at.url, credentials=at.keys("planner")) as planner,
+    ):
+        await rebuild(binder, {"a": 1}, now=1.0, force=True)
+        plans = planner.part(Preemptions)
+        wanted = reservation("waits", share("a", 0))
+        budget = BudgetChanged(
+            namespace=wanted.namespace,
+            previous_state="ok",
+            state="exhausted",
+            lease_class="expired",
+        )
+        eviction = EvictionRecord(
+            at=1.0,
+            preemption="waits",
+            pod=wanted.pod,
+            namespace=wanted.namespace,
+            name="waits",
+            node=NodeName("a"),
+            owner="owner",
+            cause=PreemptionCause.PRIORITY,
+            budget="none",
+            devices=(),
+            outcome=EvictionOutcome.EVICTED,
+        )
+
+        assert await plans.acquire_leadership("planner", "me", ttl_s=1)
+        assert await plans.open(Preemption(id="waits", victims=(), wanted=wanted))
+        [read] = (await plans.state(now=1.0)).open
+        with pytest.raises(PermissionDeniedError, match="denies access"):
+            await plans.acquire_leadership("binder", "me", ttl_s=1)
+        with pytest.raises(PermissionDeniedError, match="denies access"):
+            await plans.save_budget(budget)
+        with pytest.raises(PermissionDeniedError, match="denies access"):
+            await plans.save(read, read.preemption, [eviction])
+
+        state = await binder.part(Preemptions).state(now=1.0)
+        assert (state.evictions, state.budgets) == ((), {})
+
+
 async def test_functions_use_no_command_that_the_server_marks_as_dangerous(at: Server) -> None:
     async with at.as_user("admin") as admin:
         dangerous = {str(word) for word in await admin.acl_cat("dangerous")}
@@ -211,7 +265,15 @@ async def test_a_binder_may_check_the_policy_and_the_records(at: Server) -> None
         assert (await binder.checks.read()).unreadable == ()
 
 
-KEYS = ("lh:leases", "lh-quotas", "lh-preemption:open", "lh-budget:meta", "lh", "elsewhere")
+KEYS = (
+    "lh:leases",
+    "lh-quotas",
+    "lh-preemption:preemptions",
+    "lh-preemption:evictions",
+    "lh-budget:meta",
+    "lh",
+    "elsewhere",
+)
 
 
 @pytest.mark.parametrize("user", LEDGER_USERS, ids=lambda user: user.name)
