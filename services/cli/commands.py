@@ -86,9 +86,10 @@ class Up(StateArguments):
         metavar="NAME,..",
     )
     kube_scheduler: bool = argument(
-        False,
-        "also start the extender; the simulated cluster's scheduler, which stands for "
-        "kube-scheduler in a few steps, places pods with schedulerName leasehold-full",
+        True,
+        "start the extender, once the rest is ready: the simulated cluster's scheduler, which "
+        "stands for kube-scheduler in a few steps, places pods with fields that the placer does "
+        "not obey; without it they are denied",
     )
     headless: bool = argument(False, "return when ready; `leasehold down` stops it")
     fresh: bool = argument(False, "empty the state directory first")

@@ -110,6 +110,8 @@ class ComponentState(msgspec.Struct, frozen=True, kw_only=True):
     log: str = ""
     ready: bool = False
     restarts: int = 0
+    awaited: bool = True
+    """It is ready before `up` is."""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):

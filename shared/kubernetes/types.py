@@ -381,6 +381,12 @@ class ClientConfig(Struct, frozen=True, rename="camel", omit_defaults=True, gc=F
     url: str = ""
 
 
+class ServerVersion(Struct, frozen=True, rename="camel", gc=False):
+    """The API server's version, as at `/version`."""
+
+    git_version: str = ""
+
+
 class RegisteredWebhook(Struct, frozen=True, rename="camel", gc=False):
     name: str = ""
     client_config: ClientConfig = ClientConfig()

@@ -120,7 +120,8 @@ def _options_of(item: "dataclasses.Field[Any]", hint: Any) -> dict[str, Any]:
         fallback = str(item.default) if item.default else ""
         options["default"] = VariableText.read(variable, fallback)
     if hint is bool:
-        return {**options, "help": text, "action": "store_true"}
+        action = argparse.BooleanOptionalAction if item.default is True else "store_true"
+        return {**options, "help": text, "action": action}
     read = form.read or reader_of(hint, dataclasses.replace(bounds, one_of=()))
     if form.metavar or "Path" in str(hint):
         options["metavar"] = form.metavar or "FILE"

@@ -105,8 +105,9 @@ def test_each_service_reaches_nats_and_only_those_with_a_user_reach_redis() -> N
 
     opened = {name: reached(found, its, home_of(name)) for name, its in labels.items()}
 
-    installed = {service.name for service in SERVICES} - {"extender"}  # a component has it
-    assert installed | {"operator", "nats", "redis"} == opened.keys()
+    installed = {service.name for service in SERVICES}
+    assert installed | {"operator", "nats", "redis", "kube-scheduler"} == opened.keys()
+    assert opened.pop("kube-scheduler") == FOR_ALL_PODS | {("extender", "https")}
     assert opened.pop("redis") == FOR_ALL_PODS
     assert opened.pop("nats") == FOR_ALL_PODS | RAFT
     for name, ports in opened.items():

@@ -30,6 +30,7 @@ from tests.support.packaging import (
     one,
     part,
     without_hashes,
+    without_kube_scheduler,
 )
 from tests.support.simcluster.installed import namespace_of
 from tools.generate import manifests
@@ -336,6 +337,29 @@ def test_every_awaited_key_is_created_by_the_auth_service() -> None:
         "redis": {("secrets", "auth-redis")},
         **{
             name: {("secrets", f"redis-{name}")}
-            for name in ("placer", "planner", "binder", "timekeeper", "api", FOR_PEOPLE)
+            for name in ("placer", "planner", "binder", "timekeeper", "api", "extender", FOR_PEOPLE)
         },
     }
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_pods_that_only_kube_scheduler_can_place_are_placed_unless_an_overlay_names_the_base(
+    name: str, tmp_path: Path
+) -> None:
+    with_it = overlay(name)
+    without = objects(kustomize_overlay(without_kube_scheduler(name, tmp_path)))
+
+    def has_it(found: list[Json]) -> tuple[bool, bool, bool]:
+        names = {key(it) for it in found}
+        environment = container(one(found, "Deployment", "webhook")).get("env", ())
+        values = {it["name"]: it.get("value") for it in environment}
+        return (
+            ("Deployment", "kube-scheduler") in names,
+            ("Deployment", "extender") in names,
+            parse_bool(values.get("LEASEHOLD_KUBE_SCHEDULER", "false")),
+        )
+
+    assert has_it(with_it) == (True, True, True)
+    assert has_it(without) == (False, False, False)
+    assert not any("kube-scheduler" in it["metadata"]["name"] for it in without
+                   if it["kind"] not in {"Secret"})  # fmt: skip

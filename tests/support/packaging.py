@@ -27,6 +27,7 @@ needs_kubectl = [
     pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed"),
 ]
 HIGHLY_AVAILABLE = "highAvailability"
+KUBE_SCHEDULER = "kubeScheduler"
 KOORDINATOR = "koordinatorDevice"
 EXCLUSIVE = frozenset({"combinedScheduler", "keda"})
 """Components of which at most one may be chosen: kustomize fails with both, and so does Helm."""
@@ -105,11 +106,29 @@ def one(manifests: Collection[Json], kind: str, name: str) -> Json:
     return it
 
 
+def without_kube_scheduler(overlay: str, made: Path) -> str:
+    """Copy an overlay that names the base, as an operator would change it; return its path."""
+    copy = made / overlay
+    shutil.copytree(K8S / "overlays" / overlay, copy)
+    file = copy / "kustomization.yaml"
+    text = file.read_text()
+    assert text.count("../../default") == 1
+    file.write_text(text.replace("../../default", os.path.relpath(K8S / "base", copy)))
+    return str(copy)
+
+
 def kustomized(parts: Collection[str]) -> dict[Key, Json]:
     """Return the objects that kubectl makes with these parts, named as the values of the chart."""
-    root = "overlays/ha" if HIGHLY_AVAILABLE in parts else "base"
-    wanted = [it for component, it in components().items() if component in parts]
-    rendered = objects(without_hashes(kustomize_overlay(root, wanted)))
+    is_on = {value: component for value, component in components().items() if value in parts}
+    if HIGHLY_AVAILABLE not in parts:
+        text = kustomize_overlay("base", is_on.values())
+    elif KUBE_SCHEDULER in parts:  # the overlay has it
+        del is_on[KUBE_SCHEDULER]
+        text = kustomize_overlay("overlays/ha", is_on.values())
+    else:
+        with tempfile.TemporaryDirectory() as made:
+            text = kustomize_overlay(without_kube_scheduler("ha", Path(made)), is_on.values())
+    rendered = objects(without_hashes(text))
     added = [K8S / "persistent" / "namespaces.yaml"]
     if KOORDINATOR in parts:
         added.append(K8S / "base" / "crds" / "koordinator-device.yaml")
@@ -118,12 +137,16 @@ def kustomized(parts: Collection[str]) -> dict[Key, Json]:
 
 
 def charted(
-    values: Mapping[str, Any], namespace: str = SYSTEM_NAMESPACE, *, tests: bool = False
+    values: Mapping[str, Any],
+    namespace: str = SYSTEM_NAMESPACE,
+    *,
+    tests: bool = False,
+    version: str = "1.36.2",
 ) -> dict[Key, Json]:
     """Return what helm makes of the chart with these values, which Kubernetes' schemas allow."""
     assert HELM is not None
     given = yaml.safe_dump(dict(values))
-    options = ["--namespace", namespace, "--kube-version", "1.36", "--values", "-"]
+    options = ["--namespace", namespace, "--kube-version", version, "--values", "-"]
     options += [] if tests else ["--skip-tests"]
     command = [HELM, "template", "leasehold", str(CHART), *options]
     done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)

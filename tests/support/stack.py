@@ -334,7 +334,8 @@ async def stack(
     try:
         left_out = ",".join((*without, *(() if webhook else ("webhook",))))
         flags = ("--headless", "--state", str(root), "--without", left_out)
-        wanted = ("--placers", str(placers), *options)
+        handover = () if webhook else ("--no-kube-scheduler",)  # nothing hands pods over
+        wanted = ("--placers", str(placers), *handover, *options)
         up = await run(*LEASEHOLD, "up", *flags, *wanted, env=env, limit_s=START_S)
         assert up.code == 0, f"{up.out}{up.err}{_logs(root)}"
         async with KubernetesClient(load_credentials(root / "kubeconfig")) as kube:

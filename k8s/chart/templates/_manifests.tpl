@@ -132,7 +132,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- $pod := $spec.template.spec -}}
 {{- with $values.imagePullSecrets }}{{ $_ := set $pod "imagePullSecrets" . }}{{ end -}}
-{{- $images := dict "nats" $values.nats.image "redis" $values.redis.image "kube-scheduler" $values.kubeSchedulerImage "hami-core" $values.hamiCoreImage -}}
+{{- /* Distributions add to the version, such as v1.36.2-gke.100 and v1.36.2+k3s1. */ -}}
+{{- $version := regexFind "^v[0-9]+[.][0-9]+[.][0-9]+" .root.Capabilities.KubeVersion.Version -}}
+{{- $kubeScheduler := $values.kubeSchedulerImage | default (printf "registry.k8s.io/kube-scheduler:%s" $version) -}}
+{{- $images := dict "nats" $values.nats.image "redis" $values.redis.image "kube-scheduler" $kubeScheduler "hami-core" $values.hamiCoreImage -}}
 {{- range $container := concat ($pod.initContainers | default list) $pod.containers -}}
 {{- if regexMatch "^leasehold(:|$)" $container.image -}}
 {{- $_ := set $container "image" (printf "%s:%s" $values.image.repository $values.image.tag) -}}

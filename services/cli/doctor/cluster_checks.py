@@ -1,5 +1,6 @@
 """The doctor's verdicts on the cluster's components."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -425,6 +426,16 @@ def resource_quotas(hard: Mapping[str, Iterable[str]]) -> Finding:
     )
 
 
+def _minor(version: str) -> int | None:
+    """Return the minor version, or None of text that is no version.
+
+    >>> _minor("v1.36.2-gke.100")
+    36
+    """
+    found = re.match(r"v?1\.(\d+)\b", version)
+    return int(found[1]) if found else None
+
+
 def device_classes(
     resources: Mapping[str, str], allocatable: Mapping[NodeName, Iterable[str]]
 ) -> Finding:
@@ -451,11 +462,24 @@ def device_classes(
     )
 
 
-def extender(ready_replicas: Mapping[str, int | None]) -> Finding:
+def extender(ready_replicas: Mapping[str, int | None], *, image: str, cluster: str) -> Finding:
     """Judge the Deployments of the component `kube-scheduler`, with None for a missing one.
 
-    kube-scheduler is ready without its extender, and the extender without kube-scheduler.
+    kube-scheduler is ready without its extender, and the extender without kube-scheduler. `image`
+    is that of kube-scheduler, and `cluster` the version of the API server: kube-scheduler may be
+    one minor version older, and not newer.
+    https://kubernetes.io/releases/version-skew-policy/#kube-controller-manager-kube-scheduler-and-cloud-controller-manager
     """
+    own = _minor(image.rpartition(":")[2])
+    served = _minor(cluster)
+    if own is not None and served is not None and not 0 <= served - own <= 1:
+        return fail(
+            f"kube-scheduler is of version 1.{own}, and the API server of 1.{served}: it may not "
+            "find what it watches, and then places no pod",
+            "set the image registry.k8s.io/kube-scheduler to the tag "
+            f"{cluster.partition('+')[0].partition('-')[0]} in your overlay, or kubeSchedulerImage "
+            "of the chart",
+        )
     lacking = sorted(name for name, ready in ready_replicas.items() if not ready)
     if not lacking:
         counts = ", ".join(f"{name} {ready}" for name, ready in sorted(ready_replicas.items()))

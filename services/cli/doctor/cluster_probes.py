@@ -34,6 +34,7 @@ from shared.kubernetes.types import (
     ObjectList,
     RawObject,
     RegisteredWebhook,
+    ServerVersion,
     WebhookConfiguration,
 )
 from shared.ledger.connection_pool import uses_sentinels
@@ -346,18 +347,35 @@ class ClusterProbes:
         )
 
     async def extender(self) -> Finding:
-        ready = {name: await self._ready_replicas(name) for name in ("extender", "kube-scheduler")}
-        if all(replicas is None for replicas in ready.values()):
-            raise SkipError("the component kube-scheduler is not installed")
-        return judge.extender(ready)
+        if self.servers.simulated:
+            raise SkipError("the components do not run as workloads of this cluster")
+        names = ("extender", "kube-scheduler")
+        deployments = {name: await self._deployment(name) for name in names}
+        if not any(deployments.values()):
+            raise SkipError(
+                "the component kube-scheduler is not installed: pods with fields that the placer "
+                "does not obey are denied"
+            )
+        ready = {
+            name: deployment and deployment.status.ready_replicas
+            for name, deployment in deployments.items()
+        }
+        scheduler = deployments["kube-scheduler"]
+        containers = scheduler.spec.template.spec.containers if scheduler else ()
+        image = containers[0].image if containers else ""
+        return judge.extender(ready, image=image, cluster=await self._version())
 
-    async def _ready_replicas(self, name: str) -> int | None:
-        """None if the Deployment does not exist."""
+    async def _deployment(self, name: str) -> Workload | None:
+        """Return a Deployment of ours, or None if it does not exist."""
         path = objects_path(SYSTEM_NAMESPACE, "deployments", name, group="/apis/apps/v1")
         try:
-            return (await self.kubernetes.read(path, Workload)).status.ready_replicas
+            return await self.kubernetes.read(path, Workload)
         except NotFoundError:
             return None
+
+    async def _version(self) -> str:
+        """Return the version of the API server, such as `v1.36.2+k3s1`."""
+        return (await self.kubernetes.read("/version", ServerVersion)).git_version
 
     async def _is_allowed(self, verb: str, resource: str) -> bool:
         name, _, subresource = resource.partition("/")

@@ -52,6 +52,8 @@ class Component:
     address: str = ""
     """Shown when it is ready, or empty for the one in its run file."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    awaited: bool = True
+    """`up` is ready once it is; the others start then."""
 
 
 def components_of(plan: Plan, directory: StateDir) -> tuple[Component, ...]:
@@ -161,6 +163,7 @@ class _Components:
                 *("--client-ca-file", str(self.files.authority)),
                 ledger=True,
                 address=f"https://{plan.extender_address}",
+                awaited=False,
             )
 
     def agents(self) -> Iterator[Component]:
@@ -195,6 +198,7 @@ class _Components:
         ledger: bool = False,
         package: str = "services",
         address: str = "",
+        awaited: bool = True,
     ) -> Component:
         """Return a service, by default with its own name and account; `ledger` means Redis."""
         plan, directory, name = self.plan, self.directory, name or service
@@ -219,6 +223,7 @@ class _Components:
             after=("nats", "valkey", *(("simcluster",) if uses_api else ())),
             checks=(RunFileCheck(path=run_file),),
             address=address,
+            awaited=awaited,
         )
 
     def _logins(self, service: str, node: str, *, ledger: bool) -> Iterator[str]:

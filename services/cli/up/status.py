@@ -70,6 +70,8 @@ def faults_of(directory: StateDir, state: State) -> dict[str, str]:
 
 def _fault(directory: StateDir, component: ComponentState) -> str:
     if not component.ready:
+        if not (component.awaited or component.restarts):
+            return ""  # it starts once the others are ready
         exits = f"exited {component.restarts} times; " if component.restarts else ""
         return f"starts; {exits}its log is {component.log}"
     try:
@@ -85,9 +87,16 @@ def _fault(directory: StateDir, component: ComponentState) -> str:
 def text_of(directory: StateDir, state: State, faults: dict[str, str]) -> str:
     count = len(state.components)
     since = age(time.time() - state.started_at)
+    starting = [
+        component.name
+        for component in state.components
+        if not component.ready and component.name not in faults
+    ]
+    ready = count - len(faults) - len(starting)
     lines = [
-        f"running for {since}: {count - len(faults)} of {count} components are ready",
+        f"running for {since}: {ready} of {count} components are ready",
         *(f"  {name}: {fault}" for name, fault in faults.items()),
+        *(f"  {name}: starts" for name in starting),
         "",
         summary(directory, state),
     ]

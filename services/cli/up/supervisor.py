@@ -159,6 +159,7 @@ class ComponentProcess:
             log=str(self.log),
             ready=self.ready.is_set(),
             restarts=self.history.restarts,
+            awaited=self.component.awaited,
         )
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
@@ -226,7 +227,8 @@ class ComponentProcess:
         took_s = time.monotonic() - started_at_s
         name = self.component.name
         address = address_of(self.component)
-        self.report(f"  {name:<14} {address:<34} ready{again} after {took_s:.1f} s")
+        if self.component.awaited or again:
+            self.report(f"  {name:<14} {address:<34} ready{again} after {took_s:.1f} s")
         self.ready.set()
         self.on_change()
 
@@ -319,6 +321,9 @@ class Supervisor:
         self.processes = {
             process.component.name: process for stage in self.stages for process in stage
         }
+        self._awaited = [
+            process for process in self.processes.values() if process.component.awaited
+        ]
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[], None]) -> None:
         """Start everything, call `on_ready`, and stop everything once `stop` is set.
@@ -334,6 +339,9 @@ class Supervisor:
                     self.all_ready = True
                     self._save_state()
                     on_ready()
+                    for process in self.processes.values():
+                        if not process.component.awaited:
+                            process.start(tasks)
                     await stopping
                 starting.cancel()
                 await self._stop()
@@ -354,10 +362,10 @@ class Supervisor:
                     await self._start_one(process, tasks)
                     limit.reschedule(now_s() + pause_s)
 
-                for process in self.processes.values():
+                for process in self._awaited:
                     starting.create_task(start(process))
         except TimeoutError as error:
-            late = [process for process in self.processes.values() if not process.ready.is_set()]
+            late = [process for process in self._awaited if not process.ready.is_set()]
             if not late:
                 return
             raise StartError(
@@ -372,10 +380,12 @@ class Supervisor:
         started_at_s = time.monotonic()
         while True:
             await asyncio.sleep(self.timing.progress_s)
-            late = [name for name, process in self.processes.items() if not process.ready.is_set()]
+            late = [
+                process.component.name for process in self._awaited if not process.ready.is_set()
+            ]
             names = ", ".join(late[:3]) + (", ..." if late[3:] else "")
             took_s = time.monotonic() - started_at_s
-            self.report(f"  {len(late)} of {len(self.processes)} start for {took_s:.0f} s: {names}")
+            self.report(f"  {len(late)} of {len(self._awaited)} start for {took_s:.0f} s: {names}")
 
     async def _start_one(self, process: ComponentProcess, tasks: asyncio.TaskGroup) -> None:
         for name in process.component.after:

@@ -39,8 +39,9 @@ def _unsupported(pod: PodView, schedulers: SchedulerChoice) -> Iterator[str]:
     if not schedulers.handover:
         for unsupported in pod.handed_over:
             yield (
-                f"{unsupported.path}: only kube-scheduler supports it, and the scheduler extender "
-                "is not installed: remove the field, or have an administrator install the extender"
+                f"{unsupported.path}: only kube-scheduler supports it, and Leasehold runs without "
+                "the component kube-scheduler here: remove the field, or have an administrator add "
+                "the component"
             )
 
 

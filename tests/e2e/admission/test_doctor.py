@@ -54,7 +54,9 @@ async def test_doctor_finds_no_fault_in_a_healthy_stack(up: Stack) -> None:
     assert "pods with devices: 1" in findings(done)["pod-resources"]["text"]
     assert all(finding["text"] for finding in findings(done).values())
     assert "0 fail" in shown.out
-    assert findings(done)["extender"]["text"] == "the component kube-scheduler is not installed"
+    assert findings(done)["extender"]["text"] == (
+        "the components do not run as workloads of this cluster"
+    )
     assert findings(node).keys() | findings(around).keys() == findings(done).keys()
     assert findings(node).keys() & findings(around).keys() == {"api-clock"}
     assert {"rights", "kubelet-socket"} <= findings(node).keys()

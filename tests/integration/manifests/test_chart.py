@@ -19,6 +19,7 @@ from tests.support.packaging import (
     HIGHLY_AVAILABLE,
     K8S,
     KOORDINATOR,
+    KUBE_SCHEDULER,
     Json,
     Key,
     built,
@@ -96,7 +97,8 @@ def templates(found: dict[Key, Json]) -> dict[str, Json]:
 
 
 def on(parts: Collection[str]) -> Json:
-    return dict.fromkeys(parts, True)
+    """Return the values for exactly these parts: kube-scheduler is there by default."""
+    return {KUBE_SCHEDULER: False, **dict.fromkeys(parts, True)}
 
 
 @with_helm
@@ -105,6 +107,7 @@ def on(parts: Collection[str]) -> Json:
     [
         frozenset(),
         *({part} for part in PARTS),
+        {HIGHLY_AVAILABLE, KUBE_SCHEDULER},
         *(set(PARTS) - {it} for it in sorted(EXCLUSIVE)),
     ],
     ids=lambda chosen: "+".join(sorted(chosen)) or "base",
@@ -170,7 +173,7 @@ def test_the_image_its_pull_secrets_and_other_values_are_set_in_their_fields() -
     pods = {name: it["spec"] for name, it in templates(found).items()}
     images = {
         container["image"]
-        for name in pods.keys() - {"nats", "redis"}
+        for name in pods.keys() - {"nats", "redis", "kube-scheduler"}
         for container in pods[name]["containers"]
     }
     assert images == {"registry.example.org/leasehold-system/it:1"}
@@ -337,3 +340,33 @@ def test_the_version_of_the_chart_is_that_of_the_program() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
 
     assert (chart["version"], chart["appVersion"]) == (project["version"],) * 2
+
+
+@with_helm
+@pytest.mark.parametrize(
+    ("values", "version", "image"),
+    [
+        ({}, "1.34.1", "registry.k8s.io/kube-scheduler:v1.34.1"),
+        ({}, "v1.35.3-gke.1200", "registry.k8s.io/kube-scheduler:v1.35.3"),
+        ({}, "v1.36.0+k3s1", "registry.k8s.io/kube-scheduler:v1.36.0"),
+        ({"kubeSchedulerImage": "mirror/kube-scheduler:v1.34.1"}, "1.34.2",
+         "mirror/kube-scheduler:v1.34.1"),
+    ],
+)  # fmt: skip
+def test_kube_scheduler_has_the_version_of_the_cluster(
+    values: Json, version: str, image: str
+) -> None:
+    found = charted(values, version=version)
+
+    pod = found["Deployment", SYSTEM_NAMESPACE, "kube-scheduler"]["spec"]["template"]["spec"]
+    assert [container["image"] for container in pod["containers"]] == [image]
+
+
+@with_helm
+def test_one_value_leaves_kube_scheduler_and_the_extender_out() -> None:
+    found = charted({KUBE_SCHEDULER: False})
+
+    names = {name for kind, _, name in found if kind in {"Deployment", "ConfigMap"}}
+    assert not names & {"kube-scheduler", "extender"}
+    webhook = json.dumps(found["Deployment", SYSTEM_NAMESPACE, "webhook"])
+    assert "LEASEHOLD_KUBE_SCHEDULER" not in webhook

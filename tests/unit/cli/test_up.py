@@ -113,7 +113,7 @@ def plan(settings: dict[str, object] | None = None, **changes: object) -> Plan:
     values: dict[str, object] = {
         "settings": Up(**{"placers": 3, **settings}),  # type: ignore[arg-type]
         "nodes": {"node-0": "4xT4", "node-1": "2xA10"},
-        "ports": {"nats": 1, "redis": 2, "api": 3, "page": 4, "aggregated": 5}
+        "ports": {"nats": 1, "redis": 2, "api": 3, "page": 4, "aggregated": 5, "extender": 7}
         | {"usage-node-0": 5, "usage-node-1": 6},
         "nats_program": "/bin/nats-server",
         "redis_program": "/bin/valkey-server",
@@ -133,7 +133,8 @@ def test_the_plan_holds_every_service_once_each_placer_and_an_agent_per_node() -
 
     assert list(found) == [
         *("nats", "valkey", "simcluster", "watcher", "placer-0", "placer-1", "placer-2"),
-        *("planner", "binder", "timekeeper", "webhook", "api", "agent-node-0", "agent-node-1"),
+        *("planner", "binder", "timekeeper", "webhook", "api", "extender"),
+        *("agent-node-0", "agent-node-1"),
     ]
     stages = [{component.name for component in stage} for stage in stages_of([*found.values()])]
     assert stages[0] == {"nats", "valkey", "simcluster"}
@@ -193,7 +194,18 @@ def test_only_services_that_use_the_ledger_get_the_url_of_redis() -> None:
 
     with_redis = {name for name, each in found.items() if "--redis-url" in each.argv}
     placers = {"placer-0", "placer-1", "placer-2"}
-    assert with_redis == placers | {"planner", "binder", "timekeeper", "api"}
+    assert with_redis == placers | {"planner", "binder", "timekeeper", "api", "extender"}
+
+
+def test_up_is_ready_without_the_extender_alone_which_one_flag_leaves_out() -> None:
+    with_it = components(plan())
+    without = components(plan({"kube_scheduler": False}))
+
+    assert [name for name, component in with_it.items() if not component.awaited] == ["extender"]
+    assert list(without) == [name for name in with_it if name != "extender"]
+    assert "--kube-scheduler" in with_it["webhook"].argv
+    assert "--kube-scheduler" not in without["webhook"].argv
+    assert "--scheduler-config" not in without["simcluster"].argv
 
 
 def test_flags_reach_the_components_that_they_are_for() -> None:

@@ -122,8 +122,8 @@ def test_without_the_extender_the_pod_is_denied_and_the_field_named(name: str) -
 
     assert (decision.allowed, decision.code) == (False, 403)
     assert decision.message == (
-        f"{path}: only kube-scheduler supports it, and the scheduler extender is not installed: "
-        "remove the field, or have an administrator install the extender"
+        f"{path}: only kube-scheduler supports it, and Leasehold runs without the component "
+        "kube-scheduler here: remove the field, or have an administrator add the component"
     )
 
 

@@ -50,7 +50,14 @@ def running(directory: StateDir) -> StateDir:
             *("--placers", "1"),
         )
         assert started.returncode == 0, started.stdout + started.stderr
+    until_blocking(lambda: _all_ready(directory), 60.0)
     return directory
+
+
+def _all_ready(directory: StateDir) -> bool:
+    """Whether the extender is ready, too, which starts after the others."""
+    state = load_state(directory)
+    return state is not None and all(component.ready for component in state.components)
 
 
 def show(directory: StateDir, *command: str) -> Any:
@@ -66,7 +73,7 @@ def test_headless_returns_when_every_component_is_ready(running: StateDir) -> No
     assert state.ready
     assert {component.name for component in state.components if component.ready} == {
         *("nats", "valkey", "simcluster", "watcher", "placer-0", "planner", "binder"),
-        *("timekeeper", "webhook", "api", "agent-node-0"),
+        *("timekeeper", "webhook", "api", "extender", "agent-node-0"),
     }
 
 
@@ -127,7 +134,7 @@ def test_status_names_what_is_not_ready(running: StateDir) -> None:
         os.kill(binder.pid, signal.SIGCONT)
 
     assert stopped.returncode == 1
-    assert "10 of 11 components are ready\n  binder: does not respond: timed out" in stopped.stdout
+    assert "11 of 12 components are ready\n  binder: does not respond: timed out" in stopped.stdout
     until_blocking(lambda: not leasehold("status", "--state", str(running.root)).returncode)
     assert show(running, "status")["components"][-1]["ready"]
 

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,17 @@ async def test_a_component_starts_once_those_it_comes_after_are_ready(directory:
         ready = [line.split()[0] for line in watched.reports if " ready after " in line]
         assert ready == ["first", "second"]
         assert all(state.ready for state in watched.states.values())
+
+
+async def test_what_is_not_awaited_starts_once_the_others_are_ready(directory: StateDir) -> None:
+    late = replace(dummy(directory, "late"), awaited=False)
+    awaited = dummy(directory, "awaited", before="import time; time.sleep(0.3)")
+
+    async with running(directory, late, awaited) as watched:
+        assert watched.states["awaited"].ready
+        assert "late" not in watched.pids
+
+        await until(lambda: watched.states["late"].ready)
 
 
 async def test_a_killed_component_is_started_again_and_gets_ready_again(
