@@ -19,10 +19,7 @@ from shared.pods.pod_parser import PodParser
 REMEMBERED_PODS = 16_384
 ELSEWHERE_S = 15.0
 """For this long, a pod that has a lease on one node is offered no other."""
-GANG = (
-    "the pod belongs to a gang, which starts together or not at all; kube-scheduler binds pods one "
-    "by one: set schedulerName leasehold"
-)
+GANG = "the pod belongs to a gang, which starts together, and kube-scheduler binds pods one by one"
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 GetPod = Callable[[str, str], Awaitable[ApiPod | None]]
 """Returns a pod of a namespace by name, or None if it does not exist."""
@@ -101,7 +98,10 @@ class PodRequests:
             raise RequestError(observed.request_error)
         gang = observed.request.gang
         if observed.group is not None or (gang is not None and gang.decided_as_one):
-            raise RequestError(GANG)
+            mend = "leave schedulerName out"
+            if observed.handed_over:
+                mend = f"a gang cannot have {observed.handed_over}"
+            raise RequestError(f"{GANG}: {mend}")
         pod = self._remember(queued(observed, observed.request))
         pod.repels = widest(observed.repels)
         pod.has_claims = any(volume.persistent_volume_claim for volume in seen.spec.volumes)

@@ -39,6 +39,7 @@ from shared.model.events.pod_events import (
     LedgerRebuilt,
     NodeChanged,
     NodesListed,
+    PodHandedOver,
     PodQueued,
     PodRejected,
     PodsListed,
@@ -348,7 +349,7 @@ class Watcher:
     @handles
     async def requeue_failed(
         self, events: Sequence[BindingFailed]
-    ) -> list[PodQueued | PodRejected]:
+    ) -> list[PodQueued | PodRejected | PodHandedOver]:
         """Publish pods again, after a delay, whose binding failed."""
         pods = {event.pod for event in events}
         first = self.failed_bindings.add(pods, self.clock.ticks())
@@ -356,7 +357,7 @@ class Watcher:
         return self.pods.requeue(first, self._next_generation())
 
     @loops(every_s=FIRST_PAUSE_S)
-    async def requeue_failing(self) -> list[PodQueued | PodRejected]:
+    async def requeue_failing(self) -> list[PodQueued | PodRejected | PodHandedOver]:
         """Publish pods again, after pauses that double, whose binding fails again and again."""
         due = self.failed_bindings.due(self.clock.ticks())
         return self.pods.requeue(due, self._next_generation()) if due else []

@@ -16,17 +16,19 @@ from shared.model.events.pod_events import (
     NodeChanged,
     NodesListed,
     PodGated,
+    PodHandedOver,
     PodQueued,
     PodRejected,
     PodTerminated,
 )
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.requests.request import PodRequest
 from shared.pods.observed_pod import ObservedPod, queued
 from shared.pods.pod_anti_affinity import PodAntiAffinity, resolve_all
 from shared.pods.storage import ClaimKey
 
 _Counted = TypeVar("_Counted", str, PodAntiAffinity)
-PodEvent = PodQueued | PodRejected | PodGated | PodTerminated
+PodEvent = PodQueued | PodRejected | PodGated | PodHandedOver | PodTerminated
 UNEXPLAINED_CALLS = 3
 """Calls of `resync_unexplained` after which a pod is published; then after twice as many, ..."""
 MOST_UNEXPLAINED_CALLS = 8 * UNEXPLAINED_CALLS
@@ -91,6 +93,8 @@ class PodTracker:
     def __init__(self) -> None:
         self.pending: dict[PodUid, ObservedPod] = {}
         self.budget_gated: dict[PodUid, ObservedPod] = {}
+        self.handed_over: dict[PodUid, ObservedPod] = {}
+        """Pods that wait for kube-scheduler."""
         self._unexplained: dict[PodUid, int] = {}
         """By pod: calls of `resync_unexplained` in a row that saw no reason."""
         self.groups = PodGroupIndex()
@@ -130,6 +134,8 @@ class PodTracker:
         is_published = self.budget_gated.pop(now.pod, None) is not None
         if now.is_pending:
             return self._update_pending(now)
+        if now.awaits_kube_scheduler:
+            return self._update_handed_over(now)
         self._remove_pending(now.pod)
         if now.budget_gated and not (now.node or now.is_terminated or now.deleting):
             self.budget_gated[now.pod] = now
@@ -222,6 +228,7 @@ class PodTracker:
         return [
             *(_gated_event(pod, requeue_number=-generation) for pod in self.budget_gated.values()),
             *(pending_event(pod, requeue_number=-generation) for pod in self.pending.values()),
+            *(handed_over_event(pod) for pod in self.handed_over.values()),
         ]
 
     def resync_unexplained(self, generation: int) -> list[PodEvent]:
@@ -242,14 +249,26 @@ class PodTracker:
             if _is_due(calls)
         ]
 
-    def requeue(self, pods: Iterable[PodUid], generation: int) -> list[PodQueued | PodRejected]:
-        pending = [self.pending[pod] for pod in pods if pod in self.pending]
-        return [pending_event(pod, requeue_number=-generation) for pod in pending]
+    def requeue(
+        self, pods: Iterable[PodUid], generation: int
+    ) -> list[PodQueued | PodRejected | PodHandedOver]:
+        """Return the events of pods whose reservation has ended, with which they wait again."""
+        uids = list(pods)
+        return [
+            *(
+                pending_event(self.pending[pod], requeue_number=-generation)
+                for pod in uids
+                if pod in self.pending
+            ),
+            *(handed_over_event(self.handed_over[pod]) for pod in uids if pod in self.handed_over),
+        ]
 
     def resync_shard(self, generation: int, shard: int) -> list[PodEvent]:
         gated = (pod for pod in self.budget_gated.values() if _is_in_shard(pod, shard))
         pending = (pod for pod in self.pending.values() if _is_in_shard(pod, shard))
+        handed_over = (pod for pod in self.handed_over.values() if _is_in_shard(pod, shard))
         return [
+            *map(handed_over_event, handed_over),
             *(_gated_event(pod, requeue_number=-generation) for pod in gated),
             *(pending_event(pod, requeue_number=-generation) for pod in pending if pod.shown),
         ]
@@ -295,8 +314,18 @@ class PodTracker:
         )
         return [] if unchanged else [pending_event(now, requeue_number=requeue_number)]
 
+    def _update_handed_over(self, now: ObservedPod) -> list[PodEvent]:
+        before = self.handed_over.get(now.pod)
+        self.handed_over[now.pod] = now
+        unchanged = before is not None and (before.request, before.reason) == (
+            now.request,
+            now.reason,
+        )
+        return [] if unchanged else [handed_over_event(now)]
+
     def _remove_pending(self, pod: PodUid) -> None:
         self.pending.pop(pod, None)
+        self.handed_over.pop(pod, None)
         self.budget_gated.pop(pod, None)
         self._claiming.pop(pod, None)
         self._set_group(pod, None)
@@ -442,6 +471,12 @@ def pending_event(pod: ObservedPod, *, requeue_number: int = 0) -> PodQueued | P
     if pod.request is None:
         return rejected_event(pod, pod.request_error, requeue_number=requeue_number)
     return queued(pod, pod.request, requeue_number=requeue_number)
+
+
+def handed_over_event(pod: ObservedPod) -> PodHandedOver:
+    """Return the event of a pod that waits for kube-scheduler; an invalid request has no GPUs."""
+    request = pod.request or PodRequest(priority=pod.priority)
+    return PodHandedOver(queued=queued(pod, request), reason=pod.reason)
 
 
 def rejected_event(

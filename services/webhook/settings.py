@@ -161,7 +161,8 @@ class WebhookSettings(ApiServerSettings, ServiceSettings):
         all_pods = self.all_pods_by == KUBE_SCHEDULER_CHOICE
         if all_pods and not self.kube_scheduler:
             raise RequestError(
-                "--all-pods-by kube-scheduler needs --kube-scheduler: add the component kube-scheduler"
+                "--all-pods-by kube-scheduler needs --kube-scheduler: add the component "
+                "kube-scheduler"
             )
         handover = KUBE_SCHEDULER if self.kube_scheduler else ""
         return SchedulerChoice(

@@ -21,6 +21,7 @@ from shared.ledger.rows.record_sizes import (
     MOST_NODE_BYTES,
     MOST_NODE_RESOURCES,
     MOST_REPELLING_BYTES,
+    MOST_SCHEDULER_REASON,
     MOST_SLOT,
     MOST_WAITING_BYTES,
 )
@@ -176,6 +177,8 @@ class WaitingRecord(Record, frozen=True):
     need: str
     """`group`, even if it is offered nothing."""
     namespace: Namespace
+    scheduler_reason: Annotated[str, Meta(max_length=MOST_SCHEDULER_REASON)]
+    """Why kube-scheduler, which chooses its node, has not placed it; empty for other pods."""
 
 
 class LimitsRecord(Record, frozen=True):

@@ -10,6 +10,7 @@ import msgspec
 from shared.ledger.connection import LedgerPart, in_batches, unpack
 from shared.ledger.rows.joined_texts import escaped
 from shared.ledger.rows.lease_rows import decode_lease, text
+from shared.ledger.rows.record_sizes import MOST_SCHEDULER_REASON
 from shared.ledger.rows.unreadable import readable
 from shared.ledger.rows.waiting_rows import (
     as_waiting_pod,
@@ -55,6 +56,17 @@ class WaitingPods(LedgerPart):
             gone=tuple(gone),
             changed=tuple(changed),
         )
+
+    async def hand_over(self, waiting: Sequence[WaitingPod]) -> None:
+        """Add pods that wait for kube-scheduler, or only its reason where the extender refused.
+
+        They receive no offers: nothing is known of what they lack. A pod that has a lease, or is
+        gone, is left out.
+        """
+        reasons = {pod.queued.pod: pod.scheduler_reason for pod in waiting}
+        for batch in in_batches(waiting):
+            rows = [[*row, reasons[row[0]][:MOST_SCHEDULER_REASON]] for row in _encoded(batch)]
+            await self._connection.run("wait", "handed_over", rows)
 
     async def load(self, pods: Sequence[PodUid] | None = None) -> list[WaitingPod]:
         if pods is not None:

@@ -28,6 +28,8 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
     """Its `schedulerName` is one that Leasehold serves."""
     by_kube_scheduler: bool = False
     """A kube-scheduler with Leasehold's extender chooses its node."""
+    handed_over: str = ""
+    """The fields for which kube-scheduler chooses its node; empty if it has none of them."""
     node: NodeName | None = None
     phase: str = "Pending"
     rejection: str = ""
@@ -58,7 +60,8 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
     reviewed: str = ""
     """When its admission review began and ended, as the webhook wrote it."""
     reason: str = ""
-    """Why it waits, by its PodScheduled condition; only if the parser keeps reasons."""
+    """Why it waits, by its PodScheduled condition; of a pod that kube-scheduler places or that is
+    of a PodGroup of Kubernetes, and of all if the parser keeps reasons."""
     group: PodGroupReference | None = None
     """The group it names; `request.gang` is set once the group is known."""
 
@@ -79,8 +82,16 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_pending(self) -> bool:
         """Whether it waits for Leasehold to choose a node."""
-        waits = self.ours and not self.by_kube_scheduler
-        return waits and not (self.node or self.is_terminated or self.deleting or self.gated)
+        return self._waits and not self.by_kube_scheduler
+
+    @property
+    def awaits_kube_scheduler(self) -> bool:
+        """Whether it waits for kube-scheduler with Leasehold's extender to choose a node."""
+        return self._waits and self.by_kube_scheduler
+
+    @property
+    def _waits(self) -> bool:
+        return self.ours and not (self.node or self.is_terminated or self.deleting or self.gated)
 
     @property
     def placed_elsewhere(self) -> str:
@@ -111,6 +122,7 @@ def queued(pod: ObservedPod, request: PodRequest, *, requeue_number: int = 0) ->
         shown=pod.shown,
         labels=pod.labels,
         by_kube_scheduler=pod.by_kube_scheduler,
+        handed_over=pod.handed_over,
     )
 
 

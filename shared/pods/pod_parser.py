@@ -8,7 +8,7 @@ import contextlib
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, islice
 
 import msgspec
 from msgspec import structs
@@ -65,6 +65,8 @@ INFEASIBLE = ("PodResizePending", "True", "Infeasible")
 """Type, status and reason of the condition of a pod whose new size no kubelet will give it.
 https://kubernetes.io/docs/tasks/configure-pod-container/resize-container-resources/
 """
+MOST_NAMED = 8
+"""Fields of a pod that are named as the reason why kube-scheduler places it."""
 POD_LEVEL = frozenset({"cpu", "memory"})
 HUGE_PAGES = "hugepages-"
 """Resources that a pod may request as a whole, and the prefix of others.
@@ -79,6 +81,7 @@ class _TemplateRequest:
     request: PodRequest | None = None
     error: str = ""
     group: pod_groups.PodGroupReference | None = None
+    handed_over: str = ""
 
 
 GATED = "SchedulingGated"
@@ -116,6 +119,7 @@ class PodParser:
         spec = pod.spec
         status = pod.status
         ours = spec.scheduler_name in self.schedulers
+        by_kube_scheduler = spec.scheduler_name == KUBE_SCHEDULER
         template = self._template_request(pod, ours=ours)
         shown = next(
             (
@@ -131,7 +135,8 @@ class PodParser:
             name=meta.name,
             resource_version=meta.resource_version,
             ours=ours,
-            by_kube_scheduler=spec.scheduler_name == KUBE_SCHEDULER,
+            by_kube_scheduler=by_kube_scheduler,
+            handed_over=template.handed_over,
             node=NodeName(spec.node_name) if spec.node_name else None,
             phase=status.phase or "Pending",
             rejection=rejection_of(status),
@@ -141,7 +146,7 @@ class PodParser:
             priority=spec.priority or 0,
             shown=0 if shown is None else message_digest(shown),
             reason=cut(shown or "")
-            if self.keeps_reasons or spec.scheduling_group.pod_group_name
+            if self.keeps_reasons or by_kube_scheduler or spec.scheduling_group.pod_group_name
             else "",
             has_lease=ANNOTATION in meta.annotations,
             grown=_grown(template.resources, meta.annotations.get(ANNOTATION, "")),
@@ -204,17 +209,18 @@ class PodParser:
     def _parse_template(self, pod: ApiPod, *, ours: bool) -> _TemplateRequest:
         resources: Mapping[str, int] = {}
         repels: tuple[PodAntiAffinity, ...] = ()
+        fields = _handed_over(pod) if pod.spec.scheduler_name == KUBE_SCHEDULER else ""
         try:
             resources = pod_resources(pod)
             repels = parse_anti_affinity(pod)
             group = _group(pod) if ours else _valid_group(pod)
             request = self._request(pod, resources) if ours else None
         except RequestError as error:
-            return _TemplateRequest(resources, repels, error=cut(str(error)))
+            return _TemplateRequest(resources, repels, error=cut(str(error)), handed_over=fields)
         except Exception as error:  # noqa: BLE001 - of one pod: the others are read all the same
             reason = f"a bug in how the pod is read: {error!r}; please report it"
-            return _TemplateRequest(resources, repels, error=cut(reason))
-        return _TemplateRequest(resources, repels, request, group=group)
+            return _TemplateRequest(resources, repels, error=cut(reason), handed_over=fields)
+        return _TemplateRequest(resources, repels, request, group=group, handed_over=fields)
 
     def _request(self, pod: ApiPod, resources: Mapping[str, int]) -> PodRequest:
         view = view_of(pod)
@@ -418,3 +424,9 @@ def node_requirements(pod: ApiPod) -> NodeRequirements:
             if field_of_pod.path not in obeyed
         ),
     )
+
+
+def _handed_over(pod: ApiPod) -> str:
+    """Name the fields that the placer does not support."""
+    fields = handed_over({"spec": msgspec.to_builtins(pod.spec)})
+    return cut(", ".join(islice((field_of_pod.path for field_of_pod in fields), MOST_NAMED)))

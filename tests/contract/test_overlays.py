@@ -361,5 +361,4 @@ def test_pods_that_only_kube_scheduler_can_place_are_placed_unless_an_overlay_na
 
     assert has_it(with_it) == (True, True, True)
     assert has_it(without) == (False, False, False)
-    assert not any("kube-scheduler" in it["metadata"]["name"] for it in without
-                   if it["kind"] not in {"Secret"})  # fmt: skip
+    assert not any("kube-scheduler" in name for kind, name in map(key, without) if kind != "Secret")

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from msgspec import UNSET, UnsetType, structs
 
+from services.api.projection.handed_over import shown_refusal
 from services.api.projection.lease_views import hidden_share, idle_holder
 from services.api.projection.page_views import EventView, NamespaceView, NodeView, QueueView
 from services.api.projection.problems import AffectedObject, DataAge, Problem, problems_of
@@ -262,14 +263,19 @@ class VisibleCluster:
             queued = waiting.queued
             if self.visible(queued.namespace):
                 of = queued.request.gang.name if queued.request.gang else queued.pod
-                alike = first.setdefault((of, waiting.refusal.text), queued.pod)
+                alike = first.setdefault((of, shown_refusal(waiting).text), queued.pod)
                 yield self._waiting(waiting, position, alike)
 
     def _waiting(self, waiting: WaitingPod, position: int, first_alike: PodUid) -> WaitingView:
         queued = waiting.queued
+        filter_reason = waiting.refusal.reason if waiting.was_filtered_out else ""
+        by_name = "schedulerName" if queued.by_kube_scheduler else ""
         return WaitingView.from_attributes(
             queued,
-            waiting.refusal,
+            shown_refusal(waiting),
+            handed_over=queued.handed_over or by_name,
+            scheduler_reason=waiting.scheduler_reason,
+            filter_reason=filter_reason,
             priority=queued.request.priority,
             gang=queued.request.gang.name if queued.request.gang else "",
             since=waiting.waiting_since or queued.created_at,

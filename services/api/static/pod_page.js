@@ -230,6 +230,9 @@ function whyParts(waiting) {
     waiting.start || waiting.no_end
       ? el("p", { class: "start" }, waiting.start?.text ?? waiting.no_end)
       : null,
+    waiting.filter_reason && waiting.scheduler_reason
+      ? el("p", { class: "soft" }, `Leasehold's extender refused it last: ${waiting.filter_reason}`)
+      : null,
     waiting.hint ? el("p", { class: "hint" }, waiting.hint) : null,
     el(
       "ul",

@@ -12,8 +12,14 @@ from shared.ledger.leases import RedisLeases
 from shared.ledger.waiting_pods import WaitingPods
 from shared.model.clock import Clock, until_next, wait_for_event
 from shared.model.errors import LeaseholdError, UnavailableError
-from shared.model.events.pod_events import BindingFailed, PodFilteredOut, PodQueued, ResyncRequested
-from shared.model.leases.ledger import WaitingPod
+from shared.model.events.pod_events import (
+    BindingFailed,
+    PodFilteredOut,
+    PodHandedOver,
+    PodQueued,
+    ResyncRequested,
+)
+from shared.model.leases.ledger import WaitingPod, waits_for_kube_scheduler
 from shared.model.names import OFFER, NodeName, PodUid
 from shared.runtime.service import handles, loops
 
@@ -134,6 +140,15 @@ class SchedulerOffers:
 
     def __post_init__(self) -> None:
         self._writes = asyncio.Semaphore(OFFER_CONCURRENCY)
+
+    @handles
+    async def save_handed_over(self, events: Sequence[PodHandedOver]) -> None:
+        """Save pods that wait for kube-scheduler, with its reason beside that of the extender."""
+        newest = {event.queued.pod: event for event in events}
+        now = self.clock.now()
+        await self.waiting_pods.hand_over(
+            [waits_for_kube_scheduler(event.queued, event.reason, now) for event in newest.values()]
+        )
 
     @handles
     async def save_filtered_out(self, events: Sequence[PodFilteredOut]) -> None:

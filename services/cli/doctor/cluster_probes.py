@@ -357,7 +357,7 @@ class ClusterProbes:
                 "does not obey are denied"
             )
         ready = {
-            name: deployment and deployment.status.ready_replicas
+            name: deployment.status.ready_replicas if deployment else None
             for name, deployment in deployments.items()
         }
         scheduler = deployments["kube-scheduler"]

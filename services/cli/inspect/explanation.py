@@ -217,6 +217,7 @@ def _waiting(pod: PodSummary, view: PodView, waiting: WaitingDetails, program: s
         lines=(
             *([f"start       {start}"] if start else ()),
             *_gang_lines(view.gang),
+            *_scheduler_lines(waiting),
             *_nearest_lines(waiting),
             *_prospects(waiting, view.gang),
             *_queue_lines(waiting.namespace, waiting.queue),
@@ -263,6 +264,12 @@ def _queue_lines(namespace: str, queue: QueuePlace) -> tuple[str, str]:
     )
 
 
+def _scheduler_lines(waiting: WaitingDetails) -> Iterator[str]:
+    """Yield what Leasehold's extender replied about a pod that kube-scheduler places."""
+    if waiting.filter_reason and waiting.scheduler_reason:
+        yield f"extender    refused it last: {waiting.filter_reason}"
+
+
 def _nearest_lines(waiting: WaitingDetails) -> Iterator[str]:
     for number, verdict in enumerate(waiting.nearest):
         nearest = " (the nearest fit)" if number == 0 else ""
@@ -274,7 +281,9 @@ def _prospects(waiting: WaitingDetails, gang: GangView | None) -> Iterator[str]:
     """Yield what the pod waits for, unless the hint alone says what to do."""
     if gang and len(gang.holding) + len(gang.waiting) < (gang.min_member or 0):
         return
-    if RECOVERS in waiting.hint:
+    if waiting.handed_over:
+        yield "kube-scheduler tries it again when what it lacks may have changed"
+    elif RECOVERS in waiting.hint:
         yield "it is placed as soon as a GPU that fits it has recovered"
     elif waiting.hint.startswith(NO_WAITING) or (waiting.permanent and not waiting.quota):
         yield "waiting does not help: change the pod, or have an administrator change the cluster"

@@ -2,7 +2,8 @@
 -- group of its need ('': no freed capacity can help), order, capacity number of the verdict, record, since,
 -- gang ('': none), whether freed capacity is offered to it, the gang's minimum if the verdict is that fewer
 -- of its pods exist (otherwise 0), namespace}}. A capacity number of -1: the capacity is reserved for
--- another pod, and is offered to this one after that.
+-- another pod, and is offered to this one after that. {'handed_over', rows}: the same rows with the reason of
+-- kube-scheduler, which chooses the nodes of these pods, as a further item.
 -- Returns the pods that may fit what was freed since their verdict, to be placed again; those that have a
 -- lease and need not wait; those that are gone; and those that waited already, for another reason.
 local gone_pods = require('gone_pods')
@@ -82,6 +83,24 @@ local function offered_up_to() return call('HGET', server.prefix .. 'ledger', 'o
 -- The reason in a record {pod, refusal}.
 local function reason_of(record) return (values.readable(record, parse_json)[2] or {}).reason end
 
+-- Add pods whose node kube-scheduler chooses, and its reasons, which are the last items of the rows. A verdict of the
+-- extender stays, with the offers that follow from it.
+local function hand_over(rows)
+  local pods = records.fetch_leases_of(rows)
+  local is_gone, before = gone_pods.among(pods), server.call_all('HMGET', 'waiting', pods)
+  for i, row in ipairs(rows) do
+    local pod, group, order, _, record, since, _, _, _, namespace, reason = unpack(row)
+    if not (is_gone[pod] or records.leases[pod]) then
+      local known = before[i] and waiting.waiting_of(before[i])
+      if not known or known[W.GROUP] == waiting.NO_OFFERS then
+        waiting.put_waiting(pod, group, order, ledger.capacity, record, since, '', false, namespace)
+      end
+      waiting.put_scheduler_reason(pod, reason)
+    end
+  end
+  return encode({{}, {}, {}, {}})
+end
+
 local function add(rows)
   local pods, reasons_changed_at = records.fetch_leases_of(rows), server.number_at('ledger', 'reasons_changed')
   local stale, with_lease, gone, is_gone = {}, {}, {}, gone_pods.among(pods)
@@ -112,5 +131,6 @@ end
 
 return function(what, items)
   if what == 'wait' then return add(items) end
+  if what == 'handed_over' then return hand_over(items) end
   return remove(what, items)
 end

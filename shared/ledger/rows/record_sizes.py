@@ -26,6 +26,8 @@ MOST_AMOUNT = 2**53 - 1
 MOST_REPELLING_BYTES = 262_144
 """Of the anti-affinity of pods that kube-scheduler starts on a node, which the watcher has not
 reported yet."""
+MOST_SCHEDULER_REASON = 4_096
+"""Characters of the reason that kube-scheduler reports for a waiting pod."""
 MOST_WAITING_BYTES = 1_048_576
 """Of a waiting pod with its verdict; NATS carries no larger message."""
 

@@ -80,6 +80,7 @@ def as_waiting_pod(row: Sequence[Any]) -> WaitingPod:
         capacity=record.verdict,
         waiting_since=record.since,
         receives_offers=record.group != _NO_OFFERS,
+        scheduler_reason=record.scheduler_reason,
     )
 
 

@@ -63,6 +63,8 @@ class PodQueued(PodEvent, subject="pod.queued.v1", delivery=Delivery.WORK):
     """Required anti-affinity of running pods selects by them."""
     by_kube_scheduler: bool = False
     """A kube-scheduler with Leasehold's extender chooses its node: no placer does."""
+    handed_over: LongText = ""
+    """The fields for which kube-scheduler chooses its node; empty if it has none of them."""
 
     @property
     def follows_wait(self) -> bool:
@@ -179,6 +181,15 @@ class PlacementRefused(PodEvent, subject="placement.refused.v1", delivery=Delive
 
     refusal: Refusal
     trace: TraceText = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodHandedOver(Event, subject="pod.handed_over.v1", delivery=Delivery.WORK):
+    """A pod waits for kube-scheduler, or kube-scheduler reports another reason why it waits."""
+
+    queued: PodQueued
+    reason: MessageText = ""
+    """The message of its condition PodScheduled; empty before kube-scheduler has tried it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -194,6 +194,8 @@ class UnreadableRecord(NamedTuple):
     node: str = ""
 
 
+UNTRIED = "KubeScheduler"
+"""The code of the reason of a pod that kube-scheduler keeps waiting, and no extender refused."""
 RESERVED_FOR_OTHER = -1
 """Instead of a capacity number: the capacity is reserved for an offer to another pod."""
 
@@ -209,6 +211,13 @@ class WaitingPod:
     """Whether freed capacity is offered to it, and not to another pod of its gang, or later."""
     min_members: int = 0
     """The verdict holds while fewer pods of its gang exist; 0 for any number."""
+    scheduler_reason: str = ""
+    """Why it waits as kube-scheduler reports it, which chooses its node; empty for other pods."""
+
+    @property
+    def was_filtered_out(self) -> bool:
+        """Whether the extender has refused it, of a pod whose node kube-scheduler chooses."""
+        return self.queued.by_kube_scheduler and self.refusal.counts != ((UNTRIED, 0),)
 
     @property
     def reason_code(self) -> str:
@@ -241,6 +250,21 @@ def waits_for_budget(pod: PodGated) -> WaitingPod:
         counts=(("Budget", 0),),
     )
     return WaitingPod(queued=queued, refusal=refusal, capacity=0, receives_offers=False)
+
+
+def waits_for_kube_scheduler(queued: PodQueued, reason: str, now: float) -> WaitingPod:
+    """Return a pod that no extender has refused, and why kube-scheduler has not placed it."""
+    refusal = Refusal(
+        reason="kube-scheduler has not tried it yet", counts=((UNTRIED, 0),), permanent=True
+    )
+    return WaitingPod(
+        queued=queued,
+        refusal=refusal,
+        capacity=0,
+        waiting_since=now,
+        receives_offers=False,
+        scheduler_reason=reason,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

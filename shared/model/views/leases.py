@@ -73,7 +73,15 @@ class WaitingView(View, frozen=True, kw_only=True):
     hint: str
     permanent: bool
     code: str = ""
-    """Of most nodes, such as `InsufficientCpu`; or `GpuQuota`, `Budget`, or `GangIncomplete`."""
+    """Of most nodes, such as `InsufficientCpu`; or `GpuQuota`, `Budget`, `GangIncomplete`, or
+    `KubeScheduler` if kube-scheduler places it and no extender refused it."""
+    handed_over: str = ""
+    """The fields for which kube-scheduler chooses its node, or `schedulerName`; empty if a placer
+    does."""
+    scheduler_reason: str = ""
+    """Why kube-scheduler has not placed it, as in the pod's condition `PodScheduled`."""
+    filter_reason: str = ""
+    """Why Leasehold's extender refused it last; empty if it did not, or was not asked."""
     start: StartView | None = None
     first_alike: PodUid
     """The first pod of its gang that waits for the same reason, or itself. Lists have one row for

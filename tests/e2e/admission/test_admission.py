@@ -97,6 +97,44 @@ async def test_a_pod_that_the_extender_refuses_is_explained_by_its_verdict(up: S
     assert "0/1 nodes are available: 1 Insufficient GPU memory" in explained.out
 
 
+async def test_a_pod_that_waits_for_its_claim_is_in_every_list_with_its_reason(up: Stack) -> None:
+    volumes = [{"name": "home", "persistentVolumeClaim": {"claimName": "home"}}]
+    await up.create(asking("notebook", vgpu(memory=500), volumes=volumes))
+    missing = 'persistentvolumeclaim "home" not found'
+    field = "spec.volumes[0].persistentVolumeClaim"
+
+    listed = await until(lambda: up.leasehold("ps", "-o", "json"), lambda done: missing in done.out)
+    [view] = [pod for pod in json.loads(listed.out)["waiting"] if pod["name"] == "notebook"]
+    objects = json.loads(await up.kubectl_out("get", "waitingpods", "notebook", "-o", "json"))
+    explained = await up.leasehold("explain", "notebook")
+    metrics = await until(
+        up.metrics,
+        lambda lines: any("waiting_pods{" in line and "KubeScheduler" in line for line in lines),
+    )
+    pod = await up.until("notebook", lambda now: "conditions" in now["status"])
+
+    [condition] = [c for c in pod["status"]["conditions"] if c["type"] == "PodScheduled"]
+    assert view["scheduler_reason"] == condition["message"]
+    assert (view["handed_over"], view["code"]) == (field, "KubeScheduler")
+    hint = "create the PersistentVolumeClaim home in namespace default"
+    assert view["hint"] == hint
+    assert objects["status"]["message"].startswith(f"kube-scheduler places it, for {field}: 0/1")
+    assert missing in explained.out
+    assert hint in explained.out
+    assert metrics
+    claim = {
+        "metadata": {"name": "home"},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+    await up.kube.create(CLAIMS, claim)
+    await up.until("notebook", running)
+    await until(lambda: up.leasehold("ps", "-o", "json"), lambda done: missing not in done.out)
+    await up.audit()
+
+
 async def test_a_pod_and_one_that_it_repels_never_start_side_by_side_when_created_together(
     up: Stack,
 ) -> None:

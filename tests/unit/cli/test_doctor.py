@@ -69,7 +69,7 @@ IDS = frozenset(SERVED[COUNT])
 KUBE = "registry.k8s.io/kube-scheduler"
 VERSIONS = {"image": "registry.k8s.io/kube-scheduler:v1.36.2", "cluster": "v1.36.4+k3s1"}
 NO_EXTENDER = cluster_checks.extender({"extender": 0, "kube-scheduler": 1}, **VERSIONS)
-BOTH = {"extender": 2, "kube-scheduler": 2}
+READY = {"extender": 2, "kube-scheduler": 2}
 CASES: list[tuple[Finding, Outcome, str]] = [
     (node_checks.kubelet_socket("/k", ""), OK, "listens"),
     (node_checks.kubelet_socket("/k", "No such file"), FAIL, "No such file"),
@@ -170,10 +170,10 @@ CASES: list[tuple[Finding, Outcome, str]] = [
         "deployment/kube-scheduler does not exist",
     ),
     (NO_EXTENDER, FAIL, "deployment/extender has no ready replica"),
-    (cluster_checks.extender(BOTH, image=f"{KUBE}:v1.36.2", cluster="v1.37.0"), OK, "ready"),
-    (cluster_checks.extender(BOTH, image=f"{KUBE}:v1.36.2", cluster="v1.38.0"), FAIL, "of 1.38"),
-    (cluster_checks.extender(BOTH, image=f"{KUBE}:v1.36.2", cluster="v1.35.9"), FAIL, "of 1.35"),
-    (cluster_checks.extender(BOTH, image=f"{KUBE}@sha256:1", cluster="v1.35.9"), OK, "ready"),
+    (cluster_checks.extender(READY, image=f"{KUBE}:v1.36.2", cluster="v1.37.0"), OK, "ready"),
+    (cluster_checks.extender(READY, image=f"{KUBE}:v1.36.2", cluster="v1.38.0"), FAIL, "of 1.38"),
+    (cluster_checks.extender(READY, image=f"{KUBE}:v1.36.2", cluster="v1.35.9"), FAIL, "of 1.35"),
+    (cluster_checks.extender(READY, image=f"{KUBE}@sha256:1", cluster="v1.35.9"), OK, "ready"),
     (cluster_checks.runtime_class(exists=True), OK, ""),
     (cluster_checks.runtime_class(exists=False), OK, "must be the default"),
 ]

@@ -125,12 +125,22 @@ def test_a_pod_is_read_anew_once_it_has_changed() -> None:
     assert offered == [["n0", "n1", "n2"], ["n0", "n1", "n2"], []]
 
 
-def test_a_pod_of_a_gang_is_refused_with_the_way_out() -> None:
+@pytest.mark.parametrize(
+    ("spec", "way_out"),
+    [
+        ({}, "leave schedulerName out"),
+        (
+            {"volumes": [{"name": "v", "ephemeral": {"x": "y"}}]},
+            "a gang cannot have spec.volumes[0].ephemeral",
+        ),
+    ],
+)
+def test_a_pod_of_a_gang_is_refused_with_the_way_out(spec: dict[str, Any], way_out: str) -> None:
     annotations = {"scheduling.k8s.io/group-name": "g"}
 
-    verdict = ExtenderWorld().filter("a", 1_000, annotations=annotations)
+    verdict = ExtenderWorld().filter("a", 1_000, annotations=annotations, **spec)
 
-    assert set(verdict.failed_and_unresolvable_nodes.values()) == {GANG}
+    assert set(verdict.failed_and_unresolvable_nodes.values()) == {f"{GANG}: {way_out}"}
 
 
 @pytest.mark.parametrize(

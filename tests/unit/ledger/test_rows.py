@@ -177,7 +177,7 @@ def test_a_waiting_pod_is_read_as_it_was_written() -> None:
 
     pod, group, order, verdict_number, record, since, gang, *_ = encode_waiting_pod(waiting)
 
-    stored = [group, order, verdict_number, since, record, gang, group, "default"]
+    stored = [group, order, verdict_number, since, record, gang, group, "default", ""]
     assert (pod, as_waiting_pod(stored)) == ("p", waiting)
     permanent = replace(waiting, refusal=structs.replace(waiting.refusal, permanent=True))
     assert encode_waiting_pod(permanent)[1] == ""

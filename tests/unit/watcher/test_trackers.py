@@ -28,6 +28,7 @@ from shared.model.events.node_events import DevicesRegistered
 from shared.model.events.pod_events import (
     NodeChanged,
     PodGated,
+    PodHandedOver,
     PodQueued,
     PodRejected,
     PodTerminated,
@@ -171,7 +172,9 @@ def test_a_pod_at_the_budgets_gate_is_published_once_and_queued_without_the_gate
     turns = [event for turn in range(RESYNC_SHARDS) for event in pods.resync_shard(5, turn)]
     opened = pods.update(WAITING, gated)
 
-    assert [(type(event), event.pod) for event in first] == [(PodGated, WAITING.pod)]
+    [event] = first
+    assert isinstance(event, PodGated)
+    assert event.pod == WAITING.pod
     assert again == []
     assert [type(event) for event in resynced] == [PodGated]
     assert [type(event) for event in turns] == [PodGated]
@@ -252,8 +255,9 @@ def test_each_explained_pod_is_published_again_in_one_shard() -> None:
         event for turn in range(RESYNC_SHARDS) for event in pods.resync_shard(turn + 1, turn)
     ]
 
-    assert sorted(event.pod for event in published) == sorted(f"u{n}" for n in range(1, 50))
-    assert all(isinstance(event, PodQueued) and event.shown for event in published)
+    queued = [event for event in published if isinstance(event, PodQueued) and event.shown]
+    assert sorted(event.pod for event in queued) == sorted(f"u{n}" for n in range(1, 50))
+    assert len(queued) == len(published)
 
 
 def test_a_pod_whose_binding_failed_is_requeued_if_it_is_still_pending() -> None:
@@ -443,6 +447,84 @@ def test_pods_that_the_extender_was_asked_about_are_named_while_they_repel_other
 
     assert named == ("asked",)
     assert watched.nodes.published[node].repelling_pods == ()
+
+
+def handed_over(pods: PodTracker, now: ObservedPod) -> list[tuple[str, str]]:
+    """Return the pods and the reasons of the events that follow from a pod's new state."""
+    events = pods.update(now, None)
+    assert all(isinstance(event, PodHandedOver) for event in events)
+    return [(e.queued.pod, e.reason) for e in events if isinstance(e, PodHandedOver)]
+
+
+HANDED_OVER = structs.replace(WAITING, by_kube_scheduler=True, handed_over="spec.volumes[0]")
+
+
+def test_pods_that_kube_scheduler_places_are_published_when_its_reason_changes() -> None:
+    pods = PodTracker()
+    refused = structs.replace(HANDED_OVER, reason="no claim", shown=1)
+
+    assert handed_over(pods, HANDED_OVER) == [("u1", "")]
+    assert handed_over(pods, HANDED_OVER) == []
+    assert handed_over(pods, refused) == [("u1", "no claim")]
+    assert handed_over(pods, structs.replace(refused, resource_version="9")) == []
+    assert pods.pending == {}
+    assert pods.resync_unexplained(1) == []
+
+
+def test_pods_that_kube_scheduler_places_are_published_again_until_they_have_a_node() -> None:
+    pods = PodTracker()
+    refused = structs.replace(HANDED_OVER, reason="no claim")
+    pods.update(refused, None)
+    again: list[Sequence[object]] = [
+        pods.resync(1),
+        [event for shard in range(RESYNC_SHARDS) for event in pods.resync_shard(1, shard)],
+        pods.requeue([WAITING.pod], 1),
+    ]
+
+    for events in again:
+        [event] = events
+        assert isinstance(event, PodHandedOver)
+        assert (event.queued.by_kube_scheduler, event.reason) == (True, "no claim")
+        assert event.queued.handed_over == "spec.volumes[0]"
+    pods.update(structs.replace(refused, node=NodeName("a")), refused)
+    assert pods.resync(2) == pods.requeue([WAITING.pod], 2) == []
+
+
+def test_a_pod_of_kube_scheduler_with_an_invalid_request_waits_with_its_reason() -> None:
+    pods = PodTracker()
+    invalid = structs.replace(HANDED_OVER, request=None, priority=7, reason="cores 101")
+
+    [event] = pods.update(invalid, None)
+
+    assert isinstance(event, PodHandedOver)
+    assert event.queued.request == PodRequest(priority=7)
+    assert event.reason == "cores 101"
+
+
+@pytest.mark.parametrize(
+    ("spec", "fields"),
+    [
+        ({"volumes": [{"name": "v", "ephemeral": {"x": "y"}}]}, "spec.volumes[0].ephemeral"),
+        ({}, ""),
+    ],
+)
+def test_the_fields_for_which_kube_scheduler_places_a_pod_are_named(
+    spec: dict[str, Any], fields: str
+) -> None:
+    condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes"}
+    raw = msgspec.json.encode(
+        {
+            "metadata": {"uid": "u"},
+            "spec": {"schedulerName": "leasehold-full", "containers": [{"name": "c"}], **spec},
+            "status": {"conditions": [condition]},
+        }
+    )
+
+    seen = PARSER.parse(msgspec.json.decode(raw, type=ApiPod))
+
+    assert (seen.handed_over, seen.reason) == (fields, "0/3 nodes")
+    assert seen.request is not None
+    assert seen.request.node_requirements.unsupported == ()
 
 
 def test_devices_of_another_plugin_are_published_when_they_change() -> None:

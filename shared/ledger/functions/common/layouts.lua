@@ -99,8 +99,9 @@ return {
     GANG = 6,
     NEED = 7,
     NAMESPACE = 8,
+    SCHEDULER_REASON = 9,
     TYPES = {
-      'string', 'string', 'number', 'number', 'string', 'string', 'string', 'string',
+      'string', 'string', 'number', 'number', 'string', 'string', 'string', 'string', 'string',
     },
   },
   LIMITS = {

@@ -96,17 +96,18 @@ function M.remove_waiting(pods)
   for _, queue in pairs(changed_queues) do fair.reorder(queue[1], queue[2]) end
 end
 
--- Write a waiting pod, as decided at the capacity number `verdict`. It waits since its first verdict.
+-- Write a waiting pod, as decided at the capacity number `verdict`. It waits since its first verdict, and the reason of
+-- kube-scheduler stays.
 function M.put_waiting(pod, need, order, verdict, record, since, gang, receives_offers, namespace)
   if #record > constants.MOST_WAITING_BYTES then return end
-  local known = M.waiting_of(call('HGET', server.prefix .. 'waiting', pod))
+  local known, scheduler_reason = M.waiting_of(call('HGET', server.prefix .. 'waiting', pod)), ''
   if known then
-    since = known[W.SINCE]
+    since, scheduler_reason = known[W.SINCE], known[W.SCHEDULER_REASON]
     M.remove_waiting({pod})
   end
   local member, group = order .. '|' .. pod, receives_offers and need or NO_OFFERS
   call('HSET', server.prefix .. 'waiting', pod,
-    encode({group, order, verdict, since, record, gang, need, namespace}))
+    encode({group, order, verdict, since, record, gang, need, namespace, scheduler_reason}))
   if gang ~= '' then call('ZADD', server.prefix .. 'gang-waiting', 0, gang .. '|' .. member) end
   if receives_offers then
     call('ZADD', server.prefix .. 'verdicts', verdict, member)
@@ -114,6 +115,14 @@ function M.put_waiting(pod, need, order, verdict, record, since, gang, receives_
     call('ZADD', fair.queue(namespace, group), 0, member)
     fair.reorder(namespace, group)
   end
+end
+
+-- Write why kube-scheduler has not placed a pod that waits, beside its verdict.
+function M.put_scheduler_reason(pod, reason)
+  local known = M.waiting_of(call('HGET', server.prefix .. 'waiting', pod))
+  if not known then return end
+  known[W.SCHEDULER_REASON] = reason
+  call('HSET', server.prefix .. 'waiting', pod, encode(known))
 end
 
 -- The capacity number at which a namespace last had more left of its quota.

@@ -22,6 +22,7 @@ from shared.model.events.pod_events import (
     PlacementRefused,
     PodBound,
     PodFilteredOut,
+    PodHandedOver,
     PodQueued,
 )
 from shared.model.events.request_reply import BindReply, PodBindingReply, PodBindingRequest
@@ -328,6 +329,67 @@ async def test_a_pod_is_annotated_once_its_quota_is_raised(at: SchedulerBindings
         await at.leases.quotas.save([], read_at=NOW + 1)
 
         await until(lambda: at.annotations(pod), lambda notes: OFFER in notes)
+
+
+async def test_pods_of_kube_scheduler_wait_with_its_reason_and_without_offers(
+    at: SchedulerBindingsStage,
+) -> None:
+    pod = await at.pod("p")
+    offers = at.binders[0].offers
+
+    for reason in ("", "no claim"):
+        await offers.save_handed_over([PodHandedOver(queued=pod, reason=reason)])
+        [waiting] = await at.leases.waiting_pods.load()
+        assert waiting.queued == pod
+        assert waiting.scheduler_reason == reason
+        assert not waiting.receives_offers
+        assert waiting.refusal.permanent, "it is no reason to preempt anything"
+
+    offered = await at.leases.waiting_pods.choose_offers(now=NOW + 60)
+    assert offered.pods == ()
+    assert OFFER not in await at.annotations(pod)
+
+
+async def test_what_the_extender_refused_stays_beside_the_reason_of_kube_scheduler(
+    at: SchedulerBindingsStage,
+) -> None:
+    pod = await at.pod("p")
+    offers = at.binders[0].offers
+    refusal = Refusal(reason="no room", counts=(("InsufficientGpuMemory", 1),))
+    capacity = await at.leases.capacity()
+    filtered = PodFilteredOut(queued=pod, refusal=refusal, capacity=capacity)
+    noted = PodHandedOver(queued=pod, reason="0/1 nodes are available: 1 no room")
+
+    orders: tuple[tuple[PodHandedOver | PodFilteredOut, ...], ...] = (
+        (noted, filtered),
+        (filtered, noted),
+        (noted, filtered, noted),
+    )
+    for order in orders:
+        await at.leases.waiting_pods.remove_bound([pod.pod])
+        for event in order:
+            if isinstance(event, PodFilteredOut):
+                await offers.save_filtered_out([event])
+            else:
+                await offers.save_handed_over([event])
+
+        [waiting] = await at.leases.waiting_pods.load()
+        assert (waiting.refusal, waiting.scheduler_reason) == (refusal, noted.reason)
+        assert waiting.receives_offers, "of what is freed"
+
+
+async def test_a_pod_that_is_bound_or_gone_does_not_wait_for_kube_scheduler(
+    at: SchedulerBindingsStage,
+) -> None:
+    bound, gone = await at.pod("bound"), await at.pod("gone")
+    assert (await at.bind(bound)).bound
+    await at.leases.waiting_pods.remove([gone.pod])
+
+    await at.binders[0].offers.save_handed_over(
+        [PodHandedOver(queued=pod, reason="late") for pod in (bound, gone)]
+    )
+
+    assert await at.leases.waiting_pods.load() == []
 
 
 async def test_a_share_that_is_gone_is_refused_without_a_lease(at: SchedulerBindingsStage) -> None:

@@ -1,0 +1,98 @@
+"""Why a pod waits whose node kube-scheduler chooses, and what to try; pure.
+
+The texts of the hints' patterns are those of kube-scheduler's plugins.
+https://github.com/kubernetes/kubernetes/tree/master/pkg/scheduler/framework/plugins
+"""
+
+import re
+
+from msgspec import structs
+
+from shared.model.leases.ledger import WaitingPod
+from shared.model.requests.placement import Refusal
+
+CLAIMS = "`kubectl describe pvc -n {namespace}` shows why; the pod is placed once it is bound"
+HINTS: tuple[tuple[str, str], ...] = (
+    (
+        r'persistentvolumeclaim "(?P<claim>[^"]+)" not found',
+        "create the PersistentVolumeClaim {claim} in namespace {namespace}",
+    ),
+    (
+        r'persistentvolumeclaim "(?P<claim>[^"]+)" is being deleted',
+        "name another PersistentVolumeClaim than {claim} in a new pod",
+    ),
+    ("unbound immediate PersistentVolumeClaims", CLAIMS),
+    ("didn't find available persistent volumes to bind", CLAIMS),
+    ("bound to non-existent PersistentVolume", CLAIMS),
+    (
+        "volume node affinity conflict|match PersistentVolume's node affinity",
+        "the data of its PersistentVolumeClaim is on a volume of other nodes: free GPUs on them, "
+        "or copy the data to a claim of these nodes",
+    ),
+    (
+        "exceed max volume count",
+        "wait until pods with volumes on these nodes have ended",
+    ),
+    (
+        "didn't match pod affinity rules|didn't match pod anti-affinity rules|"
+        "didn't satisfy existing pods anti-affinity rules",
+        "write preferredDuringSchedulingIgnoredDuringExecution in its affinity to other pods, if "
+        "it may also run elsewhere",
+    ),
+    (
+        "didn't match pod topology spread constraints",
+        "write whenUnsatisfiable: ScheduleAnyway in its topology spread, if it may also run "
+        "elsewhere",
+    ),
+    (
+        "didn't have free ports",
+        "leave hostPort out, or wait until the pods that use the port have ended",
+    ),
+    (
+        "extender did not reply|extender is not ready|context deadline exceeded",
+        "`leasehold doctor` shows whether the extender runs; the pod is tried again by itself",
+    ),
+    (
+        "binds pods one by one",
+        "make the gang's pods anew without the fields for which kube-scheduler places them, and "
+        "without schedulerName",
+    ),
+)
+"""Patterns of kube-scheduler's reasons, and what to try; the first that is found counts."""
+UNTRIED_HINT = (
+    "if this lasts, no kube-scheduler runs with Leasehold's extender: `leasehold doctor` shows it. "
+    "A pod keeps its scheduler: where the component was removed, delete the pod, so that its "
+    "controller makes one that is admitted anew, which queues by its own age"
+)
+
+
+def shown_refusal(waiting: WaitingPod) -> Refusal:
+    """Return what to show of a waiting pod; of one that a placer places, its refusal.
+
+    kube-scheduler's reason comes first, which is never older than that of the extender.
+    """
+    refusal = waiting.refusal
+    queued = waiting.queued
+    if not queued.by_kube_scheduler:
+        return refusal
+    cause = f"for {queued.handed_over}" if queued.handed_over else "by its schedulerName"
+    reason = waiting.scheduler_reason or refusal.reason
+    return structs.replace(
+        refusal,
+        reason=f"kube-scheduler places it, {cause}: {reason}",
+        hint=_hint(waiting),
+        permanent=refusal.permanent and waiting.was_filtered_out,
+    )
+
+
+def _hint(waiting: WaitingPod) -> str:
+    queued = waiting.queued
+    for pattern, hint in HINTS:
+        found = re.search(pattern, waiting.scheduler_reason or waiting.refusal.reason)
+        if found:
+            return hint.format(namespace=queued.namespace, **found.groupdict())
+    if waiting.was_filtered_out:
+        return waiting.refusal.hint
+    if waiting.scheduler_reason:
+        return f"`kubectl describe pod {queued.name} -n {queued.namespace}` shows its Events"
+    return UNTRIED_HINT
