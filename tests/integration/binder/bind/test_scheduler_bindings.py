@@ -381,7 +381,8 @@ async def test_what_the_extender_refused_stays_beside_the_reason_of_kube_schedul
 async def test_a_pod_that_is_bound_or_gone_does_not_wait_for_kube_scheduler(
     at: SchedulerBindingsStage,
 ) -> None:
-    bound, gone = await at.pod("bound"), await at.pod("gone")
+    bound = await at.pod("bound")
+    gone = await at.pod("gone")
     assert (await at.bind(bound)).bound
     await at.leases.waiting_pods.remove([gone.pod])
 

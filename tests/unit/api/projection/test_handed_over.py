@@ -79,7 +79,8 @@ def test_the_reason_of_the_extender_and_its_hint_are_beside_that_of_kube_schedul
 
     views = {view.name: view for view in cluster.waiting_pods()}
 
-    train, other = views["train"], views["other"]
+    train = views["train"]
+    other = views["other"]
     assert train.reason == f"kube-scheduler places it, for {FIELD}: {now}"
     assert (train.scheduler_reason, train.filter_reason) == (now, NO_ROOM.reason)
     assert (train.hint, train.code) == (NO_ROOM.hint, "InsufficientGpuMemory")
