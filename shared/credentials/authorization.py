@@ -21,19 +21,19 @@ from shared.model.names import Namespace
 
 EVERYTHING = "*"
 VIEWER_COOKIE = "leasehold_token"
-"""The cookie with a viewer's token, for where no Authorization header arrives."""
+"""With a viewer's token, for where no Authorization header arrives."""
 AUTH_MODES = ("none", "tokens", "kube")
 CACHE_S = 30.0
-"""Seconds for which a review by the API server is cached."""
+"""How long a review by the API server is cached."""
 MAX_CACHED = 10_000
 ACCEPTED_S = 900.0
 """For this time after it was accepted, a token is reviewed again whatever others send."""
 UNKNOWN_TOKENS = 40
 """Other tokens that are reviewed in a second."""
 MAX_IN_FLIGHT = 16
-"""Reviews in progress."""
+"""Of reviews."""
 MAX_IN_FLIGHT_OF_ONE = 8
-"""Reviews in progress of the permissions of one user or namespace."""
+"""Of reviews of the permissions of one user or namespace."""
 REVIEW_ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
@@ -56,15 +56,13 @@ def bearer_token(header: str) -> str:
 
 
 class Viewer(Protocol):
-    """An authenticated client."""
-
     @property
     def name(self) -> str:
-        """Name of the client, as grants and logs contain it."""
+        """As grants and logs contain it."""
         ...
 
     async def visible(self, namespaces: Iterable[Namespace]) -> frozenset[Namespace] | None:
-        """Return the namespaces that it may see, of those given, or None for all."""
+        """Return which of the namespaces it may see, or None for all."""
         ...
 
     async def may_grant(self, namespace: Namespace) -> bool: ...
@@ -117,11 +115,10 @@ class AnonymousAuthenticator:
     """Permits every client to see everything, and to change nothing; for loopback addresses."""
 
     of_tokens: Authenticator | None = None
-    """Authenticates clients that send a token."""
+    """For clients that send a token."""
     is_anonymous: bool = True
 
     async def authenticate(self, token: str, address: str = "") -> Viewer | None:
-        """Return the client with this token, or the anonymous viewer without one."""
         if token and self.of_tokens is not None:
             return await self.of_tokens.authenticate(token, address)
         return ScopedViewer(frozenset({EVERYTHING}))
@@ -143,7 +140,7 @@ class TokenAuthenticator:
 
 
 def load_tokens(path: Path) -> TokenAuthenticator:
-    """Load a file of tokens. Raises RequestError for an invalid line, without its content."""
+    """Raises RequestError for an invalid line, without its content."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -172,7 +169,7 @@ class KubernetesAuthenticator:
         self._accepted: ExpiringMap[bytes, None] = ExpiringMap(
             clock.ticks, expires_s=ACCEPTED_S, most=MAX_CACHED
         )
-        """Tokens of users that the API server accepted lately."""
+        """Tokens that the API server accepted lately."""
         self._unknown: ExpiringMap[bytes, None] = ExpiringMap(
             clock.ticks, expires_s=CACHE_S, most=MAX_CACHED
         )
@@ -185,7 +182,7 @@ class KubernetesAuthenticator:
         self._token_reviews = asyncio.Semaphore(MAX_IN_FLIGHT)
 
     async def authenticate(self, token: str, address: str = "") -> Viewer | None:
-        """Review the token. Raises UnavailableError if the API server does not respond.
+        """Raises UnavailableError if the API server does not respond.
 
         A token that was not accepted lately costs a call of the API server: there are few of them
         in a second.
@@ -235,8 +232,6 @@ class KubernetesAuthenticator:
 
 @dataclass(frozen=True, slots=True)
 class KubernetesViewer:
-    """A viewer that the API server authenticated."""
-
     authenticator: KubernetesAuthenticator
     user: TokenUser
 

@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 REFRESH_S = 10.0
 """How soon a changed file or Secret is used."""
 PAUSE_S = 1.0
-"""Pause after the certificate could not be loaded."""
+"""The pause after the certificate could not be loaded."""
 
 
 class ServingCertificate:
-    """The serving certificate of this replica; `context` is for new connections."""
+    """The certificate of this replica; `context` is for new connections."""
 
     def __init__(
         self,
@@ -49,14 +49,12 @@ class ServingCertificate:
         self.names = tuple(names)
         self.now = now
         self.client_ca = client_ca
-        """A PEM file with the authorities of clients' certificates, or None if `require` sets them.
-        """
+        """With the authorities of clients' certificates, PEM; None if `require` sets them."""
         self.context = server_context()
         self._authorities = ""
         self.bundle: CertificateBundle | None = None
         self._next: CertificateBundle | None = None
-        """The bundle whose CA is published and whose certificate is used from the next refresh on.
-        """
+        """Its CA is published, and its certificate is used from the next refresh on."""
 
     def require(self, authorities: str) -> None:
         """Refuse new connections without a certificate of these authorities (PEM), and no others.
@@ -78,7 +76,7 @@ class ServingCertificate:
 
     @property
     def expires_at(self) -> float:
-        """Return when the certificate in use expires, Unix seconds, or 0 without one."""
+        """In Unix seconds, of the certificate in use; 0 without one."""
         return ends_at(self.bundle) if self.bundle else 0.0
 
     async def refresh(self) -> None:

@@ -19,13 +19,13 @@ LIFE_DAYS = 90
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertificateBundle:
-    """A serving certificate, its key and its CA, PEM."""
+    """PEM."""
 
     certificate: bytes
     key: bytes
     authority: bytes
     previous: bytes = b""
-    """CA of the previous certificate, which another replica may still use."""
+    """The CA of the previous certificate, which another replica may still use."""
 
     @property
     def trusted(self) -> bytes:
@@ -36,7 +36,7 @@ class CertificateBundle:
 def make(
     names: Sequence[str], now: datetime, *, after: CertificateBundle | None = None
 ) -> CertificateBundle:
-    """Create a new bundle for these DNS names and addresses."""
+    """Create a bundle for these DNS names and addresses."""
     authority = certificates.authority("leasehold-ca", now, days=LIFE_DAYS)
     shown = certificates.issue(authority, names, now, days=LIFE_DAYS)
     return CertificateBundle(
@@ -48,13 +48,13 @@ def make(
 
 
 def is_valid(bundle: CertificateBundle, now: datetime) -> bool:
-    """Return whether the certificate is valid now. Raises RequestError if it is invalid data."""
+    """Raises RequestError if the certificate is invalid data."""
     certificate = certificates.load(bundle.certificate)
     return certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc
 
 
 def ends_at(bundle: CertificateBundle) -> float:
-    """Return when the certificate expires, Unix seconds."""
+    """In Unix seconds."""
     return certificates.load(bundle.certificate).not_valid_after_utc.timestamp()
 
 
@@ -64,11 +64,11 @@ FILES = {
     "authority": "ca.crt",
     "previous": "previous-ca.crt",
 }
-"""Key of each part, as in a `kubernetes.io/tls` Secret."""
+"""As in a `kubernetes.io/tls` Secret."""
 
 
 class CertificateStore(Protocol):
-    """Stores one certificate bundle for all replicas."""
+    """One bundle for all replicas."""
 
     async def load(self) -> CertificateBundle | None:
         """Return the bundle, or None if there is none yet. Raises RequestError if it is invalid."""
@@ -80,13 +80,12 @@ class CertificateStore(Protocol):
 
 
 class DirectoryStore:
-    """A directory. The second replica uses the bundle of the first."""
+    """The second replica uses the bundle of the first."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     async def load(self) -> CertificateBundle | None:
-        """Read the files, all or none of which exist."""
         paths = {part: self.directory / name for part, name in FILES.items()}
         if not paths["certificate"].exists():
             return None
@@ -105,7 +104,7 @@ class DirectoryStore:
 
 
 class SecretStore:
-    """A Secret. A write fails if another replica changed it after it was read."""
+    """A write fails if another replica changed the Secret after it was read."""
 
     def __init__(self, kube: KubernetesClient, namespace: str, name: str) -> None:
         self.kube = kube
@@ -114,7 +113,7 @@ class SecretStore:
         self._version: str | None = None
 
     async def load(self) -> CertificateBundle | None:
-        """Read the Secret. One without a certificate counts as missing."""
+        """A Secret without a certificate counts as missing."""
         path = objects_path(self.namespace, "secrets", self.name)
         try:
             secret = await self.kube.read(path, ApiSecret)

@@ -18,7 +18,7 @@ EARLY = timedelta(hours=1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuedCertificate:
-    """A certificate and its private key, PEM."""
+    """PEM."""
 
     certificate: bytes
     key: bytes = field(repr=False)
@@ -76,7 +76,7 @@ def is_due(certificate: bytes, names: Sequence[str], now: datetime) -> bool:
 
 
 def load(certificate: bytes) -> x509.Certificate:
-    """Parse a certificate. Raises RequestError if it is invalid."""
+    """Raises RequestError if the certificate is invalid."""
     try:
         return x509.load_pem_x509_certificate(certificate)
     except ValueError as error:

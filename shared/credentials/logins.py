@@ -18,14 +18,14 @@ class Login:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientCredentials:
-    """Credentials for a server, and the files to verify it with."""
+    """For a server, and the files to verify it with."""
 
     login_file: Path | None = None
-    """File with one line, USER:SECRET."""
+    """One line, USER:SECRET."""
     token_file: Path | None = None
-    """File with a bearer token instead of a secret."""
+    """With a bearer token instead of a secret."""
     user: str = ""
-    """User name of the token."""
+    """Of the token."""
     tls: TlsFiles = NO_FILES
 
     def login(self) -> Login | None:
@@ -42,11 +42,10 @@ class ClientCredentials:
 
 
 NO_CREDENTIALS = ClientCredentials()
-"""No user, and no TLS."""
 
 
 def load_login(path: Path) -> Login:
-    """Read the file. Raises RequestError with its path, never its content."""
+    """Raises RequestError with the path of the file, never its content."""
     text = _text(path, "user:secret")
     user, _, secret = text.partition(":")
     if not user or not secret or "\n" in text:

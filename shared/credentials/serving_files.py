@@ -11,7 +11,8 @@ from shared.model.errors import RequestError
 logger = logging.getLogger(__name__)
 
 RELOAD_S = 60.0
-"""Interval at which the TLS files are read: a renewed certificate is used this late, at most."""
+"""The interval at which the TLS files are read: a renewed certificate is used this late, at
+most."""
 
 
 def server_context() -> ssl.SSLContext:
@@ -50,7 +51,7 @@ class ServingFiles:
         return self.context
 
     def load(self) -> None:
-        """Load the files. Raises RequestError if one cannot be read or is invalid."""
+        """Raises RequestError if a file cannot be read or is invalid."""
         files = [path for path in (self.certificate, self.key, self.client_ca) if path is not None]
         try:
             content = b"".join(path.read_bytes() for path in files)

@@ -17,25 +17,25 @@ UNTRUSTED = frozenset({2, 18, 19, 20, 21, 24})
 """OpenSSL's codes for a chain that ends at no trusted CA."""
 _CLIENT_REJECTED = ("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE", "UNKNOWN_CA", "CERTIFICATE_EXPIRED",
                  "CERTIFICATE_UNKNOWN", "HANDSHAKE_FAILURE", "DECRYPT_ERROR")  # fmt: skip
-"""TLS alerts of a server that rejects our client certificate, or requires one."""
+"""Alerts of a server that rejects our client certificate, or requires one."""
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE", "HTTP_REQUEST")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """PEM files: trusted CAs, and our client certificate if the server requires one."""
+    """PEM: trusted CAs, and our client certificate if the server requires one."""
 
     ca: Path | None = None
-    """CAs of the server's certificate, instead of those of the system."""
+    """Instead of those of the system."""
     certificate: Path | None = None
     key: Path | None = None
-    """Key of `certificate`, unless it is in the same file."""
+    """Of `certificate`, unless it is in the same file."""
 
     def __bool__(self) -> bool:
         return bool(self.ca or self.certificate)
 
     def context(self) -> ssl.SSLContext:
-        """Load the files. Raises RequestError with the path of an invalid file."""
+        """Raises RequestError with the path of an invalid file."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if self.ca is None:

@@ -18,7 +18,7 @@ SMALLER_FIRST = 8
 """After so many turns for which something larger has waited, the larger has one."""
 
 _Waiting = dict[asyncio.Future[None], None]
-"""What waits for a turn of one owner, in order of arrival; each piece can be removed at once."""
+"""Of one owner, in order of arrival; each piece can be removed at once."""
 
 
 class TooManyRequestsError(RequestError):
@@ -48,10 +48,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, owner: str, size: int = 0) -> AsyncIterator[None]:
-        """Wait for the owner's turn with so many bytes, and hold it.
-
-        Raises TooManyRequestsError.
-        """
+        """Raises TooManyRequestsError."""
         if self._may_hold(owner):
             self._held[owner] += 1
         else:

@@ -10,8 +10,6 @@ from shared.model.events.claim_events import AllocatedClaim
 
 @dataclass(eq=False)
 class AllocationReader:
-    """Reads what schedulers have allocated of our devices."""
-
     client: KubernetesClient
 
     async def get_allocation(self, namespace: str, name: str) -> AllocatedClaim | None:

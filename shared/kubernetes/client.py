@@ -34,7 +34,7 @@ from shared.kubernetes.paths import pod_path
 from shared.model.errors import UNDECODABLE, RequestError, UnavailableError
 
 TOKEN_AGE_S = 60.0
-"""How long a token from a file is used before the file is read again."""
+"""How long a token is used before its file is read again."""
 EXPIRY_MARGIN_S = 10.0
 """A plugin runs again this long before its credential expires."""
 
@@ -55,10 +55,10 @@ class RequestAuthentication:
         self._expires_at = float("-inf")
         self._running = asyncio.Lock()
         self.certificate: tuple[str, str] | None = None
-        """The plugin's certificate and key, PEM, or None if it returned none."""
+        """The plugin's certificate and key, PEM, or None."""
 
     async def headers(self) -> dict[str, str]:
-        """Return the header, or none; raises KubeconfigError or ExecPluginError."""
+        """Return the header, if any. Raises KubeconfigError or ExecPluginError."""
         if self._file is not None and self._clock() - self._read_at >= TOKEN_AGE_S:
             self._read(self._file)
         if self._plugin is not None:
@@ -111,7 +111,7 @@ class ListMetadata(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """A page of a list. Items stay encoded, so that an invalid item does not affect others."""
+    """Items stay encoded, so that an invalid item does not affect others."""
 
     metadata: ListMetadata = ListMetadata()
     items: tuple[msgspec.Raw, ...] | None = ()
@@ -119,7 +119,7 @@ class Page(msgspec.Struct, frozen=True):
     def read(
         self, kind: type[T], skip: Callable[[RequestError], None] | None = None
     ) -> Iterator[T]:
-        """Yield the items, without items that cannot be decoded, whose errors `skip` gets.
+        """Yield the items; for those that cannot be decoded, call `skip` with the error.
 
         Without `skip`, raises UnexpectedResponseError.
         """
@@ -276,7 +276,7 @@ class KubernetesClient:
     async def delete(
         self, path: str, *, uid: str | None = None, grace_s: int | None = None
     ) -> None:
-        """Delete the object. Raises KubernetesConflictError if it has another `uid`."""
+        """Raises KubernetesConflictError if the object has another `uid`."""
         options: dict[str, object] = {}
         if uid is not None:
             options["preconditions"] = {"uid": uid}
@@ -285,7 +285,7 @@ class KubernetesClient:
         await self._send("DELETE", path, self._encode(options) if options else None)
 
     async def evict(self, namespace: str, name: str, *, uid: str, dry_run: bool = False) -> None:
-        """Evict the pod. Raises EvictionBlockedError while a PodDisruptionBudget forbids it."""
+        """Raises EvictionBlockedError while a PodDisruptionBudget forbids it."""
         options = {"preconditions": {"uid": uid}} | ({"dryRun": ["All"]} if dry_run else {})
         eviction = {
             "apiVersion": "policy/v1",
@@ -296,7 +296,7 @@ class KubernetesClient:
         await self._send("POST", f"{pod_path(namespace, name)}/eviction", self._encode(eviction))
 
     async def date(self) -> str:
-        """Return the Date header of the API server, or empty if it has none."""
+        """Return the Date header of the API server, or ""."""
         path = "/version"
         with _translating("GET", path):
             response = await self._open("GET", path)
@@ -306,7 +306,7 @@ class KubernetesClient:
     async def list_page(
         self, path: str, *, query: Mapping[str, str], limit: int, continue_token: str = ""
     ) -> Page:
-        """Return a page. Raises ExpiredError if the continue token has expired."""
+        """Raises ExpiredError if the continue token has expired."""
         parameters = {**query, "limit": str(limit)}
         if continue_token:
             parameters["continue"] = continue_token
@@ -315,7 +315,7 @@ class KubernetesClient:
     async def pages(
         self, path: str, *, query: Mapping[str, str] | None = None
     ) -> AsyncIterator[Page]:
-        """Yield the pages of a list. Raises ExpiredError if it takes too long."""
+        """Raises ExpiredError if it takes too long."""
         token = ""
         while True:
             page = await self.list_page(

@@ -1,7 +1,7 @@
 """Objects of our own kinds: their specs as Structs, and their OpenAPI schemas; pure.
 
 CustomResourceDefinitions are generated from the bounds of a Struct's fields and from its rules, so
-that a file is held to what an API server accepts.
+files obey what an API server accepts.
 """
 
 import re
@@ -27,7 +27,7 @@ _NAMESPACE = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule that no bound can express: for the API server in CEL, for files in Python."""
+    """For the API server in CEL, for files in Python."""
 
     cel: str
     holds: Callable[[Any], bool]
@@ -35,8 +35,6 @@ class Rule:
 
 
 class RuledStruct(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """A Struct with rules, by which it is decoded."""
-
     rules: ClassVar[tuple[Rule, ...]] = ()
 
     def __post_init__(self) -> None:
@@ -125,7 +123,7 @@ class LatestSpecs(Generic[T]):
     problems: dict[Namespace, str] = field(default_factory=dict)
 
     def apply(self, item: RawObject) -> str:
-        """Add a version of an object, and return why it is invalid, or an empty text.
+        """Add a version of an object, and return why it is invalid, or "".
 
         Before there is a valid version, the spec in its status counts, as of before a restart.
         """
@@ -174,7 +172,7 @@ def _named_spec(item: object, kind: str) -> tuple[Namespace, object]:
 
 
 def convert_spec(spec: object, kind: type[T], place: str) -> T:
-    """Convert the spec of an object. Raises RequestError with the field and its valid values."""
+    """Raises RequestError with the field and its valid values."""
     try:
         return msgspec.convert({} if spec is None else spec, kind)
     except UnicodeEncodeError as error:

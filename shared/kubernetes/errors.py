@@ -27,7 +27,7 @@ class StatusDetails(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """An error response of the API server (`kind: Status`)."""
+    """An error response of the API server."""
 
     message: str = ""
     reason: str = ""
@@ -51,7 +51,7 @@ class ErrorResponse:
 
 
 class KubernetesError(LeaseholdError):
-    """The API server returned an error; `response` has its details."""
+    """`response` has the details."""
 
     advice = ""
 
@@ -100,7 +100,7 @@ class ExpiredError(KubernetesError, ConflictError):
 
 
 class OverloadedError(KubernetesError, UnavailableError):
-    """The API server is overloaded; `response.retry_after_s` is its Retry-After."""
+    """`response.retry_after_s` is the Retry-After."""
 
 
 class EvictionBlockedError(OverloadedError):
@@ -161,7 +161,7 @@ def error_of(
     """Return the error of a Status; a Retry-After header has precedence over the Status.
 
     A version from the future counts as expired: the store was restored or emptied, and the client
-    must list again, too.
+    must list again.
     """
     details = status.details or StatusDetails()
     if retry_after_s is None and details.retry_after_seconds > 0:

@@ -22,15 +22,15 @@ from shared.model.bounds import check_text
 from shared.model.errors import UNDECODABLE, RequestError
 
 MAX_CONTAINERS = 500
-"""Containers of a kind, and volumes. Pods with more are denied."""
+"""Of a kind, and volumes. Pods with more are denied."""
 MAX_ENTRIES = 10_000
-"""Entries of each list and map, of all containers together. Pods with more are denied."""
+"""Of each list and map, of all containers together. Pods with more are denied."""
 MAX_PATH = 4_096
-"""Characters of a path, as in Linux."""
+"""In characters, as in Linux."""
 
 
 class EnvVar(Struct, frozen=True, rename="camel", gc=False):
-    """An environment variable; `value` is empty if it has a `valueFrom`."""
+    """`value` is empty if it has a `valueFrom`."""
 
     name: str = ""
     value: str = ""
@@ -38,7 +38,7 @@ class EnvVar(Struct, frozen=True, rename="camel", gc=False):
 
 
 class EnvFromSource(Struct, frozen=True, rename="camel", gc=False):
-    """A source of variables; an empty prefix changes none of their names."""
+    """An empty prefix changes none of the names."""
 
     prefix: str = ""
     config_map_ref: NamedReference | None = None
@@ -52,15 +52,11 @@ class FullVolumeMount(VolumeMount, frozen=True, rename="camel", gc=False):
 
 
 class VolumeDevice(Struct, frozen=True, rename="camel", gc=False):
-    """A block device in a container."""
-
     device_path: str = ""
     name: str = ""
 
 
 class FullContainer(Container, frozen=True, rename="camel", gc=False):
-    """A container of any kind."""
-
     image: str = ""
     env: tuple[EnvVar, ...] = ()
     env_from: tuple[EnvFromSource, ...] = ()
@@ -91,7 +87,7 @@ class PodTemplate(Struct, frozen=True, gc=False):
 
 
 class WorkloadSpec(Struct, frozen=True, gc=False):
-    """The spec of a Deployment, StatefulSet or DaemonSet."""
+    """Of a Deployment, StatefulSet or DaemonSet."""
 
     template: PodTemplate = PodTemplate()
     replicas: int = 1
@@ -120,8 +116,6 @@ class _CountedSpec(Struct, frozen=True, rename="camel"):
 
 
 class _CountedPod(Struct, frozen=True):
-    """Counts what takes long to decode, before it is decoded."""
-
     spec: _CountedSpec
 
 
@@ -130,7 +124,7 @@ _decode_pod = msgspec.json.Decoder(FullPod).decode
 
 
 def decode_pod(document: bytes | msgspec.Raw) -> FullPod:
-    """Decode a pod. Raises RequestError for anything else, and for a pod beyond the bounds."""
+    """Raises RequestError for anything but a pod, and for a pod beyond the bounds."""
     try:
         counted = _decode_counted(document).spec
         for name in counted.__struct_fields__:

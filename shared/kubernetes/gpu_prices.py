@@ -36,7 +36,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return None if price is None else Fraction(price)
 
     def refusal(self, currency: str) -> str:
-        """Return why a budget in this currency cannot be charged, or an empty text."""
+        """Return why a budget in this currency cannot be charged, or ""."""
         if self.currency != currency:
             return f"there are no prices in {currency}, but in {self.currency or 'no currency'}"
         return "" if "*" in self.models else "no price of * applies to models without a price"
@@ -67,7 +67,7 @@ def load_prices(path: Path) -> Prices:
 
 @dataclass(slots=True)
 class PriceFile:
-    """Prices of a file, which is read for each report; the last valid ones stay in force."""
+    """The file is read for each report; the last valid prices stay in force."""
 
     path: Path | None = None
     prices: Prices = field(default_factory=lambda: Prices(currency="", models={}))

@@ -92,11 +92,11 @@ class QuotaSpec(LimitsSpec, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
 
 NOTHING = QuotaLimits(cores_milli=0, milli_gpu=0, memory_mib=0, cards=0)
-"""The limits of a namespace whose quota is invalid and never was valid."""
+"""For a namespace whose quota is invalid and never was valid."""
 
 
 def parse_spec(namespace: Namespace, spec: object) -> Quota:
-    """Parse a GPUQuota's spec. Raises RequestError naming the field and its valid values."""
+    """Raises RequestError naming the field and its valid values."""
     read = convert_spec(spec, QuotaSpec, f"{KIND} {namespace}")
     if len({model.name for model in read.models}) < len(read.models):
         raise RequestError(f"{KIND} {namespace}: spec.models lists a model twice")

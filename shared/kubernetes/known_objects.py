@@ -1,8 +1,8 @@
 """The objects that a reflector knows: derives changes from lists and watch events; pure.
 
 A watch may repeat events after a reconnect, and a list does not contain deleted objects; both
-become a sequence with every change of an object once, in order. Only the identity and the version
-of an object are kept.
+become a sequence with every change of an object once, in order. Only identities and versions are
+kept.
 """
 
 from typing import Generic, NamedTuple, TypeVar
@@ -42,7 +42,7 @@ def as_number(version: str) -> int:
 
 
 def is_older(version: str, known_version: str) -> bool:
-    """Return whether both versions are numbers and `version` comes before `known_version`."""
+    """Return whether both are numbers and `version` comes before `known_version`."""
     return 0 < as_number(version) < as_number(known_version)
 
 
@@ -52,7 +52,7 @@ class _Known(NamedTuple):
 
 
 class KnownObjects(Generic[R]):
-    """The objects as last seen, by namespace and name."""
+    """As last seen, by namespace and name."""
 
     def __init__(self) -> None:
         self.resource_version = ""
@@ -124,7 +124,7 @@ class KnownObjects(Generic[R]):
             self.resource_version = resource_version
 
     def _is_old(self, named: Named) -> bool:
-        """Return whether the event is stale: a repetition, or older than the known state."""
+        """Return whether the event is a repetition, or older than the known state."""
         latest = self._objects.get(_key(named))
         if latest is not None:
             floor = latest.resource_version

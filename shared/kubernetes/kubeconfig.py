@@ -45,7 +45,7 @@ class _ExecCredential(msgspec.Struct, frozen=True, rename="camel"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecPlugin:
-    """The section `exec` of a user, as the kubeconfig has it."""
+    """The section `exec` of a user."""
 
     command: str
     """A name on PATH, or a path."""
@@ -55,7 +55,7 @@ class ExecPlugin:
     install_hint: str = ""
     interactive_mode: str = "IfAvailable"
     cluster: Mapping[str, object] | None = None
-    """The cluster for plugins with `provideClusterInfo`, or None."""
+    """For plugins with `provideClusterInfo`, or None."""
 
     def run(self) -> ExecCredentialStatus:
         """Run the command and return its credential. Raises ExecPluginError.
@@ -136,13 +136,13 @@ UNSUPPORTED_USER_FIELDS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterCredentials:
-    """Address of the API server and our credentials; secrets are not in `repr`."""
+    """Secrets are not in `repr`."""
 
     server: str
-    """URL without a trailing slash; may contain a path."""
+    """Without a trailing slash; may contain a path."""
     namespace: str = "default"
     ca_pem: str | None = None
-    """Certificates of the CAs, or None for those of the system."""
+    """CAs, or None for those of the system."""
     client_cert_pem: str | None = None
     client_key_pem: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
@@ -155,7 +155,7 @@ class ClusterCredentials:
 
 
 NO_KUBECONFIG = "no kubeconfig"
-"""Place of an error without a file."""
+"""The place of an error without a file."""
 
 
 class KubeconfigError(RequestError):
@@ -168,7 +168,7 @@ class KubeconfigError(RequestError):
 
 
 def tls_context(credentials: ClusterCredentials) -> ssl.SSLContext:
-    """Build the TLS context. Raises KubeconfigError if a certificate or key is invalid."""
+    """Raises KubeconfigError if a certificate or key is invalid."""
     try:
         context = ssl.create_default_context(cadata=credentials.ca_pem)
         if credentials.insecure_skip_tls_verify:
@@ -190,7 +190,7 @@ def tls_context(credentials: ClusterCredentials) -> ssl.SSLContext:
 
 
 def _load_client_certificate(context: ssl.SSLContext, cert_pem: str, key_pem: str) -> None:
-    """Load the client certificate through a private file, since Python's ssl needs one."""
+    """Load it through a private file, since Python's ssl needs one."""
     with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
         file.write(f"{cert_pem}\n{key_pem}")
         file.flush()
@@ -242,7 +242,7 @@ def _file_with(context: str | None, listed: Sequence[Path]) -> Path | None:
 
 
 def in_cluster(environ: Mapping[str, str], service_account: Path) -> ClusterCredentials:
-    """Load the service account credentials of the pod; the token file is read again later."""
+    """Load the pod's service account; the token file is read again later."""
     host = environ["KUBERNETES_SERVICE_HOST"]
     port = environ.get("KUBERNETES_SERVICE_PORT", "443")
     namespace_file = service_account / "namespace"

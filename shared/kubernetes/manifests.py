@@ -22,13 +22,13 @@ TEMPLATES: Mapping[str, tuple[str, ...]] = {
     "CronJob": ("spec", "jobTemplate", "spec", "template"),
     "PodTemplate": ("template",),
 }
-"""Kinds that create pods, and the path of their template. Kubernetes API reference, workloads."""
+"""The path of the template in each kind that creates pods. Kubernetes API reference, workloads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestPod:
     origin: str
-    """The object in the manifest that it comes from, such as `Deployment web`."""
+    """Such as `Deployment web`."""
     pod: ApiPod
     replicas: int = 1
     """How many such pods run at once."""
@@ -103,7 +103,7 @@ def _templates(kind: str, name: str, document: Mapping[str, Any]) -> Iterator[tu
 
 
 def _replicas(scale: Any, where: str) -> int:
-    """Return `replicas`, or of a Job `parallelism`, which are 1 unless they are set."""
+    """Return `replicas`, or of a Job `parallelism`; by default 1."""
     values = scale if isinstance(scale, dict) else {}
     count = values.get("replicas", values.get("parallelism", 1))
     if not isinstance(count, int) or count < 0:

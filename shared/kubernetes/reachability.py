@@ -14,11 +14,11 @@ from shared.model.errors import LeaseholdError
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 5.0
-"""Interval of requests that show whether the API server responds."""
+"""The interval of requests that show whether the API server responds."""
 RESPONSE_S = 4.0
 """A request that takes longer has failed."""
 RETRY_S = 1.0
-"""Pause before the request is repeated after a failure."""
+"""The pause before the request is repeated after a failure."""
 PATH = "/version"
 """Every authenticated user may read it, and the API server has it in memory.
 

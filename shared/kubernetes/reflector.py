@@ -46,18 +46,18 @@ Uniform = Callable[[float, float], float]
 BATCH = 256
 PAGE = 500
 FIRST_PAUSE_S = 0.2
-"""First pause after a failed list or watch; it doubles."""
+"""The first pause after a failed list or watch; it doubles."""
 LONGEST_PAUSE_S = 10.0
 """The longest such pause; a watch that lasted for longer ends the doubling."""
 MAX_RETRY_AFTER_S = 60.0
 """The longest pause that an API server's Retry-After causes."""
 UNKNOWN_KIND_RETRY_S = 5.0
-"""Interval at which a custom kind is requested that the API server does not know, or does not let
-a service read: budgets and quotas apply this long after their kind is installed."""
+"""The interval at which a custom kind is requested that the API server does not know, or does not
+let a service read: budgets and quotas apply this long after their kind is installed."""
 SHORT_WATCH_S = 1.0
 """A watch without events that ends sooner counts as failed."""
 WATCH_S = (300, 600)
-"""A watch ends after a random time in this range, so that not all end together."""
+"""The range of the random time after which a watch ends, so that not all end together."""
 
 _UNIFORM = random.SystemRandom().uniform
 
@@ -65,7 +65,7 @@ logger = logging.getLogger(__name__)
 
 
 class RestoredError(ConflictError):
-    """The API server's store is older than what it reported before: it was restored."""
+    """The API server's store is older than what it reported before."""
 
     def __init__(self, *, earlier: str, listed: str) -> None:
         super().__init__(

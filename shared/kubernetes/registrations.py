@@ -44,7 +44,7 @@ class RegisteredService(Struct, frozen=True, gc=False):
 
     @property
     def is_outside(self) -> bool:
-        """Whether it is a name outside the cluster, which has no endpoints."""
+        """A name outside the cluster, which has no endpoints."""
         return bool(self.spec.external_name)
 
 

@@ -46,8 +46,6 @@ class AllocatedDeviceStatus(Struct, frozen=True):
 
 
 class ConsumerReference(Struct, frozen=True):
-    """A user of the claim."""
-
     resource: str = ""
     name: str = ""
     uid: str = ""

@@ -6,7 +6,7 @@ import yaml
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a repeated key of a mapping; a key that a merge key `<<` adds is overridden."""
+    """Refuses a repeated key; a key that a merge key `<<` adds is overridden."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -21,7 +21,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def load_document(text: str) -> Any:
-    """Return the document of a text, or None for an empty text. Raises ValueError for several."""
+    """Return the only document, or None for an empty text. Raises ValueError for several."""
     documents = load_documents(text)
     if len(documents) > 1:
         raise ValueError(f"there are {len(documents)} documents; write one")

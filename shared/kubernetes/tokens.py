@@ -40,7 +40,7 @@ class TokenStatus(msgspec.Struct, frozen=True):
     authenticated: bool = False
     user: TokenUser = TokenUser()
     audiences: tuple[str, ...] = ()
-    """The accepted audiences, or empty if the server does not support audiences."""
+    """Those accepted, or empty if the server does not support audiences."""
     error: str = ""
 
 

@@ -44,7 +44,7 @@ class ApiObject(Struct, frozen=True, gc=False):
 
 
 class RawObject(Struct, frozen=True, gc=False):
-    """An object with a spec and a status as written, which its reader decodes, or with data."""
+    """An object with a spec and a status as written, or with data."""
 
     metadata: ObjectMeta = ObjectMeta()
     spec: Any = None
@@ -54,26 +54,24 @@ class RawObject(Struct, frozen=True, gc=False):
 
 
 class ApiSecret(Struct, frozen=True, gc=False):
-    """`v1 Secret`; msgspec decodes and encodes bytes as base64."""
+    """msgspec decodes and encodes bytes as base64."""
 
     metadata: ObjectMeta = ObjectMeta()
     data: dict[str, bytes] | None = None
 
 
 class ObjectList(Struct, Generic[T], frozen=True, gc=False):
-    """A whole list. `null` stands for an empty one."""
+    """`null` stands for an empty one."""
 
     items: tuple[T, ...] | None = None
 
 
 class NamedReference(Struct, frozen=True, gc=False):
-    """A reference by name to another object, or to another part of the same object."""
-
     name: str = ""
 
 
 class SelectorRequirement(Struct, frozen=True, omit_defaults=True, gc=False):
-    """`key operator values`, with the operators In, NotIn, Exists, DoesNotExist, Gt and Lt."""
+    """With the operators In, NotIn, Exists, DoesNotExist, Gt and Lt."""
 
     key: str = ""
     operator: str = ""
@@ -124,7 +122,7 @@ class PodAffinityTerm(Struct, frozen=True, rename="camel", gc=False):
 
 
 class Affinity(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
-    """Affinity; pod affinities are not decoded."""
+    """Pod affinities are not decoded."""
 
     node_affinity: NodeAffinity | None = None
     pod_affinity: dict[str, object] | None = None
@@ -132,7 +130,7 @@ class Affinity(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False
 
 
 class ApiToleration(Struct, frozen=True, omit_defaults=True, rename="camel", gc=False):
-    """A taint the pod accepts; an empty operator means Equal."""
+    """An empty operator means Equal."""
 
     key: str = ""
     operator: str = ""
@@ -154,7 +152,7 @@ class Resources(Struct, frozen=True, gc=False):
 
 
 class ContainerPort(Struct, frozen=True, rename="camel", gc=False):
-    """A port; `host_port` 0 reserves none on the node."""
+    """`host_port` 0 reserves none on the node."""
 
     host_port: int = 0
     protocol: str = "TCP"
@@ -162,14 +160,12 @@ class ContainerPort(Struct, frozen=True, rename="camel", gc=False):
 
 
 class RestartRule(Struct, frozen=True, gc=False):
-    """A container's `restartPolicyRules[]`: only the action."""
+    """Of a container's `restartPolicyRules[]` only the action."""
 
     action: str = ""
 
 
 class Capabilities(Struct, frozen=True, gc=False):
-    """Capabilities that a container adds to those of its runtime."""
-
     add: tuple[str, ...] = ()
 
 
@@ -183,7 +179,7 @@ class HostPath(Struct, frozen=True, gc=False):
 
 
 class Volume(Struct, frozen=True, rename="camel", gc=False):
-    """A volume; of the sources only `hostPath` and those that `pod_fields` passes on."""
+    """Of the sources only `hostPath` and those that `pod_fields` passes on."""
 
     name: str = ""
     host_path: HostPath | None = None
@@ -201,13 +197,13 @@ class Volume(Struct, frozen=True, rename="camel", gc=False):
 
 
 class VolumeMount(Struct, frozen=True, rename="camel", gc=False):
-    """A volume mount without its name, since names of token volumes differ by pod."""
+    """Without its name, since names of token volumes differ by pod."""
 
     mount_path: str = ""
 
 
 class Container(Struct, frozen=True, rename="camel", gc=False):
-    """A container or init container; a restart policy of Always makes the latter a sidecar."""
+    """A restart policy of Always makes an init container a sidecar."""
 
     name: str = ""
     resources: Resources = Resources()
@@ -219,7 +215,7 @@ class Container(Struct, frozen=True, rename="camel", gc=False):
 
 
 class PodResourceClaim(Struct, frozen=True, rename="camel", gc=False):
-    """A ResourceClaim of a pod, by its name in the pod and the name of the object.
+    """A ResourceClaim by its name in the pod and the name of the object.
 
     In the spec, a claim from a template has no name of an object; in the status it has the name of
     the object that was created, if the template needed one.
@@ -283,17 +279,17 @@ class Condition(Struct, frozen=True, gc=False):
 
 
 class ContainerState(Struct, frozen=True, gc=False):
-    """The state of a container: only whether it has terminated."""
+    """Only whether it has terminated."""
 
     terminated: dict[str, object] | None = None
 
 
 class ContainerStatus(Struct, frozen=True, rename="camel", gc=False):
-    """A created container, and its resources while it runs: a resize changes them later."""
+    """With its resources while it runs: a resize changes them later."""
 
     name: str = ""
     container_id: str = field(name="containerID", default="")
-    """The runtime's, such as `containerd://0123...`; empty before it is created."""
+    """The runtime's, such as `containerd://0123...`; empty before the container is created."""
     state: ContainerState = ContainerState()
     resources: Resources | None = None
     allocated_resources: Quantities = {}
@@ -312,8 +308,6 @@ class PodStatus(Struct, frozen=True, rename="camel", gc=False):
 
 
 class ApiPod(Struct, frozen=True, gc=False):
-    """`v1 Pod`, the fields that we read."""
-
     metadata: ObjectMeta = ObjectMeta()
     spec: ApiPodSpec = ApiPodSpec()
     status: PodStatus = PodStatus()
@@ -336,7 +330,7 @@ class PodName(Struct, frozen=True, gc=False):
 
 
 class PodOutline(Struct, frozen=True, gc=False):
-    """A pod with the fields that no invalid other field prevents from being decoded."""
+    """The fields that no invalid other field prevents from being decoded."""
 
     metadata: PodName = PodName()
     spec: PodPlace = PodPlace()
@@ -359,8 +353,6 @@ class PriorityClass(Struct, frozen=True, rename="camel", gc=False):
 
 
 class DisruptionBudgetSpec(Struct, frozen=True, gc=False):
-    """The pods that a PodDisruptionBudget protects."""
-
     selector: LabelSelector | None = None
 
 
@@ -393,7 +385,7 @@ class RegisteredWebhook(Struct, frozen=True, rename="camel", gc=False):
 
 
 class WebhookConfiguration(Struct, frozen=True, gc=False):
-    """A MutatingWebhookConfiguration or ValidatingWebhookConfiguration."""
+    """Mutating or validating."""
 
     metadata: ObjectMeta = ObjectMeta()
     webhooks: tuple[RegisteredWebhook, ...] = ()
@@ -426,8 +418,6 @@ class NodeAddress(Struct, frozen=True, gc=False):
 
 
 class NodeInfo(Struct, frozen=True, rename="camel", gc=False):
-    """What the kubelet reports of its node."""
-
     container_runtime_version: str = ""
 
 
@@ -472,7 +462,7 @@ class SchedulingConstraints(Struct, frozen=True, forbid_unknown_fields=True, gc=
 
 
 class PodGroupSpec(Struct, frozen=True, rename="camel", gc=False):
-    """PodGroupSpec of Volcano, of the coscheduling plugin, and of scheduling.k8s.io."""
+    """Of Volcano, of the coscheduling plugin, and of scheduling.k8s.io."""
 
     min_member: int = 1
     scheduling_policy: SchedulingPolicy = SchedulingPolicy()

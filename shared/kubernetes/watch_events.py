@@ -12,7 +12,7 @@ LINE_LIMIT_BYTES = 8 << 20
 
 
 class KubernetesObject(Protocol):
-    """An object with metadata: the Structs of `types.py` and those of services."""
+    """The Structs of `types.py` and those of services."""
 
     @property
     def metadata(self) -> ObjectMeta: ...
@@ -22,7 +22,7 @@ R = TypeVar("R", bound=KubernetesObject)
 
 
 class WatchEvent(msgspec.Struct, Generic[R], frozen=True, gc=False):
-    """A watch event of an object; `kind` is ADDED, MODIFIED or DELETED."""
+    """`kind` is ADDED, MODIFIED or DELETED."""
 
     item: R = msgspec.field(name="object")
     kind: str = msgspec.field(name="type", default="")
@@ -53,7 +53,7 @@ class UndecodableObject(msgspec.Struct, frozen=True):
 
 
 class UnreadableLineError(UnavailableError):
-    """A line could not be decoded, so a new list is necessary."""
+    """A new list is necessary."""
 
 
 class LineSplitter:

@@ -31,18 +31,16 @@ from shared.nats.unconfirmed_work import UNCONFIRMED, ResendPolicy, UnconfirmedW
 from shared.nats.wire import EVENTS_PER_MESSAGE
 
 QUIET_S = 5.0
-"""Pause after a copy without a subscriber; an observer that begins meanwhile misses copies."""
+"""The pause after a copy without a subscriber; an observer that begins meanwhile misses copies."""
 MOST_QUIET = 65_536
 
 
 class CopySender:
-    """The copies that one connection sends."""
-
     def __init__(self, client: Any, *, ticks: Callable[[], float] = time.monotonic) -> None:
         self._client = client
         self._prefix = str(client.new_inbox())
         self._quiet: ExpiringMap[int, None] = ExpiringMap(ticks, expires_s=QUIET_S, most=MOST_QUIET)
-        """Numbers of subjects that have no observers."""
+        """Of subjects that have no observers."""
 
     async def start(self) -> None:
         """Subscribe to what NATS reports about copies without a subscriber."""
@@ -70,9 +68,10 @@ def _number_of(subject: str) -> int:
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 30.0
-"""Time limit of an attempt to connect: a busy server takes seconds for TLS and authorization."""
+"""The time limit of an attempt to connect: a busy server takes seconds for TLS and
+authorization."""
 AGAIN_S = 0.5
-"""Seconds between attempts to connect for the first time."""
+"""The pause between attempts to connect for the first time."""
 RESERVED_BYTES = 1024
 """Part of a message's maximum size that is not for data."""
 DEFAULT_POLICY = ResendPolicy()
@@ -84,7 +83,7 @@ E = TypeVar("E", bound=Event)
 
 
 class NoRespondersError(UnavailableError):
-    """No service is subscribed that could reply to a request."""
+    """No subscribed service could reply to a request."""
 
 
 class Bus:
@@ -134,8 +133,8 @@ class Bus:
     ) -> AsyncIterator["Bus"]:
         """Connect, and stay connected until the context exits.
 
-        Raises UnavailableError if no server accepts the login within `patience_s` seconds,
-        RequestError if a file cannot be read.
+        Raises UnavailableError if no server accepts the login within `patience_s`, RequestError if
+        a file cannot be read.
         """
         client = await connected(url, name=name, credentials=credentials, patience_s=patience_s)
         bus = cls(name, policy, confirmation_timing)
@@ -155,10 +154,9 @@ class Bus:
     ) -> AsyncIterator["Bus"]:
         """Yield at once and connect in the background like `connect`, without a time limit.
 
-        Refusals and unreadable files are retried, too: users and secrets may be created later.
-        Until `wait_connected` returns, publishing and requests raise UnavailableError. Each reason
-        is logged once; `unready_reason` returns it. An attempt times out after `PATIENCE_S`
-        seconds.
+        Refusals and unreadable files are retried: users and secrets may be created later. Until
+        `wait_connected` returns, publishing and requests raise UnavailableError. Each reason is
+        logged once; `unready_reason` returns it. An attempt times out after `PATIENCE_S`.
         """
         bus = cls(name, DEFAULT_POLICY, DEFAULT_CONFIRMATION, handlers)
         async with bus._running(bus._reach(url, credentials)):
@@ -289,7 +287,7 @@ class Bus:
     async def request(self, request: Event, reply_type: type[E], *, timeout_s: float = 2.0) -> E:
         """Send a request to one replica of the service that replies to it.
 
-        Raises UnavailableError if there is no reply within `timeout_s` seconds, or none that can be
+        Raises UnavailableError if there is no reply within `timeout_s`, or none that can be
         decoded; NoRespondersError at once if no service is subscribed.
         """
         if self.client is None:
@@ -343,7 +341,7 @@ class Bus:
     async def subscribe(
         self, kinds: Sequence[type[Event]], *, group: str, route: str = ""
     ) -> Inbox:
-        """Subscribe to events of `kinds`: to work as one replica of `group`, to every broadcast.
+        """Subscribe to work as one replica of `group`, and to every broadcast.
 
         With a `route`, only broadcasts for that route are received.
         """

@@ -33,7 +33,7 @@ UNREADABLE = Counter(
     "Received messages that were dropped: their subject or reply subject is not UTF-8.",
 )
 CLOSE_S = 2.0
-"""A server that does not respond to the end of a connection is not waited for any longer."""
+"""The longest wait for a server that does not respond to the end of a connection."""
 BUFFER_BYTES = 32 * 1024
 NO_TLS = "the server does not offer TLS, which is required: no credentials were sent"
 SHOWN = 100
@@ -73,7 +73,6 @@ class _Transport(TcpTransport):  # type: ignore[misc]
             raise ConnectionResetError(str(error)) from error
 
     def close(self) -> None:
-        """Close the connection; abort after `CLOSE_S` if the server does not respond."""
         super().close()
         if self._io_writer is not None:
             transport = self._io_writer.transport
@@ -90,13 +89,13 @@ class NatsClient(Client):  # type: ignore[misc]
         self._is_encrypted = False
         self._ps = ServerParser(self)
         self.fault = ""
-        """Why the connection cannot be used any more, and does not recover."""
+        """Why the connection does not recover."""
         self.has_failed = asyncio.Event()
         self.rates = SenderRates()
 
     @property
     def ssl_context(self) -> ssl.SSLContext:
-        """The TLS context; the library reads it at each handshake."""
+        """The library reads it at each handshake."""
         try:
             context = self._credentials.tls.context()
         except RequestError as error:
@@ -105,14 +104,14 @@ class NatsClient(Client):  # type: ignore[misc]
         return context
 
     def user_name(self) -> str:
-        """Return the user name, after the TLS handshake."""
+        """Called after the TLS handshake."""
         return self._login().user
 
     def password(self) -> str:
         return self._login().secret
 
     def empty_token(self) -> str:
-        """Return an empty token, after the TLS handshake."""
+        """Called after the TLS handshake."""
         self._check()
         return ""
 
@@ -151,7 +150,7 @@ class NatsClient(Client):  # type: ignore[misc]
         await self._transport.connect(s.uri, BUFFER_BYTES, self.options["connect_timeout"])
 
     async def subscribe(self, *given: Any, **named: Any) -> Subscription:
-        """Subscribe. If the task that calls `cb` ends by itself, the connection has failed."""
+        """If the task that calls `cb` ends by itself, the connection has failed."""
         subscription = await super().subscribe(*given, **named)
 
         def check(_: "asyncio.Task[None]") -> None:

@@ -1,7 +1,7 @@
 """What a connection reports to the senders of the work that it has received.
 
-A sender keeps a message until a receiver reports it as handled. Messages to report are collected
-for `report_s`, so that many share one report; messages that take longer are reported as held.
+A sender keeps a message until a receiver reports it as handled. Messages that are handled within
+`report_s` share one report; those that take longer are reported as held.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ class ConfirmationTiming:
     report_s: float = 0.25
     """Messages that are received or handled within this time are reported together."""
     held_s: float = 1.0
-    """Interval of the reports about messages that are not handled yet."""
+    """The interval of reports about messages that are not handled yet."""
 
 
 @dataclass(slots=True)
@@ -37,8 +37,6 @@ class _Sender:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Reports to the sender what became of its work."""
-
     confirm: Callable[[], None]
     """The work is handled: its sender forgets it."""
     give_back: Callable[[], None]

@@ -31,7 +31,7 @@ DROPPED = Counter(
 )
 
 _ENDED = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
-"""Errors of a connection that the server closes before its reason was read."""
+"""Of a connection that the server closes before its reason was read."""
 
 
 async def connected(
@@ -45,7 +45,7 @@ async def connected(
     """Return a client that reconnects; `credentials` are the login and the server's CA.
 
     `on_failure` is called with the reason of each failed attempt. Raises UnavailableError if no
-    server accepts the login within `patience_s` seconds, RequestError if a file cannot be read.
+    server accepts the login within `patience_s`, RequestError if a file cannot be read.
     """
     where = url.rpartition("@")[2]
     errors = _ConnectionErrors(
@@ -128,7 +128,7 @@ class ConnectWait:
 
 
 class _ConnectionErrors:
-    """Errors of a connection; each is logged once until the connection is up again."""
+    """Each is logged once until the connection is up again."""
 
     def __init__(self, on_failure: "Callable[[_ConnectionErrors], None]") -> None:
         self.is_connected = False
@@ -187,7 +187,6 @@ class _ConnectionErrors:
 
 
 def _os_error_text(error: OSError) -> str:
-    """Return the system's error text of a failed connection, without its number."""
     if isinstance(error, socket.gaierror):
         return "its host name does not resolve"
     if isinstance(error, ConnectionRefusedError):

@@ -36,12 +36,12 @@ TIMEOUT_S = 5.0
 """How long servers may take to list the connections of a user."""
 PAGE = 1024
 WARN_AGAIN_S = 600.0
-"""Interval of repeated warnings about one user."""
+"""The interval of repeated warnings about a user."""
 MAX_WARNED = 1_000
 ANY_SERVER = "PING"
 MAX_FLOODING = 1_000
 MAX_REPORTS = 4096
-"""Reports that wait to be read; what is dropped is seen with the next connection of its user."""
+"""That wait to be read; a dropped one is seen with the next connection of its user."""
 
 
 class _Server(msgspec.Struct):
@@ -83,7 +83,7 @@ async def connection_shares(
     """Keep every user within its share of connections until the context exits.
 
     Agents that send more than their rate to the bus `flooded` lose all their connections. Servers
-    are reached by a connection of its own, so that no flood delays what they reply.
+    are reached by a connection of its own, so that no flood delays their replies.
     """
 
     async def run() -> None:

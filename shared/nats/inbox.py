@@ -41,7 +41,7 @@ OnRefused = Callable[[str, str], None]
 
 
 def _ignore(node: str, reason: str) -> None:
-    """What is refused is logged in any case."""
+    """Refusals are logged in any case."""
 
 
 def _leave_nothing() -> None:
@@ -50,14 +50,12 @@ def _leave_nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class DeliveredMessage:
-    """A message. A broadcast, which has no receipt, is delivered once."""
+    """A broadcast, which has no receipt, is delivered once."""
 
     events: list[Any]
-    """Events of one type."""
     inbox: "Inbox | None" = None
     receipt: Receipt | None = None
     attempts: int = 1
-    """Number of deliveries to this replica, this one included."""
     leave: Callable[[], None] = _leave_nothing
     """Frees its place in its sender's share: of work when it is settled, else when read."""
 
@@ -67,7 +65,7 @@ class DeliveredMessage:
             self.leave()
 
     def retry(self, after_s: float) -> None:
-        """Put work into the inbox again after `after_s` seconds; meanwhile it is held."""
+        """Put work into the inbox again after `after_s`; meanwhile it is held."""
         if self.inbox:
             again = replace(self, attempts=self.attempts + 1)
             asyncio.get_running_loop().call_later(after_s, self.inbox.put, again)
@@ -90,7 +88,7 @@ class Inbox:
     waiting: deque[DeliveredMessage] = field(default_factory=deque)
     subscriptions: list[Subscription] = field(default_factory=list)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the one reader that a message wakes; other readers wait for their turn."""
+    """Held by the one reader that a message wakes."""
     is_closed: bool = False
     on_refused: OnRefused = _ignore
     shares: SenderShares = field(default_factory=SenderShares)
@@ -126,7 +124,6 @@ class Inbox:
         return delivered
 
     async def gather(self, seconds: float, limit: int = EVENTS_PER_MESSAGE) -> None:
-        """Let messages arrive that share the next batch, unless `limit` are there."""
         if seconds and len(self.waiting) < limit:
             await asyncio.sleep(seconds)
 
@@ -178,7 +175,7 @@ class Inbox:
 
 
 LocalHandlers = dict[type[Event], Inbox]
-"""The handlers of one process, by the type of work that each consumes."""
+"""Of one process, by the type of work that each consumes."""
 
 
 def is_from_own_inbox(kind: type[Event], message: Msg, on_refused: OnRefused = _ignore) -> bool:
@@ -191,7 +188,7 @@ def is_from_own_inbox(kind: type[Event], message: Msg, on_refused: OnRefused = _
 
 
 def decode_checked(kind: type[E], message: Msg, on_refused: OnRefused = _ignore) -> list[E]:
-    """Return the events of a message that its sender may have sent; the others are refused.
+    """Return the events of a message that its sender may have sent; refuse the others.
 
     The last token of the subject is the node that NATS has authenticated. Refused is what is about
     another node, contradicts itself, or cannot be decoded.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shared.model.bounds import cut
 
 EVERY_S = 10.0
-"""Of one cause and sender, a line is written this often; the next one has the number between."""
+"""A line of one cause and sender is written this often; the next one has the number between."""
 MOST_KEYS = 1_000
 OTHERS = ""
 """The cause and sender of all lines that are beyond `MOST_KEYS`."""

@@ -23,9 +23,9 @@ class ServerParser(Parser):  # type: ignore[misc]
     """Raises ProtocolError for bytes that no server sends: the client then reconnects."""
 
     is_dropped = False
-    """Whether the message that arrives is dropped, since its sender sends more than its rate."""
+    """Whether the message that arrives is dropped, since its sender exceeds its rate."""
     error: Exception | None = None
-    """Any other error, which ends the client's reading; the client itself does not pass it on."""
+    """Ends the client's reading; the client itself does not pass it on."""
 
     async def parse(self, data: bytes = b"") -> None:
         """Pass on every complete line and message in what has arrived."""

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 _limited = LimitedLog(logger)
 
 MOST_OF_SERVICES = 4096
-"""Requests of services that wait: they give up after a few seconds."""
+"""That wait: services give up after a few seconds."""
 MOST_RAW = 8192
 """Raw requests on a subject that wait, each of at most some kilobytes; more are dropped."""
 Reply = Callable[[Any], Awaitable[Event | None]]
@@ -40,7 +40,6 @@ class Replies:
             await asyncio.get_running_loop().create_future()
 
     async def drain(self, limit_s: float) -> None:
-        """Wait until the requests that were received have replies, `limit_s` seconds at most."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=limit_s)
 

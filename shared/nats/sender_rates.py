@@ -1,4 +1,4 @@
-"""How much each node's agent sends to one connection: what exceeds its rate is dropped unread.
+"""The rate of each node's agent on one connection: what exceeds it is dropped unread.
 
 nats-server has no rate of a user. A flood is therefore dropped where it costs least, as it is read,
 and reported to the service that can close its connections.
@@ -31,7 +31,7 @@ a second."""
 
 
 def _ignore(user: str) -> None:
-    """What exceeds is dropped in any case."""
+    """Excess is dropped in any case."""
 
 
 class SenderRates:

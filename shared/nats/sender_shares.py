@@ -24,8 +24,6 @@ MOST_OF_OTHERS = 65_536
 
 
 class SenderShares:
-    """The messages that wait for one handler, or are handled."""
-
     def __init__(self, most_of_others: int = MOST_OF_OTHERS) -> None:
         self._most_of_others = most_of_others
         self._counts: dict[str, int] = {}

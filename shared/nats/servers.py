@@ -12,7 +12,7 @@ from shared.model.findings import DIAGNOSIS_TIMEOUT_S
 from shared.nats.connection import connected
 
 LISTEN_S = 1.0
-"""Time that servers of a cluster have to respond."""
+"""The time that servers of a cluster have to respond."""
 RELOAD_PATIENCE_S = 10.0
 """How long a server may take to read its configuration again."""
 

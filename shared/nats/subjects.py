@@ -1,6 +1,6 @@
 """Names on NATS: subjects of events, queue groups, inboxes of users; pure.
 
-The bus and the permissions of its users both use them, so that they cannot differ.
+The bus and the permissions of its users both use them.
 """
 
 import re
@@ -11,17 +11,14 @@ from shared.model.events.pod_events import Heartbeat
 
 CONFIRMED = "confirmed"
 INBOXES = "_INBOX."
-"""The prefix of all subjects of replies and confirmations."""
 ACCOUNT = "LEASEHOLD"
-"""The account of all users; servers report on it, and take requests, in an account of their own."""
+"""Of all users; servers report on it, and take requests, in an account of their own."""
 CONNECTED = f"$SYS.ACCOUNT.{ACCOUNT}.CONNECT"
-"""The subject of servers' reports about new connections."""
+"""Servers' reports about new connections."""
 FLOODED = "leasehold.broadcast.agent.flooded.v1"
-"""The subject on which a binder names agents that flood NATS to the auth service."""
+"""Names agents that flood NATS, from a binder to the auth service."""
 CONNECTION_SHARES = "connection-shares"
-"""The queue group of the receivers of `CONNECTED`."""
 AGENT = "node-agent"
-"""The service that has a user per node."""
 _SERVICE_INBOX = re.compile(
     rf"_INBOX\.(?!{AGENT}\.)[a-z][a-z-]*\.[0-9A-Za-z]{{1,32}}\.[0-9A-Za-z]{{1,32}}"
 )
@@ -35,7 +32,7 @@ MAX_DIGITS = 18
 
 
 def token(route: str) -> str:
-    """Return a node's name as the last token of a subject, or an empty text without a node.
+    """Return a node's name as the last token of a subject, or "" without a node.
 
     >>> token("gpu-1.example")
     '.gpu-1_example'
@@ -44,22 +41,20 @@ def token(route: str) -> str:
 
 
 def publish_subject(kind: type[Event], route: str = "") -> str:
-    """Return the subject that an event is published to."""
     return f"leasehold.{kind.delivery}.{kind.subject}{token(route)}"
 
 
 def subscribe_subject(kind: type[Event], route: str = "") -> str:
-    """Return the subject to subscribe to for events of one node, or of all nodes."""
+    """Return the subject of events of one node, or of all nodes."""
     return f"leasehold.{kind.delivery}.{kind.subject}{_filter(kind, route)}"
 
 
 def copy_subject(kind: type[Event], route: str = "") -> str:
-    """Return the subject of copies of an event for observers."""
     return f"leasehold.{Delivery.COPY}.{kind.subject}{token(route)}"
 
 
 def observed_subjects(kind: type[Event]) -> tuple[str, ...]:
-    """Return the subjects to subscribe to for copies of events of any node.
+    """Return the subjects of copies of events of any node.
 
     Work is copied to observers by NATS, or by its sender if it is passed on in its process.
     """
@@ -101,7 +96,6 @@ def is_agent(user: str) -> bool:
 
 
 def is_routed(kind: type[Event]) -> bool:
-    """Return whether the subject of these events ends in the name of a node."""
     return kind.route is not Event.route
 
 
@@ -156,7 +150,7 @@ def user_of(service: str, node: str = "") -> str:
 
 
 def most_replicas(user: str) -> int:
-    """Return how many replicas, each with a connection, a user has at most."""
+    """Each replica has a connection."""
     return MOST_OF_A_NODE if "." in user else MOST_OF_A_SERVICE
 
 

@@ -54,11 +54,11 @@ class ResendPolicy:
     silent_s: float = 4.0
     """A message whose receiver has not reported it for this long is sent again."""
     return_s: float = 1.0
-    """Pause before a message is sent again that a replica has returned."""
+    """The pause before a message is sent again that a replica has returned."""
     probe_s: float = 0.25
-    """Interval of attempts while no replica receives a type of work."""
+    """The interval of attempts while no replica receives a type of work."""
     tick_s: float = 0.25
-    """Interval of looks at messages that are not confirmed."""
+    """The interval of looks at messages that are not confirmed."""
     room_s: float = 3.0
     """The longest wait for room while receivers are slower than this sender."""
     unready_s: float = 5.0
@@ -76,11 +76,9 @@ class _Kind:
     messages: dict[int, "_Message"] = field(default_factory=dict)
     size: int = 0
     heard_at: float = 0.0
-    """When a replica last reported a message of this type."""
     probe_at: float = 0.0
-    """When a message is sent again while no replica receives this type."""
     unheard_since: float | None = None
-    """Since when no replica receives messages of this type, or None while some does."""
+    """Since when no replica receives messages, or None while some does."""
     has_lost: bool = False
 
 
@@ -193,7 +191,6 @@ class UnconfirmedWork:
         return message
 
     async def run(self) -> None:
-        """Send again what is due until cancelled; nothing is done while all is confirmed."""
         while True:
             await self._added.wait()
             while self._messages:
@@ -204,7 +201,7 @@ class UnconfirmedWork:
             self._added.clear()
 
     async def drain(self, limit_s: float) -> None:
-        """Wait until the work that replicas receive is handled, `limit_s` seconds at most."""
+        """Wait until the work that replicas receive is handled, at most `limit_s`."""
         end_at = time.monotonic() + limit_s
         for message in list(self._messages.values()):
             if message.handed_over:

@@ -15,7 +15,7 @@ MOST_AT_ONCE = 64
 
 
 async def request_usage(bus: Bus, nodes: Iterable[NodeName]) -> dict[NodeName, UsageReply | None]:
-    """Return the reply of each node's agent, or None if it had none within `REPLY_S` seconds."""
+    """Return the reply of each node's agent, or None if it had none within `REPLY_S`."""
     turns = asyncio.Semaphore(MOST_AT_ONCE)
 
     async def request(node: NodeName) -> tuple[NodeName, UsageReply | None]:

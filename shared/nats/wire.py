@@ -1,8 +1,8 @@
 """Events as MessagePack: a map with the format version and a list of events of one type; pure.
 
 Every event is a map of its fields: a reader ignores fields that it does not know, and a writer may
-add fields that have a default. Requests and leases are written without what is at its default. The
-bytes are plain MessagePack, which a contract test reads with the `msgpack` package.
+add fields that have a default. Requests and leases are written without what is at its default. A
+contract test reads the bytes with the `msgpack` package.
 """
 
 import functools
@@ -18,7 +18,7 @@ FORMAT = 1
 EVENTS_PER_MESSAGE = 256
 """Messages with more are refused unread: each event that is invalid costs a log line."""
 MAX_PAYLOAD = 4 * 2**20
-"""Bytes of a message: the leases of a node are one, however many containers its pods have."""
+"""Of a message: the leases of a node are one, however many containers its pods have."""
 _Bound = msgspec.Meta(max_length=EVENTS_PER_MESSAGE)
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -60,10 +60,7 @@ def encode(events: Sequence[Event]) -> bytes:
 
 
 def decode(data: bytes, event_type: type[E]) -> list[E]:
-    """Decode a message.
-
-    Raises RequestError if it is not a message of `event_type`, or a field is out of its bounds.
-    """
+    """Raises RequestError if it is no message of `event_type`, or a field is out of its bounds."""
     message = _read(data, event_type, _decoder(event_type))  # type: ignore[arg-type]
     events: list[E] = message.events
     return events

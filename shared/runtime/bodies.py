@@ -6,9 +6,9 @@ from aiohttp import web
 
 BODY: web.RequestKey[bytes] = web.RequestKey("body", bytes)
 ARRIVED: web.RequestKey[float] = web.RequestKey("arrived", float)
-"""When the request arrived, by the event loop's clock."""
+"""By the event loop's clock."""
 PROGRESS_S = 1.0
-"""Interval of checks that a body still arrives fast enough."""
+"""The interval of checks that a body still arrives fast enough."""
 PROGRESS_BYTES = 64 * 1024
 """A body that has a turn loses it when fewer than this have arrived in this time."""
 

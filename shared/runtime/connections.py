@@ -20,7 +20,7 @@ FLUSH_S = 1.0
 
 
 class Progress(IntEnum):
-    """How far a connection has come; the least advanced makes room first."""
+    """Of a connection; the least advanced makes room first."""
 
     ACCEPTED = 0
     """The TLS handshake has not ended."""
@@ -59,14 +59,13 @@ class PortBounds:
 
 @dataclass(slots=True, eq=False)
 class ConnectionState:
-    """The state of a connection; times are those of the event loop."""
+    """Times are those of the event loop."""
 
     address: str
     progress: Progress
     since: float
-    """When it last made progress."""
     unsent_bytes: int = 0
-    """Bytes of a response that its client had not taken at the last look."""
+    """Not taken by its client at the last look."""
     unsent_since: float = 0.0
 
     def advance(self, progress: Progress, now: float) -> None:
@@ -79,11 +78,9 @@ class ConnectionState:
         self.unsent_bytes = size
 
     def has_stalled(self, now: float) -> bool:
-        """Return whether its client takes nothing of a response any more."""
         return self.unsent_bytes > 0 and now - self.unsent_since >= STALLED_S
 
     def is_late(self, bounds: PortBounds, now: float) -> bool:
-        """Return whether no request has arrived in time."""
         return self.progress is Progress.OPEN and now - self.since >= bounds.first_request_s
 
     def rests(self, now: float) -> bool:

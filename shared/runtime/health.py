@@ -45,7 +45,6 @@ def unready(probes: Mapping[str, Probe]) -> dict[str, str]:
 
 
 def application(probes: Mapping[str, Probe]) -> web.Application:
-    """Build the endpoints. /healthz responds while the event loop runs; /readyz lists reasons."""
     # Prometheus would store a series more for each counter.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     _SETTINGS.labels(digest(str(sorted(settings_digests().items())))).set(1)
@@ -107,7 +106,7 @@ SHOWN = 200
 
 
 class BadRequestFilter(logging.Filter):
-    """A logging filter for requests that are not HTTP. Other records pass unchanged."""
+    """For requests that are not HTTP; other records pass unchanged."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Turn such a record into a debug line; drop it if debug logging is off."""

@@ -25,5 +25,4 @@ class Leadership:
         self.name = uuid4().hex
 
     async def holds(self) -> bool:
-        """Return whether this replica leads, from now on for `LEADERSHIP_S`."""
         return await self.store.acquire_leadership(self.service, self.name, ttl_s=LEADERSHIP_S)

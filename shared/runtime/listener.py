@@ -42,21 +42,20 @@ CERTIFICATES_REFUSED = Counter(
     "TLS handshakes that ended because the client's certificate is missing or not accepted.",
 )
 BOUNDS: web.AppKey[PortBounds] = web.AppKey("bounds", PortBounds)
-"""The bounds of an application's port, if they are not the usual ones."""
+"""Of an application's port, if they are not the usual ones."""
 BACKLOG = 1024
 SWEEP_S = 1.0
-"""Interval of looks for connections that have to be closed."""
+"""The interval of looks for connections that have to be closed."""
 MOST_WAITING = 64
 """Connections that wait while all are busy, at most half of them from one address."""
 PAUSE_S = 0.02
-"""Pause until the next look for room for a waiting connection."""
+"""The pause until the next look for room for a waiting connection."""
 SPARE_FILES = 256
 """Open files of a process beside the connections of a port."""
 READ_BUFFER_BYTES = 16 * 1024
 SHUTDOWN_S = 1.0
 """How long connections may take to end before they are closed."""
 Tls = Callable[[], ssl.SSLContext]
-"""Returns the context of a new connection."""
 BodyTime = Callable[[web.Request], float]
 """Returns how many seconds the body of a request may take, as far as its client waits for it."""
 Late = Callable[[web.Request, bytes], web.StreamResponse]
@@ -64,13 +63,11 @@ Late = Callable[[web.Request, bytes], web.StreamResponse]
 
 
 class _Connection(asyncio.Protocol):
-    """A connection from its acceptance on, in front of its request handler."""
-
     def __init__(self, state: ConnectionState, handler: asyncio.Protocol) -> None:
         self.state = state
         self.handler = handler
         self.context: ssl.SSLContext | None = None
-        """The context that verified its peer's certificate."""
+        """The one that verified its peer's certificate."""
         self.opening: asyncio.Task[None] | None = None
         self.transport: asyncio.Transport | None = None
         self.lost = asyncio.get_running_loop().create_future()
@@ -97,7 +94,6 @@ class _Connection(asyncio.Protocol):
             self.lost.set_result(None)
 
     def abort(self) -> None:
-        """Close it at once, without what is still to be sent."""
         if self.opening is not None:
             self.opening.cancel()
         if self.transport is not None:
@@ -297,7 +293,6 @@ class Listener:
                     self._close(connection, "late")
 
     def close(self) -> None:
-        """Close the connections that no request needs."""
         for accepted, _, _ in self._waiting:
             accepted.close()
         for connection in [*self._connections.values()]:
@@ -306,7 +301,7 @@ class Listener:
 
 
 def _refusal(error: OSError) -> str:
-    """Return what is wrong with a client's certificate, or nothing if that is not the error."""
+    """Return what is wrong with a client's certificate, or "" if that is not the error."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not accepted: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":

@@ -6,13 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 WINDOW_S = 10.0
-"""Time over which lines of one statement are counted."""
+"""The time over which lines of one statement are counted."""
 MOST_LINES = 50
-"""Lines of one statement in the code within `WINDOW_S`, unless they are for debugging."""
+"""Of one statement in the code within `WINDOW_S`, unless they are for debugging."""
 LONGEST_TEXT = 4096
-"""Characters of a line's text."""
 LONGEST_TRACEBACK = 16_384
-"""Characters of a traceback."""
 
 
 def shortened(text: str, longest: int) -> str:
@@ -42,7 +40,6 @@ class StatementLimit(logging.Filter):
         self._windows: dict[tuple[str, int], _Window] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a line is written; set its `left_out`."""
         if record.levelno <= logging.DEBUG:
             return True
         now = self._ticks()

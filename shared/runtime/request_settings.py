@@ -21,8 +21,6 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RequestSettings:
-    """Which pods are Leasehold's, and how their requests are parsed."""
-
     schedulers: tuple[str, ...] = setting(
         SCHEDULERS, "schedulerName values of the pods that Leasehold schedules"
     )
@@ -70,7 +68,7 @@ class RequestSettings:
         load_rules(self)
 
     def pod_parser(self) -> PodParser:
-        """Return the parser of pods. Raises RequestError for settings that contradict."""
+        """Raises RequestError for settings that contradict."""
         return PodParser(
             frozenset(self.schedulers),
             load_rules(self),
@@ -80,7 +78,7 @@ class RequestSettings:
 
 
 def load_rules(settings: RequestSettings) -> Rules:
-    """Return the rules of the settings. Raises RequestError for settings that contradict."""
+    """Raises RequestError for settings that contradict."""
     rules = Rules()
     if settings.volcano_conf is not None:
         arguments = _arguments(settings.volcano_conf)

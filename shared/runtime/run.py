@@ -27,11 +27,11 @@ from shared.runtime.shared_process import SharedProcess, open_process
 
 S = TypeVar("S", bound=ServiceSettings)
 INTERVAL_S = 5.0
-"""Interval of heartbeats; a service counts as missing after a few of them."""
+"""The interval of heartbeats; a service counts as missing after a few of them."""
 READY_POLL_S = 0.5
-"""Interval of looks whether an unready service has become ready, which is sent at once."""
+"""The interval of looks whether an unready service has become ready, which is sent at once."""
 IN_POD = "KUBERNETES_SERVICE_HOST"
-"""The kubelet sets it in each container."""
+"""Set by the kubelet in each container."""
 
 
 @contextlib.asynccontextmanager
@@ -193,7 +193,6 @@ def run_service(
     about: str,
     examples: Sequence[str] = (),
 ) -> None:
-    """Run `python -m services.SERVICE`: its `entry` with the settings, until it is stopped."""
     program = f"python -m services.{service.replace('-', '_')}"
     settings = load_or_exit(kind, program, about=about, examples=examples)
     run(lambda: entry(settings), service=service, log_level=settings.log_level)
@@ -202,7 +201,6 @@ def run_service(
 def open_bus(
     settings: ServiceSettings, service: str, node: str = "", process: SharedProcess | None = None
 ) -> AbstractAsyncContextManager[Bus]:
-    """Connect the service to NATS, in the background, until the context exits."""
     return Bus.connect_later(
         settings.nats_url,
         name=user_of(service, node),

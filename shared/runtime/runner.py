@@ -36,9 +36,9 @@ STEADY_S = 30.0
 """A reason that did not occur for this time is logged as a warning again."""
 MAX_REASONS = 1_000
 PAUSE_S = 1.0
-"""Pause before a loop that ended with an error starts again."""
+"""The pause before a loop that ended with an error starts again."""
 CONFLICT_PAUSE_S = 0.01
-"""Pause before a message is handled again that another writer was faster with."""
+"""The pause before a message is handled again that another writer was faster with."""
 ATTEMPTS = 5
 RESYNC_S = 30.0
 """A service requests a resync because of dropped messages at most once in this time."""

@@ -45,21 +45,17 @@ class Role:
     consumes: tuple[type[Event], ...] = ()
     publishes: tuple[type[Event], ...] = ()
     concurrency: int = 1
-    """Batches, or requests, that a replica handles concurrently."""
     gather_s: float = 0.0
-    """Pause after a batch, in seconds: events that arrive meanwhile share the next."""
+    """The pause after a batch: events that arrive meanwhile share the next."""
     every_s: Interval | None = None
     """How often a loop takes its step: at multiples of this time, together with other loops."""
     wait: Wait | None = None
     """The pause between a loop's steps, if it is not `every_s`."""
     waits_first: bool = False
-    """Whether the loop pauses before its first step."""
 
     service: object = field(default=None, compare=False, repr=False)
-    """The service that has the role, or its class."""
 
     def owner(self) -> Any:
-        """Return the object that has the method: the service, or a part of it."""
         return getattr(self.service, self.part) if self.part else self.service
 
     def bound(self) -> Callable[..., Any]:

@@ -48,7 +48,6 @@ class ArgumentForm:
     """How an argument of a command is written."""
 
     names: tuple[str, ...] = ()
-    """Short names of the flag."""
     metavar: str = ""
     env: str | None = None
     """The default of its variable in the help, or None without a variable."""
@@ -62,7 +61,7 @@ class ArgumentForm:
     read: Callable[[str], Any] | None = None
     """Parses the text, or raises ValueError or ArgumentTypeError; by default by the type."""
     group: str = ""
-    """The group of flags to which it belongs in the help."""
+    """Of flags, in the help."""
 
 
 def argument(
@@ -109,7 +108,6 @@ def add_arguments(kind: type[Any], group_of: Callable[[str], "argparse._ActionsC
 
 
 def _options_of(item: "dataclasses.Field[Any]", hint: Any) -> dict[str, Any]:
-    """Return the options of an argument as argparse takes them."""
     form = item.metadata["form"]
     bounds = item.metadata["bounds"]
     text = item.metadata["help"]
@@ -193,7 +191,6 @@ class ServiceSettings:
     )
 
     def nats_client_credentials(self, service: str, node: str = "") -> ClientCredentials:
-        """Return the NATS credentials of this service, or of its replica on a node."""
         return ClientCredentials(
             login_file=self.nats_credentials,
             token_file=self.nats_token_file,
@@ -215,8 +212,6 @@ class ApiServerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RedisLogin:
-    """The credentials for Redis, of services and of commands that read the ledger themselves."""
-
     redis_credentials: Path | None = argument(
         None,
         "file with user:secret for Redis, written by `leasehold credentials --out DIR`",

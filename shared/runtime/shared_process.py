@@ -17,8 +17,6 @@ logger = logging.getLogger(__name__)
 
 
 class SharedProcess:
-    """What the services of one process share."""
-
     def __init__(self, services: Sequence[str]) -> None:
         self.stop = asyncio.Event()
         """Set when the process ends."""

@@ -11,14 +11,10 @@ from shared.model.views.pods import SpanView
 
 NS = 1_000_000_000
 CLAIM = "leasehold.claim.name"
-"""Attribute of a ResourceClaim's spans: its name."""
 CLAIM_PODS = "leasehold.claim.pods"
-"""Attribute of a ResourceClaim's spans: the names of its pods."""
 
 
 class TraceSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished span, as a line of a file has it."""
-
     span: str
     trace: str = ""
     parent: str = ""
@@ -29,7 +25,6 @@ class TraceSpan(msgspec.Struct, frozen=True, kw_only=True):
     ok: bool = True
     text: str = ""
     notes: tuple[tuple[int, str], ...] = ()
-    """Events within it: their times and texts."""
     attributes: dict[str, Any] = {}
 
     @property
@@ -63,7 +58,6 @@ def read_trace(directory: Path, trace: str) -> tuple[TraceSpan, ...]:
 
 
 def span_views(spans: Sequence[TraceSpan]) -> tuple[SpanView, ...]:
-    """Return spans as the API does, each before those below it."""
     began_ns = min((span.start_ns for span in spans), default=0)
     return tuple(
         SpanView.from_attributes(
@@ -78,7 +72,6 @@ def span_views(spans: Sequence[TraceSpan]) -> tuple[SpanView, ...]:
 
 
 def _in_tree(spans: Sequence[TraceSpan]) -> Iterator[TraceSpan]:
-    """Yield spans, each before those below it; the spans of one parent by their start."""
     span_ids = {span.span for span in spans}
     below: dict[str, list[TraceSpan]] = {}
     for span in spans:

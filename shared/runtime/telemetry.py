@@ -1,6 +1,6 @@
 """Traces and logs of a service.
 
-A pod's trace ID is its UID without dashes, and the ID of its root span follows from the UID, too:
+A pod's trace ID is its UID without dashes, and the ID of its root span also follows from the UID:
 traces can be found by pod, each service knows the parent of its first span, and two watchers record
 the same spans. The context is W3C `traceparent` text. https://www.w3.org/TR/trace-context/
 """
@@ -177,7 +177,6 @@ class Tracing:
         span.end(ended_ns)
 
     def _tracer_of(self, service: str) -> trace.Tracer:
-        """Return a tracer whose spans are another service's, with the same exporters."""
         if self.provider is None or self.tracer is None:
             raise AssertionError("spans are recorded only while tracing is on")
         if not service:
@@ -241,7 +240,6 @@ def context_of(span: Span) -> str:
 
 
 def parse_traceparent(text: str) -> SpanContext | None:
-    """Parse a traceparent, or return None if the text is invalid."""
     if not is_traceparent(text):
         return None
     trace_id, span_id, flags = (int(part, 16) for part in text.split("-")[1:])

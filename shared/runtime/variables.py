@@ -25,16 +25,13 @@ MAX_NUMBER = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueBounds:
-    """What restricts the values of a setting, besides its type."""
-
     one_of: tuple[str, ...] = ()
     """All values of a word, or of each word of a list, or empty for any."""
     at_least: float = 0
     at_most: float = MAX_NUMBER
     address: bool = False
-    """Whether the text is HOST:PORT, or empty."""
     schemes: tuple[str, ...] = ()
-    """Schemes of URLs: the text is one or several URLs with one of them, or empty."""
+    """Of URLs: the text is one or several of them, or empty."""
 
 
 UNBOUNDED = ValueBounds()
@@ -173,7 +170,6 @@ class VariableText(str):
     __slots__ = ("is_set", "variable")
     variable: str
     is_set: bool
-    """Whether the text is the variable's."""
 
     @classmethod
     def read(
@@ -206,7 +202,6 @@ def argument_reader(read: Callable[[str], Any]) -> Callable[[str], Any]:
 def number_argument(
     kind: type[int] | type[float], at_least: float = 0, at_most: float = MAX_NUMBER
 ) -> Callable[[str], Any]:
-    """Return the `type` of an argument that is a finite number, for `int` a whole one."""
     bounds = ValueBounds(at_least=at_least, at_most=at_most)
     return argument_reader(lambda text: parse_number(text, kind, bounds))
 
@@ -243,7 +238,7 @@ _OF_SERVICE = re.compile(r"(\w+?)_(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT(?:_
 
 
 def _is_of_service(name: str, environ: Mapping[str, str]) -> bool:
-    """Whether Kubernetes sets the variable for a Service, which then has a SERVICE_HOST, too."""
+    """Return whether Kubernetes sets the variable for a Service, which then has a SERVICE_HOST."""
     match = _OF_SERVICE.fullmatch(name)
     return match is not None and f"{match[1]}_SERVICE_HOST" in environ
 
