@@ -137,6 +137,7 @@ def check_sources(candidate: ContainerCandidate, strategies: DeviceListStrategie
 
 
 def dialect_of(lease: Lease) -> Dialect:
+    """Raises RequestError for an unknown dialect."""
     dialect = DIALECTS.get(lease.dialect)
     if dialect is None:
         raise RequestError(
