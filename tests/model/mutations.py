@@ -53,7 +53,7 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         "if revision < known or (revision == known and pods_revision < known_pods) then",
         "if false then",
     ),
-    "gone pods are placed": ("if score then", "if false then"),
+    "gone pods are placed": ("if scores[i] then", "if false then"),
     "devices with shares move": (
         "is_ours = device[D.SHARES] == 0 and not is_reported_by(device[D.NODE], row[1])",
         "is_ours = true",

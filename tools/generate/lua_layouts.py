@@ -26,6 +26,11 @@ def _lines() -> Iterator[str]:
         yield f"  {name} = {{"
         for position, field in enumerate(record.__struct_fields__, start=1):
             yield f"    {field.upper()} = {position},"
+        count = len(record.__struct_fields__)
+        header = msgspec.msgpack.encode((None,) * count)[:-count]
+        yield f"    COUNT = {count},"
+        yield f"    HEADER = '{_escaped(header)}',"
+        yield f"    FIRST_BYTE = {header[0]},"
         types = ", ".join(f"'{_lua_type(field.type)}'" for field in _fields(record))
         yield "    TYPES = {"
         yield from textwrap.wrap(
@@ -34,6 +39,10 @@ def _lines() -> Iterator[str]:
         yield "    },"
         yield "  },"
     yield "}"
+
+
+def _escaped(header: bytes) -> str:
+    return "".join(f"\\{byte}" for byte in header)
 
 
 def _fields(record: type[msgspec.Struct]) -> Sequence[Field]:

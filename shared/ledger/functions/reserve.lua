@@ -1,8 +1,10 @@
 -- Reserve for a batch of pods. Arguments: now; expires_at; pods; the number of candidates of each; start
--- and end of each piece in the tail (per pod the description and the request of its lease, then demand and shares of
--- each candidate: parts of a LeaseRecord); false, or {gang, number, whether the pods are further ones, leases}: so many
--- of the gang must have leases after this, for all or nothing, or before it, for each on its own, and before it exactly
--- as many as `leases`, or -1 for any number; each pod's rank in the order of waiting pods: capacity that is offered to a pod of a lower rank is reserved for that
+-- and end of each piece in the tail (per pod its lease on the first candidate, without numbers, then demand
+-- and shares on each other candidate: parts of a LeaseRecord; without candidates, request and description);
+-- false, or {gang, number, whether the pods are further ones, leases}: so many of the gang must have leases after
+-- this, for all or nothing, or before it, for each on its own, and before it exactly as many as `leases`, or -1 for
+-- any number; each pod's rank in the order of waiting pods: capacity that is offered to a pod of a lower rank is
+-- reserved for that
 -- pod; the version up to which the caller has read the ledger, or false for a choice of kube-scheduler's, which
 -- knows the anti-affinity of its pods; false, or each pod's required anti-affinity as `repelling` has it, or false;
 -- and false, or when each lease ends at the latest (Unix seconds), or false.
@@ -29,51 +31,69 @@ local server = require('server')
 local values = require('values')
 local waiting = require('waiting')
 local writes = require('writes')
-local encode, unpack_limit = cmsgpack.pack, cmsgpack.unpack_limit
+local encode, unpack_limit, substring = cmsgpack.pack, cmsgpack.unpack_limit, string.sub
+local demand_at, record_at = lease.demand_at, values.record_at
 local B, D, DEMAND, REQUEST = layouts.BOOKING, layouts.DEVICE, layouts.DEMAND, layouts.REQUEST
--- What a pod has in the tail before its candidates, and each candidate.
-local REQUEST_PIECES, CANDIDATE_PIECES = 2, 2
+local MOST_GROUPS_BYTES, MOST_LEASE_BYTES = constants.MOST_GROUPS_BYTES, constants.MOST_LEASE_BYTES
 local NUMBERS_BYTES, GRANT_BYTES = 80, 12 -- of the numbers of a lease at most, and of a slot and a fence
 
 -- Of this call: arguments; whether the caller has not read of all pods whose anti-affinity is not reported yet; waiting
 -- pods that come before others; and the reply.
 local now, expires_at, pods, counts, bounds, joined, known
 local is_behind, pending, is_gone, numbers, answer, new_repelling
+-- What was read of each pod: its first piece, its request, and its demand on the first candidate.
+local first_pieces, requests, first_demands
 
--- The pieces `first` to `last`, joined.
-local function pieces(first, last) return string.sub(joined, bounds[first] + 1, bounds[last + 1]) end
+-- The demand of the i-th pod on a candidate.
+local function demand_on(i, candidate)
+  if candidate == 1 then return first_demands[i] end
+  return (demand_at(joined, bounds[first_pieces[i] + candidate - 1]))
+end
 
-local function read_piece(number) return (select(2, unpack_limit(joined, 1, bounds[number]))) end
+-- The lease of the i-th pod on a candidate, without numbers.
+local function packed_parts_on(i, candidate)
+  local piece = first_pieces[i]
+  local from, to = bounds[piece], bounds[piece + 1]
+  if candidate == 1 then return substring(joined, from + 1, to) end
+  local demand_begins = unpack_limit(joined, 1, from)
+  local description_begins = unpack_limit(joined, 2, demand_begins) -- after the shares
+  return substring(joined, from + 1, demand_begins)
+    .. substring(joined, bounds[piece + candidate - 1] + 1, bounds[piece + candidate])
+    .. substring(joined, description_begins + 1, to)
+end
 
--- Read what the pods request, and fetch what they and their first candidates need. Returns requests, demands of first
--- candidates, and {namespace -> the lowest rank of its pods}.
+-- Read what the pods request, and fetch what they and their first candidates need. Returns {namespace -> the lowest
+-- rank of its pods}.
 local function read_pods(ranks)
-  local requests, first_demands, first_nodes, first_devices, lowest_ranks = {}, {}, {}, {}, {}
-  local at = 1
+  local first_nodes, first_devices, lowest_ranks = {}, {}, {}
+  local piece = 1
   for i = 1, #pods do
-    requests[i] = read_piece(at + 1)
-    local namespace = requests[i][REQUEST.NAMESPACE]
-    ranks[i] = string.format('%010.0f', ranks[i])
+    local request, demand_begins = record_at(joined, bounds[piece], REQUEST)
+    first_pieces[i], requests[i] = piece, request
+    local namespace = request[REQUEST.NAMESPACE]
     if not lowest_ranks[namespace] or lowest_ranks[namespace] < ranks[i] then
       lowest_ranks[namespace] = ranks[i]
     end
     if counts[i] > 0 then
-      first_demands[i] = read_piece(at + REQUEST_PIECES)
-      first_nodes[#first_nodes + 1] = first_demands[i][DEMAND.NODE]
-      capacity.append_uuids(first_devices, first_demands[i])
+      local demand = demand_at(joined, demand_begins)
+      first_demands[i] = demand
+      first_nodes[#first_nodes + 1] = demand[DEMAND.NODE]
+      capacity.append_uuids(first_devices, demand)
     end
-    at = at + REQUEST_PIECES + CANDIDATE_PIECES * counts[i]
+    piece = piece + math.max(1, counts[i])
   end
   records.fetch('leases', pods)
   records.fetch('nodes', first_nodes)
   records.fetch('devices', first_devices)
-  return requests, first_demands, lowest_ranks
+  return lowest_ranks
 end
 
 local function take_slot(device)
   local free = string.find(device[D.SLOT_MAP], '0', 1, true)
   local slot = free and free - 1 or #device[D.SLOT_MAP]
-  while capacity.is_slot_taken(device, slot) do slot = slot + 1 end
+  if device[D.HELD] ~= '' then
+    while capacity.is_slot_taken(device, slot) do slot = slot + 1 end
+  end
   capacity.set_slot(device, slot, '1')
   return slot
 end
@@ -98,16 +118,15 @@ local function grants_for(demand)
   return grants
 end
 
--- `at` is the first piece of the pod.
-local function add_refusal(reasons, at, count)
+local function add_refusal(reasons, i)
   numbers[#numbers + 1] = reasons.too_large and -4 or -1
   if reasons.too_large then
     answer[#answer + 1] = reasons.too_large
     return
   end
   local node_rows, device_rows = {}, {}
-  for c = 1, count do
-    local demand = read_piece(at + CANDIDATE_PIECES * c)
+  for candidate = 1, counts[i] do
+    local demand = demand_on(i, candidate)
     local node = records.node_of(demand[DEMAND.NODE])
     if node then node_rows[#node_rows + 1] = node end
     capacity.append_device_rows(device_rows, demand)
@@ -142,7 +161,7 @@ end
 local function put_reservation(pod, request, demand, number, packed_parts, grants)
   local version, at = ledger.next_version(), #numbers + 2
   local lease_numbers = {constants.RESERVED, version, version, now, expires_at, 0, 0, grants}
-  records.put_lease(pod, lease.new(lease_numbers, request, demand, packed_parts))
+  records.put_lease(pod, lease.new(lease_numbers, packed_parts))
   capacity.index_lease(pod, records.nodes[demand[DEMAND.NODE]], expires_at, request[REQUEST.GANG])
   numbers[at - 1], numbers[at] = number, version
   for g = 1, #grants do numbers[at + g] = grants[g] end
@@ -153,26 +172,25 @@ local function too_large(what, size, most)
   return string.format('%s would have %d bytes, and the ledger stores at most %d', what, size, most)
 end
 
--- Write a lease for the first candidate that fits; the pieces of the pod begin `at`. Without a rank nothing is reserved
--- for others. Returns nothing, or why none fits.
-local function reserve(pod, rank, terms, at, count, request, first_demand)
+-- Write a lease of the i-th pod for the first candidate that fits. Without a rank nothing is reserved for others.
+-- Returns nothing, or why none fits.
+local function reserve(i, rank, terms)
+  local pod, request, count = pods[i], requests[i], counts[i]
   local groups_text, namespace = request[REQUEST.GROUPS], request[REQUEST.NAMESPACE]
   local resources, reasons = lease.resources_of(request), nil
   if fair.must_wait(namespace) then
     return {'budget', excesses = {{'budget', '', 0, 0, 0, '', {}}}}
   end
-  if #groups_text > constants.MOST_GROUPS_BYTES then
-    return {too_large = too_large('the anti-affinity groups', #groups_text, constants.MOST_GROUPS_BYTES)}
+  if #groups_text > MOST_GROUPS_BYTES then
+    return {too_large = too_large('the anti-affinity groups', #groups_text, MOST_GROUPS_BYTES)}
   end
   for number = 1, count do
-    local first = at + CANDIDATE_PIECES * number -- piece of the candidate
-    local demand = number == 1 and first_demand or read_piece(first)
+    local demand, packed_parts = demand_on(i, number), packed_parts_on(i, number)
     local name = demand[DEMAND.NODE]
     local reason, grants, excesses, charges
-    local bytes = NUMBERS_BYTES + GRANT_BYTES * #demand[DEMAND.SLOTS] / 2
-      + bounds[at + 2] - bounds[at] + bounds[first + 2] - bounds[first]
-    if bytes > constants.MOST_LEASE_BYTES then
-      return {too_large = too_large('the lease', bytes, constants.MOST_LEASE_BYTES)}
+    local bytes = NUMBERS_BYTES + GRANT_BYTES * #demand[DEMAND.SLOTS] / 2 + #packed_parts
+    if bytes > MOST_LEASE_BYTES then
+      return {too_large = too_large('the lease', bytes, MOST_LEASE_BYTES)}
     end
     if ledger.has_quotas then excesses, charges = quota.check(namespace, demand, request[REQUEST.LIMITED_RUN_S]) end
     if pending[1] and rank and waiting.is_reserved_for_other(pending, pod, namespace, rank, name) then
@@ -188,9 +206,6 @@ local function reserve(pod, rank, terms, at, count, request, first_demand)
       reason, grants = take(demand, resources, groups_text)
     end
     if not reason then
-      local request_and_demand = number == 1 and pieces(at + 1, first + 1)
-        or pieces(at + 1, at + 1) .. pieces(first, first + 1)
-      local packed_parts = request_and_demand .. pieces(at, at)
       local version = put_reservation(pod, request, demand, number, packed_parts, grants)
       if terms then new_repelling[#new_repelling + 1] = {pod, version, name, unpack(terms)} end
       if charges then quota.charge(pod, namespace, charges) end
@@ -219,7 +234,6 @@ local function refuse_gang(leases_before, refused)
   quota.discard()
   fair.added = {}
   numbers, answer = {}, {''}
-  local at = 1
   for i = 1, #pods do
     if is_gone[pods[i]] then
       numbers[#numbers + 1] = -3
@@ -229,11 +243,10 @@ local function refuse_gang(leases_before, refused)
       for _, excess in ipairs(refused[i].namespace and refused[i].excesses or {}) do
         quota.add_gang_part(refused[i].namespace, excess)
       end
-      add_refusal(refused[i], at, counts[i])
+      add_refusal(refused[i], i)
     else
       numbers[#numbers + 1] = -2
     end
-    at = at + REQUEST_PIECES + CANDIDATE_PIECES * counts[i]
   end
   answer[1] = encode(numbers)
   return answer
@@ -243,9 +256,9 @@ return function(at, until_s, for_pods, candidate_counts, ends_of_pieces, gang_ne
   now, expires_at, pods, counts, bounds, joined, known = at, until_s, for_pods, candidate_counts, ends_of_pieces,
     server.tail, read_version
   numbers, answer, new_repelling = {}, {''}, {}
+  first_pieces, requests, first_demands = {}, {}, {}
   is_behind = known and ledger.repels_version and known < tonumber(ledger.repels_version)
-  local requests, first_demands, lowest_ranks = read_pods(ranks)
-  pending = waiting.pending_offers(now, lowest_ranks)
+  pending = waiting.pending_offers(now, read_pods(ranks))
   is_gone = gone_pods.among(pods)
 
   local leases_before, refused, reserved_pods = {}, {}, {}
@@ -258,7 +271,6 @@ return function(at, until_s, for_pods, candidate_counts, ends_of_pieces, gang_ne
     end
     if gang_needs[3] then gang_needs = false end
   end
-  local first_piece = 1
   for i = 1, #pods do
     local pod = pods[i]
     if is_gone[pod] then
@@ -268,23 +280,21 @@ return function(at, until_s, for_pods, candidate_counts, ends_of_pieces, gang_ne
       numbers[#numbers + 1], answer[#answer + 1] = 0, records.leases[pod].value
     elseif records.unreadable.leases[pod] then
       refused[i] = {'record-unreadable'}
-      if not gang_needs then add_refusal(refused[i], first_piece, counts[i]) end
+      if not gang_needs then add_refusal(refused[i], i) end
     else
       local claim = claims.suspend(pod)
       capacity.ends_by = ends and ends[i] or nil
       -- Capacity that a pod claims is reserved for no other pod, whatever its priority.
-      local reasons = reserve(pod, not claim and ranks[i], repels and repels[i], first_piece, counts[i],
-        requests[i], first_demands[i])
+      local reasons = reserve(i, not claim and ranks[i], repels and repels[i])
       if claim then claims.resume(pod, claim, not reasons) end
       if not reasons then
         reserved_pods[#reserved_pods + 1] = pod
       elseif gang_needs then
         refused[i] = reasons
       else
-        add_refusal(reasons, first_piece, counts[i])
+        add_refusal(reasons, i)
       end
     end
-    first_piece = first_piece + REQUEST_PIECES + CANDIDATE_PIECES * counts[i]
   end
   if gang_needs
     and (next(refused) or next(is_gone)

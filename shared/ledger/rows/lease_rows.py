@@ -156,26 +156,30 @@ def encode_resources(resources: Mapping[str, int]) -> str:
 def encode_reservation(
     wanted: Reservation, texts: dict[tuple[tuple[str, int], ...], str]
 ) -> list[bytes] | TooLarge:
-    """Pack the parts of leases: description, request, then demand and shares of each candidate.
+    """Pack a lease for the first candidate, without numbers, then demand and shares for others.
 
-    Returns TooLarge if its lease would have more than a lease may have.
+    Without candidates it is request and description alone. Returns TooLarge if a lease would have
+    more than the ledger stores.
     """
     try:
-        pieces = [_pack(_description_of(wanted)), _pack(_request_of(wanted, texts))]
-        _check_description(pieces[0])
-        _check_request(pieces[1])
+        request = _pack(_request_of(wanted, texts))
+        description = _pack(_description_of(wanted))
+        _check_request(request)
+        _check_description(description)
+        pieces = []
         most_bytes = 0
         for candidate in wanted.candidates:
             demand = _pack(demand_of(candidate.node, candidate.shares))
             shares = _pack(candidate.shares)
             _check_shares(shares)
-            pieces += (demand, shares)
+            pieces.append(demand + shares)
             grants_bytes = _GRANT_BYTES * len(candidate.shares)
             most_bytes = max(most_bytes, len(demand) + len(shares) + grants_bytes)
-        _check_lease(_NUMBERS_BYTES + len(pieces[0]) + len(pieces[1]) + most_bytes)
+        _check_lease(_NUMBERS_BYTES + len(request) + len(description) + most_bytes)
     except _UNENCODABLE as error:
         return TooLarge(pod=wanted.pod, reason=_reason(error))
-    return pieces
+    first_lease = b"".join((request, *pieces[:1], description))
+    return [first_lease, *pieces[1:]]
 
 
 def encode_repelled(terms: Sequence[AntiAffinityTerm]) -> tuple[bool, str] | None:

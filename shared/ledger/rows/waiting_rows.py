@@ -39,12 +39,17 @@ def group_of(request: PodRequest) -> str:
 def order_of(queued: PodQueued) -> str:
     """Return a sort key of fixed length: highest priority first, then oldest."""
     created_at = min(max(0.0, queued.created_at), _LATEST_S)
-    return f"{rank_of(queued.request.priority):010d}:{created_at:014.3f}"
+    return f"{rank_of(queued.request.priority)}:{created_at:014.3f}"
 
 
-def rank_of(priority: int) -> int:
-    """Return a number of at most ten digits; a higher priority has a lower one."""
-    return min(max(_PRIORITIES - 1 - (priority - _LOWEST_PRIORITY), 0), _PRIORITIES - 1)
+def rank_of(priority: int) -> str:
+    """Return ten digits that sort a higher priority first.
+
+    >>> rank_of(1000) < rank_of(0)
+    True
+    """
+    rank = _PRIORITIES - 1 - (priority - _LOWEST_PRIORITY)
+    return f"{min(max(rank, 0), _PRIORITIES - 1):010d}"
 
 
 def encode_waiting_pod(waiting: WaitingPod) -> list[Any]:

@@ -35,11 +35,13 @@ function M.is_slot_used(device, slot) return string.sub(device[D.SLOT_MAP], slot
 
 -- Whether a lease has it, or what is held beyond leases.
 function M.is_slot_taken(device, slot)
-  return M.is_slot_used(device, slot) or string.sub(records.held_of(device).slots, slot + 1, slot + 1) == '1'
+  return M.is_slot_used(device, slot)
+    or device[D.HELD] ~= '' and string.sub(records.held_of(device).slots, slot + 1, slot + 1) == '1'
 end
 
 -- What leases use of a device, and what is held beyond them.
 function M.taken_of(device)
+  if device[D.HELD] == '' then return device[D.USED_MIB], device[D.USED_CORES], device[D.SHARES] end
   local held = records.held_of(device)
   return device[D.USED_MIB] + held.memory_mib, device[D.USED_CORES] + held.cores_percent,
     device[D.SHARES] + held.shares
@@ -68,7 +70,8 @@ end
 
 -- Add the UUIDs of a demand's devices to a list.
 function M.append_uuids(uuids, demand)
-  for _, booking in ipairs(demand[DEMAND.BOOKINGS]) do uuids[#uuids + 1] = booking[B.DEVICE] end
+  local bookings = demand[DEMAND.BOOKINGS]
+  for i = 1, #bookings do uuids[#uuids + 1] = bookings[i][B.DEVICE] end
 end
 
 function M.append_device_rows(rows, demand)
@@ -165,10 +168,10 @@ end
 
 -- Add a booking to the use of a device (sign 1), or subtract it (sign -1).
 function M.add_to_device(device, sign, groups_text, booking)
-  M.add_amounts(device, sign * booking[B.MEMORY_MIB], sign * booking[B.CORES_PERCENT])
-  device[D.SHARES] = device[D.SHARES] + sign * booking[B.SHARES]
-  if booking[B.SHARING] == EXCLUSIVE then device[D.EXCLUSIVE] = sign > 0 end
-  local layout = booking[B.LAYOUT]
+  local _, memory, cores, shares, _, sharing, _, layout = unpack(booking)
+  M.add_amounts(device, sign * memory, sign * cores)
+  device[D.SHARES] = device[D.SHARES] + sign * shares
+  if sharing == EXCLUSIVE then device[D.EXCLUSIVE] = sign > 0 end
   if layout ~= '' and (sign > 0 or device[D.SHARES] == 0) then device[D.LAYOUT] = sign > 0 and layout or '' end
   if groups_text ~= '' then device[D.GROUPS] = changed_groups(device[D.GROUPS], groups_text, sign) end
 end
@@ -252,8 +255,9 @@ end
 -- Add a new lease to the indexes.
 function M.index_lease(pod, node, expires_at, gang)
   if gang ~= '' then values.append(records.gang_members, 0, gang .. '|' .. pod) end
-  records.lease_nodes[#records.lease_nodes + 1] = node[N.NUMBER]
-  records.lease_nodes[#records.lease_nodes + 1] = pod
+  local parts = records.lease_nodes
+  local last = #parts
+  parts[last + 1], parts[last + 2] = node[N.NUMBER], pod
   if expires_at > 0 then
     local pods = records.expiring[expires_at] or {}
     records.expiring[expires_at] = pods

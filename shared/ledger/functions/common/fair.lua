@@ -16,7 +16,7 @@ local records = require('records')
 local server = require('server')
 local values = require('values')
 local call, encode, parse_json = redis.call, cmsgpack.pack, cjson.decode
-local D, E, N = layouts.DEVICE, layouts.ENTITLEMENT, layouts.NODE
+local D, DEMAND, E, N = layouts.DEVICE, layouts.DEMAND, layouts.ENTITLEMENT, layouts.NODE
 local B, EXCLUSIVE = layouts.BOOKING, constants.EXCLUSIVE
 local PARTS = 1e9
 
@@ -126,7 +126,9 @@ end
 -- Add a lease's demand to the use of its namespace (sign 1), or subtract it (sign -1).
 function M.add_demand(namespace, demand, sign)
   local cores, mib = 0, 0
-  for _, booking in ipairs(demand[layouts.DEMAND.BOOKINGS]) do
+  local bookings = demand[DEMAND.BOOKINGS]
+  for i = 1, #bookings do
+    local booking = bookings[i]
     cores = cores + (booking[B.SHARING] == EXCLUSIVE and 100 or booking[B.CORES_PERCENT])
     mib = mib + booking[B.MEMORY_MIB]
   end

@@ -20,9 +20,9 @@ end
 
 -- Return {pod -> true} of those that are gone.
 function M.among(pods)
-  local found = {}
-  for i, score in ipairs(server.call_all('ZMSCORE', 'gone', pods)) do
-    if score then found[pods[i]] = true end
+  local found, scores = {}, server.call_all('ZMSCORE', 'gone', pods)
+  for i = 1, #pods do
+    if scores[i] then found[pods[i]] = true end
   end
   return found
 end

@@ -7,6 +7,9 @@ return {
     NAME = 4,
     RESOURCES = 5,
     AMOUNTS = 6,
+    COUNT = 6,
+    HEADER = '\150',
+    FIRST_BYTE = 150,
     TYPES = {
       'number', 'number', 'number', 'string', 'string', 'table',
     },
@@ -30,6 +33,9 @@ return {
     GROUPS = 16,
     LAYOUT = 17,
     HELD = 18,
+    COUNT = 18,
+    HEADER = '\220\0\18',
+    FIRST_BYTE = 220,
     TYPES = {
       'number', 'number', 'number', 'number', 'number', 'number', 'number', 'number', 'boolean', 'boolean',
       'number', 'boolean', 'string', 'string', 'string', 'string', 'string', 'string',
@@ -44,6 +50,9 @@ return {
     ACTIVATED_AT = 6,
     RESIZED_AT = 7,
     GRANTS = 8,
+    COUNT = 8,
+    HEADER = '\152',
+    FIRST_BYTE = 152,
     TYPES = {
       'string', 'number', 'number', 'number', 'number', 'number', 'number', 'table',
     },
@@ -55,6 +64,9 @@ return {
     GROUPS = 4,
     RESOURCES = 5,
     LIMITED_RUN_S = 6,
+    COUNT = 6,
+    HEADER = '\150',
+    FIRST_BYTE = 150,
     TYPES = {
       'string', 'string', 'string', 'string', 'string', 'number',
     },
@@ -68,6 +80,9 @@ return {
     SHARING = 6,
     MOST_SHARES = 7,
     LAYOUT = 8,
+    COUNT = 8,
+    HEADER = '\152',
+    FIRST_BYTE = 152,
     TYPES = {
       'string', 'number', 'number', 'number', 'number', 'number', 'number', 'string',
     },
@@ -76,6 +91,9 @@ return {
     NODE = 1,
     BOOKINGS = 2,
     SLOTS = 3,
+    COUNT = 3,
+    HEADER = '\147',
+    FIRST_BYTE = 147,
     TYPES = {
       'string', 'table', 'table',
     },
@@ -86,6 +104,9 @@ return {
     DEMAND = 3,
     SHARES = 4,
     DESCRIPTION = 5,
+    COUNT = 5,
+    HEADER = '\149',
+    FIRST_BYTE = 149,
     TYPES = {
       'table', 'table', 'table', 'table', 'table',
     },
@@ -100,6 +121,9 @@ return {
     NEED = 7,
     NAMESPACE = 8,
     SCHEDULER_REASON = 9,
+    COUNT = 9,
+    HEADER = '\153',
+    FIRST_BYTE = 153,
     TYPES = {
       'string', 'string', 'number', 'number', 'string', 'string', 'string', 'string', 'string',
     },
@@ -109,6 +133,9 @@ return {
     MILLI_GPU = 2,
     MEMORY_MIB = 3,
     CARDS = 4,
+    COUNT = 4,
+    HEADER = '\148',
+    FIRST_BYTE = 148,
     TYPES = {
       'number', 'number', 'number', 'number',
     },
@@ -121,6 +148,9 @@ return {
     POOLS = 5,
     POOL_LABEL = 6,
     MAX_RUN_S = 7,
+    COUNT = 7,
+    HEADER = '\151',
+    FIRST_BYTE = 151,
     TYPES = {
       'table', 'table', 'boolean', 'string', 'table', 'string', 'number',
     },
@@ -130,6 +160,9 @@ return {
     MILLI_GPU = 2,
     MEMORY_MIB = 3,
     DEVICES = 4,
+    COUNT = 4,
+    HEADER = '\148',
+    FIRST_BYTE = 148,
     TYPES = {
       'number', 'number', 'number', 'table',
     },
@@ -139,6 +172,9 @@ return {
     MILLI_GPU = 2,
     MEMORY_MIB = 3,
     DEVICES = 4,
+    COUNT = 4,
+    HEADER = '\148',
+    FIRST_BYTE = 148,
     TYPES = {
       'number', 'number', 'number', 'table',
     },
@@ -146,6 +182,9 @@ return {
   CHARGES = {
     NAMESPACE = 1,
     BY_MODEL = 2,
+    COUNT = 2,
+    HEADER = '\146',
+    FIRST_BYTE = 146,
     TYPES = {
       'string', 'table',
     },
@@ -157,6 +196,9 @@ return {
     RESOURCES = 4,
     RESERVED = 5,
     UNTIL = 6,
+    COUNT = 6,
+    HEADER = '\150',
+    FIRST_BYTE = 150,
     TYPES = {
       'string', 'number', 'table', 'table', 'table', 'number',
     },
@@ -166,6 +208,9 @@ return {
     NODE = 2,
     IS_WIDE = 3,
     TERMS = 4,
+    COUNT = 4,
+    HEADER = '\148',
+    FIRST_BYTE = 148,
     TYPES = {
       'number', 'string', 'boolean', 'string',
     },
@@ -174,6 +219,9 @@ return {
     IS_SPENT = 1,
     WEIGHT = 2,
     MUST_WAIT = 3,
+    COUNT = 3,
+    HEADER = '\147',
+    FIRST_BYTE = 147,
     TYPES = {
       'boolean', 'number', 'boolean',
     },
@@ -181,6 +229,9 @@ return {
   SIZE = {
     CORES = 1,
     MEMORY_MIB = 2,
+    COUNT = 2,
+    HEADER = '\146',
+    FIRST_BYTE = 146,
     TYPES = {
       'number', 'number',
     },
@@ -188,6 +239,9 @@ return {
   UNSYNCED = {
     VERSION = 1,
     RESIZED_AT_MS = 2,
+    COUNT = 2,
+    HEADER = '\146',
+    FIRST_BYTE = 146,
     TYPES = {
       'number', 'number',
     },
@@ -195,6 +249,9 @@ return {
   EXPIRING = {
     VERSION = 1,
     PODS = 2,
+    COUNT = 2,
+    HEADER = '\146',
+    FIRST_BYTE = 146,
     TYPES = {
       'number', 'table',
     },
@@ -202,6 +259,9 @@ return {
   BUDGET = {
     REPORTED_AT = 1,
     BUDGET = 2,
+    COUNT = 2,
+    HEADER = '\146',
+    FIRST_BYTE = 146,
     TYPES = {
       'number', 'string',
     },
@@ -209,6 +269,9 @@ return {
   PREEMPTION = {
     VERSION = 1,
     PREEMPTION = 2,
+    COUNT = 2,
+    HEADER = '\146',
+    FIRST_BYTE = 146,
     TYPES = {
       'number', 'string',
     },

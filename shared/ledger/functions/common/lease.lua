@@ -1,14 +1,17 @@
 -- A lease: a LeaseRecord (`shared/ledger/records.py`). Of a stored one, functions read the NUMBERS, which they change,
 -- the REQUEST and the DEMAND; they pass its description and its shares on as they are. A lease that was read is
--- {value, numbers, request, demand, rest}: `rest` is where the value has what comes after the numbers.
+-- {value, numbers, request, demand, rest}: `rest` is where the value has what comes after the numbers. One that was
+-- just reserved has its value alone.
 local constants = require('constants')
 local layouts = require('layouts')
 local ledger = require('ledger')
 local server = require('server')
 local values = require('values')
 local encode, parse_json, unpack_limit = cmsgpack.pack, cjson.decode, cmsgpack.unpack_limit
+local byte, record_at = string.byte, values.record_at
 local B, DEMAND, NUMBERS, REQUEST = layouts.BOOKING, layouts.DEMAND, layouts.NUMBERS, layouts.REQUEST
-local ARRAY = string.char(0x90 + #layouts.LEASE.TYPES) -- begins a MessagePack array of the parts
+local LEASE_HEADER = layouts.LEASE.HEADER
+local ARRAY_OF_ONE = 0x91 -- begins a MessagePack array of one value
 
 local M = {}
 local parsed_resources
@@ -18,7 +21,8 @@ local function has_sound_bookings(demand)
   local bookings, slots = demand[DEMAND.BOOKINGS], demand[DEMAND.SLOTS]
   for i = 1, #bookings do
     local booking = bookings[i]
-    if not values.has_types(booking, B.TYPES) or booking[B.MEMORY_MIB] < 0 or booking[B.CORES_PERCENT] < 0 then
+    if #booking ~= B.COUNT or not values.has_types(booking, B)
+      or booking[B.MEMORY_MIB] < 0 or booking[B.CORES_PERCENT] < 0 then
       return false
     end
   end
@@ -28,11 +32,26 @@ local function has_sound_bookings(demand)
   return true
 end
 
+-- The DemandRecord that begins at `at` (from 0), and where the rest begins. Almost all have one booking: it is read as
+-- records are, and not with the tables of `unpack`.
+function M.demand_at(text, at)
+  local bookings_at, node = unpack_limit(text, 1, at + 1)
+  if byte(text, bookings_at + 1) == ARRAY_OF_ONE then
+    local booking, slots_at = record_at(text, bookings_at + 1, B)
+    local rest, slots = unpack_limit(text, 1, slots_at)
+    return {node, {booking}, slots}, rest
+  end
+  local rest, bookings, slots = unpack_limit(text, 2, bookings_at)
+  return {node, bookings, slots}, rest
+end
+
 local function read(value)
-  local rest, numbers = unpack_limit(value, 1, #ARRAY)
-  local _, request, demand = unpack_limit(value, 2, rest)
-  if string.sub(value, 1, #ARRAY) == ARRAY and values.has_types(numbers, NUMBERS.TYPES)
-    and values.has_types(request, REQUEST.TYPES) and values.has_types(demand, DEMAND.TYPES)
+  if byte(value) ~= layouts.LEASE.FIRST_BYTE then return nil end
+  local numbers, rest = record_at(value, #LEASE_HEADER, NUMBERS)
+  local request, demand_at = record_at(value, rest, REQUEST)
+  if byte(value, demand_at + 1) ~= DEMAND.FIRST_BYTE then return nil end
+  local demand = M.demand_at(value, demand_at)
+  if values.has_types(numbers, NUMBERS) and values.has_types(request, REQUEST) and values.has_types(demand, DEMAND)
     and has_sound_bookings(demand) and #numbers[NUMBERS.GRANTS] == #demand[DEMAND.SLOTS]
     and constants.MAY_BECOME[numbers[NUMBERS.STATE]] and type(M.resources_of(request)) == 'table' then
     return {value = value, numbers = numbers, request = request, demand = demand, rest = rest}
@@ -46,14 +65,12 @@ function M.read(value)
 end
 
 -- A new lease, from its numbers and its other parts as they were sent.
-function M.new(numbers, request, demand, packed_parts)
-  return {value = ARRAY .. encode(numbers) .. packed_parts, numbers = numbers, request = request, demand = demand}
-end
+function M.new(numbers, packed_parts) return {value = LEASE_HEADER .. encode(numbers) .. packed_parts} end
 
 -- Pack the numbers of a lease again.
 function M.update(lease)
   local after_numbers = string.sub(lease.value, lease.rest + 1)
-  lease.value = ARRAY .. encode(lease.numbers) .. after_numbers
+  lease.value = LEASE_HEADER .. encode(lease.numbers) .. after_numbers
   lease.rest = #lease.value - #after_numbers
 end
 

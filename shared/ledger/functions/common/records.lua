@@ -14,6 +14,7 @@ local call, encode, parse_json = redis.call, cmsgpack.pack, cjson.decode
 -- Records are those of `shared/ledger/records.py`. RESOURCES of a node: of those that begin with NUMA_CPUS_PREFIX, the
 -- CPUs of a NUMA node, its agent reports the capacity.
 local D, N = layouts.DEVICE, layouts.NODE
+local read_record = values.record
 
 local M = {}
 local caches, held_by_text
@@ -34,11 +35,11 @@ end)
 -- Each returns nil for what is no record.
 local readers = {}
 
-function readers.nodes(value) return values.record(value, N) end
+function readers.nodes(value) return read_record(value, N) end
 
-function readers.devices(value) return values.record(value, D) end
+function readers.devices(value) return read_record(value, D) end
 
-function readers.leases(value) return lease.read(value) end
+readers.leases = lease.read
 
 function M.read_record(kind, name, value)
   local record = readers[kind](value)
@@ -56,7 +57,9 @@ function M.fetch(kind, names)
       missing[#missing + 1] = name
     end
   end
-  for i, value in ipairs(server.call_all('HMGET', kind, missing)) do
+  local stored = server.call_all('HMGET', kind, missing)
+  for i = 1, #missing do
+    local value = stored[i]
     if value then cache[missing[i]] = M.read_record(kind, missing[i], value) end
   end
 end
@@ -163,8 +166,9 @@ function M.mark_grown(name) M.freed_nodes[name], M.inventory_changes.grew = true
 
 function M.put_lease(pod, of_pod)
   M.leases[pod] = of_pod
-  M.written_leases[#M.written_leases + 1] = pod
-  M.written_leases[#M.written_leases + 1] = of_pod.value
+  local parts = M.written_leases
+  local last = #parts
+  parts[last + 1], parts[last + 2] = pod, of_pod.value
 end
 
 return M

@@ -1,5 +1,5 @@
 -- Lists, sets and packed values.
-local decode = cmsgpack.unpack
+local decode, unpack_limit, byte = cmsgpack.unpack, cmsgpack.unpack_limit, string.byte
 local M = {}
 
 function M.append(list, ...)
@@ -21,19 +21,35 @@ function M.each_pair(flat)
   end
 end
 
--- The record that was packed with this layout, or nil if it is missing or cannot be decoded.
-function M.record(value, layout)
-  if not value then return nil end
-  local is_read, record, more = pcall(decode, value)
-  if is_read and more == nil and M.has_types(record, layout.TYPES) then return record end
+-- Records are read with `unpack_limit`, as lists of values: a table that is made of a list has its size at once, and
+-- those that `unpack` makes are enlarged again and again.
+
+-- Whether the first and the last of a record's values have its types: all would take too long, and what damages one
+-- value changes how many follow.
+function M.has_types(record, layout)
+  local types, last = layout.TYPES, layout.COUNT
+  return type(record[1]) == types[1] and type(record[last]) == types[last]
 end
 
--- Whether what was decoded is an array of as many values, of which the first and the last have these types: all would
--- take too long, and what damages one value changes how many follow.
-function M.has_types(record, types)
-  local last = #types
-  return type(record) == 'table' and #record == last and type(record[1]) == types[1]
-    and type(record[last]) == types[last]
+local function whole_record(is_read, rest, ...)
+  if is_read and rest == -1 then return {...} end
+end
+
+-- The record that was packed with this layout, or nil if it is missing or cannot be decoded. Another number of values
+-- leaves a rest, or the last one without its type.
+function M.record(value, layout)
+  if not value or byte(value) ~= layout.FIRST_BYTE then return nil end
+  local record = whole_record(pcall(unpack_limit, value, layout.COUNT, #layout.HEADER))
+  if record and M.has_types(record, layout) then return record end
+end
+
+local function record_and_rest(rest, ...) return {...}, rest end
+
+-- The record of this layout, of less than 16 values, that begins at `at` (from 0), and where the rest begins (-1: there
+-- is none); or nil if something else begins there. Raises an error if what follows cannot be decoded.
+function M.record_at(text, at, layout)
+  if byte(text, at + 1) ~= layout.FIRST_BYTE then return nil end
+  return record_and_rest(unpack_limit(text, layout.COUNT, at + 1))
 end
 
 -- What was packed, or as JSON; {} if it is missing or cannot be read.
