@@ -113,7 +113,6 @@ class Binder:
 
     @handles
     async def report_violations(self, events: Sequence[ViolationFound]) -> list[ViolationConfirmed]:
-        """Write an Event with the rule that a pod's container breaks."""
         own = await self.refusals.own(events)
         for event in own:
             once = event.reason == ViolationReason.CORES_NOT_LIMITED
@@ -130,7 +129,6 @@ class Binder:
 
     @handles(gather_s=GATHER_REPORTS_S)
     async def save_devices(self, events: Sequence[DeviceReported | DevicesRegistered]) -> None:
-        """Save nodes' devices, and what their agents have activated; report invalid settings."""
         refused = await self.updater.save_devices(events)
         self.refusals.refuse_all(refused)
         self.presence.record_reports([report for report in events if report.node not in refused])
@@ -147,7 +145,6 @@ class Binder:
 
     @handles
     async def release_refused(self, events: Sequence[ShareRefused]) -> list[LeaseChanged]:
-        """End the leases of pods that their node refused before any container started."""
         for event in await self.refusals.own(events):
             shown = share_event(event)
             if shown is not None:

@@ -23,19 +23,15 @@ Item = TypeVar("Item", bound=Struct)
 
 @dataclass(eq=False)
 class PlannerClient:
-    """Translates the API server's objects into the planner's values."""
-
     client: KubernetesClient
 
     async def get(self, namespace: str, name: str) -> PodSnapshot | None:
-        """Return the pod as it is now, or None if there is none."""
         try:
             return snapshot_of(await self.client.read(pod_path(namespace, name), ApiPod))
         except NotFoundError:
             return None
 
     async def list_pods(self) -> tuple[dict[PodUid, PodSnapshot], list[DisruptionBudget]]:
-        """Return all pods by uid, and all PodDisruptionBudgets with the pods they select."""
         listed, budgets = await asyncio.gather(
             self._list(PODS, ApiPod), self._list(DISRUPTION_BUDGETS, ApiDisruptionBudget)
         )

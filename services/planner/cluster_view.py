@@ -21,7 +21,7 @@ class PodReader(Protocol):
         ...
 
     async def list_pods(self) -> tuple[dict[PodUid, PodSnapshot], list[DisruptionBudget]]:
-        """Return all pods by uid, and all PodDisruptionBudgets with the pods they select."""
+        """Return all pods by uid, and all PodDisruptionBudgets."""
         ...
 
 
@@ -100,12 +100,9 @@ class LeaseMirror:
 
 @dataclass(eq=False)
 class ClusterView:
-    """Reads the cluster for a plan."""
-
     mirror: LeaseMirror
     pods: PodReader
 
     async def snapshot(self) -> ClusterSnapshot:
-        """Return the nodes, the pods and the PodDisruptionBudgets."""
         pods, disruption_budgets = await self.pods.list_pods()
         return ClusterSnapshot(await self.mirror.nodes(), pods, disruption_budgets)

@@ -96,7 +96,7 @@ def _protected(
     planned_from: PlanInput,
     now: float,
 ) -> Iterator[tuple[str, str]]:
-    """Return the pods that rank below the pending one and are not evicted, each with a reason."""
+    """Yield the pods that rank below the pending one and are not evicted, with reasons."""
     candidates = {candidate.lease.pod for candidate in planned_from.candidates}
     own_budget = state.budget_of(pending.namespace)
     exclusions = Exclusions(state, rules, now)

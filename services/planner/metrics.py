@@ -17,5 +17,4 @@ for _outcome in ("stored", "outdated"):
 
 
 def count_plan(outcome: str) -> None:
-    """Add one plan of an outcome."""
     PLANS.labels(outcome).inc()

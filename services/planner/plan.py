@@ -32,8 +32,6 @@ from shared.pods.pod_snapshot import DisruptionBudget, PodSnapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionPlan:
-    """Where the pod will run, and which leases end for it."""
-
     placement: Placement
     victims: tuple[VictimCandidate, ...]
 
@@ -48,10 +46,7 @@ class PreemptionPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictionLimits:
-    """How many more pods may be evicted.
-
-    For example, no plan has two pods of a PodDisruptionBudget that allows one disruption.
-    """
+    """For example, no plan has two pods of a PodDisruptionBudget that allows one disruption."""
 
     disruption_budgets: Sequence[DisruptionBudget] = ()
     allowance: Allowance = field(
@@ -75,7 +70,6 @@ class EvictionLimits:
         )
 
     def after(self, leases: Collection[Lease]) -> Self:
-        """Return what is left once the pods of these leases are evicted."""
         pods = {lease.pod for lease in leases}
         used = Counter(self.allowance.used)
         used.update(lease.namespace for lease in leases)
@@ -91,8 +85,6 @@ class EvictionLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInput:
-    """All that a plan is made from."""
-
     trials: ClusterTrials
     candidates: Sequence[VictimCandidate]
     limits: EvictionLimits = field(default_factory=EvictionLimits)
@@ -115,7 +107,7 @@ def plan(request: PodRequest, given: PlanInput) -> PreemptionPlan | str:
 
 
 def _plans(request: PodRequest, given: PlanInput) -> Iterator[PreemptionPlan]:
-    """Yield plans for a pod, the cheapest first; each would do on its own."""
+    """Yield plans for a pod, the cheapest first; any of them is enough."""
     search = RoomSearch(
         request,
         given.trials,
@@ -142,12 +134,11 @@ class ClusterSnapshot:
 
     @cached_property
     def trials(self) -> ClusterTrials:
-        """The nodes once the pods that are being deleted are gone."""
+        """Without the pods that are being deleted."""
         return ClusterTrials(self.nodes, {uid for uid, pod in self.pods.items() if pod.deleting})
 
     @cached_property
     def domains(self) -> list[Domain]:
-        """What pods on the nodes repel others from."""
         return all_domains(totals.node.facts for totals in self.nodes)
 
 
@@ -178,7 +169,6 @@ def pending_pods(
 
 
 def _could_use_devices(pod: WaitingPod) -> bool:
-    """Return whether devices alone would let the pod run."""
     request = pod.queued.request
     in_gang = request.gang is not None and request.gang.decided_as_one
     return bool(request.containers) and not (in_gang or pod.refusal.permanent or pod.refusal.quota)
@@ -224,7 +214,6 @@ def plan_input(
 def limits_of(
     cluster: ClusterSnapshot, state: PreemptionState, rules: PreemptionRules, now: float
 ) -> EvictionLimits:
-    """Return what PodDisruptionBudgets and the operator's limits allow now."""
     return EvictionLimits(
         disruption_budgets=cluster.disruption_budgets, allowance=allowance(state, rules, now)
     )

@@ -59,8 +59,6 @@ each has claims on devices that stay unused until it is carried out."""
 
 @dataclass(eq=False, kw_only=True)
 class PreemptionPlanner:
-    """Plans while it leads; a plan that was stored is all that the next leader needs."""
-
     ledger: RedisLeases
     store: Preemptions
     view: ClusterView
@@ -69,7 +67,6 @@ class PreemptionPlanner:
     starts: StartPlanner
     leadership: Leadership
     step_s: float = LOOK_S
-    """Interval until the next look."""
 
     def __post_init__(self) -> None:
         self._idle_until = 0.0
@@ -101,7 +98,6 @@ class PreemptionPlanner:
             await self._open(Preemption(id=id_, victims=(victim,), reason=reason, cancelled=limit))
 
     async def _open(self, preemption: Preemption) -> bool:
-        """Store a plan, unless there is one already or the devices are not free for it."""
         now = self.clock.now()
         notice_s = self.rules.preemption_notice_s
         opened = await self.store.open(
@@ -117,7 +113,6 @@ class PreemptionPlanner:
 
     @loops(every_s=lambda planner: planner.step_s)
     async def plan(self) -> None:
-        """Plan what is due, unless another planner leads; publish what is decided about starts."""
         await self.starts.reports.publish()
         status = await self.ledger.status(now=self.clock.ticks())
         if status is not None and self._is_due(status) and await self.leadership.holds():
@@ -125,7 +120,6 @@ class PreemptionPlanner:
             await self.starts.reports.publish()
 
     def _is_due(self, status: LedgerStatus) -> bool:
-        """Return whether something may have to be planned; budgets' policies are checked rarely."""
         now = self.clock.ticks()
         is_due = status.waiting > 0 or self.starts.has_shown
         self.step_s = STEP_S if is_due else LOOK_S
@@ -135,7 +129,6 @@ class PreemptionPlanner:
         return is_due
 
     async def _plan_due(self) -> None:
-        """Plan preemptions for pending pods, those that budgets' policies demand, and starts."""
         now = self.clock.now()
         if now < self._check_at:
             return
@@ -152,7 +145,7 @@ class PreemptionPlanner:
     async def _plan_preemptions(
         self, waiting: Sequence[WaitingPod], state: PreemptionState, now: float
     ) -> bool:
-        """Plan what is due; return whether more is to be planned, for which there was no time."""
+        """Return whether more is to be planned, for which there was no time or no room."""
         room = MOST_OPEN - len(state.open)
         if room <= 0:
             return False
@@ -244,7 +237,6 @@ class PreemptionPlanner:
 def _plans_for(
     waiting: Sequence[WaitingPod], plans: PlanRound
 ) -> list[tuple[WaitingPod, PendingPod, PreemptionPlan]]:
-    """Return the plans for these pods; those without a plan are left out."""
     made = []
     for pod in waiting:
         pending = pending_pod(pod, plans.cluster)
@@ -255,7 +247,7 @@ def _plans_for(
 
 
 def pending_pod(waiting: WaitingPod, cluster: ClusterSnapshot) -> PendingPod | None:
-    """Return the pod that needs room, or None if it is gone or being deleted."""
+    """Return None if the pod is gone or being deleted."""
     own = cluster.pods.get(PodUid(waiting.queued.pod))
     if own is None or own.deleting:
         return None

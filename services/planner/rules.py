@@ -38,8 +38,6 @@ BLOCKED_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionRules:
-    """The operator's limits: settings of the planner, which say what each means."""
-
     plan_starts_after_s: float = 60.0
     planned_starts: int = 1
     preemption: bool = True
@@ -59,7 +57,7 @@ class EvictionTier(NamedTuple):
     """How undesirable the eviction of one pod is; the pod with the lowest tier is evicted first."""
 
     unowned: bool
-    """Whether the pod has no controller that replaces it."""
+    """No controller replaces the pod."""
     cause: int
     overdraft: int
     """Minus the overdraft of its namespace's budget, in thousandths of the budget."""
@@ -68,8 +66,6 @@ class EvictionTier(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VictimCandidate:
-    """A lease that may be preempted."""
-
     lease: Lease
     victim: Victim
     tier: EvictionTier
@@ -118,7 +114,7 @@ def cooldown_until(past: Iterable[EvictionRecord], owner: str, rules: Preemption
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """How many pods may be evicted now, open preemptions deducted."""
+    """Pods that may be evicted now; open preemptions are deducted."""
 
     total: int
     per_namespace: int
@@ -186,7 +182,6 @@ class Exclusions:
                 self._blocked.add(record.pod)
 
     def reason(self, lease: Lease, pod: PodSnapshot | None) -> str | None:
-        """Return why a lease is not preempted, or None if it may be."""
         if pod is None or is_leaving(lease, pod, self._leaving):
             return "it does not run, or terminates already"
         if not pod.preemptible:
@@ -202,7 +197,6 @@ class Exclusions:
 
 
 def is_leaving(lease: Lease, pod: PodSnapshot, victims: Collection[PodUid]) -> bool:
-    """Return whether there is nothing to evict, or it is among the victims already."""
     return pod.deleting or lease.state is LeaseState.RESERVED or lease.pod in victims
 
 
@@ -214,7 +208,7 @@ def victim_of(
     lease: Lease | None = None,
     budget: str = "",
 ) -> Victim:
-    """Return a pod as a victim; one that violates a rule may have no lease."""
+    """One that violates a rule may have no lease."""
     devices = {share.device for share in lease.shares} if lease else set()
     return Victim(
         pod=pod.pod,

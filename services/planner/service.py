@@ -18,12 +18,9 @@ from shared.runtime.service import answers, publishes
 @publishes(StartReported)
 @dataclass(eq=False, kw_only=True)
 class Planner:
-    """Stateless except for its mirror of the ledger."""
-
     mirror: LeaseMirror
     preemptions: PreemptionPlanner
 
     @answers
     async def plan_preemption(self, event: DryRunRequest) -> DryRunReply:
-        """Return the preemption that would be planned for a pod."""
         return await dry_run(event, self.preemptions)

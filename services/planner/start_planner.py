@@ -70,9 +70,8 @@ MOST_REPORTS = 4096
 def in_turn(units: Iterable[WaitingUnit], fair_share: FairShare, now: float) -> list[WaitingUnit]:
     """Return what waits in the order in which its starts are planned.
 
-    What has waited for `AGED_S` comes before others of its rank, oldest first. The starts beyond
-    `NAMESPACE_STARTS` come last, so that other namespaces get their turn. For example, the third
-    gang of a namespace comes after the first gang of every other one.
+    What has waited for `AGED_S` comes before others of its rank, oldest first. For example, the
+    third gang of a namespace comes after the first gang of every other one.
     """
 
     def rank(unit: WaitingUnit) -> tuple[bool, int]:
@@ -84,7 +83,6 @@ def in_turn(units: Iterable[WaitingUnit], fair_share: FairShare, now: float) -> 
 
 
 def beyond_share(ordered: Iterable[StoredStart | WaitingUnit]) -> set[str]:
-    """Return the IDs of those beyond the first `NAMESPACE_STARTS` of their namespaces."""
     seen = Counter[Namespace]()
     beyond = set[str]()
     for start in ordered:
@@ -115,7 +113,6 @@ def start_of(
     ends: Mapping[PodUid, LeaseEnd],
     now: float,
 ) -> StoredStart:
-    """Return what is stored of a plan, beside other planned starts."""
     counted = {ending.pod for other in others for ending in other.waits_for}
     freed = defaultdict[NodeName, Counter[str]](Counter)
     for lease in plan.waits_for:
@@ -151,7 +148,7 @@ def _beyond(needed: Mapping[str, int], freed: Counter[str]) -> dict[str, int]:
 
 
 def lost_place(start: StoredStart, nodes: Iterable[NodeTotals]) -> str:
-    """Return why a start cannot be on its node or device any more, or an empty text if it can."""
+    """Return why a start must be elsewhere, or an empty text."""
     by_name = {totals.node.facts.name: totals.node for totals in nodes}
     for reservation in start.wanted:
         (placement,) = reservation.candidates
@@ -170,7 +167,6 @@ def lost_place(start: StoredStart, nodes: Iterable[NodeTotals]) -> str:
 
 
 def endless_leases(plan: PlannedStart, ends: Mapping[PodUid, LeaseEnd]) -> list[Lease]:
-    """Return the leases without a known end that would have to end first."""
     return [lease for lease in plan.waits_for if lease.pod not in ends]
 
 
@@ -183,8 +179,6 @@ def is_claimed(plan: PlannedStart, ends: Mapping[PodUid, LeaseEnd], now: float) 
 
 
 class StartReports:
-    """What binders shall show of starts, until it is published."""
-
     def __init__(self, publish: Publish) -> None:
         self._publish = publish
         self._queued = deque[StartReported](maxlen=MOST_REPORTS)
@@ -198,7 +192,6 @@ class StartReports:
         once: bool = False,
         opened_at: float = 0.0,
     ) -> None:
-        """Queue the same report for pods."""
         for pod in pods:
             report = StartReported(
                 pod=pod.pod,
@@ -221,8 +214,6 @@ class StartReports:
 
 
 class WaitEstimate(NamedTuple):
-    """What is shown to the pods of a unit that has no start."""
-
     unit: WaitingUnit
     endless: frozenset[PodUid]
     """The pods without a known end that would have to end first."""
@@ -231,7 +222,6 @@ class WaitEstimate(NamedTuple):
 
     @property
     def shown_to(self) -> list[PodQueued]:
-        """The pods."""
         return [pod.queued for pod in self.unit.pods[:MOST_START_EVENTS]]
 
 
@@ -246,18 +236,15 @@ class WaitEstimates:
 
     def __post_init__(self) -> None:
         self.endless = frozenset[PodUid]()
-        """The pods whose leases have no known end."""
         self.shown = dict[str, WaitEstimate]()
 
     def holds(self, unit: WaitingUnit, now: float) -> bool:
-        """Return whether something is shown to it that is still so."""
         shown = self.shown.get(unit.id)
         return shown is not None and shown.endless <= self.endless and now < shown.at
 
     def show(
         self, unit: WaitingUnit, plan: PlannedStart, ends: Mapping[PodUid, LeaseEnd], now: float
     ) -> None:
-        """Show when it is expected to start, or that no end is in sight, if that is new."""
         endless = endless_leases(plan, ends)
         shown_at = self.shown[unit.id].at if self.holds(unit, now) else 0.0
         if endless and shown_at < inf:
@@ -289,8 +276,6 @@ class WaitEstimates:
 
 @dataclass(eq=False, kw_only=True)
 class StartPlanner:
-    """Plans starts while its planner leads."""
-
     ledger: RedisLeases
     store: Preemptions
     mirror: LeaseMirror
@@ -299,7 +284,6 @@ class StartPlanner:
     after_s: float = RESERVE_AFTER_S
     """How long a pod without a gang waits before its start is planned; 0: none is."""
     most: int = 1
-    """Starts that are planned at once."""
 
     def __post_init__(self) -> None:
         self._plan_at = 0.0
@@ -310,7 +294,7 @@ class StartPlanner:
         self._planned_for: object = None
         self._outlooks = WaitEstimates(self.reports)
         self._stored = dict[str, tuple[PodUid, ...]]()
-        """The pods of the starts that were stored when plans were made last, by their IDs."""
+        """By ID, the pods of the starts that were stored when plans were made last."""
 
     @property
     def has_shown(self) -> bool:
@@ -318,7 +302,6 @@ class StartPlanner:
         return bool(self._outlooks.shown)
 
     async def withdraw(self, start: StoredStart, reason: str) -> None:
-        """Give up a planned start, and say so to its pods."""
         try:
             if not await self.store.close_start(start):
                 return
@@ -345,7 +328,6 @@ class StartPlanner:
         self._stored = stored
 
     async def plan(self, waiting: Sequence[WaitingPod], state: PreemptionState) -> None:
-        """Plan the starts of the first that wait, and again where they can be earlier."""
         now = self.clock.now()
         preempting = {read.preemption.id for read in state.open}
         left = [pod for pod in waiting if pod.queued.pod not in preempting]
@@ -436,7 +418,6 @@ class StartPlanner:
     async def _claim(
         self, planned: StoredStart, lower: Sequence[StoredStart], own: StoredStart | None
     ) -> bool:
-        """Store a start, in place of an earlier one of its own and of those that give way to it."""
         crossed = [
             (
                 start,

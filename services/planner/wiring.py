@@ -24,8 +24,6 @@ from shared.runtime.shared_process import SharedProcess
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerPorts:
-    """Ports of a planner."""
-
     ledger: RedisLeases
     pods: PodReader
     publish: Publish
@@ -34,7 +32,6 @@ class PlannerPorts:
 
 
 def build_planner(ports: PlannerPorts, *, rules: PreemptionRules = DEFAULT_RULES) -> Planner:
-    """Return a planner on these ports."""
     store = ports.ledger.part(Preemptions)
     mirror = LeaseMirror(ports.ledger)
     starts = StartPlanner(
@@ -59,7 +56,6 @@ def build_planner(ports: PlannerPorts, *, rules: PreemptionRules = DEFAULT_RULES
 
 
 async def serve_planner(settings: PlannerSettings, process: SharedProcess | None = None) -> None:
-    """Build the planner with real clients and serve it until it is stopped."""
     credentials = load_credentials(settings.kubeconfig)
     clock = LedgerClock()
     async with (

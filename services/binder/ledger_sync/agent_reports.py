@@ -38,23 +38,18 @@ E = TypeVar("E", ShareRefused, ViolationFound)
 
 @dataclass(slots=True)
 class LostAllocations:
-    """What came of allocations without a lease."""
-
     again: set[PodUid] = field(default_factory=set)
     """Pods to be tried again."""
     refused: dict[NodeName, str] = field(default_factory=dict)
-    """Nodes whose agents report what they cannot have, with why."""
+    """Nodes whose agents report what they cannot have, with the reason."""
 
     def add(self, other: Self) -> None:
-        """Add what came of more allocations."""
         self.again |= other.again
         self.refused |= other.refused
 
 
 @dataclass(eq=False)
 class LostLeases:
-    """Compares allocations without a lease with Kubernetes."""
-
     ledger: RedisLeases
     holders: LeaseHolders
     agents: NodeAgentClient
@@ -84,9 +79,9 @@ class LostLeases:
         """
         outcome = LostAllocations()
         leases = list(used)
-        found = await self.holders.read(leases)
+        holders = await self.holders.read(leases)
         lost: list[Evidence] = []
-        for lease, pod in zip(leases, found, strict=True):
+        for lease, pod in zip(leases, holders, strict=True):
             match evidence_now(lease, pod):
                 case Evidence() as evidence:
                     lost.append(evidence)
@@ -101,29 +96,29 @@ class LostLeases:
     async def _restore(self, lost: Sequence[Evidence]) -> set[PodUid]:
         if not lost:
             return set()
-        hearsay = {each.lease.pod for each in lost if each.is_hearsay}
-        active = [each.lease for each in lost]
+        hearsay = {evidence.lease.pod for evidence in lost if evidence.is_hearsay}
+        active = [evidence.lease for evidence in lost]
         now = self.clock.now()
         misfits = await self.ledger.restore(active, now=now, hearsay=hearsay)
         again = [lease for lease, _ in misfits]
         if again and [*await self._end_reserved(again), *await self._end_unprepared(again)]:
             misfits = await self.ledger.restore(again, now=now, hearsay=hearsay)
         count_anomaly("lost_leases", len(lost))
-        texts = [f"{each.namespace}/{each.name} on {each.node}" for each in active]
+        texts = [f"{lease.namespace}/{lease.name} on {lease.node}" for lease in active]
         logger.error("the ledger had lost the leases of running pods: %s", summarize(texts))
         if misfits:
-            texts = [f"{each.namespace}/{each.name}: {reason}" for each, reason in misfits]
+            texts = [f"{lease.namespace}/{lease.name}: {reason}" for lease, reason in misfits]
             logger.error("they do not fit beside other leases yet: %s", summarize(texts))
         return {lease.pod for lease, _ in misfits}
 
     async def _end_reserved(self, misfits: Sequence[Lease]) -> list[Lease]:
-        """End reservations of these pods, which run: a rollback brought them back; return them."""
-        found = await self.ledger.load([lease.pod for lease in misfits])
-        held = [lease for lease in found if lease and lease.state is LeaseState.RESERVED]
+        """End reservations of these pods, which run: a rollback has brought them back."""
+        stored = await self.ledger.load([lease.pod for lease in misfits])
+        held = [lease for lease in stored if lease and lease.state is LeaseState.RESERVED]
         return await release_as_read(self.ledger, held, reason=BOUND_BEFORE)
 
     async def _end_unprepared(self, misfits: Sequence[Lease]) -> list[Lease]:
-        """End leases of claims on the same devices that no container uses; return them."""
+        """End leases of claims on the same devices that no container uses."""
         devices = {share.device for lease in misfits for share in lease.shares}
         ended: list[Lease] = []
         for node in {lease.node for lease in misfits}:
@@ -145,9 +140,9 @@ class LostLeases:
 async def release_as_read(
     ledger: RedisLeases, leases: Iterable[Lease], *, reason: str
 ) -> list[Lease]:
-    """End leases that have not changed since they were read; return all that ended with them."""
+    """End leases that have not changed since they were read; return these, and their gangs'."""
     ended = await asyncio.gather(
-        *(ledger.release([each.pod], reason=reason, version=each.version) for each in leases)
+        *(ledger.release([lease.pod], reason=reason, version=lease.version) for lease in leases)
     )
     return [lease for batch in ended for lease in batch]
 
@@ -170,18 +165,15 @@ class NodeRefusals:
         self._lookups_until = 0.0
 
     def refuse(self, node: str, reason: str) -> None:
-        """Report a message that was refused."""
         count_anomaly("refused_of_nodes")
         self.events.record(refused_event(NodeName(node), reason))
         self.distrust(NodeName(node), reason)
 
     def refuse_all(self, reasons: Mapping[NodeName, str]) -> None:
-        """Report what was refused, by node."""
         for node, reason in reasons.items():
             self.refuse(node, reason)
 
     async def own(self, events: Sequence[E]) -> list[E]:
-        """Return the events about pods of their nodes."""
         pods = [event.pod for event in events if event.pod]
         leases = dict(zip(pods, await self.ledger.load(pods) if pods else [], strict=True))
         accepted = await asyncio.gather(*(self._is_own(event, leases) for event in events))
@@ -207,7 +199,7 @@ class NodeRefusals:
         return pod.node == event.node
 
     def _may_look_up(self, node: NodeName) -> bool:
-        """Return whether the API server may be asked for another pod that this node names."""
+        """Count a look-up of a pod that the node names; return whether it may be made."""
         now = self.clock.ticks()
         if now >= self._lookups_until:
             self._lookups.clear()
@@ -224,7 +216,6 @@ class NodeRefusals:
         return self._lookups[node] <= MOST_LOOKUPS
 
     async def with_own_holders(self, events: Sequence[HealthChanged]) -> list[HealthChanged]:
-        """Return the events with those holders that have a lease on the device, by the ledger."""
         pods = list({holder.pod for event in events for holder in event.holders})
         leases = dict(zip(pods, await self.ledger.load(pods) if pods else [], strict=True))
         return [replace(event, holders=_holders_of(event, leases)) for event in events]
@@ -233,7 +224,7 @@ class NodeRefusals:
 def _holders_of(
     event: HealthChanged, leases: Mapping[PodUid, Lease | None]
 ) -> tuple[LeaseHolder, ...]:
-    found = (leases[holder.pod] for holder in event.holders)
+    of_holders = (leases[holder.pod] for holder in event.holders)
     return tuple(
         LeaseHolder(
             pod=lease.pod,
@@ -241,7 +232,7 @@ def _holders_of(
             name=lease.name,
             claim=lease.claim is not None,
         )
-        for lease in found
+        for lease in of_holders
         if lease is not None
         and lease.node == event.node
         and any(share.device == event.device for share in lease.shares)
@@ -249,6 +240,5 @@ def _holders_of(
 
 
 def _is_named(event: ShareRefused | ViolationFound, lease: Lease) -> bool:
-    """Return whether an event names the holder of a lease as the ledger does."""
     named = (event.namespace, event.name, event.claim)
     return named == (lease.namespace, lease.name, lease.claim is not None)

@@ -23,14 +23,11 @@ MOST_REPORTS = 16
 
 @dataclass(slots=True)
 class Listing:
-    """One list of pods, as far as it has arrived."""
-
     chunks: int
     pages: dict[int, ListedPods] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all chunks are there."""
         return len(self.pages) >= self.chunks
 
 
@@ -52,12 +49,10 @@ class CollectedEvidence:
 
     @observes
     async def observe_lists(self, events: Sequence[PodsListed]) -> None:
-        """Remember chunks of lists."""
         self.add_chunks(events)
 
     @observes
     async def observe_reports(self, events: Sequence[DeviceReported | DevicesRegistered]) -> None:
-        """Remember the newest allocations of each node while a rebuild collects them."""
         self.add_reports(events)
 
     def add_chunks(self, chunks: Iterable[PodsListed]) -> None:

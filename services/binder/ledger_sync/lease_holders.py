@@ -125,7 +125,6 @@ def gone_event(lease: Lease, *, phase: str = "") -> HolderGone:
 def pod_gone(
     record: Lease | PodGated | PodQueued, *, node: NodeName | None = None, phase: str = ""
 ) -> PodTerminated:
-    """Return the event for a recorded pod that is gone."""
     trace = "" if isinstance(record, PodGated) else record.trace
     return PodTerminated(
         pod=record.pod,

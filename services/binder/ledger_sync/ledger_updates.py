@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 SILENCE_S = 25.0
 """An agent that has not replied for this long counts as dead, and its pods as terminated."""
 MIN_MISSED_REPLIES = 10
-"""And so many requests must have had no reply: a suspended binder received none either."""
+"""At least: a suspended binder received no replies either."""
 MAX_REQUESTS = 64
 PODS_PER_REQUEST = 1000
 SHARED_AGAIN_S = 3600.0
@@ -51,8 +51,6 @@ GANG_ENDED = "a reservation of its gang ended before any of its pods was bound"
 
 @dataclass(slots=True)
 class VanishedPod:
-    """The lease of a vanished pod, and how its agent has replied since."""
-
     lease: Lease
     silent_since: float | None = None
     """Of the first request without a reply, as the ledger has it: no restart begins it anew."""
@@ -62,10 +60,9 @@ class VanishedPod:
 
 @dataclass(eq=False)
 class VanishedPods:
-    """Leases whose pods are gone but may still run, as the ledger lists them for any binder.
+    """Leases whose pods are gone from the API server but may still run: they were deleted by force.
 
-    A pod deleted by force is gone from the API server while its containers may still run. Its
-    node's agent gets a request every second; only one that stays silent counts as the end of the
+    Their nodes' agents get a request every second; one that stays silent counts as the end of its
     node.
     """
 
@@ -79,7 +76,6 @@ class VanishedPods:
 
     @loops(every_s=1.0)
     async def end_vanished(self) -> list[LeaseChanged]:
-        """End the leases of vanished pods whose node agents confirm that nothing runs any more."""
         status = await self.ledger.status(now=self.clock.ticks())
         if status is None:
             return []
@@ -91,37 +87,35 @@ class VanishedPods:
         return lease_changes(await self._end(terminated) if terminated else [])
 
     def _changed(self, *, silent: bool) -> list[PodUid]:
-        """Return pods whose agents are silent now and replied before, or the other way round."""
         return [
             pod
-            for pod, known in self._pods.items()
-            if bool(known.missed_replies) is silent and (known.silent_since is None) is silent
+            for pod, vanished in self._pods.items()
+            if bool(vanished.missed_replies) is silent and (vanished.silent_since is None) is silent
         ]
 
     async def _load_leases(self, pods: Collection[PodUid]) -> None:
         """Read the lease of each pod once: there may be thousands for as long as a zone is down."""
         new = [pod for pod in pods if pod not in self._pods]
-        found = await self.ledger.load(new) if new else []
-        live = (lease for lease in found if lease and lease.state is not LeaseState.RESERVED)
-        known = {pod: self._pods[pod] for pod in pods if pod in self._pods}
-        self._pods = known | {lease.pod: VanishedPod(lease) for lease in live}
+        loaded = await self.ledger.load(new) if new else []
+        live = (lease for lease in loaded if lease and lease.state is not LeaseState.RESERVED)
+        before = {pod: self._pods[pod] for pod in pods if pod in self._pods}
+        self._pods = before | {lease.pod: VanishedPod(lease) for lease in live}
 
     async def _find_terminated(self, silent_since: Mapping[PodUid, float | None]) -> list[Lease]:
-        """Send each node's agent a request, and return those of the leases that can end now."""
         by_node: dict[NodeName, list[VanishedPod]] = {}
         for pod in self._pods.values():
             since = silent_since[pod.lease.pod]
             was_set_back = since is not None and since > self.clock.now()
             pod.silent_since = None if was_set_back else since
             by_node.setdefault(pod.lease.node, []).append(pod)
-        found = await asyncio.gather(
+        of_nodes = await asyncio.gather(
             *(
                 self._terminated_on(node, pods[first : first + PODS_PER_REQUEST])
                 for node, pods in by_node.items()
                 for first in range(0, len(pods), PODS_PER_REQUEST)
             )
         )
-        return [lease for leases in found for lease in leases]
+        return [lease for leases in of_nodes for lease in leases]
 
     async def _terminated_on(self, node: NodeName, pods: Sequence[VanishedPod]) -> list[Lease]:
         async with self._requests:
@@ -155,8 +149,6 @@ class VanishedPods:
 
 @dataclass(eq=False)
 class LedgerUpdater:
-    """Writes facts into the ledger; several binders may do so at once."""
-
     ledger: RedisLeases
     lost_leases: LostLeases
     events: EventRecorder
@@ -174,11 +166,10 @@ class LedgerUpdater:
 
     @handles
     async def save_nodes(self, events: Sequence[NodeChanged]) -> None:
-        """Save the newest facts of each node, or remove it."""
         newest: dict[NodeName, NodeChanged] = {}
         for event in events:
-            known = newest.get(event.node.name)
-            if known is None or not event.revision.node or known.revision <= event.revision:
+            newer = newest.get(event.node.name)
+            if newer is None or not event.revision.node or newer.revision <= event.revision:
                 newest[event.node.name] = event
         present = [event for event in newest.values() if not event.deleted]
         await self.ledger.save_nodes(
@@ -191,24 +182,25 @@ class LedgerUpdater:
 
     @handles
     async def save_quotas(self, events: Sequence[QuotasUpdated]) -> None:
-        """Save the newest quotas."""
         newest = max(events, key=lambda event: event.read_at)
         await self.ledger.quotas.save(newest.quotas, read_at=newest.read_at)
         self.ledger.freed.set()
 
     async def list_leases(self, node: NodeName, pods: Sequence[PodUid]) -> tuple[Lease, ...]:
-        """Return the leases of a node: all, or those of some pods."""
+        """Return the leases of a node; without `pods`, all of them."""
         if not pods:
             return tuple(await self.ledger.load_node(node))
-        found = await self.ledger.load(pods)
-        return tuple(lease for lease in found if lease and lease.node == node)
+        leases = await self.ledger.load(pods)
+        return tuple(lease for lease in leases if lease and lease.node == node)
 
     async def save_devices(self, events: Sequence[DeviceReported]) -> dict[NodeName, str]:
         """Save each node's newest report, and activate the leases that it lists as active.
 
         Returns nodes whose agents report what they cannot have, with why.
         """
-        newest = {each.node: each for each in sorted(events, key=lambda each: each.reported_at)}
+        newest = {
+            report.node: report for report in sorted(events, key=lambda report: report.reported_at)
+        }
         await self._add_unread(newest)
         shared = await self.ledger.save_devices(list(newest.values())) or {}
         for device, (node, owner) in shared.items():
@@ -216,7 +208,6 @@ class LedgerUpdater:
         return await self._activate_reported(newest.values())
 
     async def _add_unread(self, reports: dict[NodeName, DeviceReported]) -> None:
-        """Add to reports the devices that their agents cannot read, as the ledger has them."""
         incomplete = [report for report in reports.values() if report.unread]
         if incomplete:
             stored = await self.ledger.devices_of([report.node for report in incomplete])
@@ -228,7 +219,6 @@ class LedgerUpdater:
         return (await self._activate([event.allocation for event in events])).refused
 
     async def end_refused(self, events: Sequence[ShareRefused]) -> list[Lease]:
-        """End the leases of pods that their node refused before any container started."""
         nodes = {event.pod: event.node for event in events if event.pod is not None}
         leases = [
             lease
@@ -281,7 +271,6 @@ class LedgerUpdater:
         )
 
     def _report_shared(self, device: DeviceUuid, node: NodeName, owner: NodeName) -> None:
-        """Report a device that two nodes report, once for each pair of nodes."""
         if self._shared_devices.get(device) == (node, owner):
             return
         self._shared_devices.set(device, (node, owner))
@@ -310,14 +299,18 @@ class LedgerUpdater:
         current: dict[NodeName, frozenset[_Held]] = {}
         for report in reports:
             current[report.node] = frozenset(map(_held, report.allocations))
-            known = self._activated.get(report.node, frozenset())
-            new += [each for each in report.allocations if _held(each) not in known]
+            before = self._activated.get(report.node, frozenset())
+            new += [
+                allocation for allocation in report.allocations if _held(allocation) not in before
+            ]
         try:
             outcome = await self._activate(new) if new else LostAllocations()
         except UnavailableError:
             return {}
         for node, held in current.items():
-            self._activated[node] = frozenset(each for each in held if each[0] not in outcome.again)
+            self._activated[node] = frozenset(
+                entry for entry in held if entry[0] not in outcome.again
+            )
         return outcome.refused
 
     async def _activate(self, allocations: Sequence[Allocation]) -> LostAllocations:
@@ -326,11 +319,13 @@ class LedgerUpdater:
         An agent reports the allocations of pods that have ended for up to 10 s: that is no anomaly.
         """
         used = _newest(allocation.lease for allocation in allocations)
-        found = dict(zip(used, await self.ledger.activate(list(used)), strict=True))
+        activated = dict(zip(used, await self.ledger.activate(list(used)), strict=True))
         outcome, replaced = await self._compare(
-            [(stored, used[key]) for key, stored in found.items() if stored is not None]
+            [(stored, used[key]) for key, stored in activated.items() if stored is not None]
         )
-        missing = [used[key] for key, lease in found.items() if not lease or lease.pod in replaced]
+        missing = [
+            used[key] for key, lease in activated.items() if not lease or lease.pod in replaced
+        ]
         if missing:
             outcome.add(await self._restore(missing))
         return outcome
@@ -390,7 +385,6 @@ class LedgerUpdater:
 
 
 def _newest(leases: Iterable[Lease]) -> dict[tuple[PodUid, NodeName], Lease]:
-    """Return the newest lease of each pod on each node."""
     by_version = sorted(leases, key=lambda lease: lease.version)
     return {(lease.pod, lease.node): lease for lease in by_version}
 
@@ -420,7 +414,6 @@ def _supersedes(copy: Lease, stored: Lease, used: Lease) -> bool:
 
 
 def binding_failed(lease: Lease, reason: str, trace: str) -> BindingFailed:
-    """Return the event for a pod that will not be bound with this lease."""
     return BindingFailed(
         pod=lease.pod,
         namespace=lease.namespace,

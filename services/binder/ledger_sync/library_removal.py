@@ -20,6 +20,5 @@ class LibraryRemoval:
 
     @loops(every_s=NOTE_S)
     async def remove_unused(self) -> None:
-        """Delete the libraries that no binder has used for a day."""
         for name in await self.libraries.remove_unused():
             logger.info("deleted the functions %s, which no binder has used for a day", name)

@@ -32,8 +32,6 @@ RebuildEvent = LedgerRebuilt | ResyncRequested
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildTiming:
-    """How long a rebuild waits for its evidence."""
-
     settle_s: float = 1.0
     """Other replicas' Bindings that were in flight when the ledger was lost finish within this."""
     own_bindings_s: float = 10.0
@@ -72,7 +70,6 @@ class LedgerRebuild:
 
     @loops(every_s=1.0)
     async def rebuild_ledger(self) -> list[RebuildEvent]:
-        """Rebuild the ledger if it needs it and no other replica does."""
         return await self._rebuild() or self._compare_again()
 
     async def _rebuild(self) -> list[RebuildEvent]:
@@ -95,11 +92,11 @@ class LedgerRebuild:
         misfits = []
         async for evidence in self._leases(recovery, token):
             refused = await self.ledger.restore(
-                [each.lease for each in evidence],
+                [lost.lease for lost in evidence],
                 now=self.clock.now(),
                 token=token,
                 lock_s=self.timing.lock_s,
-                hearsay={each.lease.pod for each in evidence if each.is_hearsay},
+                hearsay={lost.lease.pod for lost in evidence if lost.is_hearsay},
             )
             restored += len(evidence) - len(refused)
             misfits += [_misfit(lease, reason) for lease, reason in refused]
@@ -126,7 +123,7 @@ class LedgerRebuild:
 
         A pod that cannot be read is compared again with the next listing.
         """
-        found: list[Evidence] = []
+        bound: list[Evidence] = []
         unlisted = list(recovery.unlisted.values())
         for first in range(0, len(unlisted), MAX_READS):
             await self._extend_lock(token)
@@ -134,10 +131,10 @@ class LedgerRebuild:
             for lease, pod in zip(some, await self.holders.read(some), strict=True):
                 match evidence_now(lease, pod):
                     case Evidence() as evidence:
-                        found.append(evidence)
+                        bound.append(evidence)
                     case str(reason) if reason:
                         recovery.problems.append(reason)
-        return found
+        return bound
 
     async def _list_pods(self, token: str) -> list[BoundPod]:
         """Request a resync, again until a listing is there; return its pods and claims."""
@@ -158,10 +155,7 @@ class LedgerRebuild:
             await self.clock.sleep(self.timing.poll_s)
 
     async def _leases(self, recovery: Recovery, token: str) -> AsyncIterator[Sequence[Evidence]]:
-        """Yield the leases to restore, those with the best evidence first.
-
-        First those of agents' reports, as they arrive; see `RebuildTiming.silent_node_s`.
-        """
+        """Yield the leases to restore: first those of agents' reports, which count most."""
         since = self.clock.ticks()
         awaited = len(recovery.silent)
         silent_before = awaited
@@ -201,7 +195,7 @@ class LedgerRebuild:
             await self.clock.sleep(self.timing.poll_s)
 
     async def _extend_lock(self, token: str) -> bool:
-        """Extend the lock; return whether all quotas are known."""
+        """Return whether all quotas are known."""
         now = self.clock.now()
         return await self.ledger.extend_rebuild(token, now=now, lock_s=self.timing.lock_s)
 

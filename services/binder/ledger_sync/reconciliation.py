@@ -43,9 +43,8 @@ BINDING_S = 5.0
 CHUNK_WAIT_S = 5.0
 """How long the last chunk of a list waits for the others, which arrive as copies."""
 CHUNK_POLL_S = 0.2
-"""How long the last chunk of a list waits for the others, which arrive as copies."""
+"""Interval of looks at whether they have arrived."""
 Correction = HolderGone | PlacementChosen | LeaseChanged | ResyncRequested
-"""What a difference leads to."""
 
 
 class LedgerMismatch:
@@ -57,15 +56,12 @@ class LedgerMismatch:
 
     def __init__(self, pods: Iterable[BoundPod], unbound: Iterable[PodUid] = ()) -> None:
         self.orphans: list[Lease] = []
-        """Leases whose pods are missing."""
         self.moved: list[tuple[Lease, BoundPod]] = []
-        """Leases for another node than their pod's."""
         self._listed = {pod.pod: pod for pod in pods}
         self._unbound = frozenset(unbound)
         self._leased: set[PodUid] = set()
 
     def add(self, leases: Iterable[Lease]) -> None:
-        """Compare some of the ledger's leases."""
         for lease in leases:
             self._leased.add(lease.pod)
             if lease.state is LeaseState.RESERVED and lease.pod in self._unbound:
@@ -122,7 +118,7 @@ class Reconciler:
         return corrections
 
     async def _pages(self, listing_id: str) -> list[ListedPods] | None:
-        """Return a list, or None if a chunk of it does not arrive."""
+        """Return None if a chunk does not arrive."""
         until = self.clock.ticks() + CHUNK_WAIT_S
         pages = self.evidence.listed(listing_id)
         while pages is None and self.clock.ticks() < until:
@@ -133,7 +129,6 @@ class Reconciler:
     async def _compare(
         self, holders: Sequence[BoundPod], unbound: Sequence[PodUid], *, now: float
     ) -> list[Correction]:
-        """Return events for leases without pods; end misplaced leases; report what has none."""
         mismatch = LedgerMismatch(holders, unbound)
         async for leases in self.ledger.load_all():
             mismatch.add(leases)
@@ -150,7 +145,7 @@ class Reconciler:
                 # Its pod lives on another node: it is not gone.
                 reason = "its pod is bound to another node"
                 ended = await release_as_read(self.ledger, [correction], reason=reason)
-                events += [LeaseChanged(lease=each) for each in ended]
+                events += [LeaseChanged(lease=ended_lease) for ended_lease in ended]
             elif correction is not None:
                 events.append(correction)
         if errors:
@@ -180,33 +175,33 @@ class Reconciler:
 
         Records of pods that are bound by now, without a lease of ours, are removed.
         """
-        found = await self.holders.read_pods(await self._missing_from(frozenset(unbound)))
-        await self._remove_bound([each for each, pod in found if pod and pod.node])
+        recorded = await self.holders.read_pods(await self._missing_from(frozenset(unbound)))
+        await self._remove_bound([record for record, pod in recorded if pod and pod.node])
         return [
-            pod_gone(each)
-            for each, pod in found
+            pod_gone(record)
+            for record, pod in recorded
             if pod is None or (pod.node is None and (pod.deleting or pod.terminal))
         ]
 
     async def _missing_from(self, unbound: frozenset[PodUid]) -> list[PodQueued | PodGated]:
         waiting_pods = self.ledger.waiting_pods
         missing = [pod for pod in await waiting_pods.uids() if pod not in unbound]
-        found = await waiting_pods.load(missing) if missing else []
-        suspects: list[PodQueued | PodGated] = [waiting.queued for waiting in found]
+        waiting = await waiting_pods.load(missing) if missing else []
+        suspects: list[PodQueued | PodGated] = [pod.queued for pod in waiting]
         for namespace in await self.gated_pods.namespaces():
             gated = await self.gated_pods.load(namespace)
             suspects += [pod for pod in gated if pod.pod not in unbound]
         return suspects
 
     async def _remove_bound(self, bound: Collection[PodQueued | PodGated]) -> None:
-        queued = [each.pod for each in bound if isinstance(each, PodQueued)]
+        queued = [pod.pod for pod in bound if isinstance(pod, PodQueued)]
         if queued:
             leases = await self.ledger.load(queued)
             unleased = [pod for pod, lease in zip(queued, leases, strict=True) if lease is None]
             await self.ledger.waiting_pods.remove_bound(unleased)
-        for each in bound:
-            if isinstance(each, PodGated):
-                await self.gated_pods.remove(each.namespace, [each.pod])
+        for pod in bound:
+            if isinstance(pod, PodGated):
+                await self.gated_pods.remove(pod.namespace, [pod.pod])
 
     @handles
     async def remove_deleted_nodes(self, listings: Sequence[NodesListed]) -> None:
@@ -249,5 +244,4 @@ def correction_for(
 
 
 def _is_unsent(lease: Lease, now: float) -> bool:
-    """Return whether the Binding of a lease whose pod is not bound must have been lost."""
     return lease.state is LeaseState.BOUND and lease.created_at < now - BINDING_S

@@ -46,11 +46,8 @@ class RecordWatch:
 
     def __post_init__(self) -> None:
         self._read_at = 0.0
-        """When the next reading is due."""
         self._damaged = frozenset[str]()
-        """What the last reading has found."""
         self._closed_for: dict[str, float] = {}
-        """What the ledger was closed for, and when."""
         self._unnamed: dict[PodUid, None] = {}
 
     @loops(every_s=POLICY_S)
@@ -73,23 +70,24 @@ class RecordWatch:
         self._read_at = now_s + max(pause_s, PAUSE_FACTOR * (now_s - began_s))
 
     async def _check(self, reading: LedgerReading) -> None:
-        found = damages_in(reading)
-        lasting = self._damaged.intersection(found)
-        self._damaged = frozenset(found)
-        if not found and self._unnamed:
+        damages = damages_in(reading)
+        lasting = self._damaged.intersection(damages)
+        self._damaged = frozenset(damages)
+        if not damages and self._unnamed:
             await self._report_pods()
         if not self._may_close(lasting):
             return
         if not await self.ledger.checks.close(reading.generation, reading.unreadable):
             return
         self._closed_for |= dict.fromkeys(lasting, self.clock.ticks())
-        logger.error("the ledger is damaged, and is rebuilt: %s", summarize(sorted(found.values())))
+        logger.error(
+            "the ledger is damaged, and is rebuilt: %s", summarize(sorted(damages.values()))
+        )
         count_anomaly("records_unreadable", len(reading.unreadable))
-        count_anomaly("totals_wrong", len(found) - len(reading.unreadable))
+        count_anomaly("totals_wrong", len(damages) - len(reading.unreadable))
         self._report(reading.unreadable)
 
     def _may_close(self, lasting: frozenset[str]) -> bool:
-        """Return whether a rebuild may help: anything is new, and there were few of them."""
         since = self.clock.ticks() - NOT_AGAIN_S
         self._closed_for = {damage: at for damage, at in self._closed_for.items() if at > since}
         rebuilds = len(set(self._closed_for.values()))
@@ -111,12 +109,12 @@ class RecordWatch:
 
 
 def damages_in(reading: LedgerReading) -> dict[str, str]:
-    """Return what is damaged, by what it is, as text."""
-    found = {
+    """Return texts by what is damaged: the kind and key of a record, or the subject of a total."""
+    damages = {
         f"{record.kind} {record.key}": f"{record.kind} {record.key} cannot be decoded"
         for record in reading.unreadable
     }
     checks = CHECKS if reading.is_of_one_moment else NODE_CHECKS
     for difference in (difference for check in checks for difference in check(reading)):
-        found.setdefault(difference.subject, f"{difference.subject}: {difference.text}")
-    return found
+        damages.setdefault(difference.subject, f"{difference.subject}: {difference.text}")
+    return damages

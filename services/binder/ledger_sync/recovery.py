@@ -25,8 +25,6 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A lease that the ledger does not have, and who says so."""
-
     lease: Lease
     is_hearsay: bool
     """Its holder has no copy: only the agent of its node knows the lease."""
@@ -114,7 +112,6 @@ def places_of(lease: Lease) -> frozenset[tuple[str, DeviceUuid, int | None]]:
 
 
 def sizes_of(shares: Iterable[Share]) -> set[tuple[object, ...]]:
-    """Return the sizes of shares, with their places."""
     return {(*_place(share), share.memory_mib, share.cores_percent) for share in shares}
 
 
@@ -147,7 +144,6 @@ class Recovery:
         self.silent: set[NodeName] = set()
         """Nodes that have a pod with a lease, and have not reported."""
         self.problems: list[str] = []
-        """Evidence that was rejected."""
         self.unlisted: dict[tuple[PodUid, NodeName], Lease] = {}
         """Activated leases whose pods are not listed: they may have been bound since."""
         self.lagging: list[Lease] = []
@@ -155,7 +151,6 @@ class Recovery:
         in progress."""
         self._listed: dict[PodUid, BoundPod] = {}
         self._unreported: dict[PodUid, BoundPod] = {}
-        """Pods with a lease that no agent has reported."""
         for pod in pods:
             self._listed[pod.pod] = pod
             if pod.lease:
@@ -163,7 +158,6 @@ class Recovery:
                 self.silent.add(pod.node)
 
     def add_reports(self, allocations: Mapping[NodeName, Iterable[Allocation]]) -> list[Evidence]:
-        """Return the leases that these nodes' agents have activated for listed pods."""
         self.silent.difference_update(allocations)
         active: dict[PodUid, Lease] = {}
         for node, of_node in allocations.items():
@@ -175,7 +169,8 @@ class Recovery:
                     _keep_newest(active, allocation.pod, allocation.lease)
                 else:
                     _keep_newest(self.unlisted, (allocation.pod, node), allocation.lease)
-        return [each for lease in active.values() for each in self._listed_evidence(lease)]
+        leases = active.values()
+        return [evidence for lease in leases for evidence in self._listed_evidence(lease)]
 
     def _listed_evidence(self, lease: Lease) -> Iterator[Evidence]:
         copy = self._listed[lease.pod].lease
@@ -198,13 +193,12 @@ class Recovery:
         of_nodes = list(by_node.values())
         for first in range(0, len(of_nodes), NODES_PER_PAGE):
             page = of_nodes[first : first + NODES_PER_PAGE]
-            found = [_lease_of_pod(pod) for pods in page for pod in pods]
-            self.problems += [each for each in found if isinstance(each, str)]
-            leases = [each for each in found if isinstance(each, Lease)]
+            of_pods = [_lease_of_pod(pod) for pods in page for pod in pods]
+            self.problems += [problem for problem in of_pods if isinstance(problem, str)]
+            leases = [lease for lease in of_pods if isinstance(lease, Lease)]
             yield sorted(leases, key=lambda lease: lease.created_at)
 
     def _problem(self, node: NodeName, allocation: Allocation) -> str | None:
-        """Return why the activation is no evidence, or None."""
         lease = allocation.lease
         if lease.pod != allocation.pod or lease.node != node:
             return (
@@ -218,9 +212,8 @@ class Recovery:
 
 
 def _keep_newest(active: dict[K, Lease], key: K, lease: Lease) -> None:
-    """Add an activated lease, unless a newer one of the same pod is there."""
-    known = active.get(key)
-    if known is None or known.version < lease.version:
+    kept = active.get(key)
+    if kept is None or kept.version < lease.version:
         active[key] = lease
 
 

@@ -49,14 +49,12 @@ class SchedulingGates:
 
     @handles
     async def save_gated_pods(self, pods: Sequence[PodGated]) -> None:
-        """Save gated pods; their gates are removed at once if the budget allows it."""
         await self.store.save(pods)
         for pod in pods:
             self.events.record(_gated_event(pod), once=True)
         self.wake()
 
     async def remove(self, pods: Sequence[PodTerminated]) -> None:
-        """Remove gated pods that were deleted."""
         deleted: dict[Namespace, list[PodUid]] = {}
         for pod in pods:
             if pod.node is None:
@@ -65,16 +63,13 @@ class SchedulingGates:
             await self.store.remove(namespace, uids)
 
     def wake(self) -> None:
-        """Run the next step at once: a budget may have changed."""
         self._wake.set()
 
     async def wait(self) -> None:
-        """Return when woken, or after a pause."""
         await wait_for_event(self._wake, PAUSE_S)
 
     @loops(wait=lambda gates: gates.wait())
     async def remove_gates(self) -> None:
-        """Remove the gates of all pods whose namespace has budget."""
         self._wake.clear()
         budgets = await self.store.namespaces()
         self._unknown_since = {
@@ -118,7 +113,6 @@ class SchedulingGates:
                 self.events.record(_removed_event(pod), once=True)
 
     async def _remove_gate(self, pod: PodGated) -> bool:
-        """Remove a gate, and return whether it was there and the API server did not refuse."""
         try:
             return await self.pods.remove_gate(pod.namespace, pod.name, pod.pod, BUDGET_GATE)
         except RequestError as error:

@@ -26,7 +26,7 @@ from shared.runtime.service import handles, loops
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
-"""Interval of sweeps: what expires, ends or is freed is noticed this late, at most."""
+"""What expires, ends or is freed is noticed this late, at most."""
 OFFER_S = 0.5
 """How often the capacity number is read while pods wait, else every `SWEEP_S`; nothing else is done
 while it does not change."""
@@ -42,8 +42,6 @@ OFFER_CONCURRENCY = 8
 
 @dataclass(eq=False)
 class Sweeper:
-    """Sweeps every second, and at once when capacity was freed here."""
-
     ledger: RedisLeases
     clock: Clock
 
@@ -53,7 +51,6 @@ class Sweeper:
         self._gangs_at = 0.0
         self._offers_complete = True
         self._have_waited = False
-        """Whether pods waited when the ledger's status was read last."""
         self._resync_needed = False
         """Whether something may have ended or been offered without an event."""
 
@@ -68,7 +65,6 @@ class Sweeper:
 
     @loops(every_s=SWEEP_S)
     async def expire_reservations(self) -> list[BindingFailed | ResyncRequested]:
-        """End reservations that have expired; their pods must be placed again."""
         if self._resync_needed:
             await self.ledger.generation()
             self._resync_needed = False
@@ -119,7 +115,6 @@ class Sweeper:
         return list(offers.pods)
 
     async def wait(self) -> None:
-        """Return when capacity was freed here, or after a pause."""
         every_s = OFFER_S if self._have_waited else SWEEP_S
         pause_s = until_next(self.clock.ticks(), every_s) if self._offers_complete else NEXT_OFFER_S
         await wait_for_event(self.ledger.freed, pause_s)
@@ -168,7 +163,7 @@ class SchedulerOffers:
         await self.make(newest[pod].queued for pod in result.stale)
 
     async def make(self, pods: Iterable[PodQueued]) -> list[PodQueued]:
-        """Offer what was freed to pods whose node kube-scheduler chooses; return the others."""
+        """Offer what was freed to pods of kube-scheduler; return the others."""
         others = list(pods)
         ours = [pod for pod in others if pod.by_kube_scheduler]
         await asyncio.gather(*(self.offer(pod.namespace, pod.name, pod.pod) for pod in ours))
@@ -177,7 +172,6 @@ class SchedulerOffers:
     async def offer(
         self, namespace: str, name: str, uid: PodUid, node: NodeName | None = None
     ) -> None:
-        """Offer something that was freed to one pod, on one node if it is named."""
         value = f"{node or ''}@{self.clock.now() * 1000:.0f}"
         async with self._writes:
             try:

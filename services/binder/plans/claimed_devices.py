@@ -59,12 +59,10 @@ async def reserve_claimed(
 
 
 def placements_among(results: Mapping[PodUid, PlacementChosen | str]) -> list[PlacementChosen]:
-    """Return the placements among the results of `reserve_claimed`."""
     return [result for result in results.values() if isinstance(result, PlacementChosen)]
 
 
 def placement_of(lease: Lease) -> PlacementChosen:
-    """Return the event of a pod that has a reservation, which is to be bound."""
     return PlacementChosen(lease=lease, trace=lease.trace)
 
 

@@ -87,7 +87,6 @@ class PlannedPreemptions:
     is_busy: Callable[[], bool] = lambda: False
     """Returns whether Bindings wait to be sent: they come first."""
     step_s: float = LOOK_S
-    """Interval until the next step."""
 
     def __post_init__(self) -> None:
         self._blocked_until: dict[str, float] = {}
@@ -105,7 +104,6 @@ class PlannedPreemptions:
 
     @loops(every_s=lambda preemptions: preemptions.step_s)
     async def carry_out(self) -> list[PlacementChosen]:
-        """Take the next steps of plans, unless another binder leads."""
         status = await self.ledger.status(now=self.clock.ticks())
         if status is None:
             return []
@@ -121,7 +119,7 @@ class PlannedPreemptions:
         return placements
 
     async def _all(self, actions: Iterable[Awaitable[T]]) -> list[T]:
-        """Return the results of all, `AT_ONCE` at a time; raises the first error once all ended."""
+        """Run `AT_ONCE` at a time. Raises the first error, once all have ended."""
 
         async def act(action: Awaitable[T]) -> T:
             async with self._acting:
@@ -217,7 +215,6 @@ class PlannedPreemptions:
         ]
 
     async def _announce(self, read: StoredPreemption) -> None:
-        """Announce the evictions, or cancel all of them if a dry run refuses one."""
         preemption = read.preemption
         for victim in preemption.victims:
             outcome, reason = await self.pods.evict(victim, dry_run=True)
@@ -286,7 +283,6 @@ class PlannedPreemptions:
         return placements_among(results)
 
     async def _hand(self, read: StoredPreemption, result: PlacementChosen | str | None) -> None:
-        """Record that the pending pod has its lease, or cancel because it cannot get one."""
         if isinstance(result, str):
             await self._cancel(read, result)
         elif result is not None:  # else it is tried again until the preemption expires

@@ -68,7 +68,6 @@ class PlannedStarts:
                 self.conditions.explain(explanation)
 
     async def advance(self, starts: Sequence[StoredStart]) -> list[PlacementChosen]:
-        """Hand over, or withdraw, the starts whose time has come; return the placements."""
         stored = {start.id for start in starts}
         for id_ in self._missing_since.keys() - stored:
             del self._missing_since[id_]
@@ -128,7 +127,6 @@ class PlannedStarts:
     async def _withdraw(
         self, start: StoredStart, reason: str, shown_to: Container[PodUid] | None = None
     ) -> None:
-        """Give up a planned start, and say so to its pods, or to some of them."""
         try:
             if not await self.store.close_start(start):
                 return

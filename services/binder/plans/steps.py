@@ -29,8 +29,6 @@ REASONS = {PreemptionCause.PRIORITY: PRIORITY, PreemptionCause.VIOLATION: VIOLAT
 
 
 class Step(StrEnum):
-    """The next step of a preemption."""
-
     ANNOUNCE = "announce"
     """Check by a dry run whether all victims may be evicted, and announce it to them."""
     WAIT = "wait"
@@ -42,21 +40,17 @@ class Step(StrEnum):
     BIND = "bind"
     """Publish the placement of the pending pod."""
     CLOSE = "close"
-    """The preemption is done."""
     CANCEL = "cancel"
     """Victims that were not evicted stay, and the devices are free for all pods again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedPreemption:
-    """The observed state of a preemption's pods."""
-
     waiting: WaitingPod | None
     """The pending pod, if it waits."""
     lease: Lease | None
-    """The pending pod's lease."""
+    """Of the pending pod."""
     leased_victims: Collection[PodUid]
-    """Victims whose leases are live."""
 
 
 def next_step(
@@ -113,13 +107,12 @@ def _cancel_reason(
 def victim_event(
     victim: Victim, preemption: Preemption, at: float | None = None
 ) -> KubernetesEvent:
-    """Return the Event of a victim that will be evicted at a time, or that was evicted."""
+    """Without a time, the victim was evicted."""
     what = "evicted" if at is None else f"will be evicted at {timestamp(at)}"
     return _victim_event(victim, f"{what}: {_cause(victim, preemption)}")
 
 
 def beneficiary_event(preemption: Preemption) -> KubernetesEvent:
-    """Return the Event of the pending pod, with the pods that are evicted for it, and when."""
     victims = preemption.victims
     reader = preemption.wanted.namespace if preemption.wanted else Namespace("")
     named = dict.fromkeys(name_in(reader, pod.namespace, pod.name) for pod in victims)

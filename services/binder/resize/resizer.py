@@ -85,7 +85,7 @@ class Resizer:
         return reply
 
     async def _try(self, request: ResizeRequest) -> ResizeReply | None:
-        """Decide on the lease as it is now, and act; return None if it has moved on meanwhile."""
+        """Return None if the lease has moved on meanwhile."""
         (lease,) = await self.ledger.load([request.pod])
         node = await self._node(lease)
         match decide(lease, request, node):
@@ -125,7 +125,7 @@ class Resizer:
         return None
 
     async def _limit(self, change: SizeChange) -> str | ResizeReply:
-        """Lower the container's limits before the ledger; return the lock's token, or why not."""
+        """Return the token of the resize's lock, or why the container's limits stay."""
         lease = change.lease
         token = await self.ledger.resizes.lock(lease.pod, ttl_s=LOCK_S)
         if token is None:
@@ -231,7 +231,6 @@ class Resizer:
 
     @loops(every_s=FINISH_S)
     async def finish_resizes(self) -> None:
-        """Finish every abandoned resize, each again after a pause."""
         status = await self.ledger.status(now=self.clock.ticks())
         if status is None or not status.unsynced:
             return
