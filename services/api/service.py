@@ -260,7 +260,7 @@ class ApiService:
 
     @loops(every_s=DATA_S)
     async def publish_data_age(self) -> None:
-        """It also shows that the stream goes on."""
+        """Publish how old the data is, which also shows that the stream goes on."""
         self.feed.publish({DATA})
 
     @loops(every_s=METRICS_S, waits_first=True)
@@ -311,7 +311,7 @@ class ApiService:
 
     @property
     def until_sample_s(self) -> float:
-        """The first sample is made as soon as there is something."""
+        """Interval of samples, of which the first is made as soon as there is something."""
         return RANGES[0].step_s if self.synced else self.timing.round_s
 
     @loops(every_s=lambda service: service.timing.finished_s)

@@ -69,7 +69,7 @@ def all_users(nodes: Sequence[NodeName]) -> tuple[NatsUser, ...]:
 
 
 def operator_user() -> NatsUser:
-    """Of `doctor`, which receives heartbeats."""
+    """Return the user of `doctor`, which receives heartbeats."""
     return NatsUser(
         name=OPERATOR.name,
         publish=(),
@@ -250,7 +250,7 @@ def _accounts(
 
 
 def _configuration(*comments: str, **sections: object) -> str:
-    """In nats-server's format, in which JSON is valid."""
+    """Return a text of nats-server's format, in which JSON is valid."""
     written = {name: section for name, section in sections.items() if section is not None}
     lines = [f"{name}: {json.dumps(section, indent=2)}" for name, section in written.items()]
     return "\n".join([*(f"# {text}" for text in comments), *lines, ""])

@@ -148,5 +148,5 @@ def redis_acl(digests: Mapping[str, str]) -> str:
 
 
 def password_digest(password: str) -> str:
-    """Of SHA-256, as an ACL file contains it."""
+    """Return the SHA-256 digest of a password, as an ACL file contains it."""
     return hashlib.sha256(password.encode()).hexdigest()

@@ -93,7 +93,7 @@ def files_of_servers(data: SecretData) -> tuple[bytes, bytes]:
 def managed_objects(
     data: SecretData, auth_user: NatsUser, nats_directory: str
 ) -> tuple[ManagedObject, ...]:
-    """`auth_user` answers the auth callout; `nats_directory` has the files of NATS' server."""
+    """Return objects; `auth_user` answers the auth callout, `nats_directory` has NATS' files."""
     passwords = {name: data[f"nats.{name}"].decode().partition(":")[2] for name in (AUTH, SYSTEM)}
     issuer = TokenIssuer(data[ISSUER]).public
     authority = {"ca.crt": data[TRUSTED]}
@@ -159,7 +159,7 @@ def should_reload(data: SecretData, now: datetime) -> bool:
 
 
 def expires_at(data: SecretData) -> float:
-    """Of the servers' certificate, in Unix seconds."""
+    """Return when the servers' certificate expires, in Unix seconds."""
     return certificates.load(data["server.crt"]).not_valid_after_utc.timestamp()
 
 

@@ -69,7 +69,7 @@ class KubernetesApi:
 
     @cached_property
     def _complete(self) -> ClusterCredentials:
-        """With what the plugin of the kubeconfig returns."""
+        """Return the credentials with what the plugin of the kubeconfig returns."""
         credentials = self.credentials
         if credentials.token_file is not None:
             try:
@@ -180,7 +180,7 @@ class ApiClient:
 
     @property
     def namespace(self) -> str:
-        """Of the context, as for kubectl."""
+        """Return the namespace of the context, as for kubectl."""
         try:
             return load_credentials(self._kubeconfig, context=self._context).namespace
         except KubeconfigError:
@@ -195,7 +195,7 @@ class ApiClient:
         return self._decoded("GET", f"{path}?{urlencode(chosen)}" if chosen else path, None, kind)
 
     def post(self, path: str, body: object, kind: type[T]) -> T:
-        """As `get`, for a POST."""
+        """Return a response to a POST. Raises RequestError or UnavailableError with what to do."""
         return self._decoded("POST", path, body, kind)
 
     @cached_property

@@ -118,7 +118,7 @@ def ledger_url(text: str) -> str:
 
 
 def absolute(text: str) -> Path | None:
-    """Processes with another working directory read it."""
+    """Parse a path, which processes with another working directory read."""
     return Path(text).absolute() if text else None
 
 

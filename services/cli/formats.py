@@ -82,7 +82,7 @@ def age(seconds: float) -> str:
 
 
 def size_text(size: ShareSize) -> str:
-    """0 percent of the cores are no limit."""
+    """Describe the size of a share; 0 percent of the cores are no limit."""
     cores = size.cores_percent
     return (
         f"{size.memory_mib} MiB{f' and {cores} % of the cores' if cores else ', cores not limited'}"

@@ -40,7 +40,7 @@ POD_TEMPLATE_HASH = "pod-template-hash"
 
 
 def _deployment_of(meta: ObjectMeta) -> str:
-    """The names of a Deployment's ReplicaSets end with their revision."""
+    """Return a pod's Deployment: the names of its ReplicaSets end with their revision."""
     suffix = f"-{meta.labels.get(POD_TEMPLATE_HASH, '')}"
     owners = (owner.name for owner in meta.owner_references if owner.kind == "ReplicaSet")
     return next((name.removesuffix(suffix) for name in owners if name.endswith(suffix)), "")

@@ -54,7 +54,7 @@ class StateDir:
 
     @classmethod
     def at(cls, path: Path) -> Self:
-        """`path` need not exist."""
+        """Return the directory at `path`, which need not exist."""
         return cls(Path(os.path.abspath(path)))  # noqa: PTH100 - a symlink stays one
 
     @classmethod
@@ -70,11 +70,11 @@ class StateDir:
         return directory
 
     def log(self, component: str) -> Path:
-        """The previous one ends in `.log.1`."""
+        """Return the log of a component; the previous one ends in `.log.1`."""
         return self.root / "logs" / f"{component}.log"
 
     def run_file(self, component: str) -> Path:
-        """A service writes it once it is ready."""
+        """Return the file that a service writes once it is ready."""
         return self.root / "run" / f"{component}.json"
 
     def agent(self, node: str) -> Path:
@@ -188,7 +188,7 @@ def locked(directory: StateDir) -> Iterator[None]:
 
 
 def write_supervisor_pid(directory: StateDir) -> None:
-    """A process that inherits the lock calls this again."""
+    """Write our process id into the lock; a process that inherits the lock calls this again."""
     directory.lock.write_text(f"{os.getpid()}\n", encoding="utf-8")
 
 

@@ -169,7 +169,7 @@ class DeviceConfigLoader:
 def _document(
     text: str | None, source: str, load: Callable[[str], object], errors: list[str]
 ) -> object:
-    """Return the document in a text, or None if there is none or its syntax is invalid."""
+    """Return the document, or None if there is none or its syntax is invalid."""
     try:
         return load(text) if text and text.strip() else None
     except ValueError as error:

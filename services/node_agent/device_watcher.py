@@ -1,8 +1,4 @@
-"""Discovers the node's GPUs periodically, and advertises changes.
-
-They are sent to the kubelet in lists of device plugins, to Kubernetes in the node's status, and to
-the ledger in device reports.
-"""
+"""Discovers the node's GPUs periodically, and advertises changes to kubelet, node and ledger."""
 
 import asyncio
 import logging

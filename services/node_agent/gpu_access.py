@@ -18,7 +18,7 @@ class NodeGpus:
     sample: SampleDevices
     health_policy: HealthPolicy = field(default_factory=HealthPolicy)
     has_processes: bool = True
-    """Whether the node's `/proc` shows the processes of its GPUs."""
+    """Whether `/proc` shows the processes of the GPUs."""
 
     def partitioner(self, settings: AgentSettings, step_s: float) -> Partitioners | None:
         if not settings.partitions:

@@ -93,7 +93,7 @@ class AgentMetrics:
 
     @contextlib.contextmanager
     def traced(self, lease: Lease, container: str, resource: str) -> Iterator[str]:
-        """Trace and log an allocation; yields its trace context, or the lease's."""
+        """Yields the trace context of the allocation, or the lease's."""
         facts = {
             "k8s.pod.uid": lease.pod,
             "k8s.pod.name": lease.name,

@@ -32,7 +32,7 @@ MAX_EVENTS = 4096
 class Outbox:
     """Events to be published once the bus is connected.
 
-    Beyond `MAX_EVENTS` the oldest are dropped; device reports contain the same allocations.
+    Beyond `MAX_EVENTS` the oldest are dropped, as device reports have the same allocations.
     """
 
     def __init__(self) -> None:
@@ -69,32 +69,31 @@ class Node:
     snapshot: NodeSnapshot | None = None
     """None until the devices are known: nothing is served before that."""
     unread: tuple[UnreadDevice, ...] = ()
-    """GPUs that cannot be read, besides the devices of the snapshot."""
     report_due: asyncio.Event = field(default_factory=asyncio.Event)
     compare_due: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the records must be compared with the leases without delay."""
+    """The records must be compared with the leases without delay."""
     on_devices: list[Callable[[], None]] = field(default_factory=list)
     config_errors: list[str] = field(default_factory=list)
     outbox: Outbox = field(default_factory=Outbox)
     refused: set[PodUid] = field(default_factory=set)
-    """Pods for which the kubelet requests nothing more: refused ones that got nothing since, and
-    terminal ones with leases."""
+    """Refused pods that got nothing since, and terminal ones with leases: the kubelet requests
+    nothing for them."""
     laid_out: dict[DeviceUuid, str] = field(default_factory=dict)
     layout_faults: dict[DeviceUuid, str] = field(default_factory=dict)
-    """Why a device, which gets no new share, could not be given its MIG layout."""
+    """By device, which gets no new share."""
     grant_faults: dict[DeviceUuid, str] = field(default_factory=dict)
-    """Why no share of a device, which gets no new one, could be given."""
+    """By device, which gets no new share."""
     unproven: bool = False
     """The kubelet has registered the resources anew, and nothing was given since."""
     unresolved_reason: str = ""
-    """Why the container for which the kubelet requests devices is not known, or empty."""
+    """Why the container for which the kubelet requests devices is not known."""
 
     @property
     def closed(self) -> dict[DeviceUuid, str]:
         return {**self.grant_faults, **self.layout_faults}
 
     api_away_at: float = -math.inf
-    """When the API server was last known to be away, by the clock's ticks."""
+    """By the clock's ticks."""
 
     @property
     def leases(self) -> KnownLeases:

@@ -213,7 +213,7 @@ class NodeAgent:
         return self.usage.report(self.watcher.health.latest_xids)
 
     async def drain(self) -> None:
-        """Admit no more pods, report that, and wait until the kubelet starts the admitted."""
+        """Admit no more pods, report that, and wait until the kubelet starts the admitted ones."""
         self.window.draining = True
         self.node.report_due.set()
         began_at = self.clock.ticks()
@@ -293,7 +293,7 @@ class NodeAgent:
         return tuple(served), tuple(name for name in served if name in newly_served)
 
     def _next_reported_at(self) -> float:
-        """Return the time, later than at the last call: consumers drop older reports."""
+        """Return a time later than at the last call: consumers drop older reports."""
         self._reported_at = max(self.clock.now(), self._reported_at + MIN_REPORT_STEP_S)
         return self._reported_at
 
@@ -344,7 +344,6 @@ class NodeAgent:
 
     @loops(wait=lambda agent: agent.numa.wait())
     async def align_numa(self) -> None:
-        """Show the kubelet's topology manager where the GPUs are that it may choose."""
         await self.numa.refresh()
 
     @loops

@@ -122,7 +122,7 @@ class CostRecorder:
 
 
 def _decode_sizes(text: str) -> dict[Size, int]:
-    """None if they are not readable."""
+    """Return the sizes, or none if they are not readable."""
     try:
         return dict(msgspec.json.decode(text or "[]", type=list[tuple[Size, int]]))
     except UNDECODABLE:

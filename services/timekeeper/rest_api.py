@@ -104,7 +104,7 @@ class BudgetApi:
         return routes
 
     def reports(self) -> web.Application:
-        """For GPUSharing's sidecars, which use neither TLS nor tokens."""
+        """Return the application for GPUSharing's sidecars, which use neither TLS nor tokens."""
         routes = web.Application(middlewares=[_with_json_errors])
         routes[BOUNDS] = PORT_BOUNDS
         routes.router.add_post("/budget/{namespace}/report", self._in_turn(self.old_report))

@@ -110,7 +110,7 @@ class Timekeeper:
 
     @loops(every_s=lambda timekeeper: timekeeper.settings.tick_s)
     async def record_costs(self) -> None:
-        """One of the replicas does, once a minute."""
+        """Record what GPUs were used for; one of the replicas does, once a minute."""
         if self.costs is None or not self.has_counted:
             return
         if await self.store.acquire_lock("costs", every_ms=REPORT_EVERY_MS):

@@ -79,7 +79,7 @@ class TimekeeperSettings(ApiServerSettings, LedgerSettings):
 
     @property
     def auth_mode(self) -> str:
-        """none, tokens or kube."""
+        """How callers authenticate: none, tokens or kube."""
         return self.auth or ("tokens" if self.tokens else "none")
 
     def check(self) -> None:

@@ -98,7 +98,7 @@ def late_response(uid: str, *, all_pods: bool = False) -> bytes:
 
 
 def encode_response(uid: str, decision: AdmissionDecision) -> bytes:
-    """API servers drop a warning that is not printable."""
+    """Encode the review of a decision; API servers drop a warning that is not printable."""
     response: dict[str, object] = {"uid": uid, "allowed": decision.allowed}
     if decision.warnings:
         response["warnings"] = list(map(cut, decision.warnings))

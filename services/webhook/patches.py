@@ -21,7 +21,7 @@ class PatchOperation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def escape_pointer(key: str) -> str:
-    """As one token of a JSON pointer (RFC 6901)."""
+    """Return a key as one token of a JSON pointer (RFC 6901)."""
     return key.replace("~", "~0").replace("/", "~1")
 
 

@@ -121,7 +121,7 @@ class PodAdmission:
 
     @cached_property
     def containers(self) -> Sequence[PodContainer]:
-        """Those under review: of a new pod all, else the ones that the update adds."""
+        """The containers under review: those of a new pod, or the ones that an update adds."""
         if self.old is None:
             return self.pod.containers
         before = {container.name for container in self.old.containers}
@@ -137,12 +137,12 @@ class PodAdmission:
 
     @cached_property
     def gpu_containers_of_pod(self) -> Sequence[PodContainer]:
-        """By resources or by ResourceClaims."""
+        """All containers of the pod that request GPUs, by resources or by ResourceClaims."""
         return [container for container in self.pod.containers if self.holds_gpu(container)]
 
     @cached_property
     def leased_containers(self) -> Sequence[PodContainer]:
-        """By resources, if Leasehold serves the pod's scheduler: the pod gets a lease."""
+        """Those that request GPUs by resources, if Leasehold serves the pod's scheduler."""
         if not self.policy.schedulers.serves(self.pod):
             return ()
         return [container for container in self.pod.containers if container.requests_gpu]

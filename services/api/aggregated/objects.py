@@ -233,7 +233,7 @@ def _labels(node: str, model: str) -> Mapping[str, str]:
 
 
 def _age(since: datetime | UnsetType, now: float) -> str:
-    """As kubectl shows it."""
+    """Format the time since an instant as kubectl does."""
     if since is UNSET:
         return "<unknown>"
     seconds = max(int(now - since.timestamp()), 0)

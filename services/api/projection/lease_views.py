@@ -75,7 +75,7 @@ def idle_holder(share: HeldShare, now: float) -> IdleHolder:
 
 
 def finished_pod(lease: Lease, ended: float, reason: str) -> FinishedPod:
-    """Shares of init containers are left out."""
+    """Describe a pod whose lease has ended, without shares of init containers."""
     shares = [share for share in lease.shares if not share.init]
     gpus = sum(share.part_of_device for share in shares)
     return FinishedPod.from_attributes(
@@ -93,7 +93,7 @@ def finished_pod(lease: Lease, ended: float, reason: str) -> FinishedPod:
 
 
 def balances(accounts: Accounts) -> list[Balance]:
-    """Of each account that has a window."""
+    """Return the balance of each account that has a window."""
     return [
         balance(account, account.budget or Budget(namespace=account.namespace), accounts.now_ms)
         for account in accounts.accounts

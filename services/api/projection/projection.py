@@ -226,7 +226,7 @@ class Projection:
         return lease_end(lease, now, self.run_times.expected_s(lease))
 
     def queue(self) -> list[WaitingPod]:
-        """In the order in which freed capacity is offered."""
+        """Return the waiting pods, in the order in which freed capacity is offered."""
         return fair_queue(self.waiting.values(), self.fair_share())
 
     def waiting_pods(self) -> list[WaitingPod]:

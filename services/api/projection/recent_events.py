@@ -93,7 +93,7 @@ class RecentEvents:
         return self._number > before
 
     def times_of(self, pod: PodUid) -> Mapping[str, float]:
-        """By the step's name, when it was observed."""
+        """Return when each step of a pod was observed, by the step's name."""
         return self._steps.get(pod, {})
 
     def _add(self, event: PodEvent, now: float) -> None:

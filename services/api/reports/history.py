@@ -167,7 +167,7 @@ def history_columns(
         places.append(place)
 
     def shown(values: Values, absent: float | None = None) -> Column:
-        """`absent`: what an unknown value counts as where others are known."""
+        """Replace unknown values by `absent` where others are known."""
         return tuple(
             None
             if place is None or not values

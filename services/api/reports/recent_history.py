@@ -147,7 +147,7 @@ class RecentHistory:
         self._finished = {pod.pod: pod for pod in newest[:MOST_SERIES] if pod.ended > now - DAY_S}
 
     def finished(self, now: float) -> list[FinishedPod]:
-        """The latest first."""
+        """Return the pods that finished within a day, the latest first."""
         return [pod for pod in self._finished.values() if pod.ended > now - DAY_S]
 
     def finished_pod(self, pod: PodUid, now: float) -> FinishedPod | None:

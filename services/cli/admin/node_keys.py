@@ -37,7 +37,7 @@ KUBECONFIG = "kubeconfig"
 
 
 def node_keys(flags: NodeKeys) -> int:
-    """An existing kubeconfig stays. Raises RequestError if it cannot write."""
+    """Write the files, except an existing kubeconfig. Raises RequestError if it cannot."""
     credentials = load_credentials(flags.kubeconfig)
     node = flags.node or platform.node().lower()
     requested_at = datetime.now(UTC)

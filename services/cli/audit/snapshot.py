@@ -87,7 +87,7 @@ class Snapshot(LedgerReading):
 
 
 def shares_on(totals: NodeTotals, device: DeviceUuid) -> Iterator[tuple[Lease, Share]]:
-    """In the order of their slots."""
+    """Yield the shares of one device with their leases, in the order of their slots."""
     shares = [
         (lease, share)
         for lease in totals.leases

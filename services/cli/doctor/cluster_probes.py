@@ -130,12 +130,12 @@ class ClusterProbes:
         return judge.redis(facts, by_sentinels=by_sentinels, unreadable=unreadable)
 
     async def redis_clock(self) -> Finding:
-        """Reservations expire by Redis' clock."""
+        """Compare clocks: reservations expire by Redis' clock."""
         facts = await redis_facts(self._redis(), self.servers.redis_credentials)
         return judge.clock("Redis", facts.ahead_s)
 
     async def api_clock(self) -> Finding:
-        """The API server reports whole seconds."""
+        """Compare clocks with the API server, which reports whole seconds."""
         before = time.time()
         date = await self.kubernetes.date()
         after = time.time()
@@ -388,7 +388,7 @@ class ClusterProbes:
         return (await self.kubernetes.create(REVIEWS, body, AccessReview)).status.allowed
 
     async def _heartbeats(self) -> tuple[Heartbeat, ...]:
-        """Of each replica the latest, observed once for all checks."""
+        """Return the latest heartbeat of each replica; observed once for all checks."""
         if self._observing is None:
             self._observing = asyncio.create_task(self._observe_heartbeats())
         return await self._observing

@@ -169,7 +169,7 @@ def _share_kind(
 
 
 def _alike_lines(kind: str, size: str, shares: Sequence[ShareView], now: float) -> Iterator[str]:
-    """Of several shares, the least usage is named."""
+    """Yield the lines of shares of the same kind and size, with the least usage of several."""
     several = len(shares) > 1
     title = f"{len(shares)} GPUs" if several else "GPU"
     yield f"{title:12}{', '.join(str(share.index) for share in shares)} {kind}"

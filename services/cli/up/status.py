@@ -45,7 +45,7 @@ SIZE_LINES = 2
 
 
 def status(flags: Status) -> int:
-    """The exit code is 0 if everything runs and is ready."""
+    """Show what runs; return 0 if everything runs and is ready."""
     directory = StateDir.found(flags.state)
     pid = supervisor_pid(directory)
     state = load_state(directory)

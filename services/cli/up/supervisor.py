@@ -72,7 +72,7 @@ async def is_ready(component: Component, pid: int) -> bool:
 
 
 def address_of(component: Component) -> str:
-    """The component's own, else the one in its run file."""
+    """Return the component's own address, else the one in its run file."""
     if component.address:
         return component.address
     contents = (

@@ -1,14 +1,14 @@
 """The admission window: which pods may be bound to this node now.
 
-A kubelet requests devices for one pod after the other. If its agent is killed, it permanently fails
-every pod that still waits. So only `MAX_IN_FLIGHT` pods are admitted before they have devices, one
-of each GPU, as the GPU may fail meanwhile, and only one while the kubelet has requested none
-lately. A kubelet that has lost its API server does not receive its pods: the first of them closes
-the node, until its devices are requested.
+A kubelet requests devices for one pod after the other; if its agent is killed, it permanently fails
+every pod that waits. So only `MAX_IN_FLIGHT` pods are admitted before they have devices, one of
+each GPU, as the GPU may fail meanwhile, and only one while the kubelet has requested none lately. A
+kubelet that has lost its API server does not receive its pods: the first of them closes the node,
+until its devices are requested.
 
 A pod that Allocate would refuse, whose device is not healthy, or could not be given its MIG layout,
-is not admitted: it would fail, and its controller's next one, too. That includes committed leases,
-as a binder may have stopped before it sent the Binding. While the kubelet's pod list cannot be
+is not admitted, also with a committed lease, as its binder may have stopped before it sent the
+Binding: it would fail, and its controller's next one, too. While the kubelet's pod list cannot be
 read, a container is identified only by its request: then pods with the same request are bound one
 after the other.
 """
@@ -67,9 +67,7 @@ class AdmissionWindow:
         self.aligns_numa = False
         """The kubelet aligns devices with CPUs: pods in flight must have the same NUMA nodes."""
         self._waiting: dict[PodUid, tuple[Lease, float]] = {}
-        """Since when they are in flight: admitted, or first seen to be bound."""
         self._refused: dict[PodUid, tuple[float, float]] = {}
-        """Pods that Allocate would refuse: since when, and at the last request."""
 
     def in_flight(self) -> dict[PodUid, Lease]:
         """Return the leases of all pods that wait for devices, bound or only admitted."""
@@ -186,7 +184,6 @@ class AdmissionWindow:
         }
 
     def _refusal(self, lease: Lease, node: NodeSnapshot) -> str:
-        """Return why Allocate would refuse the pod by the present records, or an empty text."""
         checkpoint = self.node.checkpoint
         try:
             check_open(lease.shares, node.devices, self.node.closed)

@@ -65,14 +65,13 @@ class NodeSnapshot:
     """Devices that the driver no longer lists; a container would start without them."""
     fences: Mapping[str, Fence] = field(default_factory=dict)
     instances: InstanceUuids = field(default_factory=dict)
-    """Of the container that the decision is about."""
     now: float = 0.0
 
 
 def check_shares(shares: Sequence[Share], pod: PodUid, node: NodeSnapshot) -> None:
     """Raise RequestError if the node cannot give out these shares as it is now.
 
-    Whether its devices have room is decided by `services.node_agent.records.device_guard`.
+    Whether there is room is up to `services.node_agent.records.device_guard`.
     """
     check_present(shares, node)
     check_fences(shares, pod, node.fences)
@@ -167,9 +166,9 @@ def preferred_device_ids(
 ) -> list[str]:
     """Choose the IDs of a container's shares: the leased slots if free, else others of the device.
 
-    Of many, the lowest numbers are taken first, so that many IDs make few runs. Returns exactly
-    `size` IDs with `must_include` among them, or none, which leaves the choice to the kubelet.
-    Raises RequestError if the lease gives the container nothing.
+    The lowest numbers come first, so that many IDs make few runs. Returns exactly `size` IDs with
+    `must_include` among them, or none, which leaves the choice to the kubelet. Raises RequestError
+    if the lease gives the container nothing.
     """
     lease = valid_lease(lease, candidate, node.name)
     container = candidate.container.name
@@ -242,8 +241,7 @@ def grant(
 def container_setup(lease: Lease, container: str, node: NodeSnapshot) -> ContainerSetup:
     """Return the setup that gives a container its shares and enforces their limits.
 
-    MIG instances enforce theirs. Raises RequestError for one that does not exist, and for instances
-    beside other shares.
+    Raises RequestError for a MIG instance that does not exist, or is beside other shares.
     """
     dialect = dialect_of(lease)
     shares = lease.shares_of(container)

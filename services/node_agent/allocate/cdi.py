@@ -1,8 +1,8 @@
 """CDI specifications: what a device, and a request of a ResourceClaim, add to a container; pure.
 
-Container Device Interface, https://github.com/cncf-tags/container-device-interface. The CDI kind is
-Leasehold's: runtimes inject no device that two files define. Libraries for graphics and video are
-left out, since HAMi-core does not limit them.
+https://github.com/cncf-tags/container-device-interface. The CDI kind is Leasehold's: runtimes
+inject no device that two files define. Libraries for graphics and video are left out, since
+HAMi-core does not limit them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -50,14 +50,13 @@ FOLDERS = (
     "usr/lib/x86_64-linux-gnu/nvidia/current",
     "usr/lib/aarch64-linux-gnu/nvidia/current",
 )
-"""Where distributions keep the driver's libraries, below its root."""
+"""Below the driver's root."""
 HOOKS = (
     "/usr/bin/nvidia-cdi-hook",
     "/usr/bin/nvidia-ctk",
     "/usr/local/nvidia/toolkit/nvidia-cdi-hook",
     "/usr/local/nvidia/toolkit/nvidia-ctk",
 )
-"""Where NVIDIA's container toolkit and GPU operator install the program."""
 
 
 DRIVER_ROOTS = (Path("/"), Path("/run/nvidia/driver"))
@@ -66,13 +65,13 @@ BY_CDI: DeviceListStrategies = (DeviceListStrategy.CDI_CRI,)
 READ_TIMEOUT_S = 1.0
 """A kubelet refuses pods that arrive while an agent starts."""
 USED_BEFORE = "containerd://2.0"
-"""Stands for a runtime for which an earlier run has written the file."""
+"""A runtime for which an earlier run has written the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverPaths:
     roots: Sequence[Path] = DRIVER_ROOTS
-    """On the host; the first that has the driver's libraries counts."""
+    """The first that has the driver's libraries counts."""
     host: Path = Path("/")
     """The host's root as this process sees it."""
     hook: str = ""
@@ -99,14 +98,12 @@ class CdiFiles:
     ) -> None:
         self.path = directory / FILE
         self.configured = configured
-        """Empty if the agent chooses."""
         self.strategies = configured or DEFAULT_STRATEGIES
         self.places = places
         self.read_runtime = read_runtime
         self.list_instances = list_instances
         self.checkpoint = checkpoint
         self.used_by_claims = used_by_claims
-        """Claims name devices by CDI only."""
         self._gpus: tuple[Gpu, ...] = ()
         self._names: frozenset[str] = frozenset()
         self._is_removed = False
@@ -114,13 +111,13 @@ class CdiFiles:
         self._runtime = ""
         self._why_no_cdi: str | None = None
         self.unwritable_reason = ""
-        """Why no new container could get devices by the file when it was last written, or empty."""
+        """Why no new container could get devices by the file when it was last written."""
 
     async def update(self, gpus: Sequence[Gpu]) -> None:
         """Write these GPUs to the file, or remove it if no container uses it.
 
-        It stays while containers run that got devices by it: their restarts need it. Raises
-        UnavailableError naming the missing file of the driver, or the path that cannot be written.
+        Restarts of containers that run need it, too. Raises UnavailableError naming the missing
+        file of the driver, or the path that cannot be written.
         """
         self._gpus = tuple(gpus)
         async with self._writing:

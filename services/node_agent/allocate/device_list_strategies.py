@@ -1,8 +1,4 @@
-"""NVIDIA's device-list strategies, which pass devices to containers; pure.
-
-Each adds to Allocate's response what NVIDIA's plugin adds: a variable or mounts for NVIDIA's
-container runtime, names for any runtime that supports CDI.
-"""
+"""NVIDIA's device-list strategies, which pass devices to containers as its plugin does; pure."""
 
 import re
 from collections.abc import Sequence

@@ -23,7 +23,6 @@ AGAIN_S = 1.0
 MAX_AGAIN_S = 60.0
 """The longest such pause."""
 NOT_GIVEN = "GrantFailed"
-"""Code of a device's fault: a share of it could not be given."""
 
 TryAgain = Callable[[], Awaitable[None]]
 """Raises an error of `NOT_ITS_OWN` while it fails; any other one ends the tries, since it is about
@@ -34,7 +33,7 @@ class FailedGrants:
     def __init__(self, node: Node) -> None:
         self.node = node
         self._tries: dict[DeviceUuid | None, TryAgain] = {}
-        """By closed device; None is the node."""
+        """None is the node."""
         self._added = asyncio.Event()
 
     def close_devices(self, shares: Iterable[Share], reason: str, try_again: TryAgain) -> None:

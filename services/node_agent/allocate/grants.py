@@ -51,7 +51,7 @@ class Grants:
         self.reconciler = reconciler
         self.failed = FailedGrants(node)
         self._failed_pods: Set[DeviceUuid | None] = frozenset()
-        """What is closed and has failed a pod since: devices, and None for the node."""
+        """By closed device, or None for the node."""
 
     @asynccontextmanager
     async def counted(self, resource: str) -> AsyncIterator[None]:

@@ -1,9 +1,8 @@
 """Serves the kubelet's calls: resolves the container, and gives it the shares of its lease.
 
-Calls for one resource are served one after the other, since each changes which container is next;
-one that waits for MIG instances counts as served. A refused pod fails permanently, so only a
-contradiction is refused; for what cannot be seen (the API server, the kubelet's lists or the binder
-do not respond), a call waits.
+Calls for one resource are served one after the other, since each changes which container is next. A
+refused pod fails permanently, so only a contradiction is refused; for what cannot be seen (the API
+server, the kubelet's lists or the binder do not respond), a call waits.
 """
 
 import asyncio
@@ -66,11 +65,10 @@ class AllocationHandler:
         self.views = views
         self.patience = Patience(node.clock, node.timing.sight_s)
         self._locks = defaultdict[str, asyncio.Lock](asyncio.Lock)
-        """By resource."""
         self._partitioning: dict[tuple[str, PodUid, str], tuple[str, ...]] = {}
-        """Device IDs of calls that wait for MIG instances, by resource, pod and container."""
+        """Device IDs of calls that wait for MIG instances."""
         self._preferred: dict[str, tuple[PodUid, str]] = {}
-        """By resource, the container of the latest reply."""
+        """The container of the latest reply, by resource."""
         self._registrations = 0
 
     async def get_preferred_allocation(
@@ -98,7 +96,7 @@ class AllocationHandler:
         return preferred
 
     def note_registered(self) -> None:
-        """The kubelet may have another configuration, or choose other devices, since."""
+        """Note that the kubelet has registered a resource: it may have another configuration."""
         self._registrations += 1
         self.node.unproven = True
 

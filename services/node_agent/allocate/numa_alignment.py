@@ -3,8 +3,8 @@
 The kubelet chooses NUMA nodes by the free IDs before it calls the device plugin, and these do not
 tell whether a GPU has room. So while a pod with a lease is about to be admitted, only the IDs of
 its GPUs show a NUMA node: the kubelet chooses one of these, or rejects the pod because that node
-has no CPUs left. At other times, each ID shows the NUMA node of its GPU. Nothing is shown to a
-kubelet whose policy is `none`, or is not known.
+has no CPUs left. At other times, each ID shows the NUMA node of its GPU; none do to a kubelet whose
+policy is `none`, or is not known.
 
 Leases count the CPUs that pods get beside their GPUs, so that no pod is placed where it is
 rejected. CPUs that pods have beyond their leases are reported as not there.
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 SINGLE_NODE = "single-numa-node"
 REJECTING = frozenset({"restricted", SINGLE_NODE})
-"""Policies that reject pods whose CPUs are not at their GPUs' NUMA node."""
+"""They reject pods whose CPUs are not at their GPUs' NUMA node."""
 ALIGNING = REJECTING | {"best-effort"}
 CPU_LIST = "/sys/devices/system/node/node{}/cpulist"
 MOST_NUMA_NODES = 8
@@ -94,12 +94,11 @@ class NumaAlignment:
         self.plugins = plugins
         self.window = window
         self._registrations = 0
-        """Of all resources, when the policy was read: a kubelet that restarts may have another."""
+        """When the policy was read: a kubelet that restarts may have another."""
         self._policy = ""
         self._taken: Mapping[DeviceUuid, NumaNodes] = {}
         self._sent_at = 0.0
         self._cpus: Mapping[int, int] = {}
-        """That leases can take, by NUMA node."""
         self._is_known = False
         self._late_at = node.clock.ticks() + 2 * node.timing.status_late_s
 

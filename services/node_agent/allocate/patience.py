@@ -1,7 +1,7 @@
 """How long the kubelet's calls may wait for what the agent cannot see.
 
-A refused pod fails permanently, so a call waits for as long as the kubelet allows. The kubelet does
-nothing else while it admits pods, so calls that follow one another share one deadline.
+A refused pod fails permanently, so a call waits for as long as the kubelet allows, which does
+nothing else meanwhile: calls that follow one another share one deadline.
 """
 
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ class Patience:
         self._calls = 0
         self._ended_at = float("-inf")
         self.until = 0.0
-        """Deadline of these calls, by the monotonic clock."""
+        """Deadline by the monotonic clock."""
 
     @property
     def is_serving(self) -> bool:

@@ -25,7 +25,7 @@ class ContainerCandidate:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationHistory:
     allocated: Mapping[tuple[PodUid, str], tuple[str, ...]] = field(default_factory=dict)
-    """Device IDs of successful calls, by pod and container."""
+    """Of successful calls, by pod and container."""
     refused: Set[PodUid] = frozenset()
     over: Set[PodUid] = frozenset()
     """Ended pods that an old list may still contain."""
@@ -137,7 +137,6 @@ def _up_to_first_main(containers: Iterable[KubeletContainer]) -> list[KubeletCon
 def _only(
     candidates: list[ContainerCandidate], pod_resources: PodResources
 ) -> ContainerCandidate | AmbiguousContainer:
-    """Return the only candidate left without pods that the kubelet does not list as active."""
     active = [c for c in candidates if (c.pod.namespace, c.pod.name) in pod_resources.pods]
     left = active if len(candidates) > 1 and active else candidates
     return left[0] if len(left) == 1 else AmbiguousContainer(tuple(left))

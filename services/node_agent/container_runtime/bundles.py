@@ -1,10 +1,9 @@
 """The devices that the container runtime lets each container use, read from the OCI bundles.
 
 A runtime writes each container's specification to `config.json` below its state directory, with all
-that CDI, NRI plugins and NVIDIA's runtime have added. What NVIDIA's hook adds to an existing
-container are mounts of its first process. Both are read without a capability, unlike the
-container's own `/dev`. Nothing that a pod can write counts: the name of a container's cgroup comes
-from the kubelet.
+that CDI, NRI plugins and NVIDIA's runtime have added; what NVIDIA's hook adds later are mounts of
+the first process. Both are read without a capability, unlike the container's own `/dev`. Nothing
+that a pod can write counts.
 """
 
 import contextlib
@@ -25,7 +24,7 @@ BUNDLES = (
     "run/k3s/containerd/io.containerd.runtime.v2.task/k8s.io",
     "run/containers/storage/overlay-containers",
 )
-"""Directories named by container ID: of containerd, k3s' containerd, and CRI-O."""
+"""By container ID; of containerd, k3s' containerd, and CRI-O."""
 GPU_MAJOR = 195
 MOST_GPUS = 254
 """Minor numbers of the driver from this one on are not of GPUs."""
@@ -43,7 +42,7 @@ class _Device(Struct, frozen=True, gc=False):
 
 
 class _Rule(Struct, frozen=True, gc=False):
-    """For the cgroup's devices; None is every number."""
+    """None is every number."""
 
     allow: bool = False
     type: str = ""

@@ -1,7 +1,7 @@
 """Settings of the container runtime by which pods can get GPUs that they do not lease.
 
-They are read from files of containerd, CRI-O and NVIDIA's toolkit. A runtime without files has its
-defaults, which give nothing to pods.
+They are of containerd, CRI-O and NVIDIA's toolkit. Without files, a runtime has its defaults, which
+give nothing to pods.
 """
 
 import tomllib
@@ -22,7 +22,7 @@ TOOLKIT_FILES = (
     "etc/nvidia-container-runtime/config.toml",
     "usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
 )
-"""Of NVIDIA's packages, and of the GPU operator."""
+"""The second is the GPU operator's."""
 CONTAINERD_FILES = (
     "etc/containerd/config.toml",
     "var/lib/rancher/k3s/agent/etc/containerd/config.toml",
@@ -222,7 +222,7 @@ def _texts(value: object) -> tuple[str, ...]:
 def _containerd_files(host: Path) -> list[Path]:
     """Return containerd's file and the files that it imports, in the order in which they count.
 
-    Imports of imported files count as well. A relative path is beside its file.
+    A relative path is beside its file.
     """
     files = _existing(host, CONTAINERD_FILES)[:1]
     pending = [*files, *_existing(host, (IMPORTED,))]

@@ -24,7 +24,7 @@ OTHER_PLUGIN = (
     "node"
 )
 DRIVER_NAME = "nvidia"
-"""How resources and sockets of plugins for GPUs begin."""
+"""Prefix of resources and sockets of plugins for GPUs."""
 MAX_LISTED = 5
 MAX_LISTED_IDS = 2_000
 """With more, a kubelet of 1.36 that restarts is busy for seconds, and allocates nothing."""

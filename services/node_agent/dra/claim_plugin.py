@@ -62,7 +62,7 @@ class ClaimPlugin(
         self.preparation = preparation
         self.on_registered = on_registered
         self.unregistered_reason: str | None = UNREGISTERED
-        """Why the kubelet does not call the driver, or None while it is registered."""
+        """None while the driver is registered."""
         for socket in (self.endpoint, self.registration_socket):
             check_socket(socket)
 

@@ -119,7 +119,7 @@ class ClaimPreparation:
     def _report_refused(self, claim: LeaseHolder, reason: str) -> None:
         """Report a lease on what another holder has been given, or on what has left the node.
 
-        The device report after it restores that holder's lease, which was lost.
+        The device report after it restores that holder's lost lease.
         """
         self.node.outbox.add(
             ShareRefused(

@@ -74,7 +74,7 @@ class SliceWriter:
         self._stored: dict[str, RawObject] | None = None
         """By name, or None if they must be listed."""
         self._deleted: set[str] = set()
-        """UIDs of slices deleted since they were last written."""
+        """UIDs since they were last written."""
         self._node_uid = ""
 
     def request(self) -> None:

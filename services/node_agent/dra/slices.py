@@ -66,7 +66,7 @@ def _counters(slices: Iterable[int]) -> dict[str, Any]:
 API_VERSION = "resource.k8s.io/v1"
 ALL_CORES = 100
 UNHEALTHY = "leasehold.dev/unhealthy"
-"""Key of an unhealthy device's taint; its value is the fault."""
+"""Its value is the fault."""
 PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
 NUMA_NODE = "resource.kubernetes.io/numaNode"
 """Kubernetes' own attributes, by which claims match devices of several drivers."""
@@ -87,7 +87,6 @@ class ClaimableNode:
     uid: str
     devices: tuple[Device, ...]
     leases: tuple[Lease, ...]
-    """Those that are live."""
     driver_version: str = ""
     profiles: Mapping[DeviceUuid, Sequence[InstanceProfile]] = field(default_factory=dict)
     taint_effect: TaintEffect = TaintEffect.NO_SCHEDULE
@@ -167,10 +166,9 @@ class _Left:
         self.least_share_mib = least_share_mib
         self.cores_given: Counter[DeviceUuid] = Counter()
         self.unknown: dict[DeviceUuid, list[Booking]] = {}
-        """What the scheduler does not subtract itself."""
         self.layouts: dict[DeviceUuid, str] = {}
         self.unknown_positions: set[tuple[DeviceUuid, int]] = set()
-        """MIG instances that the scheduler does not know as allocated."""
+        """Those that the scheduler does not know as allocated."""
         for lease in leases:
             is_known = (
                 lease.claim is not None and (lease.pod, lease.claim.generation) not in deallocated
@@ -304,7 +302,7 @@ def _attributes(
 
 
 def _semantic(version: re.Match[str]) -> str:
-    """Return a version with three numbers without leading zeros: `535.104.05` is 535.104.5."""
+    """Drop leading zeros, for three numbers: `535.104.05` is 535.104.5."""
     return ".".join(str(int(number or 0)) for number in version.groups())
 
 

@@ -14,7 +14,7 @@ from shared.model.names import DeviceUuid
 DISABLE_VARIABLE = "DP_DISABLE_HEALTHCHECKS"
 ENABLE_VARIABLE = "DP_ENABLE_HEALTHCHECKS"
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-"""Errors of an application, which do not affect the next one."""
+"""They do not affect the next application."""
 _ALL = "all"
 _ALL_XIDS = frozenset({_ALL, "xids"})
 _MEANINGS = {

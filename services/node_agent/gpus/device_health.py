@@ -1,9 +1,9 @@
 """The health states of devices, and what a probe changes in them; pure.
 
-`healthy` devices are offered. A `suspect` device has a fault that may be transient: it gets no new
-pod, but pods on their way may start. A `cordoned` device is unhealthy for the kubelet, the owners
-of its leases are notified, and it is not probed for a backoff time that doubles each time. Then it
-is `probing`, until enough probes in a row succeed.
+A `suspect` device has a fault that may be transient: it gets no new pod, but pods on their way may
+start. A `cordoned` device is unhealthy for the kubelet, the owners of its leases are notified, and
+it is not probed for a backoff time that doubles each time. Then it is `probing`, until enough
+probes in a row succeed.
 """
 
 from collections.abc import Callable, Iterable, Mapping

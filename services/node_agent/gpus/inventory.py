@@ -31,10 +31,9 @@ NO_FAULTS: Mapping[DeviceUuid, str] = {}
 class SharingConfig:
     split_count: int = 10
     unit_mib: int = 1
-    """Unit in which pods request memory."""
     strategy: str = "auto"
     geometries: tuple[MigGeometries, ...] = KNOWN_GEOMETRIES
-    """By model; the first entry that names a model applies."""
+    """The first entry that names a model applies."""
     may_partition: bool = True
     """Otherwise a device offers only its current instances."""
     hidden: frozenset[str] = frozenset()
@@ -78,7 +77,6 @@ class Gpu:
     """False if its memory is the host's, which the driver does not report."""
     fault: Fault | None = None
     ecc_errors: int | None = None
-    """Uncorrected, since the driver was loaded."""
     numa: int | None = None
     pcie: str = ""
     bus: str = ""
@@ -92,7 +90,7 @@ class Gpu:
 
     @property
     def usable_mib(self) -> int:
-        """Of a GPU in MIG mode, memory of its instances."""
+        """Memory that programs can get; of a GPU in MIG mode, memory of its instances."""
         return self.memory_mib - (0 if self.mode is DeviceMode.MIG else self.reserved_mib)
 
     @property
@@ -104,9 +102,7 @@ class Gpu:
 class GpuProcess:
     pid: int
     memory_bytes: int | None = None
-    """None if the driver does not report it."""
     busy_percent: int | None = 0
-    """None as in MIG mode."""
     instance: int | None = None
 
 

@@ -18,7 +18,6 @@ from shared.model.errors import LeaseholdError, UnavailableError
 from shared.model.names import DeviceUuid
 
 GPUS = Path("driver/nvidia/gpus")
-"""Below `/proc`; missing without the driver."""
 MOST_BYTES = 4096
 """A driver writes about 400 bytes."""
 EXCLUDED = "Yes"

@@ -64,8 +64,7 @@ class GpuProber:
     ) -> None:
         self._reader = GpuReader(count, read, limit_s=limit_s)
         self.unreadable: dict[int, str] = {}
-        """By index, why the latest probe could not read a GPU; one that never responded is not
-        returned."""
+        """By index; a GPU that never responded is not returned."""
         self._known: dict[int, Gpu] = {}
 
     async def probe(self) -> tuple[Gpu, ...]:

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 SHARED_MODE = 0o777
 PROBE_BYTES = 4096
 MIN_FREE_BYTES = 16 * 1024 * 1024
-"""Room for regions, directories and the checkpoint of some pods."""
+"""For some pods."""
 MIN_FREE_FILES = 64
 """Some file systems have room for a fixed number of files only."""
 
@@ -43,7 +43,7 @@ class ContainerFiles:
         self.min_free_bytes = MIN_FREE_BYTES
         self.timing = timing
         self.unwritable_reason = ""
-        """Why no container could be prepared at the last probe, or empty."""
+        """Why no container could be prepared at the last probe."""
         self._unprepared: tuple[ContainerSetup, Path] | None = None
 
     @property

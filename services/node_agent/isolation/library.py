@@ -32,11 +32,10 @@ from shared.model.errors import UnavailableError
 logger = logging.getLogger(__name__)
 
 CURRENT = "current"
-"""Has the directory and the version of the library that new containers mount."""
+"""Names the directory and the version that new containers mount."""
 LOAD_S = 10.0
 """Time limit of a trial load in a process of its own."""
 _ELF_HEAD = 20
-"""The start of a library, with its machine type."""
 _SHARED_OBJECT = 3
 _MACHINES = {"x86_64": 62, "aarch64": 183}
 _NUMBERS = re.compile(r"\d+")
@@ -221,7 +220,6 @@ async def unusable_reason(path: Path) -> str:
 
 
 def is_loadable(library: bytes, machine: str) -> bool:
-    """Whether this is the content of a 64-bit shared library for this machine."""
     if len(library) < _ELF_HEAD or library[:6] != b"\x7fELF\x02\x01":
         return False
     kind, built_for = struct.unpack_from("<HH", library, 16)

@@ -3,12 +3,12 @@
 A container may write anything into its region. So every count is clamped, every text checked, and
 impossible numbers are marked: the result is a value, never an exception.
 
-A slot cannot be trusted about its process either: a killed process leaves its slot, and the library
-removes it only when another process joins or is out of memory. To fill the gap it moves the last
-slot down, and the old place, above the slots that it counts, keeps its content. A process of a
-library with sequence locks (1.1-bad, 1.2) goes on writing to the old place; one of an older library
-looks up its slot by PID each time. So the records of a region are of processes that live, by the
-PIDs of the container's cgroup, and of two records of a process the last written counts.
+A killed process leaves its slot, which the library removes only when another process joins or is
+out of memory. To fill the gap it moves the last slot down, and the old place, above the slots that
+it counts, keeps its content. A process of a library with sequence locks (1.1-bad, 1.2) goes on
+writing to the old place; one of an older library looks up its slot by PID each time. So the records
+of a region are of processes that live, by the PIDs of the container's cgroup, and of two records of
+a process the last written counts.
 """
 
 import re
@@ -24,7 +24,6 @@ from shared.model.leases.lease import MIB
 EXITED = 0
 RUNNING = 1
 WRAPPED = 1 << 63
-"""Amounts from here on have wrapped below zero."""
 _SEMAPHORE_VALUE = 0xFFFFFFFF
 """The lower half of glibc's `sem_t`; the upper one counts waiters."""
 _UUID = re.compile(rb"(?:GPU|MIG)-[0-9A-Fa-f-]{1,91}")
@@ -54,7 +53,6 @@ class Slot:
     total: tuple[int, ...]
     sm_percent: tuple[int, ...]
     writes: int = 0
-    """By its sequence lock, or 0 if the library has none."""
     torn: bool = False
     """Each read found it being written: its amounts may belong to different moments."""
 
@@ -75,9 +73,9 @@ class Region:
     orphans: tuple[Slot, ...]
     """Slots above these whose processes have not marked themselves as ended."""
     lock_owner: int
-    """PID in the container of the holder of the lock on slots, or 0."""
+    """PID in the container, or 0."""
     locked: bool
-    """Whether that lock is held; a process that is killed does not release it."""
+    """A process that is killed does not release the lock."""
     utilization_switch: int
     last_kernel_at: int | None
     """Unix seconds, or None if no kernel has run or the layout has no such field."""
@@ -115,7 +113,7 @@ class DeviceSums(MemoryUsage):
     enforced: int = 0
     """What the library compares with the limit; includes ended processes until cleared."""
     wrapped: int = 0
-    """Amounts left out because they were counted down below zero."""
+    """Left out because they were counted down below zero."""
 
 
 def sums(region: Region, position: int, living: Set[int] | None = None) -> DeviceSums:

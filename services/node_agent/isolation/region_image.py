@@ -36,7 +36,6 @@ class RegionSeed:
 
     @property
     def memory_limits(self) -> tuple[int, ...]:
-        """Positions without a device have no limit."""
         return self.memory_bytes + (0,) * (DEVICES - len(self.memory_bytes))
 
     @property

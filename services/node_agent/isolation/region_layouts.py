@@ -35,7 +35,7 @@ class SlotLayout:
 
     @property
     def utilization(self) -> int:
-        """After 16 u64 of what NVML shows of the process's memory."""
+        """The records of utilization, after 16 u64 of what NVML shows of the process's memory."""
         return self.used + DEVICES * (self.used_size + 8)
 
     @property

@@ -32,7 +32,6 @@ from shared.dialects.hami_core import OVERRIDES, overrides
 from shared.model.errors import UnavailableError
 
 MODE = 0o666
-"""The container's processes may run as any user."""
 TRIES = 5
 _I32 = struct.Struct("<i")
 _U64 = struct.Struct("<Q")

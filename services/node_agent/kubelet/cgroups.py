@@ -1,7 +1,6 @@
 """The pod and container of a process, read from the cgroup that the kubelet put it in.
 
-The kubelet names a pod's cgroup after its UID, and the runtime a container's after its ID. Nothing
-that a container writes is trusted.
+Kubelet and runtime name cgroups by UID and ID. Nothing that a container writes is trusted.
 """
 
 import errno
@@ -36,8 +35,7 @@ def parse_cgroup(text: str) -> tuple[PodUid | None, str]:
     """Return pod and container ID from a `/proc/<pid>/cgroup`, for cgroups v1 and v2.
 
     The outermost pod of a path counts, as a pod can create cgroups below its own. If hierarchies
-    name different pods, the result is no pod. For example, `.../kubepods/pod<uid>/<id>` gives this
-    uid and this ID.
+    name different pods, there is none. For example, `.../kubepods/pod<uid>/<id>`.
     """
     owners = {
         _parse_path(line.split(":", 2)[2]) for line in text.splitlines() if line.count(":") > 1
@@ -79,8 +77,7 @@ def parse_start_time_s(stat: str) -> float:
 def pods_of_processes(proc: Path) -> dict[int, PodUid]:
     """Return the pods of the node's processes that run in one, by PID on the node.
 
-    Reads the cgroup of every process, 20 µs each. Raises UnavailableError if processes cannot be
-    seen.
+    Costs 20 µs for every process. Raises UnavailableError if processes cannot be seen.
     """
     return {pid: pod for pid, pod, _ in _pod_processes(proc)}
 
@@ -129,7 +126,7 @@ def _origin(process: Path) -> tuple[PodUid | None, str]:
 
 
 def _read(path: Path) -> str:
-    """Read a file of `/proc` without buffers, which take longer than reading."""
+    """Read without buffers, which take longer than reading."""
     with path.open("rb", buffering=0) as file:
         return file.read().decode(errors="replace")
 

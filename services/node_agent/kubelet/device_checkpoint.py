@@ -77,7 +77,6 @@ class PluginResources:
         self.since: dict[str, float] = {}
         self._seen_at: dict[str, float] = {}
         self._read: tuple[FileIdentity | None, frozenset[str]] = None, frozenset()
-        """The checkpoint that was read last, and for which amounts."""
 
     async def refresh(self, amounts: frozenset[str]) -> None:
         """Find out which amounts are allocated by device plugin.

@@ -8,7 +8,7 @@ from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
 
 MAX_PLAIN = 64
-"""More IDs than this are recorded as runs."""
+"""More are recorded as runs."""
 
 
 def compact(ids: Iterable[str]) -> tuple[str, ...]:

@@ -1,7 +1,4 @@
-"""A device plugin: a gRPC server on one socket, for one resource and one registration.
-
-Messages that can be large are made once and sent as bytes.
-"""
+"""A device plugin: a gRPC server on one socket, for one resource and one registration."""
 
 import asyncio
 import contextlib
@@ -103,7 +100,7 @@ class PluginServer:
         self.resource = resource
         self.socket = socket
         self.watched_at: float | None = None
-        """When the kubelet was sent the first list, by the monotonic clock."""
+        """By the monotonic clock."""
         self.ended = asyncio.Event()
         self.ended_by = ""
         self._handler = handler
@@ -114,7 +111,7 @@ class PluginServer:
         self._starting: asyncio.Task[None]
 
     async def start(self) -> None:
-        """Listen. Raises UnavailableError if the socket cannot be opened."""
+        """Raises UnavailableError if the socket cannot be opened."""
         server = grpc.aio.server(
             options=(
                 ("grpc.max_receive_message_length", MAX_RECEIVED_BYTES),

@@ -80,7 +80,6 @@ class NodePods:
         self.clock = node.clock
         self.proc = proc
         self.unreadable_reason = ""
-        """Empty while the list can be read."""
         self.is_passing = False
         """The list cannot be read for a reason that usually passes by itself."""
         self._unreadable_at = ""
@@ -90,7 +89,7 @@ class NodePods:
         self._was_read = False
         self._tried_at = 0.0
         self._finds_processes = False
-        """Processes of another pod were ever seen, or our own pod's in the node's PID namespace."""
+        """Those of another pod were ever seen, or our own pod's in the node's PID namespace."""
 
     async def list_pods(self) -> tuple[KubeletPod, ...]:
         """Return the pods. Raises UnavailableError while the kubelet may be restarting."""

@@ -43,7 +43,7 @@ class KubeletPods:
         return tuple(_pod(pod) for pod in listed.items or ())
 
     async def topology_policy(self) -> str:
-        """Return the policy of its topology manager; raises as `list_pods` does."""
+        """Raises as `list_pods` does."""
         configuration = await self._read("/configz", _Configuration)
         return configuration.kubeletconfig.topology_manager_policy
 

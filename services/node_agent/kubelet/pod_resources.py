@@ -43,7 +43,6 @@ class KubeletPodResources:
     def __init__(self, socket: Path, channel: grpc.aio.Channel) -> None:
         self.socket = socket
         self.silent_reason = ""
-        """Why the latest call got no response, or empty."""
         self._stub = api_pb2_grpc.PodResourcesListerStub(channel)
 
     @classmethod

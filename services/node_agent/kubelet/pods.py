@@ -17,7 +17,7 @@ STILL_PLUGIN = (
 class UnservedResource:
     for_s: float
     plugin_amount: str = ""
-    """What the kubelet still allocates of it by device plugin, if that is the reason."""
+    """What is still allocated of it by device plugin."""
 
 
 def explain_unserved(resources: Mapping[str, UnservedResource]) -> str:
@@ -38,7 +38,7 @@ class KubeletContainer:
     init: bool = False
     """It ends before the next one starts; a sidecar does not."""
     variables: tuple[str, ...] = ()
-    """Names of those that the pod sets itself, unless to the value of its lease."""
+    """That the pod sets itself, unless to the value of its lease."""
     prefixes: tuple[str, ...] = ()
     """Of each source of `envFrom`; may be empty."""
 
@@ -50,9 +50,9 @@ class KubeletPod:
     name: str
     phase: str = "Pending"
     containers: tuple[KubeletContainer, ...] = ()
-    """In the order in which the kubelet serves them: init containers first."""
+    """In the order in which the kubelet serves them."""
     container_ids: Mapping[str, str] = field(default_factory=dict)
-    """Names of created containers by the runtime's ID."""
+    """By the runtime's ID."""
     leased_at: float = 0.0
     """When the lease that it was bound with was created, in Unix seconds, or 0."""
 
@@ -64,7 +64,7 @@ class KubeletPod:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningPods:
     processes: Mapping[PodUid, Set[str]] = field(default_factory=dict)
-    """The IDs of their containers with processes, sandboxes included."""
+    """IDs of their containers, sandboxes included."""
     starting: Set[PodUid] = frozenset()
 
     @property
@@ -99,9 +99,9 @@ class PodResources:
     holdings: tuple[Holding, ...] = ()
     claims: frozenset[ClaimHolding] = frozenset()
     cpus: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
-    """That containers have exclusively, by namespace and name of their pod."""
+    """Exclusive ones, by namespace and name of the pod."""
     pods: frozenset[tuple[str, str]] = frozenset()
-    """Namespace and name of every pod, devices or not."""
+    """Namespaces and names, devices or not."""
 
     def holders(self, resource: str) -> frozenset[ContainerPlace]:
         return frozenset(holding.place for holding in self.holdings if holding.resource == resource)
@@ -112,7 +112,7 @@ class AllocatableResources:
     numa: Mapping[str, Mapping[str, NumaNodes]]
     """Of each healthy device ID, by resource."""
     cpus: frozenset[int]
-    """That containers can have exclusively; none without CPU manager policy `static`."""
+    """Exclusive ones; none without CPU manager policy `static`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,6 @@ class ProcessOrigin:
     pod: PodUid | None
     container_id: str = ""
     inner_pid: int = 0
-    """Inside the container."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +128,7 @@ class ContainerDevices:
     container_id: str
     gpus: frozenset[int] = frozenset()
     every_device: bool = False
-    """It is privileged, and may open every device of the node."""
+    """It is privileged."""
 
     @property
     def sees_gpus(self) -> bool:

@@ -72,14 +72,12 @@ class DevicePlugins:
         self.allocatable = allocatable
         self.plugin_resources = PluginResources(node, directory, allocatable)
         self.amounts: Mapping[str, frozenset[str]] = {}
-        """Amounts in node status that pods request beside a served resource, by the latter."""
+        """Pods request them beside a served resource, by which they are stored."""
         self._examined: frozenset[str] = frozenset()
-        """Amounts that were examined, or could not be."""
         self.endpoints: dict[str, PluginEndpoint] = {}
         self.numa: Mapping[DeviceUuid, NumaNodes] = NO_NUMA
-        """By device; its IDs show them."""
         self.served_changed = asyncio.Event()
-        """Set when other resources are served, or the kubelet can allocate others than before."""
+        """Also when the kubelet can allocate others than before."""
         self.registered = asyncio.Event()
         self._changed = asyncio.Event()
 
@@ -199,7 +197,7 @@ class PluginEndpoint:
         self._registered_at = 0.0
         self.registrations = 0
         self.lost_at = time.monotonic()
-        """When it was last served; before the first registration, since when it should be."""
+        """Before the first registration, since when it should be served."""
         self._plugins = plugins
         self.ids = ids
         self._numa = plugins.numa

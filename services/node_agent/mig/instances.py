@@ -35,7 +35,7 @@ class MigInstance:
     compute_slices: int
     compute_ids: tuple[int, ...] = ()
     uuid: str = ""
-    """Of its MIG device, if one compute instance fills it; else empty."""
+    """Empty unless one compute instance fills it."""
     busy: bool = False
 
 
@@ -48,7 +48,7 @@ ListInstances = Callable[[DeviceUuid], Awaitable[tuple[MigInstance, ...]]]
 class MigState:
     enabled: bool
     pending: bool
-    """MIG mode after the next reset of the device."""
+    """After the next reset of the device."""
     profiles: tuple[InstanceProfile, ...] = ()
     """Empty while MIG is off."""
 

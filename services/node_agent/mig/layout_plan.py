@@ -93,7 +93,7 @@ def _known_profiles(
 def arrange(
     wanted: Sequence[InstanceProfile], kept: Sequence[MigInstance], compute_slices: int
 ) -> tuple[int, ...] | None:
-    """Return a start for each wanted instance so that all fit beside the kept ones, or None."""
+    """Return starts so that all instances fit beside the kept ones, or None."""
     compute = sum(profile.compute_slices for profile in wanted) + sum(
         i.compute_slices for i in kept
     )

@@ -66,15 +66,14 @@ class LayoutReconciler:
         self.list_device = list_device
         self.partitioner = partitioner
         self.profiles: Mapping[DeviceUuid, tuple[InstanceProfile, ...]] = {}
-        """Of the GPUs that support MIG, as of the last discovery."""
+        """As of the last discovery."""
         self._wake = asyncio.Event()
         node.on_devices.append(self._wake.set)
         self._locks: dict[DeviceUuid, asyncio.Lock] = {}
         self._handled_fences: dict[DeviceUuid, int] = {}
-        """Of the newest lease that each device was laid out for."""
         self._blocked_by: dict[DeviceUuid, str] = {}
         self._failed: dict[DeviceUuid, tuple[str, float]] = {}
-        """The layout that each closed device could not be given, and since when in Unix seconds."""
+        """The layout, and since when in Unix seconds."""
 
     def leases_changed(self) -> None:
         self._wake.set()
@@ -219,7 +218,6 @@ class LayoutReconciler:
                         await self._lay_out(device, layout)
 
     def _needed_layout(self, device: DeviceUuid) -> MigLayout | None:
-        """Return the layout of a closed device's newest lease, or else the failed one, or None."""
         if device not in self._failed or self.node.snapshot is None:
             return None
         name, _ = self._failed[device]

@@ -36,8 +36,6 @@ PARTITION_TIMEOUT_S = 120.0
 
 
 class RemotePartitioner:
-    """There is one connection per request."""
-
     def __init__(self, gpus: GpuDriver, socket: Path) -> None:
         self.gpus = gpus
         self.socket = socket

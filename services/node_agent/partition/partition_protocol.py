@@ -23,7 +23,7 @@ ERROR_CODES: tuple[tuple[str, type[LeaseholdError]], ...] = (
 class InstancesRequest(msgspec.Struct, tag=True, frozen=True):
     device: DeviceUuid
     after_changes: bool = False
-    """Wait until all changes of the device that were requested before have ended."""
+    """Changes that were requested before have ended."""
 
 
 class PartitionRequest(msgspec.Struct, tag=True, frozen=True):

@@ -34,12 +34,10 @@ class CheckpointReconciler:
         self.serves_claims = serves_claims
         """Whether the kubelet calls when a claim ends; otherwise PodResources show it."""
         self.over: Set[PodUid] = frozenset()
-        """Ended pods that the kubelet still lists as live: its list is old."""
+        """The kubelet's list is old, and shows them as live."""
         self._unseen: Mapping[PodUid, str] = {}
-        """Why it cannot be seen whether a pod has ended."""
 
     async def rebuild(self) -> None:
-        """Record what the checkpoint lacks, from PodResources and synced leases."""
         node = self.node.snapshot
         if node is None:
             return

@@ -36,7 +36,7 @@ class Leftovers:
         self._since: dict[PodUid, tuple[float, float]] = {}
         """In ticks, and Unix seconds."""
         self._vanished: dict[PodUid, tuple[float, float, float]] = {}
-        """Deleted pods that may still run: since when, and when a binder last requested them."""
+        """Since when they may still run, and when a binder last requested them."""
         self._shown: Mapping[PodUid, Excess] = {}
         self._pids: Mapping[PodUid, tuple[int, ...]] = {}
 

@@ -1,9 +1,9 @@
 """Whether a pod of the node has ended, by everything that the agent sees of it; pure.
 
-No witness suffices alone. The kubelet's list repeats what it reads from the API server: after an
-outage, and while the kubelet admits another pod, one that ended long ago may be listed as running.
-PodResources list nothing at first after a restart of the kubelet. The ledger may have lost a lease.
-Processes are always true, but a container that waits for its restart has none.
+The kubelet's list repeats what it reads from the API server: after an outage, and while the kubelet
+admits another pod, one that ended long ago may be listed as running. PodResources list nothing at
+first after a restart of the kubelet. The ledger may have lost a lease. Processes are always true,
+but a container that waits for its restart has none.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,12 +36,11 @@ class PodObservation:
     processes: bool
     """Apart from the sandbox of a pod that is listed as terminal."""
     starts: bool | None
-    """Whether it may start its first process now, or None if processes cannot be seen."""
+    """None if processes cannot be seen."""
     listed: KubeletListing
     holds: bool | None
-    """Whether PodResources show its devices, or None if they cannot be read."""
+    """None if PodResources cannot be read."""
     leased: bool
-    """As far as the agent knows."""
 
 
 def end_of(seen: PodObservation) -> PodEnd:

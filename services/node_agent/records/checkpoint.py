@@ -39,7 +39,7 @@ class CheckpointFile:
     entries: tuple[CheckpointEntry, ...] = ()
     fences: Mapping[str, Fence] = field(default_factory=dict)
     devices: tuple[Device, ...] = ()
-    """As last offered, without their health."""
+    """Without their health."""
 
 
 class Checkpoint:
@@ -56,13 +56,13 @@ class Checkpoint:
         self.fences: dict[str, Fence] = {}
         self.devices: tuple[Device, ...] = ()
         self.lost = False
-        """The file is missing or unreadable: it must be rebuilt from PodResources."""
+        """It must be rebuilt from PodResources."""
         self.unrecorded: Mapping[DeviceUuid, Collection[str]] = {}
-        """Pods without an entry that hold parts of a device."""
+        """Pods without an entry."""
         self.changing = asyncio.Lock()
         """Held while an entry and the region of its container change together."""
         self._called_at: dict[tuple[PodUid, str, str], tuple[float, bool]] = {}
-        """When the kubelet last called for an entry (Unix time, s), and whether to start it."""
+        """In Unix time (s), and whether to start the container."""
         self._writing = asyncio.Lock()
         self._numbers = itertools.count(1)
         self._disk = threading.Lock()

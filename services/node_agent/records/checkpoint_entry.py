@@ -34,7 +34,6 @@ class ShrunkLease:
     """A smaller lease whose limits a container has already; the ledger may not have it yet."""
 
     resize_id: str
-    """In which the lease may become so."""
     lease: Lease
     """Its version is the one that the resize is based on."""
     setup: ContainerSetup

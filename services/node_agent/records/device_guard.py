@@ -21,7 +21,7 @@ EXCEEDED = "LeasesExceedMemory"
 
 
 class OvercommitError(RequestError):
-    """A device would have been given out more than once; the message names its holders."""
+    """The message names the holders."""
 
 
 def check_room(
@@ -110,7 +110,6 @@ Excess = Mapping[DeviceUuid, DeviceExcess]
 def beyond_leases(
     entries: Iterable[CheckpointEntry], leases: Mapping[PodUid, Lease]
 ) -> dict[PodUid, Excess]:
-    """Return what pods have been given beyond the ledger's leases, by pod and device."""
     excesses: dict[PodUid, Excess] = {}
     for pod, given in _shares_by_pod(entries).items():
         leased = leases[pod].shares if pod in leases else ()

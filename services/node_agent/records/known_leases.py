@@ -24,10 +24,9 @@ class KnownLeases:
         self.node = node
         self.leases: dict[PodUid, Lease] = {}
         self.ended: dict[PodUid, tuple[float, float]] = {}
-        """Creation and version of ended leases, in the order of their updates."""
+        """Creation and version, in the order of updates."""
         self.revision = 0
         self.synced = synced
-        """The complete list has been received at least once."""
         self._revisions: dict[PodUid, int] = {}
 
     def observe(self, leases: Iterable[Lease]) -> list[Lease]:

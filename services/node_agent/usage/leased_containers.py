@@ -31,7 +31,7 @@ class LeasedContainer:
     seed: RegionSeed | None = None
     instances: tuple[str, ...] = ()
     allocated_at: float = 0.0
-    """When the kubelet got its shares, in Unix seconds, or 0."""
+    """In Unix seconds, or 0."""
 
     def instance_of(self, share: Share) -> str:
         mig_shares = (
@@ -74,10 +74,9 @@ class Scan:
     scanned_at: float = 0.0
     instances: Mapping[str, MigInstance] = field(default_factory=dict)
     living: Mapping[ContainerKey, Set[int]] | None = None
-    """PIDs of each container's processes in its own namespace."""
+    """In the container's own namespace."""
     stuck: Mapping[ContainerKey, str] = field(default_factory=dict)
     uncapped: Set[ContainerKey] = frozenset()
-    """With a process whose cores are not limited."""
     claims: Set[ClaimHolding] = frozenset()
 
     def living_in(self, container: ContainerKey) -> Set[int] | None:

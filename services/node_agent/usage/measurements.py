@@ -24,7 +24,6 @@ class MeasuredShare:
     limit_bytes: int | None = None
     region: DeviceSums | None = None
     driver_bytes: int | None = None
-    """None if the driver did not respond, or does not report it."""
     driver_percent: int | None = None
     processes: int = 0
     instance: MigInstance | None = None
@@ -71,16 +70,14 @@ class MeasuredContainer:
     region: Region | InvalidRegion | None
     shares: tuple[MeasuredShare, ...]
     uncounted_pids: tuple[int, ...] = ()
-    """PIDs (of the node) of its processes on leased devices that HAMi-core does not count."""
+    """On the node; of processes on leased devices that HAMi-core does not count."""
     lost_pids: tuple[int, ...] = ()
-    """PIDs (in the container) of processes whose new allocations HAMi-core does not count."""
+    """In the container; of processes whose new allocations HAMi-core does not count."""
     stuck: str = ""
-    """Why its processes hang in HAMi-core, or empty."""
     unidentified: tuple[UnidentifiedProcess, ...] = ()
     uncapped: bool = False
-    """HAMi-core cannot limit the cores of one of its processes."""
+    """Some process has unlimited cores."""
     altered: tuple[str, ...] = ()
-    """How the limits in its region differ from those of its lease."""
 
     def key_of(self, share: MeasuredShare) -> ShareKey:
         return share_key(self.container.lease.pod, share.share)

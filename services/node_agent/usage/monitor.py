@@ -176,12 +176,11 @@ class UsageMonitor(Collector):
         self._queue: asyncio.Queue[list[ViolationFound]] = asyncio.Queue(MAX_QUEUED)
         self._errors: set[str] = set()
         self._earlier_errors: set[str] = set()
-        """Why the scan before the latest one was incomplete; logged then."""
         self._pods: dict[PodUid, KubeletPod] = {}
         self._views = ContainerViews(bundles, proc)
         self._exempt = ExemptNamespaces(node.kubernetes)
         self._unlisted: dict[str, int] = {}
-        """In how many scans the kubelet's pods did not have a container that may open GPUs."""
+        """Scans in which the kubelet's pods did not have a container that may open GPUs."""
         self._limits = ReportLimits()
         self._symptoms = RegionSymptoms()
         self._idle = IdleShares()
@@ -298,7 +297,7 @@ class UsageMonitor(Collector):
         """Return the PIDs of each container's processes in its own namespace, or None.
 
         A process with memory is one that the driver lists. If a region counts memory of another,
-        which was killed or which the driver did not list, all processes of its pod are looked up.
+        which was killed or not listed, all processes of its pod are looked up.
         """
         if not self.processes_in_pods:
             return None
@@ -323,7 +322,6 @@ class UsageMonitor(Collector):
         return await self._known(asyncio.to_thread(processes_of, pods, self.proc), None)
 
     async def _known(self, reading: Awaitable[T], default: D) -> T | D:
-        """Return what is read, or the default if it cannot be; log why, but not at each scan."""
         try:
             return await reading
         except (LeaseholdError, OSError) as error:
@@ -393,7 +391,6 @@ class UsageMonitor(Collector):
         return list(visibility_violations(self.node.name, unleased, exempt))
 
     def _listable(self, seeing: Sequence[ContainerDevices]) -> list[ProcessOrigin]:
-        """Return containers for which pods are listed; sandboxes, in a few scans only."""
         listed = {name for pod in self._pods.values() for name in pod.container_ids}
         self._unlisted = {
             container.container_id: self._unlisted.get(container.container_id, 0) + 1
@@ -409,7 +406,6 @@ class UsageMonitor(Collector):
     async def _list_claims(
         self, containers: Iterable[LeasedContainer], origins: Iterable[ProcessOrigin]
     ) -> frozenset[ClaimHolding]:
-        """Return what pods have by claims, if a process runs in a pod without a lease."""
         leased = {pod for container in containers for pod in container.pods}
         if {origin.pod for origin in origins} <= {None, *leased}:
             return frozenset()

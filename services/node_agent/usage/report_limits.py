@@ -15,11 +15,11 @@ three scans, and ignore the others."""
 
 
 class ReportLimits:
-    """What has been reported of each pod lately. Namespaces take turns."""
+    """Namespaces take turns."""
 
     def __init__(self) -> None:
         self._reports: dict[PodUid, tuple[float, int]] = {}
-        """Begin of a pod's window, and its reports since then."""
+        """Since the begin of a pod's window."""
 
     def admit(self, due: Iterable[ViolationFound], now: float) -> list[ViolationFound]:
         self._reports = {

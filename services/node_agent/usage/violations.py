@@ -95,7 +95,6 @@ def _some(pids: Sequence[int]) -> str:
 def unleased_violations(
     node: NodeName, unleased: Iterable[AttributedProcess], containers: Iterable[LeasedContainer]
 ) -> Iterator[ViolationFound]:
-    """Return a violation per process; the pod's name may be unknown."""
     names = {
         container.lease.pod: (container.lease.namespace, container.lease.name)
         for container in containers

@@ -50,7 +50,7 @@ class UnleasedView:
     pod: KubeletPod
     container: str
     gpus: tuple[int, ...] = ()
-    """Numbers of these GPUs; none if it is privileged."""
+    """Their numbers; empty if it is privileged."""
 
     @property
     def reason(self) -> ViolationReason:

@@ -13,7 +13,7 @@ from shared.model.errors import RequestError
 T = TypeVar("T")
 
 MAX_LIST_BYTES = 4_000_000
-"""The kubelet receives at most 4 MiB in one message; this leaves a margin."""
+"""The kubelet receives at most 4 MiB in one message."""
 MAX_ID_LENGTH = 63
 UNKNOWN_SOFTWARE = NodeSoftware()
 _HEALTH_LENGTHS = {True: len("Healthy"), False: len("Unhealthy")}
@@ -23,12 +23,11 @@ _HEALTH_LENGTHS = {True: len("Healthy"), False: len("Unhealthy")}
 class NodeAdvertisement:
     served: Mapping[str, Mapping[str, PluginDeviceId]] = field(default_factory=dict)
     amounts: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Resources of node status that pods request beside a served one, by the latter."""
+    """Pods request them beside a served resource, by which they are stored."""
     node_status: Mapping[str, int] = field(default_factory=dict)
     annotations: Mapping[str, str | None] = field(default_factory=dict)
     labels: Mapping[str, str | None] = field(default_factory=dict)
     annotation_entries: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Our entries in annotations that others write too."""
     objects: tuple[NodeObject, ...] = ()
 
     def with_more(self, more: Mapping[str, int]) -> "NodeAdvertisement":

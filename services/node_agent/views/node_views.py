@@ -55,18 +55,18 @@ class ViewWriter:
         self.node = node.name
         self.known = node
         self.handshake = handshake
-        """Whether to report to older schedulers of Volcano that the device plugin runs."""
+        """Older schedulers of Volcano then learn that the device plugin runs."""
         self.path = node_path(node.name)
         self.advertisement: NodeAdvertisement | None = None
         self.pods: dict[PodUid, tuple[Lease, dict[str, str]]] = {}
         self._node_changed = asyncio.Event()
         self._pods_changed = asyncio.Event()
         self._read_at: float | None = None
-        """When the Node object was last read, or first to be read, by the clock's ticks."""
+        """Or is first to be read, by the clock's ticks."""
         self._failure = ""
         self._observed: ApiNode | None = None
         self._written = "0"
-        """Resource version of the last write: the watch shows older ones afterwards."""
+        """The watch shows older versions after a write."""
         self._reading = asyncio.Lock()
         self._status = NodeStatus()
         self._status_read_at = float("-inf")

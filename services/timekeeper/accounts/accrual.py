@@ -73,7 +73,7 @@ def _days(period: Period, day: date) -> tuple[date, date]:
 
 
 def _midnight_ms(day: date, zone: ZoneInfo) -> int:
-    """If daylight saving skips midnight, it is the instant of the change."""
+    """Return when a day begins; if daylight saving skips midnight, the instant of the change."""
     return int(datetime.combine(day, time(), zone).timestamp()) * 1000
 
 

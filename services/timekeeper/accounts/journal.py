@@ -134,7 +134,7 @@ def lease_family(charged_lease: str) -> str:
 
 
 def resized_ms(lease: Lease) -> int:
-    """0 if it was not resized."""
+    """Return when the lease was last resized, or 0 if it was not."""
     return round(lease.resized_at * 1000)
 
 

@@ -243,7 +243,7 @@ def _brief(value: object) -> str:
 
 
 def _units(path: str, value: float | str | None) -> int | None:
-    """Exact units; raises RequestError naming the path."""
+    """Return GPU-minutes as exact units. Raises RequestError naming the path."""
     if value is None:
         return None
     units = Fraction(str(value)) * UNITS_PER_GPU_MINUTE if _MINUTES.fullmatch(str(value)) else None
@@ -255,7 +255,7 @@ def _units(path: str, value: float | str | None) -> int | None:
 
 
 def _money_units(path: str, value: int | str) -> int:
-    """Exact units; raises RequestError naming the path."""
+    """Return money as exact units. Raises RequestError naming the path."""
     if not re.fullmatch(MONEY, str(value)):
         raise RequestError(
             f"{path} must be money such as 1000.50, below {10**12} and with at most two decimals, "
@@ -317,7 +317,7 @@ class StatusCopy:
 
 
 def parse_status(status: object, budget: Budget | None) -> StatusCopy | None:
-    """None without a status, or for an invalid one."""
+    """Parse a status, or return None if there is none, or it is invalid."""
     try:
         read = msgspec.convert(status, BudgetStatus)
         amounts = (read.window_used_units, read.granted_units, read.rollover_units)

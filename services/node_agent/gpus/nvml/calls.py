@@ -52,7 +52,7 @@ def with_nvml(function: Callable[[], T]) -> T:
 
 
 def count_gpus() -> int:
-    """Raise UnavailableError, with a remedy, without a driver."""
+    """Raises UnavailableError, with a remedy, without a driver."""
     try:
         return int(with_nvml(pynvml.nvmlDeviceGetCount))
     except UnavailableError as error:

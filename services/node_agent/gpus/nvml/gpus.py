@@ -52,7 +52,6 @@ Links = Mapping[DeviceUuid, Mapping[DeviceUuid, int]]
 
 class NvmlGpus:
     def __init__(self, *, timeout_s: float = TIMEOUT_S, proc: Path | None = None) -> None:
-        """Read the kernel driver's list in `proc`, such as `/proc`, if it is given."""
         self.timeout_s = timeout_s
         self.unread: tuple[UnreadDevice, ...] = ()
         self._kernel = None if proc is None else KernelGpus(proc, limit_s=self._limit_s)
@@ -61,7 +60,7 @@ class NvmlGpus:
         self._link_calls: SingleFlight[Links] = SingleFlight()
         self._links: Links = {}
         self._links_valid: tuple[frozenset[DeviceUuid], float] | None = None
-        """The GPUs whose links are known, and until when these count as current."""
+        """Those whose links are known, and until when these count as current."""
         self._mig_calls: SingleFlight[Any] = SingleFlight()
 
     def _limit_s(self) -> float:

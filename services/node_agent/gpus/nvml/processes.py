@@ -28,7 +28,7 @@ UTILIZATION_WINDOW_S = 5.0
 NO_INSTANCE = 0xFFFFFFFF
 MOST_READING = 1e6
 ROOM = 1024
-"""Samples of processes that are read at once, as in HAMi-core."""
+"""As in HAMi-core."""
 THROTTLE = {
     0x2: "application clocks",
     0x4: "power limit",
@@ -39,7 +39,7 @@ THROTTLE = {
     0x80: "power brake",
     0x100: "display clock",
 }
-"""`nvmlClocksThrottleReasons`, without the reason of an idle GPU."""
+"""Without the reason of an idle GPU."""
 
 
 class NvmlProcesses:
@@ -111,7 +111,7 @@ def _hardware(handle: Any, uuid: DeviceUuid, busy_percent: int | None) -> Hardwa
 
 
 def _listed(handle: Any) -> list[Any]:
-    """One that uses compute and graphics is listed twice."""
+    """Return the processes; one that uses compute and graphics is listed twice."""
     return [
         *value_or(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle), []),
         *value_or(lambda: pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle), []),

@@ -42,7 +42,6 @@ class PciLocation:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvLinks:
     direct: tuple[str, ...] = ()
-    """PCI addresses of the GPUs at the other ends."""
     switched: int = 0
     """Links to NVSwitches, which connect all GPUs."""
 
