@@ -1,6 +1,7 @@
 """What pods' PersistentVolumeClaims need, from all claims and volumes; pure."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
@@ -12,6 +13,7 @@ from shared.model.bounds import MOST, MOST_FACTS, check_bounds, check_size, cut
 from shared.model.denial import Denial
 from shared.model.errors import RequestError
 from shared.model.names import NodeName, PodUid
+from shared.model.requests.request import ALL_PERCENT, NodeTerm
 from shared.placing.node_filters import ATTACHABLE
 from shared.pods.observed_pod import ObservedPod
 from shared.pods.pod_volumes import ClaimingPod, volume_needs
@@ -26,9 +28,15 @@ from shared.pods.storage import (
     Volume,
 )
 
+PreferredTerm = tuple[int, tuple[NodeTerm, ...]]
+"""Weight and requirements."""
 K = TypeVar("K")
 NO_LIMITS = NodeLimits({})
 V = TypeVar("V")
+
+
+MOST_GIVEN_UP = 8
+"""Nodes that are remembered for a claim: the newest ones."""
 
 
 class StorageKind(StrEnum):
@@ -65,6 +73,8 @@ class ClaimedStorage:
         """CSI drivers that can attach only so many volumes to some node."""
         self._unleased: dict[NodeName, dict[PodUid, frozenset[ClaimKey]]] = {}
         """By node: the claims of its pods whose usage no lease counts."""
+        self._given_up: dict[ClaimKey, tuple[NodeName, ...]] = {}
+        """Nodes that were selected for claims, and for which no volume was provisioned."""
         self._listed: set[StorageKind] = set()
         self._unreadable: dict[StorageKind, str] = {}
 
@@ -95,7 +105,9 @@ class ClaimedStorage:
             case StorageKind.VOLUME:
                 storage.put_volume(name, found if isinstance(found, Volume) else None)
             case StorageKind.CLAIM:
-                _set(storage.claims, key, found if isinstance(found, Claim) else None)
+                claim = found if isinstance(found, Claim) else None
+                self._note_given_up(key, storage.claims.get(key), claim)
+                _set(storage.claims, key, claim)
             case StorageKind.CLASS:
                 _set(storage.classes, name, found if isinstance(found, StorageClass) else None)
             case StorageKind.DRIVER:
@@ -104,6 +116,14 @@ class ClaimedStorage:
                 _set(storage.capacities, key, found if isinstance(found, Capacity) else None)
             case StorageKind.CSI_NODE:
                 _set(storage.limits, name, found if isinstance(found, NodeLimits) else None)
+
+    def _note_given_up(self, key: ClaimKey, before: Claim | None, now: Claim | None) -> None:
+        if now is None or now.bound or before is None or before.uid != now.uid:
+            self._given_up.pop(key, None)
+        elif before.selected_node and not now.selected_node:
+            node = NodeName(before.selected_node)
+            others = [name for name in self._given_up.get(key, ()) if name != node]
+            self._given_up[key] = (*others, node)[-MOST_GIVEN_UP:]
 
     def count(self, now: ObservedPod | None, before: ObservedPod | None) -> set[ClaimKey]:
         """Count pods that use claims on a node; return the claims whose users have changed."""
@@ -153,7 +173,8 @@ class ClaimedStorage:
     def with_claims(self, pod: ObservedPod) -> ObservedPod | None:
         """Return the pod with what its claims need, or None if that is not known yet.
 
-        A pod that has to wait for its claims is returned with the reason as its error.
+        A pod that has to wait for its claims is returned with the reason as its error. It prefers
+        nodes for which no volume of its claims has failed to be provisioned.
         """
         if pod.request is None:
             return pod
@@ -165,7 +186,12 @@ class ClaimedStorage:
         needs = volume_needs(claiming, self.storage, self.users)
         if isinstance(needs, Denial):
             return _with_error(pod, needs.text)
-        requirements = structs.replace(pod.request.node_requirements, volumes=needs.requirements)
+        before = pod.request.node_requirements
+        requirements = structs.replace(
+            before,
+            volumes=needs.requirements,
+            preferred=(*before.preferred, *self._other_nodes(pod.claim_keys)),
+        )
         attachments = {
             f"{ATTACHABLE}{driver}": count
             for driver, count in needs.attachments.items()
@@ -183,6 +209,16 @@ class ClaimedStorage:
         except RequestError as error:
             return _with_error(pod, str(error))
         return structs.replace(pod, request=request)
+
+    def _other_nodes(self, claims: Iterable[ClaimKey]) -> list[PreferredTerm]:
+        """Return terms that prefer nodes for which no volume has failed to be provisioned."""
+        terms: list[PreferredTerm] = []
+        for key in sorted(claims):
+            names = self._given_up.get(key)
+            if names:
+                term = NodeTerm(key="metadata.name", operator="NotIn", values=names, field=True)
+                terms.append((ALL_PERCENT, (term,)))
+        return terms
 
 
 def _set(objects: dict[K, V], key: K, value: V | None) -> None:

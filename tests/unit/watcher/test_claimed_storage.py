@@ -16,7 +16,7 @@ from shared.kubernetes.types import ApiPod
 from shared.model.bounds import MOST
 from shared.model.events.pod_events import PodQueued, PodRejected
 from shared.model.names import NodeName
-from shared.model.requests.request import PodClaim, VolumeRule
+from shared.model.requests.request import NodeTerm, PodClaim, VolumeRule
 from shared.pods.observed_pod import ObservedPod
 from shared.pods.pod_parser import PodParser
 from shared.pods.pod_volumes import ClaimUse
@@ -138,6 +138,25 @@ def test_only_pods_whose_claims_have_changed_are_looked_at() -> None:
     assert tracker.changed_claims == {(NAMESPACE, "data")}
     assert "is being deleted" in reason(tracker.update_claiming(2))
     assert tracker.update_claiming(3) == []
+
+
+def test_nodes_for_which_no_volume_was_provisioned_come_last() -> None:
+    on_n1 = {"annotations": {"volume.kubernetes.io/selected-node": "n1"}}
+    tracker = listed(storage_class(), claim("data", metadata=on_n1))
+    selected = queued(tracker.update(pod("data"), None))
+
+    tracker.update_storage(changes(claim("data"), kind=StorageKind.CLAIM))
+    given_up = queued(tracker.update_claiming(2))
+    tracker.update_storage(
+        changes(claim("data", "pv"), volume("pv"), kind=StorageKind.VOLUME),
+    )
+    tracker.update_storage(changes(claim("data", "pv"), kind=StorageKind.CLAIM))
+    bound = queued(tracker.update_claiming(3))
+
+    others = NodeTerm(key="metadata.name", operator="NotIn", values=("n1",), field=True)
+    assert selected.request.node_requirements.preferred == ()
+    assert given_up.request.node_requirements.preferred == ((100, (others,)),)
+    assert bound.request.node_requirements.preferred == ()
 
 
 def test_a_pod_is_published_again_when_a_volume_changes() -> None:
