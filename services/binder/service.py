@@ -11,6 +11,7 @@ from services.binder.bind.agent_presence import AgentPresence, NodeCordons
 from services.binder.bind.binding_sender import BindingSender
 from services.binder.bind.pod_binder import PodBinder
 from services.binder.bind.scheduler_bindings import SchedulerBindings
+from services.binder.bind.volume_binder import VolumeBinder
 from services.binder.ledger_sync.agent_reports import NodeRefusals
 from services.binder.ledger_sync.evidence import CollectedEvidence
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater, VanishedPods
@@ -48,6 +49,7 @@ from shared.model.events.pod_events import (
     BudgetChanged,
     LeaseChanged,
     LeaseResized,
+    PlacementChosen,
     PlacementRefused,
     PodQueued,
     PodRejected,
@@ -69,7 +71,7 @@ GATHER_REPORTS_S = 0.1
 """Agents report one by one, and often: reports that share a call of the ledger cost much less."""
 
 
-@publishes(BindRequest, LeaseResized, LimitsRequest, TerminationRequest)
+@publishes(BindRequest, LeaseResized, LimitsRequest, PlacementChosen, TerminationRequest)
 @dataclass(eq=False, kw_only=True)
 class Binder:
     """Stateless except for Bindings in flight; the ledger and the API server store the state."""
@@ -77,6 +79,7 @@ class Binder:
     publish: Publish
     pods: PodBinder
     sender: BindingSender
+    volumes: VolumeBinder
     presence: AgentPresence
     cordons: NodeCordons
     offers: SchedulerOffers
@@ -160,7 +163,9 @@ class Binder:
             if (rejected := rejected_event(event)) is not None:
                 self.events.record(rejected, once=True)
         await self.gates.remove(events)
-        return await self.updater.end_terminated(events)
+        ended = await self.updater.end_terminated(events)
+        self.volumes.forsake(event.lease for event in ended if isinstance(event, LeaseChanged))
+        return ended
 
     @answers(concurrency=8)
     async def list_leases(self, event: LeasesRequest) -> LeasesReply:

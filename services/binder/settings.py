@@ -13,6 +13,9 @@ class BinderSettings(ApiServerSettings, LedgerSettings):
     api_timeout_s: float = setting(
         5.0, "timeout of a request to the API server, in seconds", at_least=0.01
     )
+    volume_bind_timeout_s: float = setting(
+        600.0, "seconds until a pod whose claims are not bound gives its share back", at_least=1.0
+    )
     events_per_s: float = setting(
         500.0,
         "Events written per second, on average; a tenth of that while Bindings wait",

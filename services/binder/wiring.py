@@ -8,6 +8,8 @@ from services.binder.bind.agent_presence import AgentPresence, NodeCordons
 from services.binder.bind.binding_sender import BATCH_WAIT_S, CONCURRENCY, BindingSender
 from services.binder.bind.pod_binder import GangCheck, PodBinder
 from services.binder.bind.scheduler_bindings import SchedulerBindings
+from services.binder.bind.volume_binder import BIND_TIMEOUT_S, VolumeBinder
+from services.binder.bind.volume_client import VolumeClient
 from services.binder.clients import NodeAgentClient, PodClient
 from services.binder.ledger_sync.agent_reports import LostLeases, NodeRefusals
 from services.binder.ledger_sync.evidence import CollectedEvidence
@@ -49,6 +51,7 @@ class BinderPorts:
     ledger: RedisLeases
     pods: PodClient
     claims: AllocationReader
+    volumes: VolumeClient
     agents: NodeAgentClient
     publish: Publish
     clock: Clock
@@ -63,6 +66,7 @@ def build_binder(
     concurrency: int = CONCURRENCY,
     batch_wait_s: float = BATCH_WAIT_S,
     events_per_s: float = EVENTS_PER_S,
+    volume_bind_timeout_s: float = BIND_TIMEOUT_S,
 ) -> Binder:
     ledger = ports.ledger
     pods = ports.pods
@@ -78,13 +82,15 @@ def build_binder(
     offers = SchedulerOffers(ledger.waiting_pods, pods, clock)
     preemptions = _preemptions(ports, events, conditions, offers, sender)
     leads = preemptions.leadership.holds
+    volumes = _volume_binder(ports, updater, conditions, events, volume_bind_timeout_s)
     binder = PodBinder(
         ledger=ledger,
         publish=ports.publish,
         sender=sender,
         presence=presence,
         updater=updater,
-        gangs=GangCheck(ledger, holders, updater),
+        gangs=GangCheck(ledger, holders, updater, volumes),
+        volumes=volumes,
         conditions=conditions,
         events=events,
         clock=clock,
@@ -93,13 +99,14 @@ def build_binder(
         publish=ports.publish,
         pods=binder,
         sender=sender,
+        volumes=volumes,
         presence=presence,
         cordons=NodeCordons(ledger, presence),
         offers=offers,
         chosen=SchedulerBindings(replace(binder, events=NoEvents()), pods, preemptions.claimed_for),
         updater=updater,
         vanished=VanishedPods(ledger, agents, clock),
-        sweeper=Sweeper(ledger, clock),
+        sweeper=Sweeper(ledger, clock, volumes.forsake),
         reconciler=Reconciler(ledger, holders, evidence, publish=ports.publish, clock=clock),
         evidence=evidence,
         rebuild=_ledger_rebuild(ports, evidence, holders, sender),
@@ -112,6 +119,25 @@ def build_binder(
         preemptions=preemptions,
         starts=preemptions.starts,
         resizer=Resizer(ledger, agents, pods, ports.publish, events, clock),
+    )
+
+
+def _volume_binder(
+    ports: BinderPorts,
+    updater: LedgerUpdater,
+    conditions: ConditionWriter,
+    events: EventWriter,
+    timeout_s: float,
+) -> VolumeBinder:
+    return VolumeBinder(
+        ledger=ports.ledger,
+        volumes=ports.volumes,
+        updater=updater,
+        conditions=conditions,
+        events=events,
+        publish=ports.publish,
+        clock=ports.clock,
+        timeout_s=timeout_s,
     )
 
 
@@ -181,6 +207,7 @@ async def serve_binder(
                 ledger=ledger,
                 pods=PodClient(client),
                 claims=AllocationReader(client),
+                volumes=VolumeClient(client),
                 agents=NodeAgentClient(bus),
                 publish=bus.publish,
                 clock=clock,
@@ -188,6 +215,7 @@ async def serve_binder(
             ),
             concurrency=settings.api_concurrency,
             events_per_s=settings.events_per_s,
+            volume_bind_timeout_s=settings.volume_bind_timeout_s,
         )
 
         bus.on_refused = binder.refusals.refuse

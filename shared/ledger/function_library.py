@@ -66,6 +66,7 @@ FUNCTIONS: Mapping[str, LedgerFunction] = {
         "enroll", "exists hdel hget hincrby sadd zadd zlexcount zmscore zrange zrangebylex zrem"
     ),
     "eviction_policy": _writing("eviction_policy", "hdel info"),
+    "extend": _writing("extend", _CHANGES),
     "gated_pods": _writing("gated_pods", "exists hdel sadd srem"),
     "keep_library": _writing("keep_library", "hdel hgetall time"),
     "list_waiting": _reading("list_waiting", "hkeys hscan"),

@@ -359,6 +359,17 @@ class RedisLeases(LedgerInventory):
         self._observe(lease for lease in bound if isinstance(lease, Lease))
         return bound
 
+    async def extend(self, leases: Sequence[Lease], *, until: float) -> list[bool]:
+        """Keep reservations until a later instant; return for each whether it is kept.
+
+        One that has moved on since it was read, or has ended, is not.
+        """
+        kept: list[bool] = []
+        for batch in in_batches(leases):
+            rows = [(lease.pod, lease.version) for lease in batch]
+            kept += map(bool, await self._connection.run("extend", rows, until))
+        return kept
+
     async def activate(self, pods: Sequence[tuple[PodUid, NodeName]]) -> list[Lease | None]:
         """Record that kubelets have allocated the devices of the pods.
 

@@ -30,6 +30,8 @@ MOST_VOLUMES = 1024
 """PersistentVolumes of which one may be bound to a claim."""
 MOST_TERMS = 1024
 """Terms of one requirement on nodes that a pod's volumes have."""
+MOST_VALUES = 8192
+"""Of one requirement on nodes, which may name each node of a cluster."""
 MOST_ENTRIES = 256
 """Of a list or map that an administrator writes."""
 MOST_CONSUMERS = 256

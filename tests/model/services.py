@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from services.binder.bind.volume_client import VolumeClient
 from services.binder.clients import NodeAgentClient, PodClient
 from services.binder.report.explanations import KubernetesEvent
 from services.binder.service import Binder
@@ -120,6 +121,7 @@ class BinderReplica(Service):
                 ledger=RedisLeases(self.connection),
                 pods=cast(PodClient, self.world.api),
                 claims=self.claims,
+                volumes=cast(VolumeClient, None),
                 agents=cast(NodeAgentClient, self.world),
                 publish=self._publish,
                 clock=self.clock,

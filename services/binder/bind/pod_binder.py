@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from msgspec import structs
 
 from services.binder.bind.agent_presence import AgentPresence, Deferral
 from services.binder.bind.binding_sender import BindingOutcome, BindingResult, BindingSender
+from services.binder.bind.volume_binder import VolumeBinder
 from services.binder.ledger_sync.agent_reports import release_as_read
 from services.binder.ledger_sync.lease_holders import LeaseHolders, pod_gone
 from services.binder.ledger_sync.ledger_updates import GANG_ENDED, LedgerUpdater, binding_failed
@@ -61,53 +63,66 @@ MAX_ADMISSION_RETRY_S = 0.1
 a kubelet takes about as long for a pod."""
 
 
+class CheckedGang(NamedTuple):
+    gone: Sequence[PodTerminated]
+    waits: bool
+    """For claims of its pods to be bound."""
+
+
 @dataclass(eq=False)
 class GangCheck:
     """Ends the reservations of gangs that have lost a pod before any of their pods was bound.
 
-    The event of a pod that was deleted after its gang was counted may not have arrived yet.
+    The event of a pod that was deleted after its gang was counted may not have arrived yet. A gang
+    waits for the claims of all its pods.
     """
 
     ledger: RedisLeases
     holders: LeaseHolders
     updater: LedgerUpdater
+    volumes: VolumeBinder
 
     def __post_init__(self) -> None:
-        self._checks: dict[str, asyncio.Task[list[PodTerminated]]] = {}
+        self._checks: dict[str, asyncio.Task[CheckedGang]] = {}
 
     async def end_short(
-        self, placements: Iterable[PlacementChosen]
-    ) -> list[LeaseChanged | BindingFailed]:
-        """Return events for the leases that ended.
+        self, placements: Sequence[PlacementChosen]
+    ) -> tuple[list[LeaseChanged | BindingFailed], Sequence[PlacementChosen]]:
+        """Return events for the leases that ended, and the placements whose claims are bound.
 
         Raises UnavailableError while the API server does not respond.
         """
         gangs = sorted({placement.lease.gang for placement in placements if placement.lease.gang})
         if not gangs:
-            return []
+            return [], placements
         checks = await asyncio.gather(*map(self._check_once, gangs))
-        gone = [event for events in checks for event in events]
-        return await self.updater.end_terminated(gone) if gone else []
+        gone = [event for check in checks for event in check.gone]
+        events = await self.updater.end_terminated(gone) if gone else []
+        waiting = {gang for gang, check in zip(gangs, checks, strict=True) if check.waits}
+        return events, [each for each in placements if each.lease.gang not in waiting]
 
-    async def _check_once(self, gang: str) -> list[PodTerminated]:
+    async def _check_once(self, gang: str) -> CheckedGang:
         check = self._checks.get(gang)
         if check is None:
-            check = self._checks[gang] = asyncio.create_task(self._find_gone(gang))
+            check = self._checks[gang] = asyncio.create_task(self._check(gang))
             check.add_done_callback(lambda done: self._forget(gang, done))
         return await asyncio.shield(check)
 
-    def _forget(self, gang: str, check: asyncio.Task[list[PodTerminated]]) -> None:
+    def _forget(self, gang: str, check: asyncio.Task[CheckedGang]) -> None:
         self._checks.pop(gang, None)
         if not check.cancelled():
             check.exception()  # nothing may wait for it any more
 
-    async def _find_gone(self, gang: str) -> list[PodTerminated]:
+    async def _check(self, gang: str) -> CheckedGang:
         leases = await self.ledger.load_reserved_gang(gang)
-        return [
+        gone = [
             pod_gone(lease)
             for lease, pod in await self.holders.read_pods(leases)
             if pod is None or pod.terminal or pod.deleting
         ]
+        has_claims = any(lease.claims for lease in leases)
+        waits = has_claims and not gone and not await self.volumes.are_bound(leases)
+        return CheckedGang(gone, waits)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -118,6 +133,7 @@ class PodBinder:
     presence: AgentPresence
     updater: LedgerUpdater
     gangs: GangCheck
+    volumes: VolumeBinder
     conditions: ConditionWriter
     events: EventRecorder
     clock: Clock
@@ -126,11 +142,18 @@ class PodBinder:
     async def bind_pods(self, placements: Sequence[PlacementChosen]) -> list[BindEvent]:
         """Bind what the node agents admit; retry deferred pods whose turn comes next.
 
+        Pods whose claims are not bound are left out: they are published again.
+
         For example, of two pods, one is bound and the other one's node has no agent: PodBound is
         published, and UnavailableError raised, so that the batch is delivered again.
         """
-        remaining = {placement.lease.pod: placement for placement in placements}
         unresolved: list[str] = []
+        total = len(placements)
+        if any(placement.lease.claims for placement in placements):
+            settlement = await self.volumes.settle(placements)
+            placements = settlement.ready
+            unresolved += settlement.unresolved
+        remaining = {placement.lease.pod: placement for placement in placements}
         began = self.clock.ticks()
         progressed = began
         pause_s = ADMISSION_RETRY_S
@@ -157,8 +180,7 @@ class PodBinder:
         if unresolved:
             await self.publish(results)
             raise UnavailableError(
-                f"{len(unresolved)} of {len(placements)} bindings are not known yet: "
-                f"{unresolved[0]}"
+                f"{len(unresolved)} of {total} bindings are not known yet: {unresolved[0]}"
             )
         return results
 
@@ -197,8 +219,8 @@ class PodBinder:
 
         A lease that has moved on is dropped, and one that has ended is a failed binding.
         """
+        ended_gangs, placements = await self.gangs.end_short(placements)
         by_pod = {placement.lease.pod: placement for placement in placements}
-        ended_gangs = await self.gangs.end_short(placements)
         leases, ended = await self._commit(placements)
         ended_events = _ended(by_pod[pod] for pod in ended)
         if self.clock.ticks() - asked_at > ADMITTED_S:

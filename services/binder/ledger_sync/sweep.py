@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from services.binder.clients import PodClient
@@ -19,6 +19,7 @@ from shared.model.events.pod_events import (
     PodQueued,
     ResyncRequested,
 )
+from shared.model.leases.lease import Lease
 from shared.model.leases.ledger import WaitingPod, waits_for_kube_scheduler
 from shared.model.names import OFFER, NodeName, PodUid
 from shared.runtime.service import handles, loops
@@ -44,6 +45,8 @@ OFFER_CONCURRENCY = 8
 class Sweeper:
     ledger: RedisLeases
     clock: Clock
+    forsake: Callable[[Iterable[Lease]], None]
+    """Undoes what was written to claims for pods whose leases have ended."""
 
     def __post_init__(self) -> None:
         self._offered_capacity = -1
@@ -76,6 +79,8 @@ class Sweeper:
         status = await self.ledger.status(now=self.clock.ticks())
         if status is None or not 0 < status.expires_at <= self.clock.now():
             return []
+        expired = await self.ledger.expire(self.clock.now())
+        self.forsake(expired)
         return [
             binding_failed(
                 lease,
@@ -83,7 +88,7 @@ class Sweeper:
                 f"{lease.expires_at - lease.created_at:g} s",
                 lease.trace,
             )
-            for lease in await self.ledger.expire(self.clock.now())
+            for lease in expired
         ]
 
     async def offer(self) -> list[PodQueued]:

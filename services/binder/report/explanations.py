@@ -21,6 +21,7 @@ from shared.model.events.node_events import (
 )
 from shared.model.events.plan_events import StartReported
 from shared.model.events.pod_events import (
+    MUST_WAIT,
     PLANNED_START,
     PlacementRefused,
     PodGated,
@@ -97,8 +98,12 @@ def explain(event: PlacementRefused | PodRejected) -> KubernetesEvent:
 
 
 def explain_deferred(lease: Lease, reason: str) -> KubernetesEvent:
-    text = f"its share is reserved on node {lease.node}, but it must wait: {reason}"
+    text = f"its share is reserved on node {lease.node}{MUST_WAIT}{reason}"
     return event_of(lease, FAILED, text)
+
+
+def explain_unbound(lease: Lease, reason: str) -> KubernetesEvent:
+    return event_of(lease, FAILED, f"its share on node {lease.node} was given back: {reason}")
 
 
 def bound_event(lease: Lease) -> KubernetesEvent:

@@ -10,6 +10,7 @@ from services.cli.pod_summary import PodSummary
 from shared.dialects import KUBE_SCHEDULER
 from shared.dialects.reserved import DENIED_ANNOTATIONS, STRIPPED_ANNOTATIONS
 from shared.dialects.vocabulary import did_you_mean
+from shared.model.events.pod_events import MUST_WAIT
 from shared.model.leases.lease import LeaseState, MigPlacement
 from shared.model.leases.lease_copy import ANNOTATION
 from shared.model.names import BUDGET_GATE, OWN_SCHEDULER, Namespace, PodUid
@@ -146,6 +147,8 @@ def _summary_lines(pod: PodSummary, view: PodView, lease: LeaseView) -> Iterator
         yield f"until       {latest}{f'; expected {timestamp(expected)}' if expected else ''}"
     if view.cordoned and lease.state == LeaseState.RESERVED:
         yield f"waits for   {view.cordoned}; if that lasts, the pod is placed elsewhere"
+    elif lease.state == LeaseState.RESERVED and MUST_WAIT in pod.unschedulable_message:
+        yield f"waits       {pod.unschedulable_message.partition(MUST_WAIT)[2]}"
 
 
 def _share_kind(

@@ -39,6 +39,9 @@ from shared.model.requests.request import PodRequest
 PLANNED_START = "Planned start: "
 """Follows the reason why a pod waits, in the message of its condition."""
 
+MUST_WAIT = ", but it must wait: "
+"""Before the reason why a pod with a reservation is not bound, in the message of its condition."""
+
 
 def message_digest(message: str) -> int:
     """Return a number, never 0, that differs for different reasons in messages of a condition."""

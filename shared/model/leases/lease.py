@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from shared.model.bounds import (
+    MOST_CLAIMS,
     MOST_CONSUMERS,
     MOST_SHARES,
     Amount,
@@ -34,7 +35,7 @@ from shared.model.bounds import (
 from shared.model.errors import ConflictError
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.quantity import peak
-from shared.model.requests.request import NO_TERM, SharingPolicy, Term
+from shared.model.requests.request import NO_TERM, PodClaim, SharingPolicy, Term
 
 
 class LeaseState(StrEnum):
@@ -191,6 +192,8 @@ class LeaseDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     trace: TraceText = ""
     weighed: LongText = ""
     term: Term = NO_TERM
+    claims: Annotated[tuple[PodClaim, ...], Meta(max_length=MOST_CLAIMS)] = ()
+    """PersistentVolumeClaims that have to be bound before its pod is."""
 
 
 class LeaseRequest(LeaseDescription, frozen=True, kw_only=True, omit_defaults=True):

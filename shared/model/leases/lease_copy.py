@@ -14,7 +14,13 @@ from shared.model.names import Namespace
 
 ANNOTATION = "leasehold.dev/lease"
 FORMAT = 1
-_READ_AS = {"state": LeaseState.BOUND, "expires_at": 0.0, "activated_at": 0.0, "weighed": ""}
+_READ_AS = {
+    "state": LeaseState.BOUND,
+    "expires_at": 0.0,
+    "activated_at": 0.0,
+    "weighed": "",
+    "claims": (),
+}
 """A copy does not have these: it is read as a bound lease."""
 _ELSEWHERE = {"namespace", "name", *_READ_AS}
 

@@ -59,6 +59,9 @@ def reservation_for(
         trace=queued.trace,
         weighed=candidates[0].weighed if candidates else "",
         term=request.term,
+        claims=tuple([claim for claim in request.claims if not claim.bound])
+        if request.claims
+        else (),
         read_version=read_version,
         repels=repels,
     )

@@ -9,7 +9,9 @@ from msgspec import Meta
 from shared.model.bounds import (
     MOST_CLAIMS,
     MOST_CONTAINERS,
+    MOST_ENTRIES,
     MOST_TERMS,
+    MOST_VALUES,
     MOST_VOLUMES,
     Amount,
     Choices,
@@ -173,7 +175,7 @@ class NodeTerm(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
 
     key: KeyText
     operator: ShortText
-    values: tuple[NameText, ...] = ()
+    values: Annotated[tuple[NameText, ...], Meta(max_length=MOST_VALUES)] = ()
     field: bool = False
 
 
@@ -200,7 +202,8 @@ class VolumeRule(StrEnum):
     """A ReadWriteOnce volume is in use on this node, and can be attached to no other."""
 
 
-VolumeTerms = Annotated[tuple[tuple[NodeTerm, ...], ...], Meta(max_length=MOST_TERMS)]
+AllTerms = Annotated[tuple[NodeTerm, ...], Meta(max_length=MOST_ENTRIES)]
+VolumeTerms = Annotated[tuple[AllTerms, ...], Meta(max_length=MOST_TERMS)]
 
 
 class VolumeRequirement(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):

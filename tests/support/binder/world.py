@@ -11,6 +11,7 @@ from typing import Any, cast
 import prometheus_client
 from msgspec import structs
 
+from services.binder.bind.volume_client import VolumeClient
 from services.binder.clients import NodeAgentClient, NoReply, PodClient
 from services.binder.ledger_sync.lease_holders import LeaseHolders
 from services.binder.ledger_sync.ledger_updates import LedgerUpdater
@@ -18,6 +19,7 @@ from services.binder.metrics import ANOMALIES, EVICTIONS, RESIZES
 from services.binder.service import Binder
 from services.binder.wiring import BinderPorts, build_binder
 from services.claims.clients import ClaimAnswer, ClaimClient, RequestUse
+from shared.kubernetes.client import KubernetesClient
 from shared.ledger.leases import RedisLeases
 from shared.model.devices.node import AntiAffinityTerm
 from shared.model.errors import ConflictError, LeaseholdError, RequestError, UnavailableError
@@ -400,6 +402,7 @@ class World:
         bus: FakeBus | None = None,
         batch_wait_s: float = 2.0,
         clock: FakeClock | None = None,
+        volumes: KubernetesClient | None = None,
     ) -> None:
         self.clock = clock or FakeClock(NOW)
         self.ledger = ledger
@@ -413,6 +416,7 @@ class World:
                 ledger=ledger,
                 pods=self.pods,
                 claims=self.claims,
+                volumes=VolumeClient(volumes) if volumes else cast(VolumeClient, None),
                 agents=self.agents,
                 publish=self.bus.publish,
                 clock=self.clock,

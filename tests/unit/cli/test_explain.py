@@ -118,6 +118,17 @@ def test_explain_shows_why_a_reservation_on_a_cordoned_node_is_not_bound() -> No
     assert "waits for" not in output(active)
 
 
+def test_explain_shows_for_which_claim_a_reservation_waits() -> None:
+    text = "its share is reserved on node node-0, but it must wait: claim data is not bound yet"
+    waiting = replace(POD, unschedulable_message=text)
+    reserved = structs.replace(LEASE, state=LeaseState.RESERVED)
+
+    lines = explained(waiting, cluster_of(replace(NODE, leases=(reserved,)))).lines
+
+    assert "waits       claim data is not bound yet" in lines
+    assert not any("claim data" in line for line in explained(waiting, cluster_of(NODE)).lines)
+
+
 def test_explain_shows_what_the_placement_policy_weighed() -> None:
     weighed = structs.replace(LEASE, weighed="policy fragmentation compared 2 nodes: 0.47 on n1")
     node = replace(NODE, leases=(weighed,))

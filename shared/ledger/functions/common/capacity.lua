@@ -252,17 +252,20 @@ function M.demand_refusal(demand, resources, groups_text)
   end
 end
 
+-- Have a reservation expire at an instant.
+function M.expire_at(pod, expires_at)
+  local pods = records.expiring[expires_at] or {}
+  records.expiring[expires_at] = pods
+  pods[#pods + 1] = pod
+end
+
 -- Add a new lease to the indexes.
 function M.index_lease(pod, node, expires_at, gang)
   if gang ~= '' then values.append(records.gang_members, 0, gang .. '|' .. pod) end
   local parts = records.lease_nodes
   local last = #parts
   parts[last + 1], parts[last + 2] = node[N.NUMBER], pod
-  if expires_at > 0 then
-    local pods = records.expiring[expires_at] or {}
-    records.expiring[expires_at] = pods
-    pods[#pods + 1] = pod
-  end
+  if expires_at > 0 then M.expire_at(pod, expires_at) end
 end
 
 return M

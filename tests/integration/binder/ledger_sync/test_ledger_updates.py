@@ -370,8 +370,8 @@ async def test_another_binder_offers_again_what_was_lost_with_the_first() -> Non
         await server.ready()
         async with ledger(server.url) as leases:
             clock = FakeClock(NOW)
-            dying = Sweeper(leases, clock)
-            other = Sweeper(leases, clock)
+            dying = Sweeper(leases, clock, forsake=lambda _leases: None)
+            other = Sweeper(leases, clock, forsake=lambda _leases: None)
             await wait_for_full_devices(leases)
             await other.offer()
             await leases.release([PodUid("full-0")], reason="test")
@@ -393,7 +393,7 @@ async def test_the_verdicts_of_a_gang_that_forms_are_decided_again_once_in_a_whi
     gang = structs.replace(GANG, min_member=99)
     async with ledger(url) as leases:
         clock = FakeClock(NOW)
-        sweeper = Sweeper(leases, clock)
+        sweeper = Sweeper(leases, clock, forsake=lambda _leases: None)
         reviewed = list[float]()
         for number in range(40):
             await leases.waiting_pods.enroll(gang, [verdict(in_gang(f"p-{number}"), 0)])
