@@ -65,9 +65,9 @@ Resync = (
 GATHER_PODS_S = 0.003
 """After a message with pods, those that appear within this time share the next one."""
 GATHER_STORAGE_S = 0.05
+"""The delay of pods whose claims or volumes have changed, so that many are published together."""
 PAUSE_A_POD_S = 0.001
-"""Delays of pods whose claims or volumes have changed, so that many changes are published together:
-one, and one more for each pod that waits, which takes about a tenth of it to be looked at."""
+"""The further delay for each pod that waits, which takes about a tenth of it to be looked at."""
 NODE_USAGE_S = 0.2
 """The delay of changed usage of nodes, so that many changes are published together."""
 LIST_RETRY_S = 1.0
