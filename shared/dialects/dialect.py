@@ -14,8 +14,6 @@ from shared.model.requests.request import GpuRequest, PodRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerManifest:
-    """The resources of a container in a pod's manifest."""
-
     name: str
     limits: Mapping[str, int] = field(default_factory=dict)
     requests: Mapping[str, int] = field(default_factory=dict)
@@ -35,8 +33,6 @@ class ContainerManifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodManifest:
-    """The fields of a pod's manifest that dialects read."""
-
     namespace: Namespace
     containers: tuple[ContainerManifest, ...]
     annotations: Mapping[str, str] = field(default_factory=dict)

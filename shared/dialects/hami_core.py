@@ -16,8 +16,6 @@ from shared.model.requests.request import GpuRequest, PodRequest
 
 
 class PodMemo(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a lease keeps of its pod's manifest."""
-
     init: tuple[str, ...] = ()
     containers: tuple[str, ...] = ()
     priorities: Mapping[str, int] = msgspec.field(default_factory=dict)

@@ -42,8 +42,6 @@ def _read(subject: Any, path: str) -> Any:
 
 
 class DeviceAllocation(DeviceView, frozen=True, kw_only=True):
-    """A device as schedulers publish it."""
-
     all_cores: ClassVar[int] = 100
 
     @property
@@ -74,8 +72,6 @@ class DeviceAllocation(DeviceView, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareAllocation:
-    """How much of a device a container, or all of a pod, leases."""
-
     device: DeviceAllocation
     lease: Lease
     held: Share | Booking
@@ -120,8 +116,6 @@ class ShareAllocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceUsage:
-    """A device as node monitors publish it."""
-
     zone: ClassVar[str] = "vGPU"
 
     node: str

@@ -59,8 +59,6 @@ MOST_MEMBERS = 999_999
 
 
 class PodGroupKind(StrEnum):
-    """By API group."""
-
     KUBERNETES = "scheduling.k8s.io"
     VOLCANO = "scheduling.volcano.sh"
     COSCHEDULING = "scheduling.x-k8s.io"

@@ -17,8 +17,6 @@ from shared.model.requests.claim import EXTENDED_RESOURCES
 
 
 class Place(StrEnum):
-    """Where a key belongs in a pod."""
-
     RESOURCE = "resource"
     ANNOTATION = "annotation"
     LABEL = "label"

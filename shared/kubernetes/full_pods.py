@@ -87,8 +87,6 @@ class PodTemplate(Struct, frozen=True, gc=False):
 
 
 class WorkloadSpec(Struct, frozen=True, gc=False):
-    """Of a Deployment, StatefulSet or DaemonSet."""
-
     template: PodTemplate = PodTemplate()
     replicas: int = 1
     """A DaemonSet has none."""

@@ -45,8 +45,6 @@ class _ExecCredential(msgspec.Struct, frozen=True, rename="camel"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecPlugin:
-    """The section `exec` of a user."""
-
     command: str
     """A name on PATH, or a path."""
     args: tuple[str, ...] = ()

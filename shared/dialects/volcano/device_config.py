@@ -96,8 +96,6 @@ class DeviceConfig:
 
 
 class _Findings:
-    """Reads values of a document, and collects what is wrong with them."""
-
     def __init__(self) -> None:
         self.errors: list[str] = []
         self.warnings: list[str] = []

@@ -21,8 +21,6 @@ WHOLE = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuAmount:
-    """Over all devices."""
-
     cores_percent: int = 0
     memory_mib: int = 0
 
