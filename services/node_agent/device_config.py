@@ -45,8 +45,8 @@ REQUEST_TIMEOUT_S = 3.0
 class DeviceConfigLoader:
     """How the node's GPUs are shared, from flags and both ConfigMaps together.
 
-    A file caches the contents in force, for an agent that starts while a ConfigMap is invalid, or
-    before the API server responds: a kubelet refuses pods meanwhile.
+    The contents in force are cached in a file: a restarted agent shares GPUs as before although a
+    ConfigMap is invalid, and before the API server responds, as a kubelet refuses pods meanwhile.
     """
 
     def __init__(self, node: Node, settings: AgentSettings) -> None:

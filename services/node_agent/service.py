@@ -274,8 +274,8 @@ class NodeAgent:
         """Return the resources that pods may be placed for, and which of them are newly served.
 
         One that has not been registered for `UNSERVED_S` is left out, unless none is, as after a
-        restart of the kubelet: then the node is closed to all pods. One with an amount that is
-        still allocated by device plugin is left out in any case.
+        restart of the kubelet: then the node is closed to all pods. One whose amount is still
+        allocated by device plugin is left out in any case.
         """
         if self.window.draining:
             return (AGENT_STOPPING,), ()

@@ -158,7 +158,7 @@ def lost_place(start: StoredStart, nodes: Iterable[NodeTotals]) -> str:
         usable = {
             device.uuid
             for device, use in node.devices
-            if device.healthy and use.is_claimed and device.index not in node.facts.excluded_devices
+            if device.healthy and use.claimed_by and device.index not in node.facts.excluded_devices
         }
         for share in placement.shares:
             if share.device not in usable:

@@ -137,7 +137,7 @@ class NewAllocation:
 def new_allocation(request: ReviewRequest) -> NewAllocation | None:
     """Return the allocation that is written, or None if it is not ours or answered already.
 
-    Raises RequestError if the object is no ResourceClaim, or our slices cannot have led to it.
+    Raises RequestError if the object is no ResourceClaim, or its allocation is malformed.
     """
     try:
         claim = msgspec.json.decode(request.raw_object, type=ApiResourceClaim)

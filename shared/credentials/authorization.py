@@ -72,7 +72,9 @@ class Viewer(Protocol):
 
 class Authenticator(Protocol):
     @property
-    def is_anonymous(self) -> bool: ...
+    def is_anonymous(self) -> bool:
+        """Whether clients need no token."""
+        ...
 
     async def authenticate(self, token: str, address: str = "") -> Viewer | None:
         """Return the client with this token, or None if it is unknown.
@@ -246,6 +248,7 @@ class KubernetesViewer:
         return await self._may_on_pods("patch", namespace, subresource="resize", name=pod)
 
     async def visible(self, namespaces: Iterable[Namespace]) -> frozenset[Namespace] | None:
+        """Review for all namespaces at once, then for each."""
         if await self._may_on_pods("get", ""):
             return None
         names = sorted(name for name in set(namespaces) if name)

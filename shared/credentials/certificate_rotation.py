@@ -69,6 +69,7 @@ class ServingCertificate:
         return self.context
 
     def unready_reason(self) -> str | None:
+        """Return why clients cannot connect, or None."""
         if self.bundle is None:
             return "no certificate yet"
         return None if is_valid(self.bundle, self.now()) else "the certificate has expired"

@@ -36,6 +36,7 @@ class CertificateBundle:
 def make(
     names: Sequence[str], now: datetime, *, after: CertificateBundle | None = None
 ) -> CertificateBundle:
+    """Create a bundle for these DNS names and addresses."""
     authority = certificates.authority("leasehold-ca", now, days=LIFE_DAYS)
     shown = certificates.issue(authority, names, now, days=LIFE_DAYS)
     return CertificateBundle(
@@ -126,6 +127,7 @@ class SecretStore:
         return CertificateBundle(**{part: data.get(name, b"") for part, name in FILES.items()})
 
     async def save(self, bundle: CertificateBundle, *, after: CertificateBundle | None) -> bool:
+        """Create the Secret, or update the one that was read last."""
         data = {name: getattr(bundle, part) for part, name in FILES.items()}
         try:
             if self._version is None:

@@ -28,6 +28,7 @@ class ContainerManifest:
 
     @property
     def ends_first(self) -> bool:
+        """Before the pod's next container starts."""
         return self.init and not self.sidecar
 
 

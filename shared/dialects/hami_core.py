@@ -251,6 +251,7 @@ def _library_and_region(paths: Paths, regions: str, directory: str) -> tuple[Mou
 
 
 def mount(container_path: str, host_path: str, *, read_only: bool = False) -> Mount:
+    """Mount a read-only file or a writable directory."""
     return Mount(
         container_path=container_path,
         host_path=host_path,

@@ -128,6 +128,7 @@ def _strict_container(container: GpuRequest) -> GpuRequest:
 
 
 def _check_sizes(pod: PodManifest) -> None:
+    """Refuse a pod whose lease, or record while it waits, would be too large."""
     for path, size in pod.field_bytes.items():
         check_size(path, size)
     for kind, values, keys in (

@@ -60,6 +60,7 @@ def is_data_path(host_path: str, directories: Iterable[str] = HOST_PATHS) -> boo
 
 
 def host_path_advice(directories: Iterable[str]) -> str:
+    """Return which paths a `hostPath` may have, as the end of a message."""
     return (
         f"use a path below {', '.join(directories)}, or have an administrator add it with "
         "--host-paths"

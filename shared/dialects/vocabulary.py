@@ -159,6 +159,7 @@ def find_misplaced(pod: PodManifest) -> Iterator[MisplacedKey]:
 
 
 def find_unread(pod: PodManifest, dialect: str) -> Iterator[str]:
+    """Yield annotations and labels that only other dialects read."""
     if not dialect:
         return
     own = DIALECTS[dialect]

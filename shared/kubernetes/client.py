@@ -241,6 +241,7 @@ class KubernetesClient:
     @overload
     async def create(self, path: str, body: object, kind: type[T]) -> T: ...
     async def create(self, path: str, body: object, kind: type[T] | None = None) -> T | bytes:
+        """Send `body` to a collection and return the object as stored."""
         return _as(kind, await self._send("POST", path, self._encode(body)))
 
     @overload

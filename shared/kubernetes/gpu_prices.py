@@ -31,6 +31,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     models: Annotated[Mapping[Annotated[str, Meta(max_length=100)], Decimal], Meta(max_length=500)]
 
     def of(self, model: str) -> Fraction | None:
+        """Return the price by the longest name in the model, or None."""
         price = self.models.get(longest_name_in(model, self.models) or "*")
         return None if price is None else Fraction(price)
 

@@ -119,6 +119,7 @@ class KnownObjects(Generic[R]):
         return (self._delete(_key(named), named.resource_version),)
 
     def advance(self, resource_version: str) -> None:
+        """Record the resource version of a bookmark or an event."""
         if newer(resource_version, self.resource_version):
             self.resource_version = resource_version
 

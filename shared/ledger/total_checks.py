@@ -145,7 +145,7 @@ def _compare_totals(uuid: str, stored: DeviceUse | None, summed: DeviceUse) -> I
         (
             "exclusive leases",
             int(stored.exclusive),
-            int(summed.exclusive or stored.is_claimed),
+            int(summed.exclusive or stored.claimed_by),
         ),
         ("as MIG layout", stored.layout or "none", summed.layout or "none"),
         ("as shares held", stored.slots_taken or "none", summed.slots_taken or "none"),

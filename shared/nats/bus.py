@@ -43,6 +43,7 @@ class CopySender:
         """Of subjects that have no observers."""
 
     async def start(self) -> None:
+        """Subscribe to what NATS reports about copies without a subscriber."""
         await self._client.subscribe(f"{self._prefix}.*", cb=self._receive)
 
     def wants(self, subject: str) -> bool:

@@ -74,6 +74,7 @@ class Confirmations:
             (sender.handled if is_handled else sender.returned).append(number)
 
     async def run(self) -> None:
+        """Send reports until cancelled; nothing is done while nothing is held."""
         while True:
             await self._added.wait()
             while self._senders:

@@ -139,6 +139,7 @@ class _ConnectionErrors:
         self._logged = ""
 
     async def note(self, error: Exception) -> None:
+        """Record an error of the library, of the server, or of a handler of messages."""
         if isinstance(error, nats.errors.SlowConsumerError):
             DROPPED.inc()
             subject = error.sub.subject

@@ -28,6 +28,7 @@ class ServerParser(Parser):  # type: ignore[misc]
     """Ends the client's reading; the client itself does not pass it on."""
 
     async def parse(self, data: bytes = b"") -> None:
+        """Pass on every complete line and message in what has arrived."""
         self.buf.extend(data)
         try:
             await self._pass_on()

@@ -201,6 +201,7 @@ class UnconfirmedWork:
             self._added.clear()
 
     async def drain(self, limit_s: float) -> None:
+        """Wait until the work that replicas receive is handled, at most `limit_s`."""
         end_at = time.monotonic() + limit_s
         for message in list(self._messages.values()):
             if message.handed_over:

@@ -169,7 +169,10 @@ FIELDS = (
     PodField(path="spec.hostUsers", effect=HANDED_OVER, reason="node-features",
              when={"hostUsers": False, "hostNetwork": True}),
     *_all(HANDED_OVER, "spec", "resourceClaims[]", reason="resource-claims"),
-    *_all(HANDED_OVER, "spec.volumes[]", "ephemeral persistentVolumeClaim", reason="volumes"),
+    *_all(OBEYED, "spec.volumes[]", "persistentVolumeClaim.claimName"),
+    *_all(NO_EFFECT, "spec.volumes[]", "persistentVolumeClaim.readOnly"),
+    *_all(NO_EFFECT, "spec.volumes[]", "ephemeral",
+          note="the PersistentVolumeClaim that is made from it is obeyed"),
     *_all(HANDED_OVER, "spec.volumes[]",
           "awsElasticBlockStore azureDisk azureFile cinder gcePersistentDisk iscsi portworxVolume "
           "rbd vsphereVolume",

@@ -102,8 +102,8 @@ def _use_after(before: DeviceUse, counted: DeviceUse | None) -> DeviceUse:
     return structs.replace(
         after,
         fence=before.fence,
-        exclusive=after.exclusive or before.is_claimed,
-        is_claimed=before.is_claimed,
+        exclusive=after.exclusive or before.claimed_by,
+        claimed_by=before.claimed_by,
         claimed_until=before.claimed_until,
         held=before.held,
     )

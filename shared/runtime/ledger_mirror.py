@@ -41,6 +41,7 @@ class LedgerMirror:
         self._applied = asyncio.Event()
 
     def unready_reason(self) -> str | None:
+        """Return why nothing can be decided by the mirror, or None."""
         if self.mirror.capacity < 0:
             return f"no snapshot of the ledger yet{self._fault}"
         since = self._failing_since if self._is_failing() else self._disconnected_since

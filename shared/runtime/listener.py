@@ -193,6 +193,7 @@ class Listener:
             await asyncio.sleep(0)  # those that are open come first
 
     async def open_waiting(self) -> None:
+        """Open connections that have waited as soon as there is room, until cancelled."""
         while True:
             await asyncio.sleep(PAUSE_S)
             full: set[str] = set()

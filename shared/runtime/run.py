@@ -44,6 +44,7 @@ async def sending_heartbeats(
     node: str = "",
     every_s: float = INTERVAL_S,
 ) -> AsyncIterator[None]:
+    """Publish heartbeats at an interval, and once ready, until the context exits."""
     own_version = version("leasehold")
     settings = settings_digests() if IN_POD in os.environ else {}
 

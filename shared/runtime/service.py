@@ -80,6 +80,8 @@ def handles(*, concurrency: int = 1, gather_s: float = 0.0) -> Callable[[F], F]:
 def handles(
     method: F | None = None, *, concurrency: int = 1, gather_s: float = 0.0
 ) -> F | Callable[[F], F]:
+    """Mark a handler of batches of events."""
+
     def mark(function: F) -> F:
         return _marked(function, "handles", concurrency=concurrency, gather_s=gather_s)
 
@@ -92,6 +94,7 @@ def observes(method: F) -> F:
 
 
 def emits(method: F) -> F:
+    """Mark a source: an async generator of batches of events."""
     return _marked(method, "emits")
 
 

@@ -193,6 +193,7 @@ class Tracing:
         return self._of_others[service]
 
     def _root_of(self, pod: str) -> SpanContext:
+        """Return the context of a pod's root span, which may be recorded later."""
         if self.provider is None:
             raise AssertionError("spans are begun only while tracing is on")
         trace_id = int(trace_id_of(pod), 16)

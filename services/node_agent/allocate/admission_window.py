@@ -94,7 +94,8 @@ class AdmissionWindow:
         """Return which pods must wait.
 
         `unready_reason` is why no pod may be bound, `unreadable_reason` why the kubelet's pod list
-        cannot be read, or empty. `is_serving`: the kubelet requests devices at this moment.
+        cannot be read; either may be empty. `is_serving`: the kubelet requests devices at this
+        moment.
         """
         closed_reason = self._closed_reason(unready_reason, unserved)
         if closed_reason:
@@ -202,8 +203,8 @@ class AdmissionWindow:
     ) -> dict[PodUid, str]:
         """Admit pods until as many as may be are in flight; return the others.
 
-        Each has the reason why Allocate would refuse it. The text is empty for those that come
-        next: their GPUs are kept, lest pods with fewer GPUs overtake them for ever. If pods must be
+        Each has the reason why Allocate would refuse it, or an empty text if it comes next: then
+        its GPUs are kept for it, lest pods with fewer GPUs overtake it for ever. If pods must be
         `distinct`, a pod waits for those in flight with the same request.
         """
         allocated = self.node.checkpoint.allocated

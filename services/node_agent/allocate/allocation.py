@@ -92,7 +92,8 @@ def check_present(shares: Iterable[Share], node: NodeSnapshot) -> None:
 def valid_lease(lease: Lease | None, candidate: ContainerCandidate, node: NodeName) -> Lease:
     """Return the lease if it is live, of this pod and node, with shares for the container.
 
-    Raises RequestError naming what is missing, or a reserved variable that the pod sets.
+    Raises RequestError naming what is missing, or a variable of the pod that is reserved for
+    leases.
     """
     pod = candidate.pod
     if lease is None:
@@ -206,9 +207,9 @@ def grant(
 ) -> CheckpointEntry:
     """Return the record of what the container gets. Raises RequestError with a reason to refuse it.
 
-    `reusable` are IDs of init containers, which the kubelet reuses regardless of the lease: limits
-    come from the lease, not from the names of IDs. A kubelet that chose another device may have had
-    no choice: the leased one is checked first.
+    `reusable` are IDs of the pod's init containers, which the kubelet reuses regardless of the
+    lease: limits come from the lease, not from the names of IDs. A kubelet that chose another
+    device may have had no choice: the leased one is checked first.
     """
     container = candidate.container
     shares = valid_lease(lease, candidate, node.name).shares_of(container.name)

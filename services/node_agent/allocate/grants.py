@@ -84,8 +84,9 @@ class Grants:
     ) -> CheckpointEntry:
         """Give a container, or a claim's request, its shares; they are recorded on return.
 
-        Waits for MIG instances within `waiting`, then for lost records and for room on a full
-        device, but not beyond `until`; while room cannot be seen, until `blind_until`.
+        Waits for MIG instances within `waiting`, then for a rebuild of lost records, and for room
+        on a device that is full by the records: neither beyond `until`. While room cannot be seen,
+        it waits until `blind_until`.
 
         What fails for a reason that is not the pod's own closes its devices. If another pod has
         failed since, this one was bound before: it is tried again until `blind_until`, since the

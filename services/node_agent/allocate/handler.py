@@ -219,8 +219,9 @@ class AllocationHandler:
         """Close the devices of a lease, since the kubelet chose others.
 
         They open once the kubelet has the lease's IDs free, or has restarted, if it ignored the
-        preferred ones; or if one of them leaves the node, as the lease is never given then. A
-        missing device is unhealthy anyway, and the kubelet chooses anew once it is back.
+        preferred ones. If one of them leaves the node, the lease is never given: then it closes
+        none of them any more. A missing device is unhealthy anyway, and the kubelet chooses anew
+        once it is back.
         """
         node = self.node
         name = candidate.container.name
@@ -372,9 +373,9 @@ class AllocationHandler:
     ) -> tuple[ContainerCandidate | AmbiguousContainer, str]:
         """Return what is resolved now; if it is ambiguous, also what cannot be seen, if anything.
 
-        A pod that no list contains may have an unknown lease, or be missing in an old list, unlike
-        in PodResources. So a container that was served before counts only if no such pod waits: an
-        old list may have the earlier pod of the same name.
+        A pod that no list contains may have a lease that the agent does not know yet, or be missing
+        in an old list: PodResources are not. So a container that was served before counts only if
+        no such pod waits: an old list may have the earlier pod of the same name.
         """
         node = self.node
         snapshot = self.node.require_snapshot()

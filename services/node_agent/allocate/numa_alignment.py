@@ -193,10 +193,10 @@ class NumaAlignment:
         return tuple(short)
 
     async def align(self) -> bool:
-        """Send the lists if they change; return whether the kubelet has taken them in `TAKEN_S`.
+        """Send the lists if they change; return whether the kubelet has taken them.
 
-        One that shows no new list for `status_late_s` counts as having taken it: then the kubelet
-        refuses pods, or none would ever come.
+        It has `TAKEN_S` for that. One that shows no new list for `status_late_s` counts as having
+        taken it: then the kubelet refuses pods, or none would ever come.
         """
         shown: dict[DeviceUuid, NumaNodes] = {}
         if self.window.aligns_numa and self.node.snapshot and self.node.leases.synced:

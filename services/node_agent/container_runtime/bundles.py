@@ -78,7 +78,7 @@ _decode = msgspec.json.Decoder(_Specification).decode
 def list_bundles(directories: Iterable[Path]) -> dict[str, Path]:
     """Return each existing container's directory, sandboxes included, by its ID.
 
-    Raises OSError for a directory that cannot be read, not for a missing one.
+    Raises OSError for a directory that cannot be read; one that is missing has none.
     """
     bundles: dict[str, Path] = {}
     for directory in directories:

@@ -229,7 +229,7 @@ def library(
     """Judge which library of HAMi-core new containers mount, if one is installed.
 
     `layout` is of its regions, if known. `replaced_by` is why other content at the source cannot be
-    used, empty if it can, and None without other content.
+    used, empty if it can, and None if there is no other content.
     """
     if current is None:
         return fail(

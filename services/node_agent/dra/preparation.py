@@ -241,8 +241,8 @@ def _prepared_devices(
 ) -> tuple[dra.Device, ...]:
     """Return the kubelet's answer: the first device of a request carries its CDI names.
 
-    A request of a prioritized list is answered without its choice. Administrative access needs no
-    lease, and has the device without limits.
+    A request of a prioritized list is answered by its own name, without the choice. Administrative
+    access needs no lease, and has the device without limits.
     """
     left = {entry.allocation.container: cdi_names(entry) for entry in entries}
     whole = {device_name(uuid): (qualified_name(uuid),) for uuid in node.devices}

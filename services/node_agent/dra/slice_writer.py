@@ -2,8 +2,8 @@
 
 A kubelet that starts deletes all slices of its node, and those of a driver that is away for 30 s.
 An API server whose feature gates are disabled drops fields without an error: such a slice would
-promise devices without the guard of the ledger. So a dry run comes first, and a stored slice that
-has lost fields is deleted.
+promise devices without the guard of the ledger. So it is created by a dry run first, and not at all
+if that has dropped any; a stored slice that has lost some is deleted.
 """
 
 import asyncio
@@ -95,7 +95,8 @@ class SliceWriter:
     async def write_now(self) -> str:
         """Write the slices for the known leases; return why not, or an empty text.
 
-        Until their leases have ended, they leave out what claims hold without an allocation.
+        What claims hold without an allocation, which the scheduler does not know, is left out until
+        their leases have ended.
         """
         try:
             self._deallocated = await list_deallocated(self.node)

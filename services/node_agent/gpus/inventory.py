@@ -149,10 +149,10 @@ def devices_of(
 ) -> tuple[Device, ...]:
     """Return the devices that are offered of GPUs, by minor number.
 
-    `faults` has the messages of unhealthy devices. A recorded device that is no longer found stays,
-    unhealthy: running pods may have its IDs, which must never denote another device. One that was
-    excluded or replaced stays while it is `held` (None if unknown), and a device has as many slots
-    as its holders need.
+    `faults` has the message of each unhealthy device. A recorded device that is no longer found
+    stays, unhealthy: running pods may have its IDs, and an ID must never denote another device. One
+    that was excluded or replaced stays while it is `held` (None if unknown), and a device has as
+    many slots as its holders need.
     """
     visible = visible_gpus(gpus, sharing)
     offered = {

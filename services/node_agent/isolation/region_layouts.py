@@ -1,8 +1,9 @@
 """Every published layout of HAMi-core's shared region file, as one table; pure.
 
 The file is the library's struct in little-endian order and one NUL byte behind it. Offsets are in
-bytes, from the start of the region or of the slot. They are what the library's own headers compile
-to, release by release; distances that are the same in every release are computed.
+bytes: of fields of the region from its start, of fields of a slot from the slot's start. They are
+what the library's own headers compile to, release by release. What lies at the same distance from
+another field in every release is computed from that one.
 """
 
 import struct
@@ -159,7 +160,7 @@ def layout_of(file_size: int, magic: int, version: tuple[int, int]) -> RegionLay
 def region_layout_of(library: bytes) -> RegionLayout | None:
     """Return the layout of a library's regions, or None if unknown, as on processors but x86.
 
-    A version cannot be read without a GPU; but the size of the layout is a number in the code,
+    Its version cannot be read without a GPU; but the size of its layout is a number in its code,
     wherever it maps or resizes a region. Another size may be there by chance, so the most frequent
     one counts. Two versions have one size: code that uses the second semaphore of the newer one
     contains its offset.

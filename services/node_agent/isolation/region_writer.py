@@ -5,9 +5,9 @@ one step. The file is left sparse, as the library leaves it: two megabytes to it
 kilobytes on disk.
 
 Of a region in use only the limits and their switch are written, and what the library did not find
-out about a process. Memory limits hold from the container's next allocation on, core limits for
+out about a process. Limits of memory hold from the container's next allocation on, of cores for
 processes that start later, the switch within a fraction of a second. Each field is one aligned
-write, which other processes see whole.
+write, which a process that has the file mapped sees whole.
 """
 
 import contextlib
@@ -134,9 +134,9 @@ def _unusable(path: PurePath, problem: InvalidRegion | None) -> UnavailableError
 def seed_region(path: PurePath, seed: RegionSeed, *, starting: bool) -> bool:
     """Ensure a region with these limits, verified byte for byte; return whether it was changed.
 
-    If the container is `starting`, an earlier region is replaced, since PIDs of ended processes
-    would be mistaken for new ones. Raises UnavailableError naming the file and what is wrong: the
-    container must not start.
+    `starting`: no process of the container runs. An earlier region is replaced then, since PIDs of
+    ended processes would be mistaken for new ones; else its limits are written again. Raises
+    UnavailableError naming the file and what is wrong: the container must not start.
     """
     if not starting and isinstance(read_region(path), Region):
         return write_limits(path, seed)

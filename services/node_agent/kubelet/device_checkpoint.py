@@ -66,7 +66,7 @@ class PluginResources:
 
     A resource stays one for five minutes after its plugin has stopped, and longer while containers
     hold its IDs. Until then the kubelet permanently rejects new pods that request it, whatever the
-    node's status shows; and afterwards while that shows the kubelet's 0.
+    node's status shows; and afterwards while the status shows the 0 that the kubelet wrote.
     """
 
     def __init__(self, node: Node, plugins: Path, allocatable: Allocatable) -> None:

@@ -111,10 +111,10 @@ class NodePods:
     async def find_running(self) -> RunningPods:
         """Return the pods that have processes, and those that may start their first now.
 
-        The latter are pods whose containers the runtime has, as the kubelet shows them, and caches
-        for 3 s. They count only while first processes may not have started yet, unless no process
-        of a pod was ever found. Raises UnavailableError if neither processes nor containers can be
-        seen, and that usually passes.
+        By the runtime's containers, as the kubelet shows them, a pod may start its first if they
+        include it, which the kubelet caches for 3 s. They count only while first processes may not
+        have started yet, unless no process of a pod was ever found. Raises UnavailableError if
+        neither processes nor containers can be seen, and that usually passes.
         """
         processes = await self._find_processes()
         starting = self.node.checkpoint.started_since(self.clock.now() - PROCESS_START_S)

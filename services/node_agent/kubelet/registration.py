@@ -88,8 +88,8 @@ class DevicePlugins:
     ) -> None:
         """Serve these resources, each with this complete list, and no others.
 
-        `amounts` in node status are requested beside each of them. Raises RequestError if the
-        directory's path is too long for a socket.
+        `amounts` are those in node status that pods request beside each of them. Raises
+        RequestError if the directory's path is too long for a socket.
         """
         self.amounts = amounts
         for resource in self.endpoints.keys() - served.keys():
@@ -160,8 +160,8 @@ class DevicePlugins:
     def unserved(self) -> dict[str, UnservedResource]:
         """Return the resources that the kubelet cannot allocate now.
 
-        Among them are resources with an amount that is still allocated by device plugin, or was not
-        examined yet.
+        They include resources whose amount, that pods request with it, is still allocated by device
+        plugin, or until that was examined.
         """
         now = time.monotonic()
         since = self.plugin_resources.since

@@ -47,9 +47,9 @@ def plan_layout(
 ) -> tuple[PlanStep, ...]:
     """Return the steps that give the device a layout; instances are destroyed first.
 
-    Instances of the layout stay if the others fit beside them; those whose NVML IDs are `in_use`,
-    or that a process uses, stay in any case. Raises InUseError if one of these blocks the layout,
-    RequestError if the layout is impossible on this device.
+    Instances that the layout contains stay if the others fit beside them. Instances whose NVML IDs
+    are `in_use`, or that a process uses, stay in any case. Raises InUseError if one of these blocks
+    the layout, RequestError if the layout is impossible on this device.
     """
     by_name = _known_profiles(layout, profiles)
     used = [instance for instance in instances if instance.gi in in_use or instance.busy]

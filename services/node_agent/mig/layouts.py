@@ -21,7 +21,8 @@ def layouts_for(
     """Return the layouts of a device, and warnings about the geometry that they come from.
 
     The first geometry with a part of the model's name applies. Profiles that NVML does not report
-    are dropped, and layouts that do not fit. Without any, layouts are derived from NVML's profiles.
+    are dropped, and layouts that do not fit. If none is left, or no geometry names the model,
+    layouts are derived from NVML's profiles.
     """
     named = f"NVIDIA-{model}"
     geometry = next((g for g in geometries if any(part in named for part in g.models)), None)

@@ -1,8 +1,8 @@
 """Gives devices the MIG layouts of their leases, and finds the instances of containers.
 
-A device gets its newest lease's layout as soon as that is known; the ledger allows only one layout
-per device. An instance is destroyed only after the kubelet has released its pod and the driver
-shows no process on it.
+A device gets the layout of its newest lease as soon as that lease is known; the ledger allows only
+one layout per device. An instance is destroyed only after the kubelet has released its pod and the
+driver shows no process on it.
 
 A device that cannot be given a layout gets no new share, as each pod would fail. It is tried again
 until it, or a newer lease's layout, succeeds.
@@ -345,8 +345,8 @@ class LayoutReconciler:
         """Return the phase of each pod, or prepared claim, that may still use an instance.
 
         A list of running containers may be 2 s old. A pod in a final phase has none, and its
-        instance may be another pod's by then; the same holds for an ended pod in an old list. Waits
-        while the kubelet may be restarting.
+        instance may be another pod's by then; the same holds for an ended pod that an old list of
+        the kubelet still shows. Waits while the kubelet may be restarting.
         """
         running: RunningPods | None = None
         while True:

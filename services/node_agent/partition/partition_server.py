@@ -1,8 +1,8 @@
 """The server of the partitioner, which changes MIG layouts for the node's unprivileged agent.
 
 It serves processes of one user, which the kernel identifies, on a Unix socket. It trusts no
-request, but queries the driver itself for MIG mode, profiles, and instances in use. It never
-changes a device's mode, and never destroys an instance that a process uses.
+request: it queries the driver itself for the device's MIG mode and profiles, and the instances in
+use. It never changes a device's mode, and never destroys an instance that a process uses.
 """
 
 import asyncio

@@ -163,8 +163,8 @@ def with_leftovers(
 ) -> tuple[Device, ...]:
     """Return devices as they are reported, with what pods hold `beyond` their leases.
 
-    `vanished` are deleted pods that have their leases, `pids` the processes of all; times are in
-    Unix seconds.
+    `vanished` are deleted pods that have their leases, and `pids` the processes of all of them;
+    times are in Unix seconds.
     """
     if not (beyond or vanished):
         return tuple(devices)
@@ -296,8 +296,8 @@ def close_exceeded(
 ) -> tuple[tuple[Device, ...], frozenset[DeviceUuid]]:
     """Return devices as they are reported, and those whose leases exceed their memory.
 
-    A device has less memory than before, for example after its ECC mode changed. Its containers go
-    on; it gets no new share, not even one without memory, until its leases fit.
+    A device has less memory than before, for example after its ECC mode or the driver changed. Its
+    containers go on; it gets no new share, not even one without memory, until its leases fit.
     """
     leased: Counter[DeviceUuid] = Counter()
     for lease in leases:

@@ -52,8 +52,8 @@ class KnownLeases:
     def observe_claim(self, leases: Iterable[Lease], *, since: int) -> None:
         """Apply the lease of a claim as the ledger has it, requested at revision `since`.
 
-        It replaces what was known before, also with a lower version: the ledger may have lost a
-        later lease or its end, and have written this one again from the claim's status.
+        It replaces what was known before the request, also with a lower version: the ledger may
+        have lost a later lease or its end, and have written this one again from the claim's status.
         """
         leases = tuple(leases)
         for lease in leases:

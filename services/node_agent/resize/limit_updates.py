@@ -1,11 +1,12 @@
 """Limits of running containers: raised after their lease, lowered before it.
 
-A binder requests that a limit is raised once it has written the copy of the lease: a rebuild of the
-ledger restores no more than that.
+A binder requests that a limit is raised after it has written the copy of the lease: a rebuild of
+the ledger restores no more than that.
 
-Limits are in the checkpoint before they are in the region, so that they survive restarts. A limit
-that was lowered for a lease that did not change is raised again, once no binder can change the
-lease any more and the ledger has confirmed it. It stays if the ledger has lost the lease.
+Limits are in the checkpoint before they are in the region, so that they survive a restart of the
+agent and of the container. A limit that was lowered for a lease that did not change is raised
+again, once no binder can change the lease any more and the ledger has confirmed it. It stays if the
+ledger has lost the lease.
 """
 
 import asyncio

@@ -132,8 +132,8 @@ def check_use(
 
     `living` has the PIDs of the container's processes in its own namespace, if known. HAMi-core
     compares ended processes with the limit too, but nothing without a process. The larger of the
-    region's and the driver's amounts counts, less `UNCOUNTED_BYTES` of each process for contexts
-    and code, which HAMi-core leaves out.
+    region's and the driver's amounts counts. The driver includes contexts and code, which HAMi-core
+    leaves out: `UNCOUNTED_BYTES` of each process are subtracted.
     """
     container = entry.allocation.container
     shares = shares_by_index(entry.allocation.lease, container)

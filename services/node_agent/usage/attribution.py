@@ -34,9 +34,9 @@ class Attribution:
 def attribute_processes(scan: Scan) -> Attribution:
     """Find the container of each process; one without an origin has ended and is skipped.
 
-    A process on a device of which its container has no share uses a ResourceClaim of its pod, or
-    has administrative access by a claim without a lease. If several requests have shares of the
-    device, the container's is not known.
+    A process on a device of which its container has no share uses a ResourceClaim of its pod. If
+    several requests have shares of the device, the container's is not known. A pod that has the
+    device by a claim without a lease has administrative access.
     """
     names_by_pod = _by_pod(container.key for container in scan.containers)
     by_pod = _by_pod((uid, container) for container in scan.containers for uid in container.pods)

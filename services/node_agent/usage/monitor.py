@@ -351,8 +351,8 @@ class UsageMonitor(Collector):
     async def _list_pods(self, origins: Iterable[ProcessOrigin]) -> dict[PodUid, KubeletPod] | None:
         """Return the kubelet's pods, or None if they are unreadable.
 
-        They are listed again only if a process runs in a container that is not listed, as pod and
-        name of a container never change.
+        They are listed again only if a process runs in a container that is not listed: the pod and
+        the name of a container never change.
         """
         listed = {
             (uid, container_id)
@@ -371,9 +371,9 @@ class UsageMonitor(Collector):
     async def _visibility(self, seeing: Sequence[ContainerDevices]) -> list[ViolationFound]:
         """Return which pods' containers may open GPUs that they do not lease.
 
-        These containers existed before the leases were read, and a lease ends after the containers
-        of its pod: one without a lease had none. What this agent has given out counts as well:
-        while the ledger is rebuilt, its lease may be missing there.
+        These containers existed before the leases were read. A lease ends after the containers of
+        its pod, so a container without one that still exists had none. What this agent has given to
+        a container counts as well: while the ledger is rebuilt, its lease may be missing there.
         """
         leased = self._leased_containers(complete=False)
         pods = await self._list_pods(self._listable(seeing)) or {}

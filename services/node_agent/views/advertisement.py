@@ -89,7 +89,7 @@ def check_list(resource: str, ids: Sequence[PluginDeviceId]) -> None:
 def list_size_bytes(ids: Iterable[PluginDeviceId]) -> int:
     """Return the exact size of a ListAndWatch message.
 
-    Each device is a field with an ID and a health, each with tag and length; all lengths are below
-    128 and take one byte.
+    Each device is a field of tag and length with an ID and a health, each with tag and length; all
+    of these lengths are below 128 and take one byte.
     """
     return sum(6 + len(entry.id) + _HEALTH_LENGTHS[entry.healthy] for entry in ids)

@@ -98,7 +98,7 @@ class ViewWriter:
     async def read_allocatable(self, resource: str) -> int | None:
         """Return the node's allocatable amount of a resource, or None if it has no such resource.
 
-        The API server is queried only if the last known status has none; calls for several
+        The API server is queried only if there is none by the last known status; calls for several
         resources share one request.
         """
         async with self._reading:

@@ -117,6 +117,7 @@ def _text(number: int, base: int, suffixes: Iterable[str]) -> str:
 
 
 def difference(lease: Lease, annotations: Mapping[str, str]) -> str:
+    """Return how a bound pod's annotation differs from its lease, or ""."""
     try:
         listed = parse_allocated(annotations.get(ALLOCATED, "{}"))
     except RequestError as error:

@@ -364,6 +364,7 @@ def _check_names(containers: Sequence[ContainerManifest]) -> bool:
 def _isolation_selector(
     labels: Mapping[str, str], parts: Iterable[GpuRequest]
 ) -> tuple[tuple[str, str], ...]:
+    """Require a node with HAMi-core if a container must be limited."""
     provider = labels.get(ISOLATION_LABEL, "")
     if provider and provider.lower() != HAMI_CORE.lower():
         raise RequestError(

@@ -6,16 +6,16 @@ applied to each container: upstream adds up a pod's containers and gives each of
 Annotations, as far as they concern GPUs:
 
 `device-allocate-hint`: `selector` and `requiredTopologyScope` have their effect. `allocateStrategy`
-has none on GPUs, as upstream. `exclusivePolicy` and `vfSelector` of a GPU, and the scope `Device`,
-are refused: upstream ignores them or can never satisfy them.
+is for RDMA and FPGAs and has none on GPUs, as upstream. `exclusivePolicy` and `vfSelector` of a
+GPU, and the scope `Device`, are refused: upstream ignores them or can never satisfy them.
 
 `device-joint-allocate`: a device type that the pod does not request is ignored. RDMA and FPGAs are
 ordinary resources of a node here, so a preference for GPUs near them has no effect, and a
 requirement of the same PCIe root is refused.
 
 `gpu-partition-spec`: there are no partition tables here. `BestEffort`, the GPUs with the best
-links, is the default for several GPUs; `Restricted` is refused. As upstream, it has no effect on
-pods that share GPUs.
+links, is the default for every pod with several GPUs; `Restricted` is refused. As upstream, there
+is no effect on pods that share GPUs.
 """
 
 import json

@@ -3,12 +3,12 @@
 A number alone means whole GPUs. With `gpumem`, `gpumem-percentage` or `gpucores` beside it, each
 GPU is a share. An amount of memory counts before a percentage, as in HAMi (in Volcano the
 percentage counts). HAMi's webhook adds a missing `nvidia.com/gpu` (`amount_changes`). A pod without
-it is refused: without an Allocate call the container would see every device.
+it is refused here: the kubelet would not call Allocate, and the container would see every device.
 
-Policies are those of HAMi's scheduler. In a chain such as `numa,binpack`, the first of `binpack`
-and `spread` orders devices by use; `topology-aware` and `numa` prefer devices with good links (for
-one GPU, `topology-aware` avoids them); `mutex` requires idle devices. Any other policy is refused;
-upstream ignores it.
+Policies for the choice of nodes and devices are those of HAMi's scheduler. In a chain such as
+`numa,binpack`, the first of `binpack` and `spread` orders devices by how much of them is in use;
+`topology-aware` and `numa` prefer devices with good links (for one GPU, `topology-aware` avoids
+them); `mutex` requires idle devices. Any other policy is refused; upstream ignores it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -4,11 +4,11 @@ Names and formats are those of tkestack's gpu-admission and gpu-manager, which G
 `vcuda-core` below 100 is a share of one GPU and needs `vcuda-memory` beside it. 100 and its
 multiples are whole GPUs; memory beside them is ignored, except that the node as a whole must have
 it, because the kubelet checks. What those programs accept and then run without a GPU, or what the
-kubelet would reject, is refused with the reason.
+kubelet would reject, is refused here with the reason.
 
 `tencent.com/vcuda-core-limit` would let a share use idle cores beyond its request. HAMi-core has no
-such limit: a share gets exactly its `vcuda-core`, which is also what GPUSharing sets, and the
-annotation is only checked to be a number.
+such limit: a share gets exactly its `vcuda-core`, and the annotation is only checked to be a
+number. GPUSharing always sets it to `vcuda-core`, which means the same.
 """
 
 from collections.abc import Mapping, Sequence

@@ -144,6 +144,7 @@ class _Findings:
 
 
 def parse_device_config(device: object, node: object, name: str) -> DeviceConfig:
+    """Parse the documents that there are for the node of this name."""
     findings = _Findings()
     config = DeviceConfig() if device is None else _parse_device_map(device, findings)
     config = config if node is None else _parse_node_map(config, node, name, findings)
@@ -254,6 +255,7 @@ def _parse_node_map(
 def _merge_entry(
     config: DeviceConfig, own: Mapping[str, object], where: str, name: str, findings: _Findings
 ) -> DeviceConfig:
+    """Merge what an entry sets for the node."""
     findings.section(own, where, (*NODE_KEYS, *NODE_WITHOUT_EFFECT))
     findings.warn_of(own, NODE_WITHOUT_EFFECT)
     count = findings.positive(own, "devicesplitcount", zero=True)

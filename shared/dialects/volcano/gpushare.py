@@ -221,6 +221,7 @@ def advertise(devices: Sequence[Device], strategy: str) -> Advertisement:
 
 
 def _unhealthy_indices(devices: Sequence[Device]) -> tuple[str, ...]:
+    """Return the indices whose devices are all unhealthy, as text."""
     healthy = {device.index for device in devices if device.healthy}
     return tuple(str(index) for index in sorted({device.index for device in devices} - healthy))
 

@@ -85,6 +85,7 @@ def find_warnings(arguments: Mapping[str, object]) -> list[str]:
 
 
 def _canonical(arguments: Mapping[str, object]) -> dict[str, object]:
+    """Return the arguments under the names that the latest Volcano gives them."""
     named = {}
     for key, value in arguments.items():
         current = key.replace(_OLD, "deviceshare.") if key.startswith(_OLD) else key

@@ -253,8 +253,8 @@ class DeviceUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     slots_taken: str = ""
     """As `Held.slots`."""
     layout: str = ""
-    is_claimed: bool = False
-    """For a pod that preempts, or whose start is planned."""
+    claimed_by: bool = False
+    """Whether it is reserved for a pod that preempts, or whose start is planned."""
     claimed_until: int = 0
     """Unix seconds by which leases must end to use a claimed device; 0 if none may."""
     held: Held | None = None
@@ -285,12 +285,12 @@ def _either(first: str, second: str) -> str:
 def with_claim(use: DeviceUse, until: float) -> DeviceUse:
     """Return the use of a device claimed until an instant, or of an unclaimed one for 0."""
     return structs.replace(
-        use, exclusive=use.exclusive or until > 0, is_claimed=until > 0, claimed_until=int(until)
+        use, exclusive=use.exclusive or until > 0, claimed_by=until > 0, claimed_until=int(until)
     )
 
 
 def without_claim(use: DeviceUse) -> DeviceUse:
-    return structs.replace(use, exclusive=False, is_claimed=False, claimed_until=0)
+    return structs.replace(use, exclusive=False, claimed_by=False, claimed_until=0)
 
 
 NO_USE = DeviceUse()
@@ -453,7 +453,7 @@ def _sharing_reason(request: GpuRequest, use: DeviceUse, own: DeviceUse) -> Deni
     no_cores = cores >= 100 and request.sharing is not SharingPolicy.BEST_EFFORT
     if not (use.exclusive or own.exclusive or no_cores):
         return None
-    if use.is_claimed:
+    if use.claimed_by:
         text = "it is reserved for a pod that preempts others or whose start is planned"
         if use.claimed_until:
             text += "; a pod whose maximum run time ends before that may use it"

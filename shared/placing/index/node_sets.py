@@ -134,7 +134,7 @@ def units_free_at_once(
             if device.used_cores <= most_cores
             and device.healthy
             and not (slotted and device.shares >= device.slots)
-            and not (unclaimed and device.ledger_use.is_claimed)
+            and not (unclaimed and device.ledger_use.claimed_by)
             and not (spare and device.used_cores >= 100 and not device.exclusive)
         ]
         if len(free) < gpus:

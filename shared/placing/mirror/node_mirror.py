@@ -295,7 +295,7 @@ class MirroredDevice:
                 format_positions(taken) if self.in_mig_mode else self.ledger_use.slots_taken
             ),
             layout=self.layout,
-            is_claimed=self.ledger_use.is_claimed,
+            claimed_by=self.ledger_use.claimed_by,
             claimed_until=self.ledger_use.claimed_until,
         )
 

@@ -71,12 +71,14 @@ async def test_a_pod_with_a_volume_is_handed_over_and_bound_where_its_volume_is(
     }
     await up.kube.create(CLAIMS, claim)
     volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
+    trainer = asking("trainer", vgpu(memory=2500), volumes=volumes)
+    trainer["spec"]["containers"][0]["ports"] = [{"containerPort": 80, "hostPort": 8080}]
 
-    await up.create(asking("trainer", vgpu(memory=2500), volumes=volumes))
+    await up.create(trainer)
 
     pod = await up.until("trainer", running)
     assert pod["spec"]["schedulerName"] == "leasehold-full"
-    assert pod["metadata"]["labels"]["leasehold.dev/handed-over"] == "volumes"
+    assert pod["metadata"]["labels"]["leasehold.dev/handed-over"] == "host-ports"
     bound = json.loads(await up.kube.read(f"{CLAIMS}/data"))
     selected = bound["metadata"]["annotations"]["volume.kubernetes.io/selected-node"]
     assert selected == pod["spec"]["nodeName"]
@@ -99,9 +101,11 @@ async def test_a_pod_that_the_extender_refuses_is_explained_by_its_verdict(up: S
 
 async def test_a_pod_that_waits_for_its_claim_is_in_every_list_with_its_reason(up: Stack) -> None:
     volumes = [{"name": "home", "persistentVolumeClaim": {"claimName": "home"}}]
-    await up.create(asking("notebook", vgpu(memory=500), volumes=volumes))
+    notebook = asking("notebook", vgpu(memory=500), volumes=volumes)
+    notebook["spec"]["containers"][0]["ports"] = [{"containerPort": 80, "hostPort": 8081}]
+    await up.create(notebook)
     missing = 'persistentvolumeclaim "home" not found'
-    field = "spec.volumes[0].persistentVolumeClaim"
+    field = "spec.containers[0].ports[0].hostPort"
 
     listed = await until(lambda: up.leasehold("ps", "-o", "json"), lambda done: missing in done.out)
     [view] = [pod for pod in json.loads(listed.out)["waiting"] if pod["name"] == "notebook"]

@@ -133,7 +133,7 @@ async def _sound(leases: RedisLeases, claims: dict[str, tuple[int, ...]]) -> Non
         assert account.node.used.get(name, 0) == summed.get(name, 0) + kept.get(name, 0)
         assert account.node.used.get(name, 0) <= account.node.facts.allocatable[name]
     for device, use in account.node.devices:
-        assert use.is_claimed is (device.uuid in claimed)
+        assert use.claimed_by is (device.uuid in claimed)
         assert use.memory_mib == (devices[device.uuid].memory_mib if device.uuid in devices else 0)
 
 

@@ -417,7 +417,7 @@ async def test_a_leader_that_is_none_any_more_changes_no_start_that_it_has_not_r
     assert not await at.preemptions.open_start(read, read)
     assert await starts(at) == (newer,)
     await at.preemptions.close_start(newer)
-    assert not any(use.is_claimed for use in (await uses(at.ledger)).values())
+    assert not any(use.claimed_by for use in (await uses(at.ledger)).values())
 
 
 @pytest.mark.parametrize("is_aged", [False, True])
@@ -473,7 +473,7 @@ async def test_a_plan_that_cannot_be_stored_leaves_the_one_before_it(at: Scene) 
 
     assert not await at.preemptions.open_start(replace(first, wanted=second.wanted), first)
     assert await starts(at) == (first, second)
-    assert all(use.is_claimed for use in (await uses(at.ledger)).values())
+    assert all(use.claimed_by for use in (await uses(at.ledger)).values())
 
 
 async def test_a_pod_for_which_others_may_be_preempted_does_not_wait_for_its_planned_start(

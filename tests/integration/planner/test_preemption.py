@@ -277,7 +277,7 @@ async def test_gpusharing_28_a_budget_made_during_the_notice_stops_the_eviction(
     assert not await at.is_deleting("old")
     assert await at.announced_for("old") is None
     assert await at.stages() == []
-    assert not (await uses(at.ledger))[uuid("a", 0)].is_claimed
+    assert not (await uses(at.ledger))[uuid("a", 0)].claimed_by
 
 
 async def test_gpusharing_30_no_other_pod_gets_the_freed_devices(at: Scene) -> None:
@@ -289,7 +289,7 @@ async def test_gpusharing_30_no_other_pod_gets_the_freed_devices(at: Scene) -> N
     assert "cpu" in await at.thief()
 
     await binder.preempt()
-    assert (await uses(at.ledger))[uuid("a", 0)].is_claimed
+    assert (await uses(at.ledger))[uuid("a", 0)].claimed_by
     at.clock.advance(30)
     await binder.preempt()
     await at.terminate(old)
@@ -373,7 +373,7 @@ async def test_a_deleted_pending_pod_frees_the_devices_claimed_for_it(at: Scene,
     await binder.preempt()
 
     assert await at.stages() == []
-    assert not (await uses(at.ledger))[uuid("a", 0)].is_claimed
+    assert not (await uses(at.ledger))[uuid("a", 0)].claimed_by
     assert await at.ledger.totals.claimed() == {}
     if when == "announced":
         assert await at.announced_for("old") is None

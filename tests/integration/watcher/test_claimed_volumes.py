@@ -3,9 +3,17 @@
 from typing import Any
 
 import aiohttp
+import msgspec
 
 from shared.model.events.pod_events import PodQueued, PodRejected
-from shared.model.requests.request import NodeTerm, PodClaim, VolumeRequirement, VolumeRule
+from shared.model.requests.request import (
+    ClaimVolume,
+    NodeTerm,
+    PodClaim,
+    VolumeRequirement,
+    VolumeRule,
+)
+from shared.nats.inbox import Inbox
 from tests.integration.watcher.test_watcher import MERGE, pod, received, watching
 from tests.support.simcluster.apiserver import api_server
 from tests.support.storage import ZONE, Manifest, claim, in_, storage_class, volume
@@ -30,39 +38,46 @@ def pod_with_claim(name: str) -> dict[str, Any]:
     return manifest
 
 
+async def rejected(inbox: Inbox, reason: str) -> PodRejected:
+    """Wait until a pod is rejected for a reason that contains this text."""
+    while True:
+        for event in await received(inbox, 1):
+            if isinstance(event, PodRejected) and reason in event.reason:
+                return event
+
+
+async def queued(inbox: Inbox, *claims: PodClaim) -> PodQueued:
+    """Wait until a pod is queued with these claims."""
+    while True:
+        for event in await received(inbox, 1):
+            if isinstance(event, PodQueued) and event.request.claims == claims:
+                return event
+
+
 async def test_a_pod_waits_for_its_claim_and_follows_it_to_its_volume() -> None:
     async with api_server() as api, watching(api) as bus, api.client() as client:
         inbox = await bus.subscribe([PodQueued, PodRejected], group="test")
 
         await client.post("/api/v1/namespaces/default/pods", json=pod_with_claim("data"))
-        (missing,) = await received(inbox, 1)
+        await rejected(inbox, 'persistentvolumeclaim "data" not found')
         await create(client, CLASSES, storage_class())
         created = await create(client, CLAIMS, claim("data"))
-        (waiting,) = await received(inbox, 1)
-        if isinstance(waiting, PodRejected):  # the claim was read before its class
-            (waiting,) = await received(inbox, 1)
+        uid = created["metadata"]["uid"]
+        unbound = PodClaim(name="data", uid=uid, provisions=True)
+        await queued(inbox, unbound)
         await create(client, VOLUMES, volume("pv", in_(ZONE, "a")))
-        (with_volume,) = await received(inbox, 1)
+        available = {"status": {"phase": "Available"}}
+        await client.patch(f"{VOLUMES}/pv/status", json=available, headers=MERGE)
+        zone = (NodeTerm(key=ZONE, operator="In", values=("a",)),)
+        candidate = ClaimVolume(name="pv", terms=(zone,))
+        await queued(inbox, msgspec.structs.replace(unbound, volumes=(candidate,)))
         bound = {"spec": {"volumeName": "pv"}}
         await client.patch(f"{CLAIMS}/data", json=bound, headers=MERGE)
-        (being_bound,) = await received(inbox, 1)
+        await rejected(inbox, "data is being bound to PersistentVolume pv")
         status = {"status": {"phase": "Bound"}}
         await client.patch(f"{CLAIMS}/data/status", json=status, headers=MERGE)
-        (follows,) = await received(inbox, 1)
+        follows = await queued(inbox, PodClaim(name="data", uid=uid, bound=True))
 
-        uid = created["metadata"]["uid"]
-        assert isinstance(missing, PodRejected)
-        assert missing.reason.startswith('persistentvolumeclaim "data" not found')
-        assert isinstance(waiting, PodQueued)
-        assert waiting.request.claims == (PodClaim(name="data", uid=uid, provisions=True),)
-        assert isinstance(with_volume, PodQueued)
-        [candidate] = with_volume.request.claims[0].volumes
-        assert candidate.name == "pv"
-        assert isinstance(being_bound, PodRejected)
-        assert "data is being bound to PersistentVolume pv" in being_bound.reason
-        assert isinstance(follows, PodQueued)
-        assert follows.request.claims == (PodClaim(name="data", uid=uid, bound=True),)
-        zone = NodeTerm(key=ZONE, operator="In", values=("a",))
         assert follows.request.node_requirements.volumes == (
-            VolumeRequirement(rule=VolumeRule.NODE_AFFINITY, terms=((zone,),)),
+            VolumeRequirement(rule=VolumeRule.NODE_AFFINITY, terms=(zone,)),
         )

@@ -95,7 +95,7 @@ LARGE = lease("a", share(memory_mib=5_000))
 SMALL_COPY = dump_lease(structs.replace(lease("a"), shares=(share(memory_mib=2_000),)))
 
 
-PREEMPTED = with_use(account(), DeviceUse(exclusive=True, is_claimed=True))
+PREEMPTED = with_use(account(), DeviceUse(exclusive=True, claimed_by=True))
 CLAIMING = replace(PREEMPTED, node=replace(PREEMPTED.node, used={"cpu": 100}))
 
 

@@ -130,8 +130,8 @@ def test_a_pod_is_read_anew_once_it_has_changed() -> None:
     [
         ({}, "leave schedulerName out"),
         (
-            {"volumes": [{"name": "v", "ephemeral": {"x": "y"}}]},
-            "a gang cannot have spec.volumes[0].ephemeral",
+            {"volumes": [{"name": "v", "iscsi": {"x": "y"}}]},
+            "a gang cannot have spec.volumes[0].iscsi",
         ),
     ],
 )

@@ -382,7 +382,7 @@ def claimed(nodes: list[LedgerNode], until: list[int]) -> list[LedgerNode]:
         seconds = next(after)
         if not seconds or used.layout:
             return used
-        return structs.replace(used, exclusive=True, is_claimed=True, claimed_until=NOW + seconds)
+        return structs.replace(used, exclusive=True, claimed_by=True, claimed_until=NOW + seconds)
 
     return [
         replace(node, devices=tuple((card, reserved(used)) for card, used in node.devices))

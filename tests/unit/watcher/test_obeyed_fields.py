@@ -182,6 +182,7 @@ OTHERS: dict[str, Callable[[], bool]] = {
     ),
 }
 ELSEWHERE = {
+    "spec.volumes[].persistentVolumeClaim.claimName": "tests/unit/watcher/test_claimed_storage.py",
     "spec.preemptionPolicy": "tests/unit/planner/",
 }
 

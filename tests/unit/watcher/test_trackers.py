@@ -504,7 +504,7 @@ def test_a_pod_of_kube_scheduler_with_an_invalid_request_waits_with_its_reason()
 @pytest.mark.parametrize(
     ("spec", "fields"),
     [
-        ({"volumes": [{"name": "v", "ephemeral": {"x": "y"}}]}, "spec.volumes[0].ephemeral"),
+        ({"volumes": [{"name": "v", "iscsi": {"x": "y"}}]}, "spec.volumes[0].iscsi"),
         ({}, ""),
     ],
 )

@@ -24,7 +24,7 @@ HOST_PORT = [{"containerPort": 80, "hostPort": 80}]
 RULES = [{"action": "RestartAllContainers"}]
 SPREAD = {"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}
 DISKS = ["awsElasticBlockStore", "azureDisk", "azureFile", "cinder", "gcePersistentDisk", "iscsi"]
-DISKS += ["portworxVolume", "rbd", "vsphereVolume", "ephemeral", "persistentVolumeClaim"]
+DISKS += ["portworxVolume", "rbd", "vsphereVolume"]
 
 CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "spec.containers[].ports[].hostPort": (
@@ -92,6 +92,8 @@ HARMLESS: tuple[dict[str, Any], ...] = (
         "volumes": [
             {"name": "v", "configMap": {"name": "c"}},
             {"name": "h", "hostPath": {"path": "/data"}},
+            {"name": "d", "persistentVolumeClaim": {"claimName": "data"}},
+            {"name": "e", "ephemeral": {"volumeClaimTemplate": {"spec": {}}}},
         ]
     },
     {"resourceClaims": []},
@@ -180,7 +182,7 @@ def test_a_pod_of_another_scheduler_stays_with_it(choice: SchedulerChoice) -> No
     assert "does not schedule the pod" in decision.warnings[0]
 
 
-NO_GPU = {"containers": [{"name": "main"}], "volumes": [{"name": "v", "ephemeral": {"x": "y"}}]}
+NO_GPU = {"containers": [{"name": "main"}], "volumes": [{"name": "v", "iscsi": {"x": "y"}}]}
 
 
 def test_a_pod_without_gpus_is_denied_or_handed_over_if_it_names_our_scheduler() -> None:
