@@ -66,7 +66,6 @@ class PodClient:
             return None
 
     async def list_unbound(self, namespace: str, most: int) -> dict[PodUid, PodSnapshot]:
-        """Return at most so many pods of a namespace that have no node."""
         query = {"fieldSelector": "spec.nodeName="}
         page = await self.client.list_page(
             objects_path(namespace, "pods"), query=query, limit=most, continue_token=""
@@ -140,7 +139,6 @@ class PodClient:
         await self.client.patch_merge(objects_path(namespace, "events", name), patch)
 
     async def get_event_count(self, namespace: str, name: str) -> int:
-        """Return the stored count of an Event, or 0."""
         try:
             event = await self.client.read(objects_path(namespace, "events", name), _EventCount)
         except NotFoundError:

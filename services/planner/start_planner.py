@@ -218,7 +218,7 @@ class WaitEstimate(NamedTuple):
     endless: frozenset[PodUid]
     """The pods without a known end that would have to end first."""
     at: float = inf
-    """When it is expected to start; infinite if no end is in sight."""
+    """Infinite if no end is in sight."""
 
     @property
     def shown_to(self) -> list[PodQueued]:
@@ -298,7 +298,6 @@ class StartPlanner:
 
     @property
     def has_shown(self) -> bool:
-        """Whether something is shown that may have to be taken back."""
         return bool(self._outlooks.shown)
 
     async def withdraw(self, start: StoredStart, reason: str) -> None:

@@ -66,7 +66,6 @@ class CollectedEvidence:
                 self._answers.set(request_id, chunk.listing_id)
 
     def listed(self, listing_id: str) -> list[ListedPods] | None:
-        """Return the parts of a list, or None while some are missing."""
         listing = self._listings.get(listing_id)
         if listing is None or not listing.is_complete:
             return None
@@ -89,7 +88,6 @@ class CollectedEvidence:
             collected.clear()
 
     def add_reports(self, reports: Iterable[DeviceReported]) -> None:
-        """Remember what nodes' agents have given out, if that is new."""
         for report in reports if self._is_rebuilding else ():
             newest = self._newest.get(report.node)
             if newest is not None and newest.reported_at > report.reported_at:

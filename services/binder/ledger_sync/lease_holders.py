@@ -104,12 +104,10 @@ class LeaseHolders:
 
 
 def holders_in(listing: ListedPods) -> tuple[BoundPod, ...]:
-    """Return the bound pods, and the claims that need a lease, of a complete listing."""
     return (*listing.bound, *(bound_claim(claim) for claim in listing.claims if claim.devices))
 
 
 def gone_event(lease: Lease, *, phase: str = "") -> HolderGone:
-    """Return the event for a lease whose holder is gone; its own event was missed."""
     if lease.claim is None:
         return pod_gone(lease, node=lease.node, phase=phase)
     return ClaimDeallocated(
