@@ -4,7 +4,9 @@ A record is stored as a MessagePack array of its fields, in the order of their d
 `functions/common/layouts.lua`, generated from here, gives functions each field's position under its
 name in capitals. Each field has a place of its own, and a value that says that it does not apply.
 
-Lists of texts that functions search are joined (`rows/joined_texts.py`).
+Lists of texts that functions search are joined (`rows/joined_texts.py`). What functions pass on
+without reading it is declared in the model: the rest of a lease (`shared/model/leases/lease.py`),
+and budget accounts (`shared/model/budgets/budget.py`).
 """
 
 from typing import Annotated, Any

@@ -12,6 +12,8 @@ from datetime import UTC, date, datetime, time, timedelta
 from fractions import Fraction
 from zoneinfo import ZoneInfo
 
+from msgspec import structs
+
 from services.timekeeper.accounts.consequences import LEASE_CLASSES
 from shared.model.budgets.balance import balance, level_at, uncharged_units
 from shared.model.budgets.budget import (
@@ -89,7 +91,7 @@ def open_window(
     period = period_at(policy, at_ms)
     start = period.start_ms if natural else at_ms
     full = policy.type is PolicyType.BUCKET and budget.limit_units is not None
-    return replace(
+    return structs.replace(
         period,
         id=period.id if start == period.start_ms else f"{period.id}+{start}",
         start_ms=start,
@@ -145,7 +147,7 @@ class _AccountStep:
 
     def leases(self) -> list[ChargedLease]:
         return [
-            replace(lease, charged_ms=self.charged.get(lease.id, lease.charged_ms))
+            structs.replace(lease, charged_ms=self.charged.get(lease.id, lease.charged_ms))
             for lease in self.account.leases
         ]
 
@@ -209,7 +211,7 @@ def _charge(step: _AccountStep, window: BudgetWindow, until_ms: int) -> BudgetWi
     bucket = step.budget.policy.type is PolicyType.BUCKET and window.limit_units is not None
     if bucket and until_ms > window.level_ms:
         level = level_at(window, leases, step.budget, until_ms)
-        window = replace(window, level_scaled=level, level_ms=until_ms)
+        window = structs.replace(window, level_scaled=level, level_ms=until_ms)
     lease_class = LEASE_CLASSES[_state_in(step.account, window)]
     used = window.used_units
     for lease in leases:
@@ -220,7 +222,7 @@ def _charge(step: _AccountStep, window: BudgetWindow, until_ms: int) -> BudgetWi
         used += units
         step.charged[lease.id] = until
         step.entries.append(_charge_entry(lease, window, until, units, lease_class))
-    window = replace(window, used_units=used)
+    window = structs.replace(window, used_units=used)
     step.windows[window.id] = window
     return window
 
@@ -253,7 +255,7 @@ def _charge_entry(
 def _close(
     step: _AccountStep, window: BudgetWindow, at_ms: int, *, same_unit: bool
 ) -> BudgetWindow:
-    closed = replace(window, end_ms=at_ms, closed=True)
+    closed = structs.replace(window, end_ms=at_ms, closed=True)
     step.windows[closed.id] = closed
     step.entries.append(ChargeEntry(window=closed.id, kind="close", units=closed.used_units))
     rolled = rollover_units(step.budget.policy, closed) if same_unit else 0
@@ -272,11 +274,11 @@ def _apply_limit(step: _AccountStep, window: BudgetWindow, now_ms: int) -> None:
     before, after = window.limit_units, step.budget.limit_units
     if before == after:
         return
-    changed = replace(window, limit_units=after)
+    changed = structs.replace(window, limit_units=after)
     if step.budget.policy.type is PolicyType.BUCKET and after is not None:
         full = after * HOUR_MS
         level = full if before is None else min(full, window.level_scaled)
-        changed = replace(changed, level_scaled=level, level_ms=now_ms)
+        changed = structs.replace(changed, level_scaled=level, level_ms=now_ms)
     step.windows[window.id] = changed
     shown = ["none" if limit is None else str(limit) for limit in (before, after)]
     reason = f"the limit was {shown[0]} and is {shown[1]}"
@@ -329,7 +331,7 @@ def apply_update(account: Account, update: AccountUpdate) -> Account:
         account,
         revision=account.revision + 1,
         leases=tuple(
-            replace(lease, charged_ms=charged.get(lease.id, lease.charged_ms))
+            structs.replace(lease, charged_ms=charged.get(lease.id, lease.charged_ms))
             for lease in account.leases
             if lease.id not in update.ended
         ),
@@ -344,9 +346,9 @@ def grant_update(
 ) -> AccountUpdate:
     """Return the step that adds a grant to the open window; a negative grant reduces it."""
     window = account.windows[-1]
-    changed = replace(window, granted_units=window.granted_units + units)
+    changed = structs.replace(window, granted_units=window.granted_units + units)
     if window.level_ms:
-        changed = replace(changed, level_scaled=window.level_scaled + units * HOUR_MS)
+        changed = structs.replace(changed, level_scaled=window.level_scaled + units * HOUR_MS)
     entry = ChargeEntry(window=window.id, kind="grant", units=units, actor=actor, reason=reason)
     return AccountUpdate(
         namespace=account.namespace,

@@ -7,9 +7,11 @@ pod's next lease changes; and of the time of its resize, if it was resized.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
+
+from msgspec import structs
 
 from shared.model.budgets.budget import Account, Budget, ChargedLease, JournalEntry, WeightMode
 from shared.model.devices.device import longest_name_in
@@ -236,4 +238,4 @@ def _end_missing(
 
 def _started_at_least(lease: ChargedLease, since_ms: int) -> ChargedLease:
     since = max(lease.since_ms, since_ms)
-    return replace(lease, since_ms=since, charged_ms=max(lease.charged_ms, since))
+    return structs.replace(lease, since_ms=since, charged_ms=max(lease.charged_ms, since))

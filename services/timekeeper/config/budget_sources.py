@@ -8,9 +8,11 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
+
+from msgspec import structs
 
 from services.timekeeper.config.budget_spec import (
     ALL_OTHERS,
@@ -50,7 +52,7 @@ def in_money(budget: Budget, prices: PriceFile) -> Budget:
     if not why:
         return budget
     problem = f"{KIND} {budget.namespace}: {why} (--prices of the timekeeper); {NEW_PODS_WAIT}"
-    return replace(budget, problem=problem, unreadable=True)
+    return structs.replace(budget, problem=problem, unreadable=True)
 
 
 def load_file(path: Path) -> dict[Namespace, Budget]:
@@ -91,7 +93,7 @@ class BudgetFile:
 
     def find(self, name: Namespace) -> Budget | None:
         budget = self.budgets.get(name)
-        return budget and in_money(replace(budget, problem=self.problem), self.prices)
+        return budget and in_money(structs.replace(budget, problem=self.problem), self.prices)
 
     def _file_stamp(self) -> tuple[int, int]:
         try:
@@ -138,7 +140,7 @@ class BudgetObjects(ConfiguredObjects[Budget]):
         problem = self.latest.problems.get(name, "")
         budget = self.latest.valid.get(name)
         if budget is not None:
-            budget = replace(budget, problem=problem and f"{problem}; {LAST_VALID}")
+            budget = structs.replace(budget, problem=problem and f"{problem}; {LAST_VALID}")
             return in_money(budget, self.prices)
         problem = problem and f"{problem}; {NEW_PODS_WAIT}"
         return Budget(namespace=name, problem=problem, unreadable=True) if problem else None
@@ -165,7 +167,7 @@ class ConfiguredBudgets:
         for name in (namespace, ALL_OTHERS):
             for source in sources:
                 if (budget := source.find(name)) is not None:
-                    return replace(budget, namespace=namespace)
+                    return structs.replace(budget, namespace=namespace)
         return Budget(namespace=namespace)
 
     def namespaces(self) -> Iterable[Namespace]:

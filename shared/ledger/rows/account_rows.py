@@ -1,4 +1,4 @@
-"""Budget accounts as stored: records as JSON, and the commands of one write; pure.
+"""Budget accounts as stored: each `AccountRecord` as JSON, and the commands of a write; pure.
 
 journal      hash    generation (of the ledger of leases), cursor (the last entry of its journal of
 tenures that was taken over)
@@ -15,12 +15,15 @@ done:TENURE  string  for a day: until when a tenure that ended was charged
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
+from shared.ledger.rows.lease_rows import text
 from shared.model.budgets.budget import (
+    FIRST_STATE,
     Account,
     AccountChange,
     AccountUpdate,
@@ -82,7 +85,7 @@ def journal_write(
             write.guards.append(_revision_guard(keys, name, change.revision))
         for lease in change.held:
             write.commands += [
-                ("HSETNX", keys.of("tenures", name), lease.id, _encode(lease)),
+                ("HSETNX", keys.of("tenures", name), lease.id, text(lease)),
                 ("HSETNX", keys.of("charged", name), lease.id, str(lease.charged_ms)),
                 ("HDEL", ended, lease.id),
             ]
@@ -107,8 +110,7 @@ def cost_write(
         ("HSET", keys.cost, *mark, "generation", journal.generation, "cursor", journal.last)
     )
     write.commands += [
-        ("HSET", keys.costs, str(start), msgspec.json.encode(hour).decode())
-        for start, hour in after.hours.items()
+        ("HSET", keys.costs, str(start), text(hour)) for start, hour in after.hours.items()
     ]
     write.commands += [("HDEL", keys.costs, str(start)) for start in after.expired]
     read = min(journal.last, before.journal_cursor, key=_entry_order)
@@ -131,17 +133,16 @@ def update_write(
         commands=[*_window_commands(keys, update), *_tenure_commands(keys, update)],
     )
     entries = keys.of("entries", name)
-    write.commands += [("XADD", entries, "*", "e", _encode(entry)) for entry in update.entries]
+    write.commands += [("XADD", entries, "*", "e", text(entry)) for entry in update.entries]
     if kept_since_ms is not None and update.windows:
         write.commands.append(("XTRIM", entries, "MINID", "~", str(kept_since_ms)))
         starts = keys.of("starts", name)
         windows = keys.of("windows", name)
         write.old_windows = (starts, windows, update.windows[-1].id, str(kept_since_ms))
     if update.state is not None:
-        write.commands.append(("HSET", keys.states, name, _encode(update.state)))
+        write.commands.append(("HSET", keys.states, name, text(update.state)))
     if update.budget is not None:
-        text = msgspec.json.encode(update.budget).decode()
-        write.commands.append(("HSET", keys.budgets, name, text))
+        write.commands.append(("HSET", keys.budgets, name, text(update.budget)))
     if update.grant_key:
         grant = keys.of("grant", f"{name}:{update.grant_key}")
         write.guards.append((grant, "window", ""))
@@ -158,7 +159,7 @@ def _revision_guard(keys: AccountKeys, namespace: Namespace, revision: int) -> S
 def _window_commands(keys: AccountKeys, update: AccountUpdate) -> Iterable[Sequence[str]]:
     windows, starts = (keys.of(kind, update.namespace) for kind in ("windows", "starts"))
     for window in update.windows:
-        yield ("HSET", windows, window.id, _encode(window))
+        yield ("HSET", windows, window.id, text(window))
         yield ("ZADD", starts, str(window.start_ms), window.id)
     if update.windows:
         yield ("HSET", keys.open, update.namespace, update.windows[-1].id)
@@ -179,7 +180,7 @@ def decode_account(row: Sequence[Any]) -> Account:
     charged_ms = dict(pairs(charged))
     ended_ms = dict(pairs(ended))
     leases = (
-        _decode_tenure(text, charged_ms[id_], ended_ms.get(id_)) for id_, text in pairs(tenures)
+        _decode_tenure(stored, charged_ms[id_], ended_ms.get(id_)) for id_, stored in pairs(tenures)
     )
     by_id = {window.id: window for window in map(decode_window, windows)}
     return Account(
@@ -187,19 +188,19 @@ def decode_account(row: Sequence[Any]) -> Account:
         revision=int(revision or 0),
         leases=tuple(sorted(leases, key=lambda lease: (lease.since_ms, lease.id))),
         windows=tuple(sorted(by_id.values(), key=lambda window: window.place)),
-        state=msgspec.json.decode(state, type=StoredBudgetState) if state else StoredBudgetState(),
+        state=msgspec.json.decode(state, type=StoredBudgetState) if state else FIRST_STATE,
         budget=msgspec.json.decode(budget, type=Budget) if budget else None,
     )
 
 
-def decode_window(text: str) -> BudgetWindow:
-    return msgspec.json.decode(text, type=BudgetWindow)
+def decode_window(stored: str) -> BudgetWindow:
+    return msgspec.json.decode(stored, type=BudgetWindow)
 
 
-def decode_charge_entry(id_: str, text: str) -> ChargeEntry:
+def decode_charge_entry(id_: str, stored: str) -> ChargeEntry:
     """Decode an entry of the stream, whose ID is its instant."""
-    entry = msgspec.json.decode(text, type=ChargeEntry)
-    return replace(entry, id=id_, ts_ms=instant_of(id_))
+    entry = msgspec.json.decode(stored, type=ChargeEntry)
+    return structs.replace(entry, id=id_, ts_ms=instant_of(id_))
 
 
 def instant_of(entry_id: str) -> int:
@@ -211,16 +212,9 @@ def pairs(flat: Sequence[str]) -> Iterable[tuple[str, str]]:
     return zip(flat[::2], flat[1::2], strict=True)
 
 
-def _decode_tenure(text: str, charged_ms: str, ended_ms: str | None) -> ChargedLease:
-    return replace(
-        msgspec.json.decode(text, type=ChargedLease),
+def _decode_tenure(stored: str, charged_ms: str, ended_ms: str | None) -> ChargedLease:
+    return structs.replace(
+        msgspec.json.decode(stored, type=ChargedLease),
         charged_ms=int(charged_ms),
         ended_ms=None if ended_ms is None else int(ended_ms),
     )
-
-
-def _encode(record: Any) -> str:
-    """Encode a dataclass, without the fields that have their defaults."""
-    defaults = {part.name: part.default for part in fields(record)}
-    changed = {key: value for key, value in asdict(record).items() if value != defaults[key]}
-    return msgspec.json.encode(changed).decode()

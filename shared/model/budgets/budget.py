@@ -8,7 +8,22 @@ before a report is written.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta
+
+from shared.model.bounds import (
+    MOST_ENTRIES,
+    Amount,
+    LongText,
+    MessageText,
+    ModelText,
+    NameText,
+    Percent,
+    ShortText,
+    Units,
+)
 from shared.model.leases.lease import Lease
 from shared.model.names import Namespace, PodUid
 
@@ -87,79 +102,86 @@ class OnExhausted(StrEnum):
     """Running pods are evicted after the grace period."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetPolicy:
+class AccountRecord(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    gc=False,
+):
+    """A record of a budget account, stored as JSON without the fields that have their defaults."""
+
+
+class BudgetPolicy(AccountRecord, frozen=True):
     type: PolicyType = PolicyType.FIXED
     period: Period = Period.MONTH
-    time_zone: str = "UTC"
-    rollover_percent: int = 0
-    rollover_max_units: int | None = None
-    length_ms: int = 7 * 24 * HOUR_MS
-    bucket_ms: int = HOUR_MS
-    refill_units_per_hour: int = 0
+    time_zone: NameText = "UTC"
+    rollover_percent: Amount = 0
+    rollover_max_units: Units | None = None
+    length_ms: Amount = 7 * 24 * HOUR_MS
+    bucket_ms: Amount = HOUR_MS
+    refill_units_per_hour: Units = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class Budget(AccountRecord, frozen=True):
     namespace: Namespace
-    limit_units: int | None = None
+    limit_units: Units | None = None
     """None if usage is counted without a limit."""
-    currency: str = ""
+    currency: ShortText = ""
     """One unit of money is 60 GPU-minutes, times each model's price; empty without money."""
     policy: BudgetPolicy = BudgetPolicy()
     weight_mode: WeightMode = WeightMode.DOMINANT
-    uncapped_core_percent: int | None = None
+    uncapped_core_percent: Percent | None = None
     """What a share without a core limit counts as, per device, or None for as much as its
     memory."""
-    warn_at: tuple[int, ...] = (80, 95)
-    debt_limit_units: int | None = None
+    warn_at: Annotated[tuple[Percent, ...], Meta(max_length=MOST_ENTRIES)] = (80, 95)
+    debt_limit_units: Units | None = None
     """None if the state is never overdrawn."""
     on_exhausted: OnExhausted = OnExhausted.DEMOTE
-    grace_minutes: int = 10
+    grace_minutes: Amount = 10
     """From exhaustion to eviction."""
     evict_on_debt: bool = False
-    debt_grace_minutes: int = 10
-    hysteresis_units: int | None = None
-    share: int = 1
-    problem: str = ""
+    debt_grace_minutes: Amount = 10
+    hysteresis_units: Units | None = None
+    share: Amount = 1
+    problem: MessageText = ""
     """Why the last valid version of the configured budget counts, and not the latest; or empty."""
     unreadable: bool = False
     """There is no valid version: new pods wait until there is one, and running pods stay."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChargedLease:
+class ChargedLease(AccountRecord, frozen=True):
     """A lease as its budget is charged for it."""
 
-    id: str
+    id: LongText
     pod: PodUid
-    name: str
-    weight: int
+    name: NameText
+    weight: Amount
     """Milli-GPU, fixed when charging began."""
-    since_ms: int
-    charged_ms: int
-    ended_ms: int | None = None
-    model: str = ""
-    cores_milli: int = 0
+    since_ms: Amount
+    charged_ms: Amount
+    ended_ms: Amount | None = None
+    model: ModelText = ""
+    cores_milli: Amount = 0
     """In thousandths of a device."""
-    memory_mib: int = 0
+    memory_mib: Amount = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetWindow:
+class BudgetWindow(AccountRecord, frozen=True):
     """One period of a namespace. A closed window never changes."""
 
-    id: str
-    start_ms: int
-    end_ms: int | None = None
+    id: LongText
+    start_ms: Amount
+    end_ms: Amount | None = None
     """None without an end, or while it is not known."""
-    limit_units: int | None = None
-    used_units: int = 0
-    granted_units: int = 0
-    rolled_units: int = 0
+    limit_units: Units | None = None
+    used_units: Units = 0
+    granted_units: Units = 0
+    rolled_units: Units = 0
     level_scaled: int = 0
     """Bucket policy only: units left at `level_ms`, times HOUR_MS to avoid rounding."""
-    level_ms: int = 0
+    level_ms: Amount = 0
     closed: bool = False
 
     @property
@@ -174,42 +196,44 @@ class BudgetWindow:
         return self.limit_units + self.granted_units + self.rolled_units
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChargeEntry:
+class ChargeEntry(AccountRecord, frozen=True):
     """The store adds its ID and time."""
 
-    window: str
-    kind: str
+    window: LongText
+    kind: ShortText
     """charge, grant, rollover, adjust or close."""
-    units: int
-    lease: str = ""
-    pod: str = ""
-    from_ms: int = 0
-    to_ms: int = 0
-    weight: int = 0
-    lease_class: str = ""
-    model: str = ""
-    cores_milli: int = 0
-    memory_mib: int = 0
-    actor: str = "timekeeper"
-    reason: str = ""
-    id: str = ""
-    ts_ms: int = 0
+    units: Units
+    lease: LongText = ""
+    pod: NameText = ""
+    from_ms: Amount = 0
+    to_ms: Amount = 0
+    weight: Amount = 0
+    lease_class: ShortText = ""
+    model: ModelText = ""
+    cores_milli: Amount = 0
+    memory_mib: Amount = 0
+    actor: MessageText = "timekeeper"
+    reason: MessageText = ""
+    id: ShortText = ""
+    ts_ms: Amount = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredBudgetState:
+class StoredBudgetState(AccountRecord, frozen=True):
     state: BudgetState = BudgetState.OK
-    warned_percent: int = 0
-    since_ms: int = 0
-    window: str = ""
-    shape: str = ""
+    warned_percent: Amount = 0
+    since_ms: Amount = 0
+    window: LongText = ""
+    shape: LongText = ""
     """The part of the policy that determines windows. While it is equal, the open window goes
     on."""
-    restored_ms: int = 0
+    restored_ms: Amount = 0
     """When the account was restored from a copy that covers the time before, or 0."""
-    exhausted_ms: int = 0
+    exhausted_ms: Amount = 0
     """When the last remaining units were used; 0 while there are some."""
+
+
+FIRST_STATE = StoredBudgetState()
+"""Of an account that nothing has been charged to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +245,7 @@ class Account:
     leases: tuple[ChargedLease, ...] = ()
     windows: tuple[BudgetWindow, ...] = ()
     """By start; the last one is open. Earlier ones are kept for sliding policies."""
-    state: StoredBudgetState = StoredBudgetState()
+    state: StoredBudgetState = FIRST_STATE
     budget: Budget | None = None
     """As of the last update."""
 

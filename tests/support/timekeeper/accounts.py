@@ -43,9 +43,7 @@ def units(minutes: float) -> int:
 
 def budget(limit: float | None = 10, namespace: str = TEAM, **fields: Any) -> Budget:
     """A budget of so many GPU-minutes; fields of its policy may be given beside the others."""
-    policy = {
-        name: fields.pop(name) for name in BudgetPolicy.__dataclass_fields__ if name in fields
-    }
+    policy = {name: fields.pop(name) for name in BudgetPolicy.__struct_fields__ if name in fields}
     return Budget(
         namespace=Namespace(namespace),
         limit_units=None if limit is None else units(limit),

@@ -1,14 +1,17 @@
 """Reservations, leases and waiting pods in the form in which the ledger's functions keep them."""
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import msgpack
 import msgspec
+import pytest
 from msgspec import structs
 
 from shared.ledger.records import BookingRecord, DemandRecord
+from shared.ledger.rows.account_rows import decode_window
 from shared.ledger.rows.lease_rows import (
     decode_lease,
     demand_of,
@@ -23,6 +26,7 @@ from shared.ledger.rows.waiting_rows import (
     group_of,
     order_of,
 )
+from shared.model.budgets.budget import BudgetWindow
 from shared.model.leases.lease import ClaimAllocation, LeaseState, MigPlacement
 from shared.model.leases.ledger import Reservation
 from shared.model.names import NodeName, PodUid
@@ -193,3 +197,16 @@ def test_a_waiting_pod_is_read_as_it_was_written() -> None:
     assert (pod, as_waiting_pod(stored)) == ("p", waiting)
     permanent = replace(waiting, refusal=structs.replace(waiting.refusal, permanent=True))
     assert encode_waiting_pod(permanent)[1] == ""
+
+
+@pytest.mark.parametrize(
+    "beyond", [{"start_ms": -1}, {"id": "w" * 2_000}, {"closed": 1}, {"forgotten": 1}]
+)
+def test_a_window_of_an_account_has_bounds(beyond: dict[str, Any]) -> None:
+    stored = {"id": "2031-03", "start_ms": 1, "limit_units": 7}
+
+    assert decode_window(json.dumps(stored)) == BudgetWindow(
+        id="2031-03", start_ms=1, limit_units=7
+    )
+    with pytest.raises(msgspec.ValidationError):
+        decode_window(json.dumps(stored | beyond))

@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from services.timekeeper.accounts.accrual import (
     advance,
@@ -95,7 +96,7 @@ def test_gpusharing_22_a_month_across_a_daylight_saving_change_keeps_its_stored_
     # The zone's rules change while the window is open: what is stored stays.
     wanted = budget(100, period=Period.MONTH, time_zone="Europe/Berlin")
     began = stepped(account(charged_lease(ms(2031, 3, 15))), wanted, ms(2031, 3, 16))
-    moved = replace(began, windows=(replace(began.windows[0], end_ms=ms(2031, 4, 1) + 1),))
+    moved = replace(began, windows=(structs.replace(began.windows[0], end_ms=ms(2031, 4, 1) + 1),))
     after = stepped(moved, wanted, ms(2031, 4, 2))
 
     assert [(w.start_ms, w.end_ms) for w in after.windows] == [
@@ -156,7 +157,9 @@ def test_gpusharing_23_a_bucket_refills_without_drift_and_never_above_its_capaci
     for tick in range(1, 1_000_001):
         if tick % 1000 == 0:  # each of a million ticks asks; every thousandth writes
             at = T0 + tick * 3_600_000 // 1_000_000
-            window = replace(window, level_scaled=level_at(window, (), BUCKET, at), level_ms=at)
+            window = structs.replace(
+                window, level_scaled=level_at(window, (), BUCKET, at), level_ms=at
+            )
     level = window.level_scaled
 
     assert level == units(10) * HOUR_MS
@@ -185,9 +188,11 @@ def test_a_buckets_level_does_not_depend_on_when_it_is_written(
     at = T0
     for tick in ticks:
         at += tick
-        window = replace(window, level_scaled=level_at(window, charged, BUCKET, at), level_ms=at)
+        window = structs.replace(
+            window, level_scaled=level_at(window, charged, BUCKET, at), level_ms=at
+        )
         charged = [
-            replace(each, charged_ms=max(each.charged_ms, min(at, each.ended_ms or at)))
+            structs.replace(each, charged_ms=max(each.charged_ms, min(at, each.ended_ms or at)))
             for each in charged
         ]
     end = max(end, at)
@@ -232,7 +237,7 @@ def test_gpusharing_25_the_state_does_not_flap_when_the_rate_equals_the_refill()
     now = account(charged_lease())
     found = []
     now = stepped(now, wanted, T0)
-    now = replace(now, windows=(replace(now.windows[0], level_scaled=0),))
+    now = replace(now, windows=(structs.replace(now.windows[0], level_scaled=0),))
     for minute in range(600):
         now = stepped(now, wanted, T0 + minute * MINUTE_MS)
         found.append(now.state.state)
@@ -299,7 +304,7 @@ def test_the_time_of_exhaustion_stands_still_after_it_has_come() -> None:
     seen = [balance(now, wanted, T0 + round(m * MINUTE_MS)).exhausted_at_ms for m in (19, 20, 20.5)]
     now = stepped(now, wanted, T0 + 21 * MINUTE_MS)
     (ended,) = now.leases
-    now = replace(now, leases=(replace(ended, ended_ms=T0 + 22 * MINUTE_MS),))
+    now = replace(now, leases=(structs.replace(ended, ended_ms=T0 + 22 * MINUTE_MS),))
     for minute in (23, 40):
         now = stepped(now, wanted, T0 + minute * MINUTE_MS)
         seen.append(balance(now, wanted, T0 + (minute + 1) * MINUTE_MS).exhausted_at_ms)
