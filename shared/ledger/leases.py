@@ -25,6 +25,7 @@ from shared.ledger.connection import LedgerConnection, LedgerPart, in_batches, u
 from shared.ledger.ledger_inventory import LedgerInventory
 from shared.ledger.ledger_totals import PAGE_SIZE, LedgerQuotas, LedgerTotals, read_nodes
 from shared.ledger.record_checks import RecordChecks
+from shared.ledger.records import RefusalRecord
 from shared.ledger.rows.joined_texts import escaped
 from shared.ledger.rows.lease_rows import (
     decode_lease,
@@ -35,8 +36,8 @@ from shared.ledger.rows.lease_rows import (
     joined,
     new_lease,
 )
-from shared.ledger.rows.node_rows import as_device, as_node, device_use, node_use
-from shared.ledger.rows.quota_rows import decode_excesses
+from shared.ledger.rows.node_rows import device_use, node_use
+from shared.ledger.rows.quota_rows import as_excess
 from shared.ledger.rows.unreadable import readable
 from shared.ledger.rows.waiting_rows import rank_of
 from shared.ledger.waiting_pods import WaitingPods
@@ -61,6 +62,8 @@ from shared.model.leases.ledger import (
 from shared.model.names import NodeName, PodUid
 from shared.model.requests.request import Gang
 from shared.placing.run_times import RunTimes
+
+_decode_refusal = msgspec.msgpack.Decoder(RefusalRecord).decode
 
 _ALREADY_LEASED = 0
 _GANG_INCOMPLETE = -2
@@ -87,19 +90,19 @@ def decode_outcome(
         return GonePod(pod=wanted.pod)
     if number == _TOO_LARGE:
         return TooLarge(pod=wanted.pod, reason=next(values).decode())
-    return _decode_refusal(wanted.pod, msgspec.msgpack.decode(next(values)))
+    return _refusal(wanted.pod, next(values))
 
 
-def _decode_refusal(pod: PodUid, row: Sequence[Any]) -> NoCapacity:
+def _refusal(pod: PodUid, value: bytes) -> NoCapacity:
     """Decode why a pod gets no lease, or a lease not the shares that it requests."""
-    reason, devices, excesses, nodes, reserved_for_other = (*row, (), False)[:5]
+    record = _decode_refusal(value)
     return NoCapacity(
         pod=pod,
-        reason=reason,
-        devices={device.uuid: device_use(device) for device in map(as_device, devices)},
-        nodes={node.name: node_use(node) for node in map(as_node, nodes)},
-        quotas=decode_excesses(excesses),
-        reserved_for_other=reserved_for_other,
+        reason=record.reason,
+        devices={device.uuid: device_use(device) for device in record.devices},
+        nodes={node.name: node_use(node) for node in record.nodes},
+        quotas=tuple(map(as_excess, record.excesses)),
+        reserved_for_other=record.reserved_for_other,
     )
 
 
@@ -139,7 +142,7 @@ class LeaseResizes(LedgerPart):
             return StaleLeaseError(lease.pod, read=lease.version, stored=details[0] or None)
         if outcome == "unlocked":
             raise ConflictError(f"the lock to resize the lease of pod {lease.pod} has expired")
-        return _decode_refusal(lease.pod, details)
+        return _refusal(lease.pod, stored[0])
 
     async def unsynced(self, *, older_than_s: float) -> list[PodUid]:
         unsynced = await self._run("unsynced", round(older_than_s * 1000), MOST_UNSYNCED)

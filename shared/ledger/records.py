@@ -183,6 +183,31 @@ class WaitingRecord(Record, frozen=True):
     """Why kube-scheduler, which chooses its node, has not placed it; empty for other pods."""
 
 
+class ExcessRecord(Record, frozen=True):
+    """Which limit of a quota refuses a lease: a `QuotaExcess`, as functions return it."""
+
+    measure: ShortText
+    model: LongText
+    limit: Number
+    used: Number
+    requested: Number
+    label: KeyText
+    values: tuple[LongText, ...]
+    by_gang: Number
+
+
+class RefusalRecord(Record, frozen=True):
+    """Why a pod gets no lease, or a lease not the size that it was to get."""
+
+    reason: str
+    devices: tuple[DeviceRecord, ...]
+    """Of the candidates, as they are."""
+    nodes: tuple[NodeRecord, ...]
+    excesses: tuple[ExcessRecord, ...]
+    reserved_for_other: bool
+    """A candidate's capacity is reserved for another pod."""
+
+
 class LimitsRecord(Record, frozen=True):
     """Limits on all devices or on those of a model."""
 

@@ -11,8 +11,7 @@
 -- Returns numbers, and values, in order. Per pod:
 --   candidate (from 1), version, and a slot and a fence per share
 --   0   the pod has a lease, which is the value
---   -1  no candidate fits; the value is {reason, devices, excesses of quotas, nodes, whether a candidate
---       is reserved for another pod}
+--   -1  no candidate fits; the value is a RefusalRecord
 --   -2  it fits, but not all of its gang do
 --   -3  the pod is gone
 --   -4  its lease is too large; the value is why
@@ -131,7 +130,7 @@ local function add_refusal(reasons, i)
     if node then node_rows[#node_rows + 1] = node end
     capacity.append_device_rows(device_rows, demand)
   end
-  answer[#answer + 1] = encode({table.concat(reasons, '; '), device_rows, reasons.excesses or {}, node_rows,
+  answer[#answer + 1] = encode({table.concat(reasons, '; '), device_rows, node_rows, reasons.excesses or {},
     reasons.reserved_for_other or false})
 end
 
@@ -179,7 +178,7 @@ local function reserve(i, rank, terms)
   local groups_text, namespace = request[REQUEST.GROUPS], request[REQUEST.NAMESPACE]
   local resources, reasons = lease.resources_of(request), nil
   if fair.must_wait(namespace) then
-    return {'budget', excesses = {{'budget', '', 0, 0, 0, '', {}}}}
+    return {'budget', excesses = {{'budget', '', 0, 0, 0, '', {}, 0}}}
   end
   if #groups_text > MOST_GROUPS_BYTES then
     return {too_large = too_large('the anti-affinity groups', #groups_text, MOST_GROUPS_BYTES)}

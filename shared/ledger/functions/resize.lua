@@ -1,7 +1,7 @@
 -- Resize leases. Arguments: an action and its arguments. While a lease is locked, only the owner of the token may
 -- shrink it. `resize` takes the lease with its new shares as server.tail; it returns {'resized'} and the lease, or,
 -- without a change, {'stale', the stored version, 0 without a lease}, {'unlocked'} if the lock has expired, or
--- {'refused', reason, devices, excesses of quotas}. Whatever was resized is marked until node and annotations are
+-- {'refused'}, and a RefusalRecord. Whatever was resized is marked until node and annotations are
 -- known to have the size of that version, or of a later one.
 -- Keys: resize-lock:POD, the token of the lock's owner, which expires; unsynced (hash, pod -> UnsyncedRecord)
 local capacity = require('capacity')
@@ -38,7 +38,7 @@ end
 local function refused(reason, demand, excesses)
   local rows = {}
   capacity.append_device_rows(rows, demand)
-  return {encode({'refused', reason, rows, excesses or {}})}
+  return {encode({'refused'}), encode({reason, rows, {}, excesses or {}, false})}
 end
 
 -- Give the lease with new shares the numbers of the stored one, and the time of its resize, later than that of the one

@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from shared.ledger.records import (
     NO_LIMIT,
     ChargeRecord,
     ChargesRecord,
+    ExcessRecord,
     LimitsRecord,
     QuotaRecord,
     UsageRecord,
@@ -38,21 +40,9 @@ def encode_quota(quota: Quota) -> list[object]:
     return [quota.namespace, msgspec.msgpack.encode(record)]
 
 
-def decode_excesses(rows: Any) -> tuple[QuotaExcess, ...]:
-    """Decode which quotas were exceeded; Lua packs an empty list like an empty map."""
-    return tuple(
-        QuotaExcess(
-            measure=measure,
-            model=model,
-            limit=int(limit),
-            used=int(held),
-            requested=int(requested),
-            label=label,
-            values=tuple(values),
-            by_gang=int(by_gang[0]) if by_gang else 0,
-        )
-        for measure, model, limit, held, requested, label, values, *by_gang in rows
-    )
+def as_excess(record: ExcessRecord) -> QuotaExcess:
+    """Return which limit was exceeded."""
+    return QuotaExcess(**structs.asdict(record))
 
 
 def decode_quota_totals(

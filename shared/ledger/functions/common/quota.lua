@@ -18,7 +18,7 @@ local server = require('server')
 local values = require('values')
 local waiting = require('waiting')
 local call, encode, parse_json = redis.call, cmsgpack.pack, cjson.decode
-local D, Q, U = layouts.DEVICE, layouts.QUOTA, layouts.USAGE
+local D, E, Q, U = layouts.DEVICE, layouts.EXCESS, layouts.QUOTA, layouts.USAGE
 local CHARGE, CHARGES = layouts.CHARGE, layouts.CHARGES
 local B, DEMAND, REQUEST, EXCLUSIVE = layouts.BOOKING, layouts.DEMAND, layouts.REQUEST, constants.EXCLUSIVE
 
@@ -147,7 +147,7 @@ local function add_excesses(found, limits, bucket, used, requested, label, befor
       if m == CARDS then now, more = device_counts(used, requested) end
       if more > 0 and now + more > limit then
         local names = bucket ~= '' and {bucket} or m == CARDS and names_of(used[U.DEVICES]) or {}
-        found[#found + 1] = {measure, bucket, limit, now, more, label, names}
+        found[#found + 1] = {measure, bucket, limit, now, more, label, names, 0}
       end
     end
   end
@@ -166,26 +166,26 @@ local function excesses_of(rule, namespace, rows, before)
   return found[1] and found
 end
 
--- Why the quota does not allow this demand for this time (LIMITED_RUN_S of a request), as rows {measure, bucket, limit,
--- used, requested, node label, values}, or nil; and its charge.
+-- Why the quota does not allow this demand for this time (LIMITED_RUN_S of a request), as ExcessRecords, or
+-- nil; and its charge.
 function M.check(namespace, demand, run_s)
   local rule = M.rule_of(namespace)
   if not rule or #demand[DEMAND.BOOKINGS] == 0 then return nil end
   local longest = rule[Q.MAX_RUN_S]
   if longest >= 0 and run_s > longest then
-    return {{'runTime', '', longest, 0, run_s < math.huge and run_s or 0, '', {}}}
+    return {{'runTime', '', longest, 0, run_s < math.huge and run_s or 0, '', {}, 0}}
   end
   local pools, name = rule[Q.POOLS], demand[DEMAND.NODE]
   if #pools > 0 then
     local pool, is_allowed = M.kinds_on(name).labels[rule[Q.POOL_LABEL]], false
     for _, allowed in ipairs(pools) do is_allowed = is_allowed or allowed == pool end
-    if not is_allowed then return {{'pool', '', 0, 0, 0, rule[Q.POOL_LABEL], pools}} end
+    if not is_allowed then return {{'pool', '', 0, 0, 0, rule[Q.POOL_LABEL], pools, 0}} end
   end
   local rows, has_other_model = charges_for(rule, demand)
   if has_other_model and rule[Q.ONLY_MODELS] then
     local models = {}
     for i, model in ipairs(rule[Q.MODELS]) do models[i] = model[1] end
-    return {{'model', '', 0, 0, 0, rule[Q.MODEL_LABEL], models}}
+    return {{'model', '', 0, 0, 0, rule[Q.MODEL_LABEL], models, 0}}
   end
   return excesses_of(rule, namespace, rows, {}), rows
 end
@@ -244,9 +244,9 @@ end
 -- Append to an excess which part of what is used was for other pods of a gang, now that this is discarded.
 function M.add_gang_part(namespace, excess)
   for m, measure in ipairs(MEASURES) do
-    if excess[1] == measure then
-      local bucket = bucket_in(used_of(namespace), excess[2])
-      excess[8] = excess[4] - (m == CARDS and #names_of(bucket[U.DEVICES]) or bucket[m])
+    if excess[E.MEASURE] == measure then
+      local bucket = bucket_in(used_of(namespace), excess[E.MODEL])
+      excess[E.BY_GANG] = excess[E.USED] - (m == CARDS and #names_of(bucket[U.DEVICES]) or bucket[m])
     end
   end
 end
