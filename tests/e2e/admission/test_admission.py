@@ -107,7 +107,8 @@ async def test_a_pod_that_waits_for_its_claim_is_in_every_list_with_its_reason(u
     missing = 'persistentvolumeclaim "home" not found'
     field = "spec.containers[0].ports[0].hostPort"
 
-    listed = await until(lambda: up.leasehold("ps", "-o", "json"), lambda done: missing in done.out)
+    written = json.dumps(missing)[1:-1]
+    listed = await until(lambda: up.leasehold("ps", "-o", "json"), lambda done: written in done.out)
     [view] = [pod for pod in json.loads(listed.out)["waiting"] if pod["name"] == "notebook"]
     objects = json.loads(await up.kubectl_out("get", "waitingpods", "notebook", "-o", "json"))
     explained = await up.leasehold("explain", "notebook")
@@ -135,7 +136,7 @@ async def test_a_pod_that_waits_for_its_claim_is_in_every_list_with_its_reason(u
     }
     await up.kube.create(CLAIMS, claim)
     await up.until("notebook", running)
-    await until(lambda: up.leasehold("ps", "-o", "json"), lambda done: missing not in done.out)
+    await until(lambda: up.leasehold("ps", "-o", "json"), lambda done: written not in done.out)
     await up.audit()
 
 
