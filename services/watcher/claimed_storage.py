@@ -173,19 +173,19 @@ class ClaimedStorage:
     def with_claims(self, pod: ObservedPod) -> ObservedPod | None:
         """Return the pod with what its claims need, or None if that is not known yet.
 
-        A pod that has to wait for its claims is returned with the reason as its error. It prefers
-        nodes for which no volume of its claims has failed to be provisioned.
+        A pod that has to wait for its claims is returned with the reason as a requirement. It
+        prefers nodes for which no volume of its claims has failed to be provisioned.
         """
         if pod.request is None:
             return pod
         if self._unreadable:
-            return _with_error(pod, next(iter(self._unreadable.values())))
+            return _waiting(pod, next(iter(self._unreadable.values())))
         if len(self._listed) < len(StorageKind):
             return None
         claiming = ClaimingPod(pod=pod.pod, namespace=pod.namespace, name=pod.name, uses=pod.claims)
         needs = volume_needs(claiming, self.storage, self.users)
         if isinstance(needs, Denial):
-            return _with_error(pod, needs.text)
+            return _waiting(pod, needs.text)
         before = pod.request.node_requirements
         requirements = structs.replace(
             before,
@@ -226,6 +226,15 @@ def _set(objects: dict[K, V], key: K, value: V | None) -> None:
         objects.pop(key, None)
     else:
         objects[key] = value
+
+
+def _waiting(pod: ObservedPod, reason: str) -> ObservedPod:
+    """Return a pod that no node fits, so that it is among the waiting pods with its reason."""
+    if pod.request is None:
+        return pod
+    requirements = structs.replace(pod.request.node_requirements, waits_for=cut(reason))
+    request = structs.replace(pod.request, node_requirements=requirements)
+    return structs.replace(pod, request=request)
 
 
 def _with_error(pod: ObservedPod, error: str) -> ObservedPod:

@@ -48,6 +48,7 @@ class NodeFilterFailure:
 def check_node(demands: NodeRequirements, facts: NodeFacts) -> NodeFilterFailure | None:
     return (
         check_supported(demands)
+        or check_waits(demands)
         or check_taints(demands.tolerations, facts)
         or check_node_selector(demands, facts)
         or check_volumes(demands, facts)
@@ -63,6 +64,16 @@ def check_supported(demands: NodeRequirements) -> NodeFilterFailure | None:
     names = ", ".join(demands.unsupported)
     text = f"the pod has fields that only kube-scheduler supports: {names}"
     return NodeFilterFailure("UnsupportedConstraint", text)
+
+
+WAITS = "ClaimNotReady"
+
+
+def check_waits(demands: NodeRequirements) -> NodeFilterFailure | None:
+    """Refuse every node for a pod that waits for something else, such as its claim."""
+    if not demands.waits_for:
+        return None
+    return NodeFilterFailure(WAITS, demands.waits_for.partition(": ")[0])
 
 
 def check_taints(tolerations: Iterable[Toleration], facts: NodeFacts) -> NodeFilterFailure | None:
@@ -277,6 +288,7 @@ def has_no_node_constraints(demands: NodeRequirements) -> bool:
         or demands.preferred
         or demands.unsupported
         or demands.volumes
+        or demands.waits_for
         or demands.repelled_from
         or demands.within
     )

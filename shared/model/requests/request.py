@@ -258,6 +258,8 @@ class NodeRequirements(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit
     tolerations: tuple[Toleration, ...] = ()
     unsupported: tuple[LongText, ...] = ()
     """Fields that placement does not support; the pod is refused with their paths."""
+    waits_for: LongText = ""
+    """What has to be there before any node is looked at: `REASON: WHAT TO DO`."""
     volumes: Annotated[tuple[VolumeRequirement, ...], Meta(max_length=5 * MOST_CLAIMS)] = ()
     """All must hold."""
     repelled_from: RepelledFrom = ()

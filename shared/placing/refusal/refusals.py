@@ -28,7 +28,13 @@ from shared.placing.index.node_index import NodeIndex, placement_key
 from shared.placing.index.node_sets import Excluded
 from shared.placing.index.threshold_column import NodeSet, positions_in, store
 from shared.placing.mirror.node_mirror import MirroredNode, idle_copy
-from shared.placing.node_filters import RESTARTING, UNHEALTHY, NodeFilterFailure, check_all
+from shared.placing.node_filters import (
+    RESTARTING,
+    UNHEALTHY,
+    WAITS,
+    NodeFilterFailure,
+    check_all,
+)
 from shared.placing.refusal.changes import changed_to_fit, is_tiny
 
 BlockedNodes = Sequence[tuple[MirroredNode, NodeFilterFailure]]
@@ -307,8 +313,8 @@ def with_run_time(refusal: Refusal, request: PodRequest, index: NodeIndex, now: 
 
 NAMED_FAULTS = 4
 NAMED_CLAIMS = 4
-_SOON = frozenset({"NodeAgentStarting", RESTARTING[0]})
-"""Codes of what ends within seconds."""
+_SOON = frozenset({"NodeAgentStarting", RESTARTING[0], WAITS})
+"""Codes of what ends within seconds, or by the pod's author."""
 _PASSING = _SOON | {UNHEALTHY[0], "GpuExcluded", "NodeAgentNotReady", "NodeUnschedulable"}
 """Codes of what ends without a change of the pod, or by an administrator's command."""
 NO_NODE = "no node is known: check that a watcher runs and reaches the API server"
@@ -364,6 +370,10 @@ def _for_trigger(request: PodRequest, nearest: BlockedNodes) -> str:
     )
 
 
+def _for_claims(request: PodRequest, _: BlockedNodes) -> str:
+    return request.node_requirements.waits_for.partition(": ")[2] or "wait"
+
+
 def _for_volumes(text: str) -> Callable[[PodRequest, BlockedNodes], str]:
     """Return a remedy in which `{claims}` stands for the pod's claims."""
 
@@ -404,6 +414,7 @@ REMEDIES: Mapping[str, str | Callable[[PodRequest, BlockedNodes], str]] = {
     ),
     "UntoleratedTaint": "remove the taint of node {node}",
     "NodeUnschedulable": "kubectl uncordon {node}",
+    WAITS: _for_claims,
     VolumeRule.NODE_AFFINITY: _for_volumes(
         "add a node that reaches the volume of {claims}: `kubectl describe pv` shows its node "
         "affinity"

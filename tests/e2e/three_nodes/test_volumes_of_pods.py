@@ -69,10 +69,13 @@ async def test_a_pod_waits_for_a_claim_that_does_not_exist_and_runs_once_it_does
 ) -> None:
     await up.create(with_claim("early", "late"))
     waits = await up.until("early", condition_text)
+    listed = await up.leasehold("ps")
     await create(up, CLAIMS, claim("late", storage_class=None))
     await up.until("early", running)
 
-    assert 'persistentvolumeclaim "late" not found: create it in namespace' in condition_text(waits)
+    missing = '3 persistentvolumeclaim "late" not found. Create it in namespace default'
+    assert missing in condition_text(waits)
+    assert "early" in listed.out
 
 
 async def test_a_pod_goes_to_the_zone_that_has_storage(up: Stack) -> None:

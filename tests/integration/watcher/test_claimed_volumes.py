@@ -38,12 +38,13 @@ def pod_with_claim(name: str) -> dict[str, Any]:
     return manifest
 
 
-async def rejected(inbox: Inbox, reason: str) -> PodRejected:
-    """Wait until a pod is rejected for a reason that contains this text."""
+async def waits(inbox: Inbox, reason: str) -> None:
+    """Wait until a pod is queued that waits for what this text says."""
     while True:
         for event in await received(inbox, 1):
-            if isinstance(event, PodRejected) and reason in event.reason:
-                return event
+            assert isinstance(event, PodQueued)
+            if reason in event.request.node_requirements.waits_for:
+                return
 
 
 async def queued(inbox: Inbox, *claims: PodClaim) -> PodQueued:
@@ -59,7 +60,7 @@ async def test_a_pod_waits_for_its_claim_and_follows_it_to_its_volume() -> None:
         inbox = await bus.subscribe([PodQueued, PodRejected], group="test")
 
         await client.post("/api/v1/namespaces/default/pods", json=pod_with_claim("data"))
-        await rejected(inbox, 'persistentvolumeclaim "data" not found')
+        await waits(inbox, 'persistentvolumeclaim "data" not found')
         await create(client, CLASSES, storage_class())
         created = await create(client, CLAIMS, claim("data"))
         uid = created["metadata"]["uid"]
@@ -73,7 +74,7 @@ async def test_a_pod_waits_for_its_claim_and_follows_it_to_its_volume() -> None:
         await queued(inbox, msgspec.structs.replace(unbound, volumes=(candidate,)))
         bound = {"spec": {"volumeName": "pv"}}
         await client.patch(f"{CLAIMS}/data", json=bound, headers=MERGE)
-        await rejected(inbox, "data is being bound to PersistentVolume pv")
+        await waits(inbox, "data is being bound to PersistentVolume pv")
         status = {"status": {"phase": "Bound"}}
         await client.patch(f"{CLAIMS}/data/status", json=status, headers=MERGE)
         follows = await queued(inbox, PodClaim(name="data", uid=uid, bound=True))

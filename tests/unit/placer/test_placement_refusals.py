@@ -220,6 +220,16 @@ HINTS: dict[str, tuple[PodRequest, list[LedgerNode], str]] = {
         "ask an administrator: add a node that reaches the volume of PersistentVolumeClaims data, "
         "home: `kubectl describe pv` shows its node affinity",
     ),
+    "a claim that does not exist": (
+        request(
+            gpu(memory=1),
+            node_requirements=NodeRequirements(
+                waits_for='persistentvolumeclaim "home" not found: create it in namespace team'
+            ),
+        ),
+        [ledger_node("n1", device())],
+        "create it in namespace team",
+    ),
     "no storage": (
         request(
             gpu(memory=1),

@@ -259,3 +259,12 @@ def test_a_node_with_the_most_volumes_that_its_driver_attaches_is_refused() -> N
         "node(s) exceed max volume count",
         f"2 of {name} requested, 1 free",
     )
+
+
+def test_no_node_fits_a_pod_that_waits_for_something_else() -> None:
+    waits = NodeRequirements(waits_for='persistentvolumeclaim "home" not found: create it')
+
+    assert check_node(waits, facts()) == NodeFilterFailure(
+        "ClaimNotReady", 'persistentvolumeclaim "home" not found'
+    )
+    assert not has_no_node_constraints(waits)

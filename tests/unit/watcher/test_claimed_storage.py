@@ -73,8 +73,10 @@ def listed(*objects: Manifest) -> PodTracker:
 
 def reason(events: list[PodEvent]) -> str:
     [event] = events
-    assert isinstance(event, PodRejected)
-    return event.reason
+    if isinstance(event, PodRejected):
+        return event.reason
+    assert isinstance(event, PodQueued)
+    return event.request.node_requirements.waits_for
 
 
 def queued(events: list[PodEvent]) -> PodQueued:
