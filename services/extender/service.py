@@ -390,7 +390,9 @@ class Extender:
 
     def _reserve(self, queued: PodQueued, placement: Placement) -> None:
         request = queued.request
-        self.mirror.reserve(queued.pod, placement, request.resources, request.anti_affinity_groups)
+        self.mirror.reserve(
+            queued.pod, placement, request.node_resources, request.anti_affinity_groups
+        )
 
     def _drop_hold(self, pod: PodUid) -> None:
         self._holds.pop(pod, None)

@@ -22,6 +22,7 @@ from shared.model.events.pod_events import (
     PodTerminated,
 )
 from shared.model.names import Namespace, NodeName, PodUid
+from shared.model.requests.host_ports import ports_in_use
 from shared.model.requests.request import PodRequest
 from shared.pods.observed_pod import ObservedPod, queued
 from shared.pods.pod_anti_affinity import PodAntiAffinity, resolve_all
@@ -288,7 +289,8 @@ class PodTracker:
             allocatable=allocatable,
             used_by_others={
                 key: min(max(used[key], -MOST), MOST) for key in allocatable if used.get(key)
-            },
+            }
+            | ports_in_use(used),
             anti_affinity=resolve_all(self.anti_affinity.get(node.name, ()), self.namespaces),
             repelling_pods=tuple(sorted(self.repelling_pods.get(node.name, ()))[:MOST_ENTRIES]),
         )

@@ -33,6 +33,8 @@ MOST_TERMS = 1024
 MOST_VALUES = 8192
 """Of one requirement on nodes, which may name each node of a cluster."""
 MOST_ENTRIES = 256
+MOST_HOST_PORTS = 64
+"""Resources for ports of one pod."""
 """Of a list or map that an administrator writes."""
 MOST_CONSUMERS = 256
 """Pods that may use one ResourceClaim (ResourceClaimReservedForMaxSize)."""

@@ -18,6 +18,7 @@ from shared.model.devices.node import (
     cordon_reason,
 )
 from shared.model.quantity import amount_text
+from shared.model.requests.host_ports import HOST_PORT_PREFIX, HostPorts, has_ports
 from shared.model.requests.request import (
     NodeRequirements,
     NodeTerm,
@@ -237,6 +238,16 @@ def check_served(
     return NodeFilterFailure("ResourceNotServed", f"node(s) did not serve {missing[0]}")
 
 
+NO_PORTS = "NodePorts", "node(s) didn't have free ports for the requested pod ports"
+
+
+def check_ports(wanted: HostPorts, free: Mapping[str, int]) -> NodeFilterFailure | None:
+    if not wanted or has_ports(wanted, free):
+        return None
+    taken = [name for name, amount in wanted if not has_ports(((name, amount),), free)]
+    return NodeFilterFailure(*NO_PORTS, ", ".join(taken))
+
+
 def check_resources(
     requested: Mapping[str, int], free: Mapping[str, int]
 ) -> NodeFilterFailure | None:
@@ -274,10 +285,16 @@ def insufficient_resource(name: str) -> tuple[str, str]:
 
 
 def free_resources(facts: NodeFacts, used: Mapping[str, int]) -> dict[str, int]:
-    return {
+    """Return what is free of each resource, and below 0 what is in use of each host port."""
+    free = {
         name: amount - facts.used_by_others.get(name, 0) - used.get(name, 0)
         for name, amount in facts.allocatable.items()
     }
+    for amounts in (facts.used_by_others, used):
+        for name, amount in amounts.items():
+            if name not in facts.allocatable and name.startswith(HOST_PORT_PREFIX):
+                free[name] = free.get(name, 0) - amount
+    return free
 
 
 def has_no_node_constraints(demands: NodeRequirements) -> bool:
@@ -325,5 +342,6 @@ def check_all(
     return (
         check_node(request.node_requirements, facts)
         or check_served(request.triggers, served, paused, all_sick=all_sick)
+        or check_ports(request.node_requirements.host_ports, free)
         or check_resources(request.resources, free)
     )

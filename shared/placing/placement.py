@@ -5,6 +5,7 @@ from heapq import nsmallest
 from itertools import islice, zip_longest
 from typing import Final
 
+from shared.model.requests.host_ports import has_ports
 from shared.model.requests.placement import Placement
 from shared.model.requests.request import NodeOrder, PodRequest
 from shared.placing.choice.container_choice import DevicePick, build_shares
@@ -187,6 +188,8 @@ def picks_on(
     ):
         return None
     if has_too_little(node.free_resources, request.resources):
+        return None
+    if requirements.host_ports and not has_ports(requirements.host_ports, node.free_resources):
         return None
     serving = node.serving
     for trigger in request.triggers:

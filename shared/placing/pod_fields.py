@@ -107,11 +107,12 @@ def _container_fields(containers: str) -> list[PodField]:
               "args command env envFrom imagePullPolicy lifecycle livenessProbe name "
               "readinessProbe resizePolicy securityContext startupProbe stdin stdinOnce "
               "terminationMessagePath terminationMessagePolicy tty volumeDevices volumeMounts "
-              "workingDir ports[].containerPort ports[].name ports[].protocol ports[].hostIP "
+              "workingDir ports[].containerPort ports[].name "
               "resources.claims restartPolicyRules[]"),
         *_all(OBEYED, of, "resources.limits resources.requests"),
         *_all(PREFERENCE, of, "image", note="nodes that have the image"),
-        *_all(HANDED_OVER, of, "ports[].hostPort", reason="host-ports",
+        *_all(OBEYED, of, "ports[].hostIP ports[].protocol"),
+        *_all(OBEYED, of, "ports[].hostPort",
               note="set by the API server for all ports of pods with `hostNetwork`"),
         PodField(path=f"{of}.restartPolicyRules[]", effect=HANDED_OVER, reason="node-features",
                  when={"action": "RestartAllContainers"}),

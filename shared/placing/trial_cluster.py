@@ -81,7 +81,7 @@ class TrialCluster:
 
     def reserve(self, pod: PodUid, request: PodRequest, placement: Placement) -> None:
         """Count a pod as running at a place."""
-        self._mirror.reserve(pod, placement, request.resources, request.anti_affinity_groups)
+        self._mirror.reserve(pod, placement, request.node_resources, request.anti_affinity_groups)
 
     def remove(self, pod: PodUid) -> None:
         """Stop counting a pod."""

@@ -32,13 +32,14 @@ from shared.kubernetes.types import (
     Resources,
     Volume,
 )
-from shared.model.bounds import check_bounds, cut
+from shared.model.bounds import MOST_HOST_PORTS, check_bounds, cut
 from shared.model.errors import RequestError
 from shared.model.events.event import ADMISSION
 from shared.model.events.pod_events import message_digest
 from shared.model.leases.lease_copy import ANNOTATION, lease_outline
 from shared.model.names import BUDGET_GATE, Namespace, NodeName, PodUid
 from shared.model.quantity import check_amount, parse_resources, peak
+from shared.model.requests.host_ports import HostPorts, host_ports
 from shared.model.requests.request import (
     GpuRequest,
     NodeRequirements,
@@ -211,10 +212,12 @@ class PodParser:
         repels: tuple[PodAntiAffinity, ...] = ()
         fields = _handed_over(pod) if pod.spec.scheduler_name == KUBE_SCHEDULER else ""
         try:
-            resources = pod_resources(pod)
+            own = pod_resources(pod)
+            ports = pod_ports(pod)
+            resources = own | dict(ports)
             repels = parse_anti_affinity(pod)
             group = _group(pod) if ours else _valid_group(pod)
-            request = self._request(pod, resources) if ours else None
+            request = self._request(pod, own, ports) if ours else None
         except RequestError as error:
             return _TemplateRequest(resources, repels, error=cut(str(error)), handed_over=fields)
         except Exception as error:  # noqa: BLE001 - of one pod: the others are read all the same
@@ -222,9 +225,11 @@ class PodParser:
             return _TemplateRequest(resources, repels, error=cut(reason), handed_over=fields)
         return _TemplateRequest(resources, repels, request, group=group, handed_over=fields)
 
-    def _request(self, pod: ApiPod, resources: Mapping[str, int]) -> PodRequest:
+    def _request(self, pod: ApiPod, resources: Mapping[str, int], ports: HostPorts) -> PodRequest:
         view = view_of(pod)
         request = _request(pod, view, resources, self.rules)
+        needs = structs.replace(request.node_requirements, host_ports=ports)
+        request = structs.replace(request, node_requirements=needs)
         if pod.spec.scheduler_name == KUBE_SCHEDULER:  # it decides by these, and no lease does
             needs = structs.replace(request.node_requirements, preferred=(), unsupported=())
             request = structs.replace(request, node_requirements=needs)
@@ -350,6 +355,26 @@ def pod_resources(pod: ApiPod) -> dict[str, int]:
     for key, amount in total.items():
         check_amount(key, amount)
     return {**{key: amount for key, amount in total.items() if amount}, "pods": 1}
+
+
+def pod_ports(pod: ApiPod) -> HostPorts:
+    """Return the ports of a node that the pod's containers reserve, init containers left out.
+
+    Raises RequestError for more than `MOST_HOST_PORTS`.
+    """
+    spec = pod.spec
+    sidecars = (init for init in spec.init_containers if init.restart_policy == SIDECAR)
+    ports = host_ports(
+        (port.protocol, port.host_port, port.host_ip)
+        for container in chain(sidecars, spec.containers)
+        for port in container.ports
+        if port.host_port
+    )
+    if len(ports) > MOST_HOST_PORTS:
+        raise RequestError(
+            f"the pod reserves {len(ports)} ports of its node: {MOST_HOST_PORTS} at most"
+        )
+    return ports
 
 
 def _running(pod: ApiPod) -> dict[str, Quantities]:

@@ -7,6 +7,7 @@ from shared.ledger.server_errors import KEEPS_KEYS
 from shared.model.devices.device import NUMA_CPUS_PREFIX
 from shared.model.devices.node import CORDON_PREFIX, NOT_LISTED_CODE, REPLACED_CODE
 from shared.model.leases.lease import TRANSITIONS, LeaseState, reachable
+from shared.model.requests.host_ports import HOST_PORT_PARTS, HOST_PORT_PREFIX
 from shared.model.requests.request import SharingPolicy
 from tools.generate.pages import ROOT
 
@@ -39,6 +40,8 @@ def _lines() -> Iterator[str]:
     yield f"M.KEEPS_KEYS = '{KEEPS_KEYS}'"
     yield f"M.CORDON_PREFIX = '{CORDON_PREFIX}'"
     yield f"M.NUMA_CPUS_PREFIX = '{NUMA_CPUS_PREFIX}'"
+    yield f"M.HOST_PORT_PREFIX = '{HOST_PORT_PREFIX}'"
+    yield f"M.HOST_PORT_PARTS = {HOST_PORT_PARTS}"
     yield "-- Faults of devices that are missing."
     yield f"M.IS_MISSING = {{{NOT_LISTED_CODE} = true, {REPLACED_CODE} = true}}"
     yield ""

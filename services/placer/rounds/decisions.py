@@ -100,7 +100,7 @@ class DecisionContext:
         if not isinstance(result, Refusal):
             request = event.request
             self.index.mirror.reserve(
-                event.pod, result[0], request.resources, request.anti_affinity_groups
+                event.pod, result[0], request.node_resources, request.anti_affinity_groups
             )
         return result
 

@@ -2,6 +2,7 @@
 
 from math import inf
 
+from shared.model.requests.host_ports import has_ports
 from shared.model.requests.request import PodRequest
 from shared.placing.choice.container_choice import build_shares
 from shared.placing.choice.device_choice import choose_devices, fits
@@ -81,11 +82,12 @@ def _pods_on(request: PodRequest, node: MirroredNode, most: int) -> int:
     devices = {device.uuid: device for device in node.devices}
     for count in range(most):
         picks = None
-        if not has_too_little(node.free_resources, request.resources):
+        has_room = has_ports(request.node_requirements.host_ports, node.free_resources)
+        if has_room and not has_too_little(node.free_resources, request.resources):
             picks = choose_devices(request, node)
         if picks is None:
             return count
         shares = build_shares(picks)
         groups = request.anti_affinity_groups
-        TentativeReservation.add(node, devices, shares, request.resources, groups)
+        TentativeReservation.add(node, devices, shares, request.node_resources, groups)
     return most

@@ -43,6 +43,7 @@ local function save_node(too_large, name, facts, rules, room, excluded, repellin
   -- What leases use is kept, and so are the CPUs of NUMA nodes, which the node's agent reports.
   for resource, at in pairs(positions) do
     local capacity_of = string.find(resource, constants.NUMA_CPUS_PREFIX, 1, true) == 1 and amounts[at] or 0
+    if not has_resource[resource] and amounts[at] < 0 then has_more_room = true end
     if not has_resource[resource] and (capacity_of > 0 or amounts[at + 1] > 0) then
       capacity.add_resource(changed_node, resource, capacity_of, amounts[at + 1])
     end

@@ -18,6 +18,7 @@ from shared.model.devices.node import HOSTNAME, AntiAffinityTerm, NodeFacts
 from shared.model.events.node_events import DeviceReported
 from shared.model.leases.ledger import LedgerChange, LedgerNode, NodeTotals, NodeUse
 from shared.model.names import NodeName
+from shared.model.requests.host_ports import ports_in_use
 
 NO_GROUPS: frozenset[str] = frozenset()
 
@@ -83,7 +84,8 @@ _decode_served = msgspec.json.Decoder(tuple[str, ...] | _Served).decode
 def encode_node_facts(facts: NodeFacts) -> list[object]:
     """Pack all facts, and apart those that decide placement, room, excluded devices, pods.
 
-    Last comes whether pods on the node may keep pods off other nodes.
+    The room of a host port is what is in use of it, below 0. Last comes whether pods on the node
+    may keep pods off other nodes.
     """
     repelling, facts = facts.repelling_pods, replace(facts, repelling_pods=())
     rules = replace(facts, allocatable={}, used_by_others={})
@@ -92,6 +94,8 @@ def encode_node_facts(facts: NodeFacts) -> list[object]:
         for name, amount in facts.allocatable.items()
         for part in (escaped(name), _counted(amount - facts.used_by_others.get(name, 0)))
     ]
+    for name, amount in ports_in_use(facts.used_by_others).items():
+        room += (escaped(name), -_counted(amount))
     is_wide = any(term.topology_key != HOSTNAME for term in facts.anti_affinity)
     return [facts.name, text(facts), text(rules), room, facts.excluded_devices, repelling, is_wide]
 

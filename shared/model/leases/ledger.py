@@ -51,7 +51,7 @@ def reservation_for(
             [candidate for candidate in candidates if candidate.numa_cpus == numa_cpus]
         ),
         dialect=request.dialect,
-        resources=request.resources | numa_cpus if numa_cpus else request.resources,
+        resources=request.node_resources | numa_cpus,
         anti_affinity_groups=request.anti_affinity_groups,
         gang=request.gang.name if request.gang else "",
         priority=request.priority,

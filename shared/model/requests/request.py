@@ -10,6 +10,7 @@ from shared.model.bounds import (
     MOST_CLAIMS,
     MOST_CONTAINERS,
     MOST_ENTRIES,
+    MOST_HOST_PORTS,
     MOST_TERMS,
     MOST_VALUES,
     MOST_VOLUMES,
@@ -246,6 +247,10 @@ Within = tuple[tuple[KeyText, frozenset[NameText]], ...]
 """Labels of nodes, and the values of each where a pod may run."""
 
 
+HostPorts = Annotated[tuple[tuple[KeyText, Amount], ...], Meta(max_length=MOST_HOST_PORTS)]
+"""Names and amounts of `shared.model.requests.host_ports`, sorted."""
+
+
 class NodeRequirements(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """Requirements on the node besides devices. Equal values share one cached result."""
 
@@ -262,6 +267,8 @@ class NodeRequirements(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit
     """What has to be there before any node is looked at: `REASON: WHAT TO DO`."""
     volumes: Annotated[tuple[VolumeRequirement, ...], Meta(max_length=5 * MOST_CLAIMS)] = ()
     """All must hold."""
+    host_ports: HostPorts = ()
+    """Ports of the node, as resources."""
     repelled_from: RepelledFrom = ()
     """Where required anti-affinity of running pods forbids the pod; set for a decision only."""
     within: Within = ()
@@ -344,6 +351,12 @@ class PodRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     priority: Priority = 0
     term: Term = NO_TERM
     """No part of `placement_key`: it changes when devices are free, not which ones fit."""
+
+    @property
+    def node_resources(self) -> dict[str, int]:
+        """Return the resources that its lease takes of the node, with its host ports."""
+        ports = self.node_requirements.host_ports
+        return {**self.resources, **dict(ports)} if ports else self.resources
 
     @property
     def size(self) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 
 from msgspec import structs
 
+from shared.model.requests.host_ports import HOST_PORT_PARTS, TOO_MANY
 from shared.model.requests.request import NodeRequirements, PodRequest, SharingPolicy
 from shared.placing.choice.device_choice import (
     allowed_devices,
@@ -35,6 +36,7 @@ from shared.placing.index.threshold_column import (
 from shared.placing.mirror.cluster_mirror import ChangeLog, ChangeReader, ClusterMirror
 from shared.placing.mirror.node_mirror import MirroredNode
 from shared.placing.node_filters import (
+    NO_PORTS,
     REPELLED,
     NodeFilterFailure,
     check_node,
@@ -266,6 +268,10 @@ class NodeSets:
         self.positions.catch_up()
         excluded: Excluded = {}
         left = self._split_by_facts(request, excluded)
+        for name, amount in request.node_requirements.host_ports:
+            for port, least in ((name, amount - HOST_PORT_PARTS), (TOO_MANY, 0)):
+                column = self._column(("resource", port), _free_amount(port))
+                left = _keep(left, column.at_least(least), NO_PORTS, excluded)
         for name, amount in request.resources.items():
             if not left:
                 return left, excluded

@@ -271,10 +271,12 @@ async def test_pods_without_gpus_are_placed_too_where_the_namespace_says_so(
     tmp_path: Path,
 ) -> None:
     port = {"name": "c", "image": "app", "ports": [{"containerPort": 80, "hostPort": 80}]}
+    spread = {"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}
     bodies = {
         "plain": pod("plain"),
         "gpu": pod("gpu", VGPU),
         "host-port": {"metadata": {"name": "host-port"}, "spec": {"containers": [port]}},
+        "spread": pod("spread", topologySpreadConstraints=[spread]),
         "own-scheduler": pod("own-scheduler", schedulerName="mine"),
     }
 
@@ -292,7 +294,8 @@ async def test_pods_without_gpus_are_placed_too_where_the_namespace_says_so(
     assert found == {
         "plain": "leasehold",
         "gpu": "leasehold",
-        "host-port": "default-scheduler",
+        "host-port": "leasehold",
+        "spread": "default-scheduler",
         "own-scheduler": "mine",
     }
     assert unreviewed == 201, "the webhook fails open for these pods"

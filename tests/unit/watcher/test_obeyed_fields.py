@@ -1,7 +1,7 @@
 """The fields of a pod that the placer obeys: one case for each row of `pod_fields`."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import pytest
@@ -10,6 +10,7 @@ from shared.dialects.dialect import Rules
 from shared.dialects.pod_groups import PodGroupKind
 from shared.kubernetes.types import ApiPod
 from shared.model.devices.node import NodeFacts, Taint
+from shared.model.requests.host_ports import ports_in_use
 from shared.model.requests.request import DeviceSelection
 from shared.placing.node_filters import check_all, free_resources, preference
 from shared.placing.pod_fields import FIELDS, Effect
@@ -84,6 +85,26 @@ SIDECARS = [
     for name in ("one", "two")
 ]
 INIT_CONTAINERS = [{**each, "restartPolicy": None} for each in SIDECARS]
+PORT = {"containerPort": 1, "hostPort": 80, "protocol": "TCP", "hostIP": "10.0.0.1"}
+OTHER_PORT = {"hostPort": 81, "protocol": "UDP", "hostIP": "10.0.0.2"}
+
+
+def port_case(containers: str, field: str, value: object) -> Case:
+    def spec(port: Mapping[str, object]) -> Mapping[str, object]:
+        container = {"name": "port", "ports": [port]}
+        if containers == "containers":
+            return {containers: [GPU, container]}
+        return {containers: [{**container, "restartPolicy": "Always"}]}
+
+    used = observed({**spec(PORT), "nodeName": "n1"}).unleased_resources
+    return Case(
+        spec({**PORT, field: OTHER_PORT[field]}),
+        spec({**PORT, field: value}),
+        "NodePorts",
+        replace(NODE, used_by_others=ports_in_use(used)),
+    )
+
+
 CASES = {
     "spec.nodeSelector": Case(
         {"nodeSelector": {"zone": "a"}}, {"nodeSelector": {"zone": "b"}}, "NodeAffinity", NODE
@@ -103,6 +124,11 @@ CASES = {
         f"spec.{container}[].resources.{kind}": cpu_case(kind, container)
         for container in ("containers", "initContainers")
         for kind in ("requests", "limits")
+    },
+    **{
+        f"spec.{containers}[].ports[].{field}": port_case(containers, field, value)
+        for containers in ("containers", "initContainers")
+        for field, value in (("hostPort", 80), ("protocol", "TCP"), ("hostIP", "10.0.0.1"))
     },
     "spec.initContainers[].restartPolicy": Case(
         {"initContainers": INIT_CONTAINERS}, {"initContainers": SIDECARS}, "InsufficientCpu", NODE

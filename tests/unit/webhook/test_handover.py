@@ -27,16 +27,6 @@ DISKS = ["awsElasticBlockStore", "azureDisk", "azureFile", "cinder", "gcePersist
 DISKS += ["portworxVolume", "rbd", "vsphereVolume"]
 
 CASES: dict[str, tuple[dict[str, Any], str, str]] = {
-    "spec.containers[].ports[].hostPort": (
-        {"containers": [{**GPU, "ports": HOST_PORT}]},
-        "spec.containers[0].ports[0].hostPort",
-        "host-ports",
-    ),
-    "spec.initContainers[].ports[].hostPort": (
-        {"initContainers": [{"name": "init", "ports": HOST_PORT}]},
-        "spec.initContainers[0].ports[0].hostPort",
-        "host-ports",
-    ),
     "spec.containers[].restartPolicyRules[] (action: RestartAllContainers)": (
         {"containers": [{**GPU, "restartPolicyRules": RULES}]},
         "spec.containers[0].restartPolicyRules[0]",
@@ -86,7 +76,7 @@ HARMLESS: tuple[dict[str, Any], ...] = (
     {"hostUsers": False, "hostNetwork": False},
     {"topologySpreadConstraints": [{**SPREAD, "whenUnsatisfiable": "ScheduleAnyway"}]},
     {"affinity": {"podAntiAffinity": {REQUIRED: []}}},
-    {"containers": [{**GPU, "ports": [{"containerPort": 80}]}]},
+    {"containers": [{**GPU, "ports": HOST_PORT}]},
     {"containers": [{**GPU, "restartPolicyRules": [{"action": "Restart"}]}]},
     {
         "volumes": [

@@ -45,6 +45,8 @@ M.MOST_WAITING_BYTES = 1048576
 M.KEEPS_KEYS = 'noeviction'
 M.CORDON_PREFIX = 'leasehold.dev/cordoned: '
 M.NUMA_CPUS_PREFIX = 'cpu of NUMA node '
+M.HOST_PORT_PREFIX = 'host port '
+M.HOST_PORT_PARTS = 1024
 -- Faults of devices that are missing.
 M.IS_MISSING = {NotListed = true, Replaced = true}
 
