@@ -1,9 +1,12 @@
 """Totals of the ledger: nodes with their leases, gangs, fair shares and quotas."""
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import msgspec
 
 from shared.ledger.connection import LedgerConnection, LedgerPart, in_batches, unpack
+from shared.ledger.records import NodeRowRecord
 from shared.ledger.rows.joined_texts import unescaped
 from shared.ledger.rows.node_rows import decode_node_rows
 from shared.ledger.rows.quota_rows import decode_quota_totals, encode_quota
@@ -25,7 +28,7 @@ class NodePage(NamedTuple):
     capacity: int
     version: int
     names: list[str]
-    rows: list[Any]
+    rows: list[NodeRowRecord]
     unreadable: list[UnreadableRecord]
     leases: Iterator[bytes]
 
@@ -42,10 +45,11 @@ async def read_nodes(
     generation, feed_entry, capacity, version, known_nodes, rows, broken = unpack(packed)
     connection.observe_version(version)
     names = [name for name in known_nodes if _is_text(name)]
+    node_rows = msgspec.convert(rows, list[NodeRowRecord])
     triples = zip(broken[::3], broken[1::3], broken[2::3], strict=True)
     unreadable = [UnreadableRecord(*triple) for triple in triples]
     return NodePage(
-        generation, feed_entry, capacity, int(version), names, rows, unreadable, iter(values)
+        generation, feed_entry, capacity, int(version), names, node_rows, unreadable, iter(values)
     )
 
 
@@ -78,7 +82,7 @@ class LedgerTotals(LedgerPart):
         page = await read_nodes(self._connection, names, with_leases=True)
         decoded = list(decode_node_rows(page.rows, page.leases))
         names_read = {totals.node.facts.name for totals in decoded}
-        missing = [row[0] for row in page.rows if row[0] not in names_read]
+        missing = [row.name for row in page.rows if row.name not in names_read]
         broken = [UnreadableRecord("nodes", name, name) for name in missing]
         return decoded, [*page.unreadable, *broken]
 

@@ -68,6 +68,26 @@ class NodeRecord(Record, frozen=True):
     """The capacity and the use of each resource."""
 
 
+class NodeRowRecord(Record, frozen=True):
+    """A node with its devices, as `read_nodes` returns it."""
+
+    name: str
+    node: Any
+    """A `NodeRecord`: one that cannot be read must not hide the others."""
+    facts: str
+    """`NodeFacts` as JSON; empty if the API server does not have the node."""
+    devices: str
+    """As its agent reported them, as JSON."""
+    served: str
+    states: tuple[Any, ...]
+    """A `DeviceRecord` of each of its devices, or False for one that cannot be read."""
+    lease_count: Number
+    """So many of the leases that follow are on it."""
+    mismatches: tuple[str, ...]
+    terms: str
+    """Anti-affinity that the watcher has not reported yet, as JSON."""
+
+
 class DeviceRecord(Record, frozen=True):
     memory_mib: Mib
     slots: Slots

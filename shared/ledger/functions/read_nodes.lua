@@ -1,7 +1,6 @@
 -- Read nodes. Arguments: names (none: return only the names of all nodes); whether to return leases.
--- Returns {generation, ID of the last feed entry, capacity number, highest version, names, rows of {name, node, facts,
--- devices, served resources, uuids, device states, number of leases, mismatches, terms of `repelling` pods}, and kind,
--- key and node ('': not known) of each record that cannot be read}, and the leases.
+-- Returns {generation, ID of the last feed entry, capacity number, highest version, names, a NodeRowRecord of
+-- each node, and kind, key and node ('': not known) of each record that cannot be read}, and the leases.
 local layouts = require('layouts')
 local ledger = require('ledger')
 local records = require('records')
@@ -58,7 +57,7 @@ return function(names, with_leases)
         end
       end
       rows[#rows + 1] = {name, records.nodes[name], stored[1] or '', stored[2] or '[]',
-        records.served_of(name, stored[3]), uuids, states, count, mismatches, repelling.terms_on(name)}
+        records.served_of(name, stored[3]), states, count, mismatches, repelling.terms_on(name)}
     elseif records.unreadable.nodes[name] then
       values.append(broken, 'nodes', name, name)
     end

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from shared.ledger.records import DeviceRecord, NodeRecord
+from shared.ledger.records import DeviceRecord, NodeRecord, NodeRowRecord
 from shared.ledger.rows.joined_texts import escaped, split_texts
 from shared.ledger.rows.lease_rows import decode_lease, text
 from shared.ledger.rows.record_sizes import MOST_AMOUNT
@@ -67,10 +67,6 @@ _decode_terms = msgspec.json.Decoder(tuple[tuple[AntiAffinityTerm, ...], ...]).d
 
 def _decode_devices(devices: str) -> Iterator[Device]:
     return readable(_decode_reported, _cut_devices(devices))
-
-
-_LEASE_COUNT = 7
-"""Its index in a row."""
 
 
 class _Served(msgspec.Struct):
@@ -142,43 +138,44 @@ def as_device(row: Sequence[Any]) -> DeviceRecord:
 
 
 def decode_node_rows(
-    rows: Iterable[Sequence[Any]], leases: Iterator[bytes]
+    rows: Iterable[NodeRowRecord], leases: Iterator[bytes]
 ) -> Iterator[NodeTotals]:
     """Decode rows of `read_nodes.lua` with their leases; what cannot be read is left out."""
     return readable(
         lambda of_node: _decode_node_totals(*of_node),
-        ((row, list(islice(leases, row[_LEASE_COUNT]))) for row in rows),
+        ((row, list(islice(leases, row.lease_count))) for row in rows),
     )
 
 
-def _decode_node_totals(row: Sequence[Any], leases: Iterable[bytes]) -> NodeTotals:
-    name, node, facts, devices, served, _, device_rows, _, mismatches, terms = row
-    states = list(readable(as_device, filter(None, device_rows)))
-    use = node_use(as_node(node))
+def _decode_node_totals(row: NodeRowRecord, leases: Iterable[bytes]) -> NodeTotals:
+    name = NodeName(row.name)
+    mismatches = row.mismatches
+    states = list(readable(as_device, filter(None, row.states)))
+    use = node_use(as_node(row.node))
     stored_leases = list(leases)
     decoded_leases = tuple(readable(decode_lease, stored_leases))
     if undecoded := len(stored_leases) - len(decoded_leases):
-        mismatches = [*mismatches, f"{undecoded} leases on node {name} cannot be decoded"]
-    if undecoded := sum(map(bool, device_rows)) - len(states):
-        mismatches = [*mismatches, f"{undecoded} devices of node {name} cannot be decoded"]
+        mismatches = (*mismatches, f"{undecoded} leases on node {name} cannot be decoded")
+    if undecoded := sum(map(bool, row.states)) - len(states):
+        mismatches = (*mismatches, f"{undecoded} devices of node {name} cannot be decoded")
     return NodeTotals(
         node=_ledger_node(
-            _facts_with(facts, terms) if facts else NodeFacts(name=NodeName(name)),
+            _facts_with(row.facts, row.terms) if row.facts else NodeFacts(name=name),
             use,
-            devices,
-            served,
+            row.devices,
+            row.served,
             [device for device in states if device.node == name],
         ),
         leases=decoded_leases,
-        index_mismatches=tuple(mismatches),
+        index_mismatches=mismatches,
         known=is_known(row),
-        reported=tuple(device.uuid for device in _decode_devices(devices) if device.healthy),
+        reported=tuple(device.uuid for device in _decode_devices(row.devices) if device.healthy),
     )
 
 
-def is_known(row: Sequence[Any]) -> bool:
+def is_known(row: NodeRowRecord) -> bool:
     """Return whether the API server has the node in this row of `read_nodes.lua`."""
-    return bool(row[2])
+    return bool(row.facts)
 
 
 def decode_change(position: str, fields: Mapping[bytes, bytes]) -> LedgerChange:

@@ -14,6 +14,23 @@ return {
       'number', 'number', 'number', 'string', 'string', 'table',
     },
   },
+  NODEROW = {
+    NAME = 1,
+    NODE = 2,
+    FACTS = 3,
+    DEVICES = 4,
+    SERVED = 5,
+    STATES = 6,
+    LEASE_COUNT = 7,
+    MISMATCHES = 8,
+    TERMS = 9,
+    COUNT = 9,
+    HEADER = '\153',
+    FIRST_BYTE = 153,
+    TYPES = {
+      'string', 'table', 'string', 'string', 'string', 'table', 'number', 'table', 'string',
+    },
+  },
   DEVICE = {
     MEMORY_MIB = 1,
     SLOTS = 2,
