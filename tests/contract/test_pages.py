@@ -157,7 +157,10 @@ def test_every_reason_of_an_event_has_its_row() -> None:
     reasons = set(words("services/binder/**/*.py")) | {"Scheduled", *map(str, ViolationReason)}
     reasons |= {f"Budget{str(state).capitalize()}" for state in BudgetState}
 
-    others = {"DoesNotExist", "NotIn", "PodScheduled", "ResourceClaim", "TokenBucket"}
+    others = {
+        *("DoesNotExist", "NotIn", "OpenClaim", "PersistentVolumeClaim", "PodScheduled"),
+        *("ResourceClaim", "TokenBucket"),
+    }
     assert rows("reference.md", "Events of objects") == reasons - others
 
 

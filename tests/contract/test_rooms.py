@@ -18,7 +18,8 @@ IO = {
     *("subprocess", "sys", "tempfile", "threading", "time", "urllib.request", "uvloop"),
 }
 """Modules through which a module reaches a clock, chance, the system or the network."""
-PURE_PATHS = {"pathlib.PurePath", "pathlib.PurePosixPath"}
+PURE = {"pathlib.PurePath", "pathlib.PurePosixPath", "sys.intern"}
+"""What such modules have that reaches nothing."""
 CALLS = frozenset({"input", "open", "print"})
 ASYNC = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -57,14 +58,14 @@ def imported(path: Path) -> set[str]:
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= names if names <= PURE_PATHS else {node.module, *names}
+            found |= names if names <= PURE else {node.module, *names}
     return found
 
 
 def reaches_out(path: Path) -> str:
     """Why a file by itself is not pure; empty: nothing."""
     for name in imported(path):
-        if name not in PURE_PATHS and (name.split(".")[0] in IO or name in IO):
+        if name not in PURE and (name.split(".")[0] in IO or name in IO):
             return f"imports {name}"
     for node in ast.walk(tree(path)):
         if isinstance(node, ASYNC):
