@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from services.binder.bind.volume_client import VolumeClient
 from services.binder.clients import PodClient
 from services.binder.report.explanations import KubernetesEvent, count_patch, event_body
 from services.node_agent.views.advertisement import advertisement_of
@@ -95,6 +96,53 @@ async def test_the_binder_annotates_pods_removes_gates_and_reports_conditions() 
     assert found["metadata"]["annotations"] == notes
     assert not found["spec"].get("schedulingGates")
     assert "Unschedulable" in str(found["status"]["conditions"])
+
+
+async def test_the_binder_changes_only_what_binds_claims() -> None:
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    claim_path = "/api/v1/namespaces/team-a/persistentvolumeclaims/data"
+    async with api_server() as api:
+        await install_rights(api)
+        meta = {"name": "data", "namespace": "team-a"}
+        api.store.create("persistentvolumeclaims", {"metadata": meta, "spec": spec})
+        for name in ("pv", "taken"):
+            api.store.create("persistentvolumes", {"metadata": {"name": name}, "spec": {
+                "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"],
+                "local": {"path": "/x"},
+                **({"claimRef": {"namespace": "team-b", "name": "own"}} if name == "taken" else {}),
+            }})  # fmt: skip
+        async with client_of(api, "binder") as client:
+            volumes = VolumeClient(client)
+            claim = await volumes.get_claim("team-a", "data")
+            assert claim is not None
+            selected = await volumes.select_node(claim, NODE)
+            volume = await volumes.get_volume("pv")
+            assert volume is not None
+            await volumes.reserve_volume(volume, selected)
+            assert await volumes.last_warning("team-a", "data") == ""
+            assert await volumes.version()
+            for path, change, word in (
+                (claim_path, {"spec": {"volumeName": "taken"}}, "spec of a claim"),
+                (claim_path, {"metadata": {"labels": {"a": "b"}}}, "only annotations"),
+                (claim_path, {"metadata": {"annotations": {"a": "b"}}}, "only the annotation"),
+                (
+                    "/api/v1/persistentvolumes/taken",
+                    {"spec": {"claimRef": {"name": "data"}}},
+                    "only reserve a volume that is not reserved",
+                ),
+                (
+                    "/api/v1/persistentvolumes/pv",
+                    {"spec": {"persistentVolumeReclaimPolicy": "Delete"}},
+                    "only reserve a volume",
+                ),
+            ):
+                with pytest.raises(RequestError, match=word):
+                    await client.patch_merge(path, change)
+        stored = api.store.read("persistentvolumes", None, "pv")
+        final = api.store.read("persistentvolumeclaims", "team-a", "data")
+
+    assert stored["spec"]["claimRef"]["uid"] == final["metadata"]["uid"]
+    assert final["metadata"]["annotations"] == {"volume.kubernetes.io/selected-node": NODE}
 
 
 async def test_the_binder_counts_an_event_that_another_binder_wrote() -> None:
