@@ -158,7 +158,7 @@ def test_every_reason_of_an_event_has_its_row() -> None:
     reasons |= {f"Budget{str(state).capitalize()}" for state in BudgetState}
 
     others = {
-        *("DoesNotExist", "NotIn", "OpenClaim", "PersistentVolumeClaim", "PodScheduled"),
+        *("DoesNotExist", "NotIn", "PersistentVolumeClaim", "PodScheduled"),
         *("ResourceClaim", "TokenBucket"),
     }
     assert rows("reference.md", "Events of objects") == reasons - others

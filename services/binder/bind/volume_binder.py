@@ -60,11 +60,25 @@ Versions = frozenset[tuple[PodUid, int]]
 
 
 @dataclass(slots=True, eq=False)
+class OpenClaim:
+    """A claim that is not bound, which pods of a gang may share."""
+
+    claim: PodClaim
+    leases: list[Lease] = field(default_factory=list)
+    selected_version: str = ""
+    """Resource version at which its node was selected; or empty."""
+
+    @property
+    def nodes(self) -> list[NodeName]:
+        return [lease.node for lease in self.leases]
+
+
+@dataclass(slots=True, eq=False)
 class ClaimWait:
     """A pod, or all pods of a gang, whose claims are being bound."""
 
     leases: tuple[Lease, ...]
-    open_claims: dict[ClaimKey, "OpenClaim"] = field(default_factory=dict)
+    open_claims: dict[ClaimKey, OpenClaim] = field(default_factory=dict)
     begun: "asyncio.Future[bool]" = field(default_factory=asyncio.Future)
     """Whether all claims were bound as it began."""
     is_beginning: bool = True
@@ -79,20 +93,6 @@ class ClaimWait:
     @property
     def began_at(self) -> float:
         return max(lease.created_at for lease in self.leases)
-
-
-@dataclass(slots=True, eq=False)
-class OpenClaim:
-    """A claim that is not bound, which pods of a gang may share."""
-
-    claim: PodClaim
-    leases: list[Lease] = field(default_factory=list)
-    selected_version: str = ""
-    """Resource version at which its node was selected; or empty."""
-
-    @property
-    def nodes(self) -> list[NodeName]:
-        return [lease.node for lease in self.leases]
 
 
 @dataclass(slots=True)
