@@ -50,6 +50,8 @@ async def shares(up: Stack, selector: str) -> list[list[tuple[int, int]]]:
     [
         ("notebook.yaml", "deployment/notebook", "app=notebook", [[(10240, 0)]]),
         ("inference.yaml", "deployment/vllm", "app=vllm", [[(12000, 50)], [(12000, 50)]]),
+        ("notebook-home.yaml", "deployment/notebook-home", "app=notebook-home", [[(10240, 0)]]),
+        ("statefulset-claims.yaml", "statefulset/embeddings", "app=embeddings", [[(6000, 0)]] * 3),
     ],
 )
 async def test_a_deployment_of_the_examples_is_rolled_out(
@@ -61,6 +63,47 @@ async def test_a_deployment_of_the_examples_is_rolled_out(
 
     assert succeeded(done), done.err
     assert await shares(up, selector) == expected
+    await up.kubectl("delete", "-f", str(EXAMPLES / file))
+
+
+async def test_a_deployment_on_all_gpus_is_replaced_on_a_full_cluster(up: Stack) -> None:
+    await until(lambda: up.kubectl_out("get", "pods", "-o", "name"), lambda names: not names)
+    target = "deployment/whole-cluster"
+    await up.apply(EXAMPLES / "rollout-full-cluster.yaml")
+    first = await up.kubectl("rollout", "status", target, "--timeout=60s")
+    await up.kubectl("set", "env", target, "VERSION=2")
+
+    second = await up.kubectl("rollout", "status", target, "--timeout=60s")
+
+    assert (succeeded(first), succeeded(second)) == (True, True), first.err + second.err
+    held = await shares(up, "app=whole-cluster")
+    assert [len(of_pod) for of_pod in held] == [1] * 8, "all GPUs of both nodes"
+    await up.kubectl("delete", "-f", str(EXAMPLES / "rollout-full-cluster.yaml"))
+
+
+async def test_each_replica_of_the_stateful_set_keeps_its_claim(up: Stack) -> None:
+    await up.apply(EXAMPLES / "statefulset-claims.yaml")
+    await up.kubectl("rollout", "status", "statefulset/embeddings", "--timeout=60s")
+    before = await claims_of_replicas(up)
+    await up.kubectl("delete", "pod", "embeddings-1")
+
+    await up.kubectl("rollout", "status", "statefulset/embeddings", "--timeout=60s")
+
+    after = await claims_of_replicas(up)
+    assert before == after
+    assert before.keys() == {f"models-embeddings-{number}" for number in range(3)}
+    assert len(set(before.values())) == 3
+    await up.kubectl("delete", "-f", str(EXAMPLES / "statefulset-claims.yaml"))
+
+
+async def claims_of_replicas(up: Stack) -> dict[str, str]:
+    """Return the volume of each claim of the StatefulSet."""
+    shown = json.loads(await up.kubectl_out("get", "pvc", "-o", "json"))
+    return {
+        claim["metadata"]["name"]: claim["spec"].get("volumeName", "")
+        for claim in shown["items"]
+        if claim["metadata"]["name"].startswith("models-")
+    }
 
 
 @pytest.mark.parametrize(

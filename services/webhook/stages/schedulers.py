@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from services.webhook.patches import PatchOperation, add, add_label
 from services.webhook.pod_admission import Changes, PodAdmission, SchedulerChoice, denial_of
-from shared.dialects.pod_groups import parse_pod_group
+from shared.dialects.pod_groups import PodGroupReference, parse_pod_group
 from shared.dialects.vocabulary import LEFT_ALONE
 from shared.model.denial import Denial
 from shared.model.errors import RequestError
@@ -30,8 +30,16 @@ def warn_of_other_scheduler(admission: PodAdmission) -> Changes | None:
     return Changes(warnings=(warning,))
 
 
+ONE_BY_ONE = "kube-scheduler binds pods one by one, and the pod belongs to a gang, which starts"
+IN_A_GANG = {"volumes": "mount shared data as a volume of the kind nfs"}
+"""What to write in a gang's pods instead of a field, by the reason of its hand-over."""
+
+
 def deny_unsupported_fields(admission: PodAdmission) -> Denial | None:
-    """Deny a pod of ours with fields that only kube-scheduler supports, without the extender."""
+    """Deny a pod of ours with fields that only kube-scheduler supports, where it cannot place it.
+
+    That is without the extender, and always for a pod of a gang.
+    """
     return denial_of(_unsupported(admission.pod, admission.policy.schedulers))
 
 
@@ -43,6 +51,24 @@ def _unsupported(pod: PodView, schedulers: SchedulerChoice) -> Iterator[str]:
                 "the component kube-scheduler here: remove the field, or have an administrator add "
                 "the component"
             )
+    elif _is_of_gang(pod):
+        for unsupported in pod.handed_over:
+            instead = IN_A_GANG.get(unsupported.row.reason, "remove the field")
+            yield (
+                f"{unsupported.path}: only kube-scheduler supports it; {ONE_BY_ONE} together: "
+                f"{instead}, or start the pods without a gang"
+            )
+        if pod.scheduler == schedulers.handover and not pod.handed_over:
+            yield f"spec.schedulerName {pod.scheduler}: {ONE_BY_ONE} together: leave it out"
+
+
+def _is_of_gang(pod: PodView) -> bool:
+    """Return whether a pod names a gang; later stages deny a malformed name."""
+    try:
+        group = _group_of(pod)
+    except RequestError:
+        return False
+    return group is not None and (group.kind is not None or group.min_member > 1)
 
 
 def deny_malformed_gang(admission: PodAdmission) -> Denial | None:
@@ -55,8 +81,12 @@ def deny_malformed_gang(admission: PodAdmission) -> Denial | None:
 
 
 def check_gang(pod: PodView) -> None:
+    _group_of(pod)
+
+
+def _group_of(pod: PodView) -> PodGroupReference | None:
     group = pod.spec.scheduling_group.pod_group_name
-    parse_pod_group(pod.namespace, pod.annotations, pod.labels, group)
+    return parse_pod_group(pod.namespace, pod.annotations, pod.labels, group)
 
 
 def choose_scheduler(admission: PodAdmission) -> Changes | None:
@@ -67,7 +97,7 @@ def choose_scheduler(admission: PodAdmission) -> Changes | None:
 
 def _scheduler_patches(pod: PodView, schedulers: SchedulerChoice) -> Iterator[PatchOperation]:
     reasons = [unsupported.row.reason for unsupported in pod.handed_over]
-    if schedulers.all_pods:
+    if schedulers.all_pods and not _is_of_gang(pod):
         reasons.append(ALL_PODS)
     if schedulers.handover and reasons and pod.scheduler != schedulers.handover:
         yield add(SCHEDULER, schedulers.handover)

@@ -243,3 +243,56 @@ def test_affinity_of_the_pods_of_a_gang_to_one_another_is_a_topology(
     assert path is None or decision.message.startswith(unsupported)
     shared = ("example.com/rack",) if path in {None, 1} else ()
     assert observed.group is None or observed.group.topology.required == shared
+
+
+OF_GANG = {
+    "koordinator": {
+        "notes": {
+            "gang.scheduling.koordinator.sh/name": "g",
+            "gang.scheduling.koordinator.sh/min-available": "2",
+        }
+    },
+    "volcano": {"notes": {"scheduling.k8s.io/group-name": "g"}},
+    "coscheduling": {"labels": {"scheduling.x-k8s.io/pod-group": "g"}},
+}
+ALONE = {
+    "notes": {
+        "gang.scheduling.koordinator.sh/name": "g",
+        "gang.scheduling.koordinator.sh/min-available": "1",
+    }
+}
+
+
+@pytest.mark.parametrize("gang", OF_GANG)
+@pytest.mark.parametrize("name", CASES)
+def test_a_gang_is_told_which_field_it_cannot_have(name: str, gang: str) -> None:
+    spec, path, _ = CASES[name]
+
+    for scheduler in ("", "leasehold", FULL):
+        decision = decided(pod({**spec, "schedulerName": scheduler}, **OF_GANG[gang]), INSTALLED)
+
+        assert (decision.allowed, decision.code) == (False, 403)
+        assert decision.message.startswith(f"{path}: only kube-scheduler supports it; ")
+        assert "the pod belongs to a gang, which starts together" in decision.message
+        assert "schedulerName" not in decision.message, "another scheduler does not help"
+
+
+def test_a_gang_that_names_kube_scheduler_without_a_reason_is_told_to_leave_it_out() -> None:
+    decision = decided(pod({"schedulerName": FULL}, **OF_GANG["volcano"]), INSTALLED)
+
+    assert decision.message.startswith(f"spec.schedulerName {FULL}: ")
+    assert decision.message.endswith("leave it out")
+
+
+def test_a_gang_of_one_is_handed_over() -> None:
+    spec, _, _ = CASES["spec.resourceClaims[]"]
+
+    assert patched(pod(spec, **ALONE), INSTALLED)["spec"]["schedulerName"] == FULL
+
+
+def test_gangs_stay_with_the_placer_where_kube_scheduler_gets_all_pods() -> None:
+    settings = WebhookSettings(kube_scheduler=True, all_pods_by="kube-scheduler")
+
+    given = patched(pod({}, **OF_GANG["volcano"]), settings.policy.schedulers)
+
+    assert given["spec"]["schedulerName"] == "leasehold"
