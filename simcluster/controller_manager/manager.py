@@ -169,6 +169,18 @@ class ControllerManager:
         controller = controller_of(obj)
         if controller and controller.get("kind") in TABLES:
             yield WorkloadKey(controller["kind"], namespace_of(obj), str(controller["name"]))
+            if table == "pods" and controller["kind"] == "ReplicaSet":
+                yield from self._recreating(namespace_of(obj), str(controller["name"]))
+
+    def _recreating(self, namespace: str, replica_set: str) -> Iterable[WorkloadKey]:
+        """Yield the Deployment of a ReplicaSet if its new pods wait until the old ones are gone."""
+        record = self._store.find("replicasets", namespace, replica_set)
+        controller = controller_of(record.obj) if record else None
+        if not controller or controller.get("kind") != "Deployment":
+            return
+        deployment = self._store.find("deployments", namespace, str(controller["name"]))
+        if deployment and deployment.obj["spec"]["strategy"]["type"] == "Recreate":
+            yield WorkloadKey("Deployment", namespace, str(controller["name"]))
 
     async def _work(self) -> None:
         while True:

@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from services.webhook.admission import decide
-from services.webhook.pod_admission import AdmissionPolicy, PodAdmission
+from services.webhook.pod_admission import PodAdmission
+from services.webhook.settings import WebhookSettings
 from shared.dialects import DIALECTS
 from shared.model.budgets.budget import BudgetState
 from shared.model.devices.node import AGENT_ANNOTATION
@@ -266,9 +267,8 @@ def advised(cell: str) -> dict[str, Any]:
     ],
 )
 def test_pods_of_pages_and_examples_are_admitted_and_request_gpus(pods: list[Any]) -> None:
-    decisions = [
-        decide(PodAdmission(pod=reviewed(pod, "default"), policy=AdmissionPolicy())) for pod in pods
-    ]
+    policy = WebhookSettings(kube_scheduler=True).policy
+    decisions = [decide(PodAdmission(pod=reviewed(pod, "default"), policy=policy)) for pod in pods]
 
     assert [each.message for each in decisions if not each.allowed] == []
     assert any(each.requests_gpu for each in decisions)

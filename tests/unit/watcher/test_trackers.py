@@ -23,7 +23,6 @@ from shared.model.devices.node import AntiAffinityTerm, LabelRequirement, NodeFa
 from shared.model.events.pod_events import (
     NodeChanged,
     PodGated,
-    PodHandedOver,
     PodQueued,
     PodRejected,
     PodTerminated,
@@ -442,81 +441,3 @@ def test_pods_that_the_extender_was_asked_about_are_named_while_they_repel_other
 
     assert named == ("asked",)
     assert watched.nodes.published[node].repelling_pods == ()
-
-
-def handed_over(pods: PodTracker, now: ObservedPod) -> list[tuple[str, str]]:
-    """Return the pods and the reasons of the events that follow from a pod's new state."""
-    events = pods.update(now, None)
-    assert all(isinstance(event, PodHandedOver) for event in events)
-    return [(e.queued.pod, e.reason) for e in events if isinstance(e, PodHandedOver)]
-
-
-HANDED_OVER = structs.replace(WAITING, by_kube_scheduler=True, handed_over="spec.volumes[0]")
-
-
-def test_pods_that_kube_scheduler_places_are_published_when_its_reason_changes() -> None:
-    pods = PodTracker()
-    refused = structs.replace(HANDED_OVER, reason="no claim", shown=1)
-
-    assert handed_over(pods, HANDED_OVER) == [("u1", "")]
-    assert handed_over(pods, HANDED_OVER) == []
-    assert handed_over(pods, refused) == [("u1", "no claim")]
-    assert handed_over(pods, structs.replace(refused, resource_version="9")) == []
-    assert pods.pending == {}
-    assert pods.resync_unexplained(1) == []
-
-
-def test_pods_that_kube_scheduler_places_are_published_again_until_they_have_a_node() -> None:
-    pods = PodTracker()
-    refused = structs.replace(HANDED_OVER, reason="no claim")
-    pods.update(refused, None)
-    again: list[Sequence[object]] = [
-        pods.resync(1),
-        [event for shard in range(RESYNC_SHARDS) for event in pods.resync_shard(1, shard)],
-        pods.requeue([WAITING.pod], 1),
-    ]
-
-    for events in again:
-        [event] = events
-        assert isinstance(event, PodHandedOver)
-        assert (event.queued.by_kube_scheduler, event.reason) == (True, "no claim")
-        assert event.queued.handed_over == "spec.volumes[0]"
-    pods.update(structs.replace(refused, node=NodeName("a")), refused)
-    assert pods.resync(2) == pods.requeue([WAITING.pod], 2) == []
-
-
-def test_a_pod_of_kube_scheduler_with_an_invalid_request_waits_with_its_reason() -> None:
-    pods = PodTracker()
-    invalid = structs.replace(HANDED_OVER, request=None, priority=7, reason="cores 101")
-
-    [event] = pods.update(invalid, None)
-
-    assert isinstance(event, PodHandedOver)
-    assert event.queued.request == PodRequest(priority=7)
-    assert event.reason == "cores 101"
-
-
-@pytest.mark.parametrize(
-    ("spec", "fields"),
-    [
-        ({"volumes": [{"name": "v", "iscsi": {"x": "y"}}]}, "spec.volumes[0].iscsi"),
-        ({}, ""),
-    ],
-)
-def test_the_fields_for_which_kube_scheduler_places_a_pod_are_named(
-    spec: dict[str, Any], fields: str
-) -> None:
-    condition = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes"}
-    raw = msgspec.json.encode(
-        {
-            "metadata": {"uid": "u"},
-            "spec": {"schedulerName": "leasehold-full", "containers": [{"name": "c"}], **spec},
-            "status": {"conditions": [condition]},
-        }
-    )
-
-    seen = PARSER.parse(msgspec.json.decode(raw, type=ApiPod))
-
-    assert (seen.handed_over, seen.reason) == (fields, "0/3 nodes")
-    assert seen.request is not None
-    assert seen.request.node_requirements.unsupported == ()

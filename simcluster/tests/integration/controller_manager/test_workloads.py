@@ -78,6 +78,23 @@ async def test_a_rolling_update_keeps_the_minimum_of_available_pods(kubectl: Kub
     assert (fewest, most) == (4, 5)
 
 
+async def test_with_recreate_new_pods_start_once_all_old_ones_are_gone(kubectl: Kubectl) -> None:
+    strategy = {"type": "Recreate"}
+    await apply(kubectl, workload("Deployment", replicas=3, strategy=strategy))
+    await kubectl.run("rollout status deployment/web")
+    images = set[frozenset[str]]()
+
+    def observe(*_change: object) -> None:
+        images.add(frozenset(pod["spec"]["containers"][0]["image"] for pod in pods(kubectl)))
+
+    kubectl.api.store.listeners.append(observe)
+    await kubectl.run("set image deployment/web main=app:2")
+    done = await kubectl.run("rollout status deployment/web --timeout=60s")
+
+    assert "successfully rolled out" in done
+    assert images == {frozenset(), frozenset({"app:1"}), frozenset({"app:2"})}
+
+
 async def test_a_rollout_that_does_not_progress_fails_at_its_deadline(kubectl: Kubectl) -> None:
     await apply(kubectl, workload("Deployment", replicas=1, progressDeadlineSeconds=1))
     await kubectl.run("rollout status deployment/web")
