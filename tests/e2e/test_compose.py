@@ -4,7 +4,6 @@ import json
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -37,6 +36,11 @@ async def test_a_pod_gets_its_share_and_no_service_lacks_a_right(composed: Compo
     limits = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "3000"}
     container = {"name": "main", "image": "x", "resources": {"limits": limits}}
     pod = {"metadata": {"name": "first"}, "spec": {"containers": [container]}}
+    spread = {"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}
+    by_kube_scheduler = {
+        "metadata": {"name": "second"},
+        "spec": {"containers": [container], "topologySpreadConstraints": [spread]},
+    }
     async with admin(composed) as kube:
 
         async def registered() -> bool:
@@ -44,18 +48,21 @@ async def test_a_pod_gets_its_share_and_no_service_lacks_a_right(composed: Compo
             return b"leasehold" in await kube.read(path)
 
         async def runs() -> bool:
-            pod: dict[str, Any] = json.loads(await kube.read(f"{PODS}/first"))
-            return bool(pod["status"].get("phase") == "Running")
+            names = ("first", "second")
+            created = [json.loads(await kube.read(f"{PODS}/{name}")) for name in names]
+            assert created[1]["spec"]["schedulerName"] == "leasehold-full"
+            return all(pod["status"].get("phase") == "Running" for pod in created)
 
         await until(registered, limit_s=180.0)
         await kube.create(PODS, pod)
+        await kube.create(PODS, by_kube_scheduler)
         await until(runs, limit_s=180.0)
     shown = await composed.command("gpus")
     audited = await composed.command("audit")
     checked = await composed.command("doctor")
 
     assert "default/first" in shown.out, shown.err
-    assert audited.out.startswith("clean: 1 lease"), audited.out + audited.err
+    assert audited.out.startswith("clean: 2 leases"), audited.out + audited.err
     assert "ok      endpoints" in checked.out, checked.out + checked.err
     assert refusals_in(composed.root / "logs") == []
 
