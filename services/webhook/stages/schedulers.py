@@ -31,7 +31,7 @@ def warn_of_other_scheduler(admission: PodAdmission) -> Changes | None:
 
 
 ONE_BY_ONE = "kube-scheduler binds pods one by one, and the pod belongs to a gang, which starts"
-IN_A_GANG = {"volumes": "mount shared data as a volume of the kind nfs"}
+IN_A_GANG = {"volumes": "name a PersistentVolumeClaim of a PersistentVolume with this disk"}
 """What to write in a gang's pods instead of a field, by the reason of its hand-over."""
 
 
