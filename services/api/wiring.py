@@ -25,7 +25,7 @@ from shared.credentials.authorization import (
 from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import DirectoryStore, SecretStore
 from shared.kubernetes.client import KubernetesClient
-from shared.kubernetes.gpu_prices import PriceFile
+from shared.kubernetes.kinds.gpu_prices import PriceFile
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases

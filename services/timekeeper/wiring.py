@@ -24,10 +24,10 @@ from shared.credentials.authorization import (
 )
 from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import DirectoryStore, SecretStore
-from shared.kubernetes import gpu_quotas
 from shared.kubernetes.client import KubernetesClient
-from shared.kubernetes.custom_kinds import LatestSpecs
-from shared.kubernetes.gpu_prices import PriceFile
+from shared.kubernetes.kinds import gpu_quotas
+from shared.kubernetes.kinds.custom_kinds import LatestSpecs
+from shared.kubernetes.kinds.gpu_prices import PriceFile
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.kubernetes.paths import objects_path
 from shared.kubernetes.reachability import ApiServerReachability

@@ -16,10 +16,10 @@ from prometheus_client import Gauge
 
 from shared.dialects.tencent import gpu_quota
 from shared.kubernetes.client import KubernetesClient
-from shared.kubernetes.custom_kinds import LatestSpecs
 from shared.kubernetes.errors import NotFoundError
-from shared.kubernetes.gpu_quotas import KIND, NOTHING, OBJECTS, merge_sources, parse_spec
-from shared.kubernetes.object_files import load_objects
+from shared.kubernetes.kinds.custom_kinds import LatestSpecs
+from shared.kubernetes.kinds.gpu_quotas import KIND, NOTHING, OBJECTS, merge_sources, parse_spec
+from shared.kubernetes.kinds.object_files import load_objects
 from shared.kubernetes.reflector import UNKNOWN_KIND_RETRY_S, follow
 from shared.kubernetes.types import RawObject
 from shared.model.bounds import cut

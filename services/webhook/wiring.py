@@ -20,11 +20,11 @@ from services.webhook.settings import WebhookSettings
 from shared.credentials.certificate_rotation import ServingCertificate
 from shared.credentials.certificate_stores import DirectoryStore, SecretStore
 from shared.kubernetes.client import KubernetesClient
-from shared.kubernetes.custom_kinds import LatestSpecs
 from shared.kubernetes.errors import KubernetesConflictError, NotFoundError
-from shared.kubernetes.gpu_quotas import KIND, OBJECTS, parse_spec
+from shared.kubernetes.kinds.custom_kinds import LatestSpecs
+from shared.kubernetes.kinds.gpu_quotas import KIND, OBJECTS, parse_spec
+from shared.kubernetes.kinds.object_files import load_objects
 from shared.kubernetes.kubeconfig import load_credentials
-from shared.kubernetes.object_files import load_objects
 from shared.kubernetes.types import (
     ClientConfig,
     ObjectList,

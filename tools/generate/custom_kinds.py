@@ -10,12 +10,12 @@ from msgspec.inspect import CollectionType, Metadata, StructType, Type, UnionTyp
 
 from services.timekeeper.config.budget_spec import BudgetSpec, BudgetStatus
 from services.timekeeper.report.budget_reports import QuotaStatus
-from shared.kubernetes.custom_kinds import (
+from shared.kubernetes.kinds.custom_kinds import (
     NamespaceObject,
     RuledStruct,
     structural_schema,
 )
-from shared.kubernetes.gpu_quotas import QuotaSpec
+from shared.kubernetes.kinds.gpu_quotas import QuotaSpec
 from tools.generate.pages import ROOT
 
 FOLDER = ROOT / "shared" / "kubernetes" / "kinds"

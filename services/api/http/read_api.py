@@ -56,7 +56,7 @@ from shared.credentials.authorization import AccessDeniedError
 from shared.credentials.shares import owner_of
 from shared.credentials.turns import Turns
 from shared.dialects.dialect import Rules
-from shared.kubernetes.gpu_prices import PriceFile
+from shared.kubernetes.kinds.gpu_prices import PriceFile
 from shared.ledger.budgets import Budgets
 from shared.model.bounds import check_bounds
 from shared.model.budgets.budget import ChargeEntry

@@ -12,7 +12,7 @@ import msgspec
 
 from services.api.api_call import ApiCall
 from shared.credentials.authorization import Viewer
-from shared.kubernetes.gpu_prices import PriceFile, Prices
+from shared.kubernetes.kinds.gpu_prices import PriceFile, Prices
 from shared.ledger.budgets import Budgets
 from shared.model.budgets.budget import HOUR_MS
 from shared.model.budgets.cost_records import (

@@ -13,7 +13,7 @@ import yaml
 
 from services.cli.api_client import APISERVICE
 from services.webhook.registration import admission_policies
-from shared.kubernetes import custom_kinds
+from shared.kubernetes.kinds import custom_kinds
 from shared.model.names import AGENTS_NAMESPACE, SYSTEM_NAMESPACE
 
 AGENT = "node-agent"

@@ -41,7 +41,7 @@ from services.cli.up.supervisor import StartError, SupervisionTiming, Supervisor
 from services.extender.scheduler_configuration import SchedulerTls, scheduler_configuration
 from services.timekeeper.config import budget_sources
 from services.watcher import quota_sources
-from shared.kubernetes.gpu_prices import load_prices
+from shared.kubernetes.kinds.gpu_prices import load_prices
 from shared.model.errors import LeaseholdError, RequestError
 from shared.model.names import NodeName
 from shared.model.requests.claim import DraMode

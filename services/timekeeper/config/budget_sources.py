@@ -23,10 +23,10 @@ from services.timekeeper.config.budget_spec import (
     parse_status,
 )
 from shared.kubernetes.client import KubernetesClient
-from shared.kubernetes.custom_kinds import API_VERSION, LatestSpecs
 from shared.kubernetes.errors import NotFoundError
-from shared.kubernetes.gpu_prices import PriceFile
-from shared.kubernetes.object_files import load_objects
+from shared.kubernetes.kinds.custom_kinds import API_VERSION, LatestSpecs
+from shared.kubernetes.kinds.gpu_prices import PriceFile
+from shared.kubernetes.kinds.object_files import load_objects
 from shared.kubernetes.reflector import UNKNOWN_KIND_RETRY_S, follow
 from shared.kubernetes.types import RawObject
 from shared.model.bounds import cut

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 from msgspec import Meta, Struct, field
 
-from shared.kubernetes.custom_kinds import ObjectStatus, Rule, RuledStruct, convert_spec
+from shared.kubernetes.kinds.custom_kinds import ObjectStatus, Rule, RuledStruct, convert_spec
 from shared.model.budgets.budget import (
     HOUR_MS,
     UNITS_PER_GPU_MINUTE,

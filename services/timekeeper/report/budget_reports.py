@@ -8,8 +8,8 @@ from msgspec import Struct, field
 
 from services.timekeeper.accounts.consequences import consequence
 from services.timekeeper.config.budget_spec import LAST_VALID, BudgetStatus, WindowStatus
-from shared.kubernetes.custom_kinds import LatestSpecs, ObjectStatus, conditions_of
-from shared.kubernetes.gpu_quotas import NOTHING
+from shared.kubernetes.kinds.custom_kinds import LatestSpecs, ObjectStatus, conditions_of
+from shared.kubernetes.kinds.gpu_quotas import NOTHING
 from shared.kubernetes.types import RawObject
 from shared.model.budgets.budget import (
     Account,

@@ -14,7 +14,7 @@ from services.timekeeper.accounts.consequences import consequence
 from services.timekeeper.config.budget_sources import BudgetObjects, ConfiguredObjects
 from services.timekeeper.config.budget_spec import KIND
 from services.timekeeper.report.budget_reports import budget_status, quota_status
-from shared.kubernetes.custom_kinds import API_VERSION, ObjectStatus
+from shared.kubernetes.kinds.custom_kinds import API_VERSION, ObjectStatus
 from shared.kubernetes.paths import objects_path
 from shared.kubernetes.types import RawObject
 from shared.ledger.ledger_totals import LedgerQuotas

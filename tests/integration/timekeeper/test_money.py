@@ -8,8 +8,8 @@ import pytest
 
 from services.timekeeper.config.budget_sources import BudgetFile, ConfiguredBudgets
 from services.timekeeper.service import Timekeeper
-from shared.kubernetes.custom_kinds import API_VERSION
-from shared.kubernetes.gpu_prices import PriceFile
+from shared.kubernetes.kinds.custom_kinds import API_VERSION
+from shared.kubernetes.kinds.gpu_prices import PriceFile
 from shared.model.budgets.budget import HOUR_MS, Balance, amount
 from shared.model.events.request_reply import GrantRequest
 from tests.support.timekeeper.accounts import T0, TEAM, AccountLedger, lease

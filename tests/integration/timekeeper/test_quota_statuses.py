@@ -12,8 +12,8 @@ from services.timekeeper.config.budget_sources import ConfiguredObjects
 from services.timekeeper.report.status_publisher import StatusPublisher
 from services.watcher.quota_sources import QuotaReflectors
 from shared.kubernetes.client import KubernetesClient
-from shared.kubernetes.custom_kinds import LatestSpecs
-from shared.kubernetes.gpu_quotas import OBJECTS, parse_spec
+from shared.kubernetes.kinds.custom_kinds import LatestSpecs
+from shared.kubernetes.kinds.gpu_quotas import OBJECTS, parse_spec
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.kubernetes.types import RawObject
 from shared.model.budgets.quota import Quota

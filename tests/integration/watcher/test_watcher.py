@@ -16,7 +16,7 @@ from shared.dialects.dialect import Rules
 from shared.dialects.nvidia import annotations as hami
 from shared.dialects.volcano import device_register, gpushare
 from shared.kubernetes.client import KubernetesClient
-from shared.kubernetes.gpu_quotas import OBJECTS
+from shared.kubernetes.kinds.gpu_quotas import OBJECTS
 from shared.kubernetes.kubeconfig import load_credentials
 from shared.model.budgets.quota import Quota, QuotaLimits
 from shared.model.clock import end

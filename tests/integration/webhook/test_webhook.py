@@ -11,8 +11,8 @@ import pytest
 
 from services.webhook.wiring import read_quotas
 from shared.dialects.reserved import EXEMPT, VISIBLE
-from shared.kubernetes.custom_kinds import API_VERSION
-from shared.kubernetes.gpu_quotas import OBJECTS
+from shared.kubernetes.kinds.custom_kinds import API_VERSION
+from shared.kubernetes.kinds.gpu_quotas import OBJECTS
 from shared.model.budgets.quota import ALL_NAMESPACES, Quota
 from shared.model.events.event import ADMISSION
 from shared.model.events.pod_events import BudgetChanged

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from services.cli.up.installation import KINDS
 from services.timekeeper.config import budget_spec
-from shared.kubernetes import gpu_quotas
-from shared.kubernetes.custom_kinds import API_VERSION, by_namespace
+from shared.kubernetes.kinds import gpu_quotas
+from shared.kubernetes.kinds.custom_kinds import API_VERSION, by_namespace
 from shared.model.errors import RequestError
 from simcluster.apiserver.crd.custom_kinds import custom_kinds
 from simcluster.apiserver.crd.custom_object_strategy import CustomObjectStrategy

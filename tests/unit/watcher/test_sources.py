@@ -22,7 +22,7 @@ from services.watcher.sources import (
 from shared.dialects.tencent.gpu_quota import parse_config_map
 from shared.kubernetes.client import KubernetesClient, Page
 from shared.kubernetes.errors import ErrorResponse, ForbiddenError
-from shared.kubernetes.gpu_quotas import merge_sources, parse_spec
+from shared.kubernetes.kinds.gpu_quotas import merge_sources, parse_spec
 from shared.kubernetes.resource_claims import CLAIMS_PATH, ApiResourceClaim, allocated_claim
 from shared.model.budgets.quota import Quota, QuotaLimits
 from shared.model.errors import RequestError, UnavailableError

@@ -18,7 +18,7 @@ from services.api.reports.costs import (
     window_ms,
 )
 from services.cli.admin.reports import FOCUS_COLUMNS, cost_table, focus_csv
-from shared.kubernetes.gpu_prices import PriceFile, load_prices
+from shared.kubernetes.kinds.gpu_prices import PriceFile, load_prices
 from shared.model.budgets.budget import HOUR_MS
 from shared.model.budgets.cost_records import FREE, WHOLE, CostHour, CostView
 from shared.model.errors import RequestError

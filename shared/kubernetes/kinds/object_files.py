@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from shared.kubernetes.custom_kinds import by_namespace
+from shared.kubernetes.kinds.custom_kinds import by_namespace
 from shared.kubernetes.strict_yaml import load_documents
 from shared.model.errors import RequestError
 from shared.model.names import Namespace

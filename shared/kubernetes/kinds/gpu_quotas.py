@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from msgspec import Meta, field
 
 from shared.dialects.tencent.gpu_quota import POOL_LABEL
-from shared.kubernetes.custom_kinds import API_VERSION, Rule, RuledStruct, convert_spec
+from shared.kubernetes.kinds.custom_kinds import API_VERSION, Rule, RuledStruct, convert_spec
 from shared.model.bounds import KEY, LONGEST_MODEL, MOST, MOST_GROUPS, SHORT
 from shared.model.budgets.quota import Quota, QuotaLimits
 from shared.model.errors import RequestError
