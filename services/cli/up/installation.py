@@ -33,7 +33,7 @@ WEBHOOK_CLIENT_CA = "webhook-client-ca.crt"
 """Issues the certificate with which the API server calls webhooks."""
 _RIGHTS = Path(__file__).with_name("rights.json")
 """The accounts, roles and DeviceClasses of `k8s/base` and of each component."""
-KINDS = Path(custom_kinds.__file__).with_name("kinds")
+KINDS = Path(custom_kinds.__file__).parent
 Manifest = dict[str, Any]
 _RBAC = "rbac.authorization.k8s.io"
 _REGISTERS = "leasehold-webhook-outside"
