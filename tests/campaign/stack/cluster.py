@@ -245,7 +245,7 @@ async def campaign_cluster(*, kept: Path | None = None) -> AsyncIterator[Campaig
     """Start the stack, and stop it at the end; `kept` keeps the state and the logs there."""
     root = kept or Path(tempfile.mkdtemp(prefix="lh-campaign-"))
     directory = StateDir.at(root)
-    plan = plan_of(Up(placers=1), LAYOUTS, None)
+    plan = plan_of(Up(placers=1, kube_scheduler=False), LAYOUTS, None)
     directory.make()
     api_server_certificates(root / "tls")
     directory.installation.write_text(json.dumps(_installed(directory)))

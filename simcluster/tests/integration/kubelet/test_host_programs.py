@@ -211,6 +211,14 @@ async def test_a_pod_has_its_volumes(tmp_path: Path) -> None:
         node.store.create("configmaps", {"metadata": {"name": "code", **meta}, "data": data})
         secret = {"key": base64.b64encode(b"k3y").decode()}
         node.store.create("secrets", {"metadata": {"name": "key", **meta}, "data": secret})
+        claim = {"metadata": {"name": "x", **meta}, "spec": {"volumeName": "v"}}
+        node.store.create(
+            "persistentvolumes",
+            {"metadata": {"name": "v"}, "spec": {"claimRef": {"name": "x", **meta}}},
+        )
+        node.store.create("persistentvolumeclaims", claim)
+        bound = {"status": {"phase": "Bound"}}
+        node.store.patch("persistentvolumeclaims", "default", "x", bound, subresource="status")
         items = [{"key": "key", "path": "deep/key"}]
         volumes = [
             {"name": "code", "configMap": {"name": "code"}},
