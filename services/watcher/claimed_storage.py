@@ -86,8 +86,8 @@ class ClaimedStorage:
             self._unreadable[kind] = changes.unreadable
             self._listed.add(kind)
             return None
-        for key, found in changes.changed:
-            self._put(kind, key, found)
+        for key, stored in changes.changed:
+            self._put(kind, key, stored)
         if kind is StorageKind.CSI_NODE:
             limits = self.storage.limits.values()
             self.limited = frozenset().union(*(limit.by_driver for limit in limits))
@@ -98,24 +98,24 @@ class ClaimedStorage:
             return {key for key, _ in changes.changed}
         return None
 
-    def _put(self, kind: StorageKind, key: ClaimKey, found: StorageObject | None) -> None:
+    def _put(self, kind: StorageKind, key: ClaimKey, stored: StorageObject | None) -> None:
         storage = self.storage
         _, name = key
         match kind:
             case StorageKind.VOLUME:
-                storage.put_volume(name, found if isinstance(found, Volume) else None)
+                storage.put_volume(name, stored if isinstance(stored, Volume) else None)
             case StorageKind.CLAIM:
-                claim = found if isinstance(found, Claim) else None
+                claim = stored if isinstance(stored, Claim) else None
                 self._note_given_up(key, storage.claims.get(key), claim)
                 _set(storage.claims, key, claim)
             case StorageKind.CLASS:
-                _set(storage.classes, name, found if isinstance(found, StorageClass) else None)
+                _set(storage.classes, name, stored if isinstance(stored, StorageClass) else None)
             case StorageKind.DRIVER:
-                _set(storage.drivers, name, found if isinstance(found, Driver) else None)
+                _set(storage.drivers, name, stored if isinstance(stored, Driver) else None)
             case StorageKind.CAPACITY:
-                _set(storage.capacities, key, found if isinstance(found, Capacity) else None)
+                _set(storage.capacities, key, stored if isinstance(stored, Capacity) else None)
             case StorageKind.CSI_NODE:
-                _set(storage.limits, name, found if isinstance(found, NodeLimits) else None)
+                _set(storage.limits, name, stored if isinstance(stored, NodeLimits) else None)
 
     def _note_given_up(self, key: ClaimKey, before: Claim | None, now: Claim | None) -> None:
         if now is None or now.bound or before is None or before.uid != now.uid:

@@ -112,10 +112,10 @@ def _changes(source: _Source[R], batch: Batch[R]) -> StorageChanges:
     if batch.refusal is not None:
         return unreadable_storage(source.kind, str(batch.refusal))
     changed: list[tuple[ClaimKey, StorageObject | None]] = []
-    for named, found in batch.changed:
+    for named, stored in batch.changed:
         key = named.namespace, named.name
         try:
-            changed.append((key, source.parse(found) if found is not None else None))
+            changed.append((key, source.parse(stored) if stored is not None else None))
         except RequestError as error:
             logger.warning("%s %s/%s is ignored: %s", source.kind, *key, error)
             changed.append((key, None))

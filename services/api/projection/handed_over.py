@@ -88,9 +88,9 @@ def shown_refusal(waiting: WaitingPod) -> Refusal:
 def _hint(waiting: WaitingPod) -> str:
     queued = waiting.queued
     for pattern, hint in HINTS:
-        found = re.search(pattern, waiting.scheduler_reason or waiting.refusal.reason)
-        if found:
-            return hint.format(namespace=queued.namespace, **found.groupdict())
+        match = re.search(pattern, waiting.scheduler_reason or waiting.refusal.reason)
+        if match:
+            return hint.format(namespace=queued.namespace, **match.groupdict())
     if waiting.was_filtered_out:
         return waiting.refusal.hint
     if waiting.scheduler_reason:

@@ -99,7 +99,7 @@ class GangCheck:
         gone = [event for check in checks for event in check.gone]
         events = await self.updater.end_terminated(gone) if gone else []
         waiting = {gang for gang, check in zip(gangs, checks, strict=True) if check.waits}
-        return events, [each for each in placements if each.lease.gang not in waiting]
+        return events, [chosen for chosen in placements if chosen.lease.gang not in waiting]
 
     async def _check_once(self, gang: str) -> CheckedGang:
         check = self._checks.get(gang)

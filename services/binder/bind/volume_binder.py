@@ -212,8 +212,8 @@ class VolumeBinder:
     async def _begin_claims(self, wait: ClaimWait) -> str:
         """Choose a volume, or a node, for each claim; return why that failed, or an empty text."""
         names = sorted({lease.node for lease in wait.leases if lease.claims})
-        found = await asyncio.gather(*map(self._get_node, names))
-        nodes = dict(zip(names, found, strict=True))
+        read_nodes = await asyncio.gather(*map(self._get_node, names))
+        nodes = dict(zip(names, read_nodes, strict=True))
         gone = [name for name, node in nodes.items() if node is None]
         if gone:
             return f"node {gone[0]} does not exist any more"

@@ -432,8 +432,8 @@ def _minor(version: str) -> int | None:
     >>> _minor("v1.36.2-gke.100")
     36
     """
-    found = re.match(r"v?1\.(\d+)\b", version)
-    return int(found[1]) if found else None
+    match = re.match(r"v?1\.(\d+)\b", version)
+    return int(match[1]) if match else None
 
 
 def device_classes(

@@ -33,13 +33,7 @@ WAITING = ObservedPod(
 )
 
 
-BOUND = structs.replace(WAITING, node=NodeName("a"), has_lease=True, resource_version="6")
-
-
-FOREIGN = structs.replace(BOUND, pod=PodUid("u2"), ours=False, has_lease=False)
-
-
-NODE = NodeFacts(name=NodeName("a"), allocatable={"cpu": 4000, "pods": 110})
+FOREIGN = structs.replace(WAITING, pod=PodUid("u2"), ours=False)
 
 
 def test_devices_of_another_plugin_are_published_when_they_change() -> None:
