@@ -1,12 +1,14 @@
 """Garbage collection: objects whose owners are gone are deleted.
 
+This includes an object that is created after its owner was deleted, as a controller does whose
+write overtakes the news. An owner of a kind that is not served may exist.
 A foreground deletion is carried out as a background one.
 https://kubernetes.io/docs/concepts/architecture/garbage-collection/
 """
 
 from collections import defaultdict
 
-from simcluster.apimachinery.objects import Json, metadata, name_of, namespace_of
+from simcluster.apimachinery.objects import Json, Objects, metadata, name_of, namespace_of
 from simcluster.apimachinery.resources import Resource
 from simcluster.apiserver.storage.records import ObjectChange, ObjectRecord
 from simcluster.apiserver.storage.store import ObjectStore
@@ -48,6 +50,8 @@ class GarbageCollector:
                 self._remove(kind.table, change.before.obj)
             if change.after is not None:
                 self._add(kind.table, change.after.obj)
+        if change.before is None and change.after is not None:
+            self._collect(kind.table, namespace_of(change.after.obj), name_of(change.after.obj))
         if change.after is None:
             uid = str(metadata(change.latest.obj).get("uid"))
             for table, namespace, name in sorted(self._dependents.pop(uid, ())):
@@ -55,12 +59,22 @@ class GarbageCollector:
 
     def _collect(self, table: str, namespace: str, name: str) -> None:
         record = self._store.find(table, namespace, name)
-        if record is not None and not any(map(self._exists, _owners(record))):
+        references = [] if record is None else _references(record.obj)
+        if (
+            record is not None
+            and references
+            and not any(self._exists(reference, namespace) for reference in references)
+        ):
             self._store.delete(table, namespace, name, uid=record.obj["metadata"]["uid"])
 
-    def _exists(self, uid: str) -> bool:
-        """Return whether an owner exists: one that was deleted has no entry any more."""
-        return uid in self._dependents
+    def _exists(self, reference: Json, namespace: str) -> bool:
+        """Return whether an owner, of the dependent's namespace or of none, may exist."""
+        wanted = (reference["apiVersion"], reference["kind"])
+        for kind in self._store.kinds:
+            if (kind.api_version, kind.kind) == wanted:
+                owner = self._store.find(kind.table, namespace, reference["name"])
+                return owner is not None and owner.obj["metadata"]["uid"] == reference["uid"]
+        return True
 
     def _add(self, table: str, obj: Json) -> None:
         for uid in _uids(obj):
@@ -80,4 +94,8 @@ def _owners(record: ObjectRecord | None) -> list[str]:
 
 
 def _uids(obj: Json) -> list[str]:
-    return [str(reference.get("uid")) for reference in metadata(obj).get("ownerReferences") or ()]
+    return [str(reference.get("uid")) for reference in _references(obj)]
+
+
+def _references(obj: Json) -> Objects:
+    return metadata(obj).get("ownerReferences") or []

@@ -175,8 +175,8 @@ async def test_a_program_sees_the_mig_instance_of_its_pod_and_no_more(up: Stack)
 async def test_a_pod_without_a_program_is_idle_and_reported_with_its_owner(up: Stack) -> None:
     pod = gpu_pod("lazy", vgpu(memory=3000, cores=20))
     owner = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
         "name": "night",
         "uid": "u",
         "controller": True,
@@ -201,7 +201,7 @@ async def test_a_pod_without_a_program_is_idle_and_reported_with_its_owner(up: S
     assert (finished["node"], finished["gpus"]) == ("node-0", 0.2)
     assert finished["gpu_hours"] > 0
     (holder,) = shape_now["holders"]
-    assert (holder["namespace"], holder["owner"]) == ("default", "Job/night")
+    assert (holder["namespace"], holder["owner"]) == ("default", "PyTorchJob/night")
     assert (holder["memory_mib"], holder["gpus"]) == (3000, 0.2)
     assert "its pod holds it without using it" in explained.out
     assert "without using it" not in usual.out

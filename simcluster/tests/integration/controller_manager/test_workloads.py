@@ -5,6 +5,7 @@ import json
 import pytest
 
 from simcluster.apimachinery.objects import Json, Objects, at_path, metadata, name_of
+from simcluster.controller_manager.plans import new_pod
 from tests.support.kubernetes.kubectl import Kubectl, kubectl_on
 from tests.support.simcluster.workloads import template, workload, workload_cluster
 from tests.support.waiting import until
@@ -165,6 +166,23 @@ async def test_dependents_stay_when_they_are_orphaned(kubectl: Kubectl) -> None:
 
     assert running(kubectl) == names
     assert not any(metadata(pod).get("ownerReferences") for pod in pods(kubectl))
+
+
+@pytest.mark.parametrize(
+    ("api_version", "kind", "stays"),
+    [("apps/v1", "ReplicaSet", False), ("kubeflow.org/v1", "PyTorchJob", True)],
+)
+async def test_an_object_whose_owner_is_gone_at_its_creation_is_deleted(
+    kubectl: Kubectl, api_version: str, kind: str, stays: bool
+) -> None:
+    store = kubectl.api.store
+    replica_set = store.create("replicasets", workload("ReplicaSet", replicas=0))
+    store.delete("replicasets", "default", "web")
+    late = new_pod(replica_set, kind, api_version)
+
+    created = store.create("pods", late)
+
+    assert store.is_gone("pods", created) is not stays
 
 
 async def test_a_stateful_set_has_numbered_pods_with_claims(kubectl: Kubectl) -> None:

@@ -45,7 +45,8 @@ class ScriptedKubelet(api_pb2_grpc.RegistrationServicer):  # type: ignore[misc]
 
     async def __aenter__(self) -> Self:
         for path in self.directory.glob("*.sock"):
-            path.unlink()
+            # The agent removes its own sockets meanwhile.
+            path.unlink(missing_ok=True)
         self.server = grpc.aio.server()
         api_pb2_grpc.add_RegistrationServicer_to_server(self, self.server)
         self.server.add_insecure_port(f"unix:{self.socket}")
