@@ -1,6 +1,7 @@
 /* Memory of the simulated GPUs: allocations with an account per process.
  *
  * An allocation is a private mapping: it takes no memory of the node until somebody writes to it. */
+#include "cgroup_limits.h"
 #include "cuda.h"
 #include "limits.h"
 
@@ -22,6 +23,7 @@ static struct pool {
 static void give_back(int device, size_t size) {
     lock_state();
     atomic_fetch_sub(&own_process()->used[place_of(device)->gpu], size);
+    note_freed(own_process(), place_of(device)->gpu);
     discharge(device, DATA_MEMORY, size);
     unlock_state();
 }
@@ -36,9 +38,11 @@ static result allocate(pointer *at, size_t size, int device, int from_pool) {
     lock_state();
     uint64_t limit = memory_limit(device);
     int full = used_bytes(place->gpu, place->instance) + size > usable_bytes(place->gpu, place->instance) ||
-               (limit && container_bytes(device) + size > limit);
+               (limit && container_bytes(device) + size > limit) ||
+               (place->instance < 0 && !may_allocate(process, place->gpu, size));
     if (!full) {
         atomic_fetch_add(&process->used[place->gpu], size);
+        note_allocated(process, place->gpu, size);
         charge(device, DATA_MEMORY, size);
     }
     unlock_state();
@@ -155,6 +159,14 @@ API result cuMemGetInfo_v2(size_t *unused, size_t *total) {
     uint64_t limit = memory_limit(current_device());
     uint64_t used = limit ? container_bytes(current_device()) : used_bytes(place->gpu, place->instance);
     *total = limit ? limit : usable_bytes(place->gpu, place->instance);
+    const char *cgroup = getenv("GPU_DRIVER_CGROUP");
+    lock_state();
+    const struct cgroup_limit *held = cgroup && place->instance < 0 ? limit_of(place->gpu, cgroup) : NULL;
+    if (held) { /* those above it are not shown */
+        *total = held->hard;
+        used = charged_bytes(place->gpu, cgroup);
+    }
+    unlock_state();
     *unused = used > *total ? 0 : *total - used;
     return CUDA_SUCCESS;
 }

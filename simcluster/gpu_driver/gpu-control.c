@@ -6,9 +6,14 @@
  *                                 A GPU of the same model that is there keeps its processes and instances.
  *   gpu-control set UUID FAULT N  the faults of state.h: 1 or 0, or the number of ecc-errors
  *   gpu-control xid UUID NUMBER   reports one XID event; a GPU that then works is soon healthy again
+ *   gpu-control accounting WHICH  how memory of cgroups is limited: none (before R615), misc or dmem
+ *   gpu-control limit UUID CGROUP SOFT HARD  sets a limit in bytes, or max, as any program on the node can
+ *   gpu-control forget-limits     as a reboot and a reload of the driver do
+ *   gpu-control limits-error N    what NVML returns for limits of cgroups; 0: nothing is wrong
  *   gpu-control show              a line for each GPU, each MIG device and each process on it
+ *   gpu-control limits            a line for each limit of a cgroup, and how often NVML was called for them
  */
-#include "state.h"
+#include "cgroup_limits.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -95,6 +100,39 @@ static void report_xid(struct gpu *gpu, unsigned number) {
     syscall(SYS_futex, &state->xid_events, FUTEX_WAKE, PROCESSES, NULL, NULL, 0);
 }
 
+static int set_accounting(const char *name) {
+    static const char *const names[] = {"none", "misc", "dmem"};
+    for (int n = 0; n < 3; n++)
+        if (!strcmp(name, names[n])) {
+            atomic_store(&state->accounting, n);
+            return 1;
+        }
+    return 0;
+}
+static void forget_limits(void) {
+    lock_state();
+    memset(state->cgroup_limits, 0, sizeof state->cgroup_limits);
+    unlock_state();
+}
+static uint64_t bytes_of(const char *text) { return strcmp(text, "max") ? strtoull(text, NULL, 10) : UNLIMITED; }
+static void set_limit(const char *uuid, const char *path, const char *soft, const char *hard) {
+    int gpu = (int)(find_gpu(uuid) - state->gpus);
+    lock_state();
+    put_limit(gpu, path, bytes_of(soft), bytes_of(hard));
+    unlock_state();
+}
+static void show_limits(void) {
+    lock_state();
+    for (int n = 0; n < CGROUP_LIMITS; n++) {
+        const struct cgroup_limit *limit = &state->cgroup_limits[n];
+        if (limit->path[0])
+            printf("limit %s %s soft %lu hard %lu used %lu\n", state->gpus[limit->gpu].uuid, limit->path, limit->soft,
+                   limit->hard, charged_bytes(limit->gpu, limit->path));
+    }
+    unlock_state();
+    printf("limit-calls %u\n", atomic_load(&state->limit_calls));
+}
+
 static void show(void) {
     for (int g = 0; g < state->gpu_count; g++) {
         printf("gpu %s total %lu used %lu\n", state->gpus[g].uuid, state->gpus[g].memory, used_bytes(g, -1));
@@ -117,10 +155,16 @@ int main(int count, char **arguments) {
         return 1;
     }
     if (!strcmp(command, "show") && count == 2) show();
+    else if (!strcmp(command, "limits") && count == 2) show_limits();
+    else if (!strcmp(command, "accounting") && count == 3 && set_accounting(arguments[2])) {
+    } else if (!strcmp(command, "limit") && count == 6) set_limit(arguments[2], arguments[3], arguments[4], arguments[5]);
+    else if (!strcmp(command, "forget-limits") && count == 2) forget_limits();
+    else if (!strcmp(command, "limits-error") && count == 3) atomic_store(&state->limits_error, atoi(arguments[2]));
     else if (!strcmp(command, "xid") && count == 4) report_xid(find_gpu(arguments[2]), (unsigned)atoi(arguments[3]));
     else if (!strcmp(command, "set") && count == 5 && set_fault(find_gpu(arguments[2]), arguments[3], atoi(arguments[4]))) {
     } else {
-        fprintf(stderr, "usage: gpu-control create | show | xid UUID NUMBER | set UUID FAULT N\n");
+        fprintf(stderr, "usage: gpu-control create | show | limits | xid UUID NUMBER | set UUID FAULT N | accounting WHICH | "
+                        "limit UUID CGROUP SOFT HARD | forget-limits | limits-error N\n");
         return 2;
     }
     return 0;

@@ -1,6 +1,7 @@
 /* libnvidia-ml.so.1 of the simulated GPUs: devices, memory, processes, faults and XID events.
  *
  * Structures are those of NVML's public header, written as arrays or structs of the same layout. */
+#include "cgroup_limits.h"
 #include "limits.h"
 #include "nvml.h"
 
@@ -36,12 +37,14 @@ API const char *nvmlErrorString(result error) {
            : error == NVML_NO_PERMISSION          ? "Insufficient Permissions"
            : error == NVML_DRIVER_NOT_LOADED      ? "Driver Not Loaded"
            : error == NVML_NOT_FOUND              ? "Not Found"
+           : error == NVML_INVALID_ARGUMENT       ? "Invalid Argument"
+           : error == NVML_FUNCTION_NOT_FOUND     ? "Function Not Found"
            : error == NVML_IN_USE                 ? "In use by another client"
            : error == NVML_INSUFFICIENT_RESOURCES ? "Insufficient Resources"
                                                   : "Unknown Error";
 }
 API result nvmlSystemGetDriverVersion(char *text, unsigned length) {
-    snprintf(text, length, "570.00");
+    snprintf(text, length, "%s", state && atomic_load(&state->accounting) ? "615.71.09" : "570.00");
     return NVML_SUCCESS;
 }
 API result nvmlSystemGetNVMLVersion(char *text, unsigned length) {
@@ -123,7 +126,18 @@ API result nvmlDeviceGetTopologyCommonAncestor(device one, device other, unsigne
     return NVML_SUCCESS;
 }
 
+/* The limit of this process's own cgroup; those above it are not shown. */
+static uint64_t cgroup_limit(device d) {
+    const char *cgroup = getenv("GPU_DRIVER_CGROUP");
+    if (!cgroup || d->instance >= 0) return 0;
+    lock_state();
+    const struct cgroup_limit *limit = limit_of(d->gpu, cgroup);
+    uint64_t hard = limit ? limit->hard : 0;
+    unlock_state();
+    return hard;
+}
 static uint64_t shown_total(device d) {
+    if (cgroup_limit(d)) return cgroup_limit(d);
     unsigned number = 0;
     uint64_t limit = d->instance < 0 && !nvmlDeviceGetIndex(d, &number) ? memory_limit((int)number) : 0;
     return limit ? limit : total_bytes(d->gpu, d->instance);

@@ -203,6 +203,8 @@ struct process *own_process(void) {
         for (int n = 0; n < PROCESSES && own_record < 0; n++)
             if (!lives(n) && lock_byte(F_OFD_SETLK, F_WRLCK, n) == 0) {
                 memset((void *)&state->processes[n], 0, sizeof(struct process));
+                const char *cgroup = getenv("GPU_DRIVER_CGROUP");
+                snprintf(state->processes[n].cgroup, CGROUP_BYTES, "%s", cgroup ? cgroup : "");
                 atomic_store(&state->processes[n].pid, node_pid());
                 own_record = n;
             }

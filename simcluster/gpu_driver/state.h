@@ -8,6 +8,7 @@
  *   GPU_DRIVER_PROC         /proc of the node, if the process has another one (/proc): a driver
  *                           reports a process by its PID on the node, also inside a container
  *   GPU_DRIVER_LIMITS       path of the region file with the container's limits: limits.c
+ *   GPU_DRIVER_CGROUP       directory of the process's cgroup, which may have limits: cgroup_limits.c
  *   NVIDIA_VISIBLE_DEVICES  UUIDs or numbers, all, none or void: what a container runtime gives
  *   CUDA_VISIBLE_DEVICES    UUIDs or numbers among these; read by libcuda only
  *   CUDA_DEVICE_ORDER       PCI_BUS_ID, or libcuda lists GPUs with more SMs first, as CUDA does
@@ -34,6 +35,8 @@ enum {
     COMPUTES = 7,  /* compute instances of one GPU instance */
     STARTS = 8,
     XIDS = 16, /* the latest XID events that a GPU keeps */
+    CGROUP_LIMITS = 2048,
+    CGROUP_BYTES = 496, /* of a cgroup's path, with the byte at its end */
     TICKS = 64 /* busy time is kept in TICKS ticks of TICK_NS */
 };
 /* What `gpu-control` can make of a GPU; fault_names has their names. */
@@ -49,6 +52,12 @@ enum fault {
     COMPUTE_FAILS,
     ALL_BUSY, /* processes use all MIG instances */
     FAULTS
+};
+/* How the driver limits the memory of cgroups. */
+enum accounting {
+    NO_ACCOUNTING,   /* before R615 */
+    MISC_ACCOUNTING, /* in the driver: the nearest cgroup upwards with a limit counts */
+    DMEM_ACCOUNTING  /* in the kernel: all cgroups upwards count */
 };
 #define TICK_NS 125000000ull
 #define TICKS_PER_S 8
@@ -90,9 +99,17 @@ struct process {
     _Atomic int instance[GPUS]; /* position of the GPU instance that it uses, plus 1; 0: none */
     _Atomic uint64_t used[GPUS];
     _Atomic int contexts[GPUS];
+    char cgroup[CGROUP_BYTES];
+    _Atomic uint64_t uncounted[GPUS]; /* of `used`, what was allocated before the cgroup had a limit */
     struct {
         _Atomic uint64_t tick, ns;
     } busy[GPUS][TICKS];
+};
+
+struct cgroup_limit {
+    int gpu;
+    char path[CGROUP_BYTES]; /* empty: the record is free */
+    uint64_t soft, hard;
 };
 
 struct state {
@@ -101,6 +118,10 @@ struct state {
     int gpu_count;
     struct gpu gpus[GPUS];
     struct process processes[PROCESSES];
+    _Atomic int accounting;
+    _Atomic int limits_error; /* what setting and getting a limit return; 0: nothing is wrong */
+    _Atomic uint32_t limit_calls;
+    struct cgroup_limit cgroup_limits[CGROUP_LIMITS];
 };
 
 /* A GPU, or one GPU instance of it, that this process may use. */

@@ -175,6 +175,35 @@ class GpuDriver:
         """Report an XID event."""
         self._control("xid", gpu.uuid, str(number))
 
+    def limit_cgroups(self, accounting: str) -> None:
+        """Have the driver limit the memory of cgroups by `misc` or `dmem`, or by `none`."""
+        self._control("accounting", accounting)
+
+    def set_limit(self, gpu: DriverGpu, cgroup: Path, hard: int | str, soft: int = 0) -> None:
+        """Set a limit in bytes, as another program of the node does."""
+        self._control("limit", gpu.uuid, str(cgroup), str(soft), str(hard))
+
+    def forget_limits(self) -> None:
+        """Forget all limits of cgroups, as at a reboot."""
+        self._control("forget-limits")
+
+    def fail_limits(self, code: int) -> None:
+        """Have NVML return an error for limits of cgroups; 0 ends that."""
+        self._control("limits-error", str(code))
+
+    def limits(self, gpu: DriverGpu) -> dict[Path, int]:
+        """Return the hard limits of a GPU's cgroups, in bytes."""
+        rows = (line.split() for line in self._control("limits").splitlines())
+        return {
+            Path(row[2]): int(row[row.index("hard") + 1])
+            for row in rows
+            if row[0] == "limit" and row[1] == gpu.uuid
+        }
+
+    def limit_calls(self) -> int:
+        """Return how often NVML was called for limits of cgroups."""
+        return int(self._control("limits").splitlines()[-1].split()[1])
+
     @property
     def environment(self) -> dict[str, str]:
         """The environment of a program that uses these GPUs."""
