@@ -16,7 +16,7 @@ def nodes(snapshot: Snapshot) -> Iterator[Difference]:
     """O2: the ledger has every node of the API server, and no other."""
     if snapshot.api_nodes is None:
         return
-    known_nodes = {totals.node.facts.name for totals in snapshot.nodes if totals.known}
+    known_nodes = {totals.node.facts.name for totals in snapshot.nodes if totals.is_known}
     for name in sorted(snapshot.api_nodes ^ known_nodes):
         text = "the API server has it, the ledger does not"
         if name in known_nodes:

@@ -168,7 +168,7 @@ def _decode_node_totals(row: NodeRowRecord, leases: Iterable[bytes]) -> NodeTota
         ),
         leases=decoded_leases,
         index_mismatches=mismatches,
-        known=is_known(row),
+        is_known=is_known(row),
         reported=tuple(device.uuid for device in _decode_devices(row.devices) if device.healthy),
     )
 

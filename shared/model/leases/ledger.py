@@ -303,7 +303,7 @@ class NodeTotals:
     node: LedgerNode
     leases: tuple[Lease, ...]
     index_mismatches: tuple[str, ...] = ()
-    known: bool = True
+    is_known: bool = True
     """Whether the API server has the node, as far as the ledger knows."""
     reported: tuple[DeviceUuid, ...] = ()
     """The healthy devices of its latest report."""

@@ -211,10 +211,10 @@ class NodeClasses(Generic[Class]):
         unknown = nodes & ~self._known
         if unknown:
             self._classify(unknown)
-        found: NodeSet = 0
+        of_classes: NodeSet = 0
         for node_class in classes:
-            found |= self._sets.get(node_class, 0)
-        return found & nodes
+            of_classes |= self._sets.get(node_class, 0)
+        return of_classes & nodes
 
     def _catch_up(self) -> None:
         changed = self._changes.read()

@@ -123,7 +123,7 @@ SOUND_CASES = {
     "pods that others bound and pods that ended": facts(
         account(), pods=(pod("a", annotations={}), pod("b", phase="Succeeded"))
     ),
-    "a node that neither knows": facts(replace(account(), known=False), api_nodes=frozenset()),
+    "a node that neither knows": facts(replace(account(), is_known=False), api_nodes=frozenset()),
 }
 CASES: dict[str, tuple[Any, ...]] = {
     "a total that is not the sum of its leases": (
