@@ -111,6 +111,7 @@ async def claims_of_replicas(up: Stack) -> dict[str, str]:
     [
         ("job.yaml", "sweep", 4),
         ("gang.yaml", "distributed", 3),
+        ("gang-data.yaml", "training", 8),
     ],
 )
 async def test_a_job_of_the_examples_completes(up: Stack, file: str, name: str, pods: int) -> None:

@@ -41,6 +41,7 @@ RETRY_S = 1.0
 ZONE = "topology.kubernetes.io/zone"
 HOSTNAME = "kubernetes.io/hostname"
 DEFAULT_CLASS = "standard"
+SHARED_MODES = {"ReadWriteMany", "ReadOnlyMany"}
 
 
 def create_default_class(store: ClusterStore) -> None:
@@ -138,7 +139,8 @@ def provisioned(claim: Json, storage_class: Json, node: Json | None) -> Json:
     """Return a new volume for a claim, in reach of a node if one is given.
 
     It can be reached in the node's zone, or from the node alone if that has none; without a node,
-    in the first allowed topology, or anywhere.
+    in the first allowed topology, or anywhere. So it is with one that several nodes can mount at
+    once, as drivers of network file systems report no topology.
     """
     spec: dict[str, Any] = {
         "accessModes": at_path(claim, "spec.accessModes"),
@@ -149,7 +151,8 @@ def provisioned(claim: Json, storage_class: Json, node: Json | None) -> Json:
         "storageClassName": name_of(storage_class),
         "csi": {"driver": storage_class.get("provisioner"), "volumeHandle": _volume_name(claim)},
     }
-    reach = _reach(storage_class, node)
+    is_shared = not SHARED_MODES.isdisjoint(list_at(claim, "spec.accessModes"))
+    reach = _reach(storage_class, None if is_shared else node)
     if reach:
         terms = {"nodeSelectorTerms": [{"matchExpressions": reach}]}
         spec["nodeAffinity"] = {"required": terms}

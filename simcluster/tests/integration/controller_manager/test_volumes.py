@@ -23,9 +23,9 @@ async def cluster() -> AsyncIterator[ApiUnderTest]:
         yield api
 
 
-def claim(name: str, kind: str) -> Json:
+def claim(name: str, kind: str, *, mode: str = "ReadWriteOnce") -> Json:
     wanted = {"requests": {"storage": "1Gi"}}
-    spec = {"accessModes": ["ReadWriteOnce"], "storageClassName": kind, "resources": wanted}
+    spec = {"accessModes": [mode], "storageClassName": kind, "resources": wanted}
     return {"metadata": {"name": name}, "spec": spec}
 
 
@@ -108,6 +108,20 @@ async def test_a_volume_waits_for_its_first_pod_and_keeps_the_next_on_its_node(
     )
     text = third["status"]["conditions"][0]["message"]
     assert "node(s) didn't match PersistentVolume's node affinity" in text
+
+
+async def test_a_volume_for_many_nodes_is_reached_from_all_of_them(cluster: ApiUnderTest) -> None:
+    await storage_class(cluster, "WaitForFirstConsumer")
+    await create(cluster, CLAIMS, claim("data", "disks", mode="ReadWriteMany"))
+    on_node_0 = {"nodeSelector": {"kubernetes.io/hostname": "node-0"}}
+
+    await create(cluster, PODS, pod("first", "data", **on_node_0))
+    await create(cluster, PODS, pod("second", "data", **ON_NODE_1))
+
+    await until(lambda: at_path(found(cluster, "pods", "first"), "spec.nodeName") == "node-0")
+    await until(lambda: at_path(found(cluster, "pods", "second"), "spec.nodeName") == "node-1")
+    volume = found(cluster, "persistentvolumes", await bound_volume(cluster, "data"))
+    assert "nodeAffinity" not in volume["spec"]
 
 
 async def test_an_immediate_volume_is_bound_without_a_pod_and_deleted_with_its_claim(
