@@ -23,7 +23,7 @@ settings.register_profile("fuzz", deadline=None, max_examples=2_000, derandomize
 settings.load_profile("any machine")
 
 ROOT = Path(__file__).parents[1]
-SERVERS = {"e2e", "hardware", "integration"}
+SERVERS = {"e2e", "hardware", "integration", "real"}
 """Folders of tests that run real servers and processes."""
 LONG = (
     "tests/e2e/faults/",
