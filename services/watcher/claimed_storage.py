@@ -1,7 +1,8 @@
 """What pods' PersistentVolumeClaims need, from all claims and volumes; pure."""
 
+import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
@@ -13,11 +14,17 @@ from shared.model.bounds import MOST, MOST_FACTS, check_bounds, check_size, cut
 from shared.model.denial import Denial
 from shared.model.errors import RequestError
 from shared.model.names import NodeName, PodUid
-from shared.model.requests.request import ALL_PERCENT, NodeTerm
+from shared.model.requests.request import ALL_PERCENT, Gang, NodeTerm
 from shared.placing.node_filters import ATTACHABLE
 from shared.pods.observed_pod import ObservedPod
-from shared.pods.pod_volumes import ClaimingPod, volume_needs
+from shared.pods.pod_volumes import (
+    ClaimingPod,
+    claim_of_one_node,
+    shared_by_one,
+    volume_needs,
+)
 from shared.pods.storage import (
+    HOSTNAME,
     Capacity,
     Claim,
     ClaimKey,
@@ -28,6 +35,8 @@ from shared.pods.storage import (
     Volume,
 )
 
+logger = logging.getLogger(__name__)
+
 PreferredTerm = tuple[int, tuple[NodeTerm, ...]]
 """Weight and requirements."""
 K = TypeVar("K")
@@ -35,6 +44,10 @@ NO_LIMITS = NodeLimits({})
 V = TypeVar("V")
 
 
+MOST_STORED = 200_000
+"""Claims, and volumes, that are kept: a claim and its volume take about 2.3 KiB."""
+MOST_OF_NAMESPACE = 50_000
+"""Claims of one namespace that are kept."""
 MOST_GIVEN_UP = 8
 """Nodes that are remembered for a claim: the newest ones."""
 
@@ -47,6 +60,13 @@ class StorageKind(StrEnum):
     CAPACITY = "CSIStorageCapacities"
     CSI_NODE = "CSINodes"
 
+
+TOO_MANY = {
+    StorageKind.CLAIM: f"the watcher keeps at most {MOST_STORED} PersistentVolumeClaims, and "
+    f"{MOST_OF_NAMESPACE} of a namespace: delete those that are not needed, and restart it",
+    StorageKind.VOLUME: f"the watcher keeps at most {MOST_STORED} PersistentVolumes: delete those "
+    "that are not needed, and restart it",
+}
 
 StorageObject = Claim | Volume | StorageClass | Driver | Capacity | NodeLimits
 
@@ -75,6 +95,10 @@ class ClaimedStorage:
         """By node: the claims of its pods whose usage no lease counts."""
         self._given_up: dict[ClaimKey, tuple[NodeName, ...]] = {}
         """Nodes that were selected for claims, and for which no volume was provisioned."""
+        self._of_namespace = Counter[str]()
+        """Claims that are kept, by namespace."""
+        self._left_out: set[StorageKind] = set()
+        """Kinds of which not all objects are kept."""
         self._listed: set[StorageKind] = set()
         self._unreadable: dict[StorageKind, str] = {}
 
@@ -103,11 +127,13 @@ class ClaimedStorage:
         _, name = key
         match kind:
             case StorageKind.VOLUME:
-                storage.put_volume(name, stored if isinstance(stored, Volume) else None)
+                volume = stored if isinstance(stored, Volume) else None
+                if name in storage.volumes or len(storage.volumes) < MOST_STORED:
+                    storage.put_volume(name, volume)
+                elif volume is not None:
+                    self._note_left_out(kind)
             case StorageKind.CLAIM:
-                claim = stored if isinstance(stored, Claim) else None
-                self._note_given_up(key, storage.claims.get(key), claim)
-                _set(storage.claims, key, claim)
+                self._put_claim(key, stored if isinstance(stored, Claim) else None)
             case StorageKind.CLASS:
                 _set(storage.classes, name, stored if isinstance(stored, StorageClass) else None)
             case StorageKind.DRIVER:
@@ -116,6 +142,39 @@ class ClaimedStorage:
                 _set(storage.capacities, key, stored if isinstance(stored, Capacity) else None)
             case StorageKind.CSI_NODE:
                 _set(storage.limits, name, stored if isinstance(stored, NodeLimits) else None)
+
+    def _put_claim(self, key: ClaimKey, claim: Claim | None) -> None:
+        claims = self.storage.claims
+        namespace, _ = key
+        before = claims.get(key)
+        self._note_given_up(key, before, claim)
+        if claim is None or before is not None:
+            _set(claims, key, claim)
+            self._of_namespace[namespace] -= before is not None and claim is None
+            if not self._of_namespace[namespace]:
+                del self._of_namespace[namespace]
+        elif len(claims) < MOST_STORED and self._of_namespace[namespace] < MOST_OF_NAMESPACE:
+            claims[key] = claim
+            self._of_namespace[namespace] += 1
+        else:
+            self._note_left_out(StorageKind.CLAIM)
+
+    def _note_left_out(self, kind: StorageKind) -> None:
+        if kind not in self._left_out:
+            self._left_out.add(kind)
+            logger.warning("not all %s are kept: %s", kind, TOO_MANY[kind])
+
+    def _unkept(self, pod: ObservedPod) -> str:
+        """Return why a claim or a volume of the pod may exist and is not kept, or an empty text."""
+        if not self._left_out:
+            return ""
+        claims = [self.storage.claims.get(key) for key in pod.claim_keys]
+        if StorageKind.CLAIM in self._left_out and None in claims:
+            return f"its claim does not exist, or is not kept: {TOO_MANY[StorageKind.CLAIM]}"
+        names = {claim.volume for claim in claims if claim is not None and claim.volume}
+        if StorageKind.VOLUME in self._left_out and not names <= self.storage.volumes.keys():
+            return f"its volume does not exist, or is not kept: {TOO_MANY[StorageKind.VOLUME]}"
+        return ""
 
     def _note_given_up(self, key: ClaimKey, before: Claim | None, now: Claim | None) -> None:
         if now is None or now.bound or before is None or before.uid != now.uid:
@@ -170,20 +229,30 @@ class ClaimedStorage:
             f"{ATTACHABLE}{volume.driver}" for volume in volumes if volume.driver in self.limited
         )
 
-    def with_claims(self, pod: ObservedPod) -> ObservedPod | None:
+    def with_claims(
+        self, pod: ObservedPod, shared: Collection[ClaimKey] = ()
+    ) -> ObservedPod | None:
         """Return the pod with what its claims need, or None if that is not known yet.
 
         A pod that has to wait for its claims is returned with the reason as a requirement. It
-        prefers nodes for which no volume of its claims has failed to be provisioned.
+        prefers nodes for which no volume of its claims has failed to be provisioned. Of a gang, it
+        has to be on one node with the pods that use the same claims (`shared`), if one of these
+        claims can be mounted by one node only.
         """
         if pod.request is None:
             return pod
-        if self._unreadable:
-            return _waiting(pod, next(iter(self._unreadable.values())))
+        unread = next(iter(self._unreadable.values()), "") or self._unkept(pod)
+        if unread:
+            return _waiting(pod, unread)
         if len(self._listed) < len(StorageKind):
             return None
+        gang = pod.request.gang
+        if gang is None or gang.min_member == 1:
+            shared = ()
         claiming = ClaimingPod(pod=pod.pod, namespace=pod.namespace, name=pod.name, uses=pod.claims)
-        needs = volume_needs(claiming, self.storage, self.users)
+        needs = shared_by_one(claiming, shared, self.storage) or volume_needs(
+            claiming, self.storage, self.users
+        )
         if isinstance(needs, Denial):
             return _waiting(pod, needs.text)
         before = pod.request.node_requirements
@@ -199,6 +268,7 @@ class ClaimedStorage:
         }
         request = structs.replace(
             pod.request,
+            gang=_on_one_node(gang, claim_of_one_node(claiming, shared, self.storage)),
             node_requirements=requirements,
             claims=needs.claims,
             resources=pod.request.resources | attachments,
@@ -226,6 +296,14 @@ def _set(objects: dict[K, V], key: K, value: V | None) -> None:
         objects.pop(key, None)
     else:
         objects[key] = value
+
+
+def _on_one_node(gang: Gang | None, claim: str) -> Gang | None:
+    """Return the gang with the label of one node, if a pod of it shares a claim of one node."""
+    if gang is None or not claim:
+        return gang
+    topology = tuple(dict.fromkeys((*gang.required_topology, HOSTNAME)))
+    return structs.replace(gang, required_topology=topology, one_node_claim=claim)
 
 
 def _waiting(pod: ObservedPod, reason: str) -> ObservedPod:

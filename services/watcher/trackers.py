@@ -29,6 +29,7 @@ from shared.pods.pod_anti_affinity import PodAntiAffinity, resolve_all
 from shared.pods.storage import ClaimKey
 
 _Counted = TypeVar("_Counted", str, PodAntiAffinity)
+_Key = TypeVar("_Key")
 PodEvent = PodQueued | PodRejected | PodGated | PodHandedOver | PodTerminated
 UNEXPLAINED_CALLS = 3
 """Calls of `resync_unexplained` after which a pod is published; then after twice as many, ..."""
@@ -108,6 +109,8 @@ class PodTracker:
         self.storage = ClaimedStorage()
         self._claiming: dict[PodUid, ObservedPod] = {}
         """Pending pods with PersistentVolumeClaims, as observed: without what these need."""
+        self._sharers: dict[tuple[str, ClaimKey], set[PodUid]] = {}
+        """By group and claim: the pending pods of the group that use the claim."""
         self.changed_claims: set[ClaimKey] | None = set()
         """Claims that changed, or whose users did, since `update_claiming`; None: perhaps all."""
         self.usage: dict[NodeName, Counter[str]] = {}
@@ -134,7 +137,7 @@ class PodTracker:
             self._count_users(now, before)
         is_published = self.budget_gated.pop(now.pod, None) is not None
         if now.is_pending:
-            return self._update_pending(now)
+            return [*self._update_pending(now), *self._update_first_sharers(now)]
         if now.awaits_kube_scheduler:
             return self._update_handed_over(now)
         self._remove_pending(now.pod)
@@ -300,7 +303,7 @@ class PodTracker:
         now = self.groups.with_gang(observed)
         if observed.claims and now is not None:
             self._claiming[observed.pod] = observed
-            now = self.storage.with_claims(now)
+            now = self.storage.with_claims(now, self._shared_claims(observed))
         if now is None:
             return []
         before = self.pending.get(now.pod)
@@ -335,13 +338,30 @@ class PodTracker:
     def _set_group(self, pod: PodUid, observed: ObservedPod | None) -> None:
         former = self._grouped.pop(pod, None)
         if former is not None and former.group is not None:
-            members = self._members[former.group.name]
-            members.discard(pod)
-            if not members:
-                del self._members[former.group.name]
+            _discard(self._members, former.group.name, pod)
+            for key in former.claim_keys:
+                _discard(self._sharers, (former.group.name, key), pod)
         if observed is not None and observed.group is not None:
             self._grouped[pod] = observed
             self._members.setdefault(observed.group.name, set()).add(pod)
+            for key in observed.claim_keys:
+                self._sharers.setdefault((observed.group.name, key), set()).add(pod)
+
+    def _update_first_sharers(self, second: ObservedPod) -> list[PodEvent]:
+        """Return the events for pods that used a claim of their group alone until now."""
+        if second.group is None or not second.claims:
+            return []
+        group = second.group.name
+        sharers = [self._sharers[group, key] for key in second.claim_keys]
+        firsts = {pod for pods in sharers if len(pods) == 2 for pod in pods} - {second.pod}
+        return [event for pod in firsts for event in self._update_pending(self._grouped[pod])]
+
+    def _shared_claims(self, pod: ObservedPod) -> list[ClaimKey]:
+        """Return the pod's claims that other pending pods of its group use, too."""
+        if pod.group is None:
+            return []
+        group = pod.group.name
+        return [key for key in pod.claim_keys if len(self._sharers[group, key]) > 1]
 
     def _count(self, pod: ObservedPod | None, sign: int) -> None:
         if pod is None or pod.node is None or pod.is_terminated:
@@ -527,6 +547,14 @@ def _terminated_event(pod: ObservedPod) -> PodTerminated:
         phase=pod.phase if pod.is_terminated else "",
         rejection=pod.rejection,
     )
+
+
+def _discard(index: dict[_Key, set[PodUid]], key: _Key, pod: PodUid) -> None:
+    """Remove a pod from those of a key, and a key without pods."""
+    pods = index[key]
+    pods.discard(pod)
+    if not pods:
+        del index[key]
 
 
 def _add(

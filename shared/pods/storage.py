@@ -40,6 +40,7 @@ TOPOLOGY_LABELS = {ZONE: ZONE, REGION: REGION, BETA_ZONE: ZONE, BETA_REGION: REG
 """Labels of volumes and nodes, and their names since Kubernetes 1.17.
 https://kubernetes.io/docs/reference/labels-annotations-taints/#topologykubernetesiozone
 """
+HOSTNAME = "kubernetes.io/hostname"
 ZONES_SEPARATOR = "__"
 FILESYSTEM = "Filesystem"
 SHARED_MODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})
@@ -47,7 +48,6 @@ ONE_POD = "ReadWriteOncePod"
 
 ClaimKey = tuple[str, str]
 """Namespace and name."""
-T = TypeVar("T")
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -70,6 +70,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     selector: tuple[LabelRequirement, ...] = ()
     selected_node: str = ""
     """A scheduler has chosen the node of its volume, which is being provisioned."""
+    error: str = ""
+    """Why it cannot be parsed; only its name is known then."""
 
 
 class Volume(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -93,6 +95,8 @@ class Volume(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     size: int = 0
     volume_mode: str = FILESYSTEM
     attributes_class: str = ""
+    error: str = ""
+    """Why it cannot be parsed; only its name is known then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,8 +289,8 @@ class Storage:
     """By node."""
     available: dict[str, dict[str, Volume]] = field(default_factory=dict)
     """Volumes that may be bound to any claim, by class and name."""
-    reserved: dict[ClaimKey, dict[str, Volume]] = field(default_factory=dict)
-    """Volumes that are for one claim, by that claim and their name."""
+    reserved: dict[ClaimKey, tuple[Volume, ...]] = field(default_factory=dict)
+    """Volumes that are for one claim, or bound to it: seldom several, so not by name."""
 
     def put_volume(self, name: str, volume: Volume | None) -> None:
         """Put a volume, or remove it if it is None."""
@@ -294,12 +298,16 @@ class Storage:
         if before is not None:
             _drop(self.available, before.storage_class, name)
             if before.reserved_for:
-                _drop(self.reserved, _key_of(before.reserved_for), name)
+                key = _key_of(before.reserved_for)
+                others = tuple(other for other in self.reserved.pop(key) if other.name != name)
+                if others:
+                    self.reserved[key] = others
         if volume is None:
             return
         self.volumes[name] = volume
         if volume.reserved_for:
-            self.reserved.setdefault(_key_of(volume.reserved_for), {})[name] = volume
+            key = _key_of(volume.reserved_for)
+            self.reserved[key] = (*self.reserved.get(key, ()), volume)
         elif volume.available and not volume.deleting:
             self.available.setdefault(volume.storage_class, {})[name] = volume
 
@@ -313,7 +321,7 @@ def _key_of(reference: ClaimReference) -> ClaimKey:
     return reference.namespace, reference.name
 
 
-def _drop(index: dict[T, dict[str, Volume]], key: T, name: str) -> None:
+def _drop(index: dict[str, dict[str, Volume]], key: str, name: str) -> None:
     named = index.get(key)
     if named is not None:
         named.pop(name, None)

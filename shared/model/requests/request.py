@@ -287,6 +287,9 @@ class Gang(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
     """Labels of nodes: on the nodes of all pods, each must have one value."""
     preferred_topology: TopologyKeys = ()
     """Labels that should have as few values as possible."""
+    one_node_claim: NameText = ""
+    """A claim that several of its pods use, and that one node can mount at a time: that is why
+    `required_topology` has the label with the node's name."""
 
     @property
     def has_topology(self) -> bool:

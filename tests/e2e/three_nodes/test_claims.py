@@ -34,15 +34,18 @@ async def storage_class(up: Stack, name: str, **parameters: str) -> None:
     await up.kube.create(CLASSES, body)
 
 
-async def with_claim(up: Stack, name: str, storage_class_name: str, **annotations: str) -> None:
-    """Create a pod, and a claim of its name."""
-    spec = {
-        "accessModes": ["ReadWriteOnce"],
-        "storageClassName": storage_class_name,
-        "resources": {"requests": {"storage": "1Gi"}},
-    }
-    await up.kube.create(CLAIMS, {"metadata": {"name": name}, "spec": spec})
-    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": name}}]
+async def with_claim(
+    up: Stack, name: str, storage_class_name: str = "", *, claim: str = "", **annotations: str
+) -> None:
+    """Create a pod with a claim that exists, or with a new one of its name."""
+    if not claim:
+        spec = {
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": storage_class_name,
+            "resources": {"requests": {"storage": "1Gi"}},
+        }
+        await up.kube.create(CLAIMS, {"metadata": {"name": name}, "spec": spec})
+    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": claim or name}}]
     notes = {key.replace("__", "/"): value for key, value in annotations.items()}
     await up.create(gpu_pod(name, vgpu(memory=1000), annotations=notes, volumes=volumes))
 
@@ -83,6 +86,22 @@ async def test_a_gang_of_eight_gets_a_volume_for_each_pod_where_it_runs(up: Stac
     await up.until_all(8)
 
     assert await nodes_of_volumes(up) == await nodes_of_pods(up)
+    await up.clear()
+    await delete_claims(up)
+
+
+async def test_pods_of_a_gang_that_share_a_claim_of_one_node_run_on_one_node(up: Stack) -> None:
+    await up.apply(GROUP.replace("minMember: 8", "minMember: 3").replace("train", "sharing"))
+    await storage_class(up, "of-one-node", delay="1")
+    notes = {"scheduling.k8s.io__group-name": "sharing", "hami.io__node-scheduler-policy": "spread"}
+    await with_claim(up, "sharing-0", "of-one-node", **notes)
+
+    for number in (1, 2):
+        await with_claim(up, f"sharing-{number}", claim="sharing-0", **notes)
+    await up.until_all(3)
+
+    [node] = set((await nodes_of_pods(up)).values())
+    assert await nodes_of_volumes(up) == {"sharing-0": node}
     await up.clear()
     await delete_claims(up)
 
