@@ -210,7 +210,7 @@ class PreemptionPlanner:
             Preemption(
                 id=pending.pod,
                 victims=tuple(candidate.victim for candidate in plan.victims),
-                wanted=reservation_for(waiting.queued, (plan.placement,)),
+                wanted=(reservation_for(waiting.queued, (plan.placement,)),),
                 priority=pending.priority,
                 preempts=pending.preempts,
                 by_kube_scheduler=waiting.queued.by_kube_scheduler,

@@ -5,7 +5,7 @@ other pod gets what becomes free.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -17,7 +17,7 @@ from services.binder.plans.starts import PlannedStarts
 from services.binder.plans.steps import (
     ObservedPreemption,
     Step,
-    beneficiary_event,
+    beneficiary_events,
     cancelled_events,
     eviction_record,
     next_step,
@@ -29,6 +29,7 @@ from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.clock import Clock
 from shared.model.events.pod_events import PlacementChosen
+from shared.model.leases.lease import LeaseState
 from shared.model.leases.ledger import Reservation, WaitingPod
 from shared.model.leases.preemption import (
     EvictionOutcome,
@@ -98,9 +99,8 @@ class PlannedPreemptions:
     async def claimed_for(self, pod: PodUid) -> Reservation | None:
         """Return what an open preemption has claimed for the pod, or None if there is none."""
         state = await self.store.state(now=self.clock.now(), past_s=0)
-        own = (read.preemption for read in state.open if read.preemption.id == pod)
-        preemption = next(own, None)
-        return preemption.wanted if preemption else None
+        claimed = (wanted for read in state.open for wanted in read.preemption.wanted)
+        return next((wanted for wanted in claimed if wanted.pod == pod), None)
 
     @loops(every_s=lambda preemptions: preemptions.step_s)
     async def carry_out(self) -> list[PlacementChosen]:
@@ -152,8 +152,7 @@ class PlannedPreemptions:
         What is freed is handed over at once, however many preemptions there are.
         """
         placements = list[PlacementChosen]()
-        freed = list[StoredPreemption]()
-        waiting = list[WaitingPod]()
+        freed = list[tuple[StoredPreemption, Sequence[WaitingPod]]]()
         left = MOST_STEPS
         for batch in in_batches(self._in_turn(state.open), OBSERVED_AT_ONCE):
             observed = await self._observe([read.preemption for read in batch])
@@ -171,12 +170,13 @@ class PlannedPreemptions:
                 self._last = taken[-1][1].preemption.id
             await self._all(self._take(*acting) for acting in taken)
             for read, seen, step, _ in steps:
-                if step is Step.BIND and seen.lease:
-                    placements.append(placement_of(seen.lease))
-                elif step is Step.RESERVE and seen.waiting:
-                    freed.append(read)
-                    waiting.append(seen.waiting)
-        return placements + (await self._reserve(freed, waiting) if freed else [])
+                if step is Step.BIND:
+                    reserved = LeaseState.RESERVED
+                    leases = [lease for lease in seen.leases if lease.state is reserved]
+                    placements += map(placement_of, leases)
+                elif step is Step.RESERVE:
+                    freed.append((read, seen.waiting))
+        return placements + await self._reserve(freed)
 
     def _acts(self, step: Step, read: StoredPreemption) -> bool:
         """Return whether `_take` is due: what is freed is reserved for many pods together."""
@@ -199,16 +199,19 @@ class PlannedPreemptions:
 
     async def _observe(self, preemptions: Sequence[Preemption]) -> list[ObservedPreemption]:
         wanting = [preemption for preemption in preemptions if preemption.wanted]
-        pending = [PodUid(preemption.id) for preemption in wanting]
+        pending = [pod for preemption in wanting for pod in preemption.pods]
         victims = [victim.pod for preemption in wanting for victim in preemption.victims]
         # In this order, so that a pod that got a lease meanwhile is never observed without either.
         waiting = {pod.queued.pod: pod for pod in await self.ledger.waiting_pods.load(pending)}
         loaded = await self.ledger.load([*pending, *victims])
         leases = {lease.pod: lease for lease in loaded if lease}
+        missing = [pod for pod in pending if pod not in waiting and pod not in leases]
+        gone = await self.ledger.waiting_pods.list_gone(missing) if missing else set[PodUid]()
         return [
             ObservedPreemption(
-                waiting=waiting.get(PodUid(preemption.id)),
-                lease=leases.get(PodUid(preemption.id)),
+                waiting=[waiting[pod] for pod in preemption.pods if pod in waiting],
+                leases=[leases[pod] for pod in preemption.pods if pod in leases],
+                gone=gone.intersection(preemption.pods),
                 leased_victims=leases.keys() & {victim.pod for victim in preemption.victims},
             )
             for preemption in preemptions
@@ -232,8 +235,9 @@ class PlannedPreemptions:
             evict_at=now + preemption.notice_s,
             expires_at=expiry(preemption.victims, preemption.notice_s, now),
         )
-        if await self.store.save(read, announced) and announced.wanted is not None:
-            self.events.record(beneficiary_event(announced))
+        if await self.store.save(read, announced):
+            for event in beneficiary_events(announced):
+                self.events.record(event)
 
     async def _evict(self, read: StoredPreemption) -> None:
         """Evict the remaining victims; one that a PodDisruptionBudget now blocks is retried."""
@@ -275,24 +279,39 @@ class PlannedPreemptions:
         return saved
 
     async def _reserve(
-        self, freed: Sequence[StoredPreemption], waiting: Sequence[WaitingPod]
+        self, freed: Sequence[tuple[StoredPreemption, Sequence[WaitingPod]]]
     ) -> list[PlacementChosen]:
-        wanted = [read.preemption.wanted for read in freed if read.preemption.wanted]
-        results = await reserve_claimed(self.ledger, wanted, waiting, now=self.clock.now())
-        await self._all(self._hand(read, results.get(PodUid(read.preemption.id))) for read in freed)
+        """Reserve what is freed: for single pods together, for each gang on its own."""
+        results = dict[PodUid, PlacementChosen | str]()
+        pods = [entry for entry in freed if entry[0].preemption.gang is None]
+        gangs = [[entry] for entry in freed if entry[0].preemption.gang is not None]
+        for group in filter(None, (pods, *gangs)):
+            results |= await reserve_claimed(
+                self.ledger,
+                [wanted for read, _ in group for wanted in read.preemption.wanted],
+                [pod for _, waiting in group for pod in waiting],
+                gang=group[0][0].preemption.gang,
+                now=self.clock.now(),
+            )
+        await self._all(self._hand(read, results) for read, _ in freed)
         return placements_among(results)
 
-    async def _hand(self, read: StoredPreemption, result: PlacementChosen | str | None) -> None:
-        if isinstance(result, str):
-            await self._cancel(read, result)
-        elif result is not None:  # else it is tried again until the preemption expires
+    async def _hand(
+        self, read: StoredPreemption, results: Mapping[PodUid, PlacementChosen | str]
+    ) -> None:
+        own = [results[pod] for pod in read.preemption.pods if pod in results]
+        reason = next((result for result in own if isinstance(result, str)), "")
+        if reason:
+            await self._cancel(read, reason)
+        elif len(own) == len(read.preemption.pods):
             await self.store.save(read, read.preemption.stepped(PreemptionStage.HANDED))
+        # Else it is tried again until the preemption expires.
 
     async def _offer(self, read: StoredPreemption) -> None:
         """Let kube-scheduler try the pod; a binder reserves when that chooses the node."""
         now = self.clock.ticks()
-        wanted = read.preemption.wanted
-        if wanted is not None and now >= self._offer_at.get(wanted.pod, 0.0):
+        [wanted] = read.preemption.wanted  # no gang: kube-scheduler binds pods one by one
+        if now >= self._offer_at.get(wanted.pod, 0.0):
             self._offer_at = {pod: at for pod, at in self._offer_at.items() if at > now}
             self._offer_at[wanted.pod] = now + OFFER_S
             node = wanted.candidates[0].node

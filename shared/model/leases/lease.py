@@ -194,6 +194,8 @@ class LeaseDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     term: Term = NO_TERM
     claims: Annotated[tuple[PodClaim, ...], Meta(max_length=MOST_CLAIMS)] = ()
     """PersistentVolumeClaims that have to be bound before its pod is."""
+    gang_min: Count = 0
+    """How many pods of its gang run, or none: `Gang.min_member`. 0 without a gang."""
 
 
 class LeaseRequest(LeaseDescription, frozen=True, kw_only=True, omit_defaults=True):

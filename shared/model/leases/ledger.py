@@ -54,6 +54,7 @@ def reservation_for(
         resources=request.node_resources | numa_cpus,
         anti_affinity_groups=request.anti_affinity_groups,
         gang=request.gang.name if request.gang else "",
+        gang_min=request.gang.min_member if request.gang else 0,
         priority=request.priority,
         memo=request.memo,
         trace=queued.trace,
