@@ -39,7 +39,8 @@ def dry_run_text(view: DryRunView) -> str:
         lines.append(f"plan        none: {view.reason}")
     else:
         shares = [f"{share.memory_mib} MiB of GPU {share.index}" for share in view.plan.shares]
-        where = f"{', '.join(shares)} on {view.plan.node}"
+        others = f", with {view.plan.pods - 1} pods of its gang" if view.plan.pods > 1 else ""
+        where = f"{', '.join(shares)} on {view.plan.node}{others}"
         lines.append(f"plan        {where}, once these are evicted:")
         for victim in view.plan.victims:
             bare = ", no controller replaces it" if victim.bare else ""

@@ -40,7 +40,7 @@ from shared.model.leases.preemption import (
 )
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.requests.placement import Placement, Refusal
-from shared.model.requests.request import NO_TERM, GpuRequest, PodRequest, Term
+from shared.model.requests.request import NO_TERM, Gang, GpuRequest, PodRequest, Term
 from shared.runtime.leadership import Leadership
 from tests.support.binder.world import Counts
 from tests.support.clock import FakeClock
@@ -203,6 +203,7 @@ class Scene:
         grace_s: int = 30,
         cpu: int = 100,
         term: Term = NO_TERM,
+        gang: Gang | None = None,
     ) -> Lease:
         """A ready pod of node `a` with its lease."""
         references = [
@@ -224,7 +225,7 @@ class Scene:
         uid = PodUid(made["metadata"]["uid"])
         place = Placement(node=NodeName("a"), shares=(share("a", gpu, mib=mib),))
         lease = await self.reserve(
-            uid, name, place, namespace=namespace, age_s=age_s, cpu=cpu, term=term
+            uid, name, place, namespace=namespace, age_s=age_s, cpu=cpu, term=term, gang=gang
         )
         assert isinstance(lease, ReservedLease), lease
         await self.ledger.bind([lease.lease])
@@ -246,6 +247,7 @@ class Scene:
         age_s: float = 0.0,
         cpu: int = 100,
         term: Term = NO_TERM,
+        gang: Gang | None = None,
     ) -> Any:
         reservation = Reservation(
             pod=PodUid(uid),
@@ -254,6 +256,8 @@ class Scene:
             candidates=(place,),
             resources={"cpu": cpu, "pods": 1},
             term=term,
+            gang=gang.name if gang else "",
+            gang_min=gang.min_member if gang else 0,
         )
         [outcome] = await self.ledger.reserve(
             [reservation], now=self.clock.now() - age_s, ttl_s=1e6

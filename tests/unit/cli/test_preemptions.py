@@ -27,7 +27,7 @@ CHOSEN = VictimCandidate(
     lease=lease("v", "n", share("n"), namespace="a"), victim=victim(), tier=TIER, used_gpu_s=12.5
 )
 PLACE = Placement(node=NodeName("n"), shares=(share("n", mib=8_000),))
-PLAN = PreemptionPlan(placement=PLACE, victims=(CHOSEN,))
+PLAN = PreemptionPlan(placements=(PLACE,), victims=(CHOSEN,))
 
 
 def shown_of(*opened: Preemption, evictions: tuple[EvictionRecord, ...] = ()) -> PreemptionsView:
