@@ -7,17 +7,16 @@ from fractions import Fraction
 
 from services.timekeeper.accounts.journal import (
     JournalChanges,
-    LeaseWeight,
     charged_lease_id,
     journal_changes,
     reconcile,
-    weigh,
 )
 from services.timekeeper.config.budget_sources import ConfiguredBudgets
 from services.timekeeper.metrics import RUN_TIME_RATIO, VIOLATIONS
 from shared.ledger.budgets import Budgets
 from shared.ledger.leases import RedisLeases
 from shared.model.budgets.budget import Account, AccountChange, Journal
+from shared.model.budgets.weights import LeaseWeight, weigh
 from shared.model.errors import UnavailableError
 from shared.model.leases.lease import Lease, LeaseState
 from shared.model.names import Namespace

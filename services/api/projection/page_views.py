@@ -107,6 +107,8 @@ class NamespaceView(View, frozen=True, kw_only=True):
     devices: int = 0
     memory_mib: int = 0
     cores_percent: int = 0
+    milli_gpu: int = 0
+    """Of each device the larger part of its memory or cores, as `maxMilliGPU` of a GPUQuota."""
     waiting: int = 0
     budget: BudgetSummary | None = None
 

@@ -13,8 +13,9 @@ from msgspec import structs
 from services.api.projection.lease_views import device_view, held_share
 from services.api.projection.page_views import BudgetSummary, NamespaceView, NodeView
 from services.api.projection.recent_events import PodEvent, RecentEvents
-from shared.model.budgets.budget import UNITS_PER_GPU_MINUTE, LeaseClass
+from shared.model.budgets.budget import UNITS_PER_GPU_MINUTE, Budget, LeaseClass
 from shared.model.budgets.fair_share import Entitlement, FairShare, GpuAmount, fair_queue
+from shared.model.budgets.weights import weigh
 from shared.model.devices.device import Device, Hardware
 from shared.model.devices.node import CORDONED, cordon_reason
 from shared.model.events.pod_events import BudgetChanged, PodGated
@@ -323,6 +324,7 @@ def _usage_by_namespace(leases: Iterable[Lease]) -> dict[Namespace, _NamespaceUs
     for lease in leases:
         usage = usage_by_namespace.setdefault(lease.namespace, Counter())
         usage["leases"] += 1
+        usage["milli_gpu"] += weigh(lease, Budget(namespace=lease.namespace), {}).milli_gpu
         for booking in bookings(lease.shares):
             usage["memory_mib"] += booking.memory_mib
             usage["cores_percent"] += booking.cores_percent

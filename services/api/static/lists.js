@@ -4,7 +4,7 @@ import { el, setAttribute, setText } from "./dom.js";
 import { FilterBar } from "./filter_bar.js";
 import { Filter, reasonOf } from "./filters.js";
 import { Fleet } from "./fleet.js";
-import { age, clock, count, gpus, latency, mib } from "./format.js";
+import { age, clock, count, latency, mib, short } from "./format.js";
 import { url } from "./route.js";
 import { Table } from "./table.js";
 import { VirtualRows } from "./virtual.js";
@@ -195,8 +195,8 @@ export class NamespacesView extends List {
         {
           id: "gpus",
           title: "GPUs leased",
-          value: (one) => one.cores_percent,
-          text: (one) => gpus(one.cores_percent),
+          value: (one) => one.milli_gpu,
+          text: (one) => short(one.milli_gpu / 1000),
           end: true,
         },
         {

@@ -307,7 +307,7 @@ export class Overview {
     const unit = sums.size ? "" : "GPUs now";
     if (!sums.size)
       for (const one of this.app.store.namespaces)
-        if (one.leases) sums.set(one.namespace, one.cores_percent / 100);
+        if (one.leases) sums.set(one.namespace, one.milli_gpu / 1000);
     const rows = [...sums].sort((one, two) => two[1] - one[1]).slice(0, 8);
     const most = rows[0]?.[1] ?? 0;
     replaceKeepingFocus(

@@ -3,7 +3,7 @@ import { Chart } from "./chart.js";
 import { colourClass } from "./colours.js";
 import { Detail, PodsOf, shareItem } from "./detail.js";
 import { el, facts, fetchJson } from "./dom.js";
-import { age, clock, count, gpuHours, gpus, mib, when, words } from "./format.js";
+import { age, clock, count, gpuHours, mib, short, when, words } from "./format.js";
 import { amountChart, Histories } from "./histories.js";
 import { waitingItem, waitingRows } from "./lists.js";
 import { url } from "./route.js";
@@ -332,7 +332,7 @@ export class NamespacePage extends Detail {
       facts({
         Leases: `${namespace.leases} on ${count(namespace.devices, "GPU")}`,
         Memory: `${mib(namespace.memory_mib)} leased`,
-        Compute: `${gpus(namespace.cores_percent)} GPUs leased`,
+        GPUs: `${short(namespace.milli_gpu / 1000)} leased`,
         Waiting: namespace.waiting ? count(namespace.waiting, "pod") : "",
       }),
     );

@@ -12,8 +12,6 @@ from services.timekeeper.accounts.journal import (
     CHARGED_STATES,
     charged_lease_id,
     created_ms,
-    milli_gpu,
-    shares_by_device,
 )
 from shared.model.budgets.budget import HOUR_MS, JournalEntry
 from shared.model.budgets.cost_records import (
@@ -28,6 +26,7 @@ from shared.model.budgets.cost_records import (
     CostHour,
     hours_of,
 )
+from shared.model.budgets.weights import milli_gpu, shares_by_device
 from shared.model.devices.device import Device, DeviceMode, DeviceUse, device_refusal
 from shared.model.devices.node import cordon_reason
 from shared.model.leases.lease import Lease, ShareKey, share_key

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from services.timekeeper.accounts.journal import weigh
 from shared.ledger.leases import RedisLeases
 from shared.model.budgets.budget import Budget
 from shared.model.budgets.quota import Quota, QuotaExcess, QuotaLimits, QuotaUsage, total_of
+from shared.model.budgets.weights import weigh
 from shared.model.leases.lease import ClaimAllocation, Lease, Share
 from shared.model.leases.ledger import (
     NoCapacity,

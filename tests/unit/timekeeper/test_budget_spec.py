@@ -12,7 +12,6 @@ import yaml
 
 from services.api.reports.showback import EntryRange, add_up
 from services.timekeeper.accounts.accrual import advance, apply_update
-from services.timekeeper.accounts.journal import weigh
 from services.timekeeper.config.budget_sources import BudgetFile, ConfiguredBudgets, load_file
 from services.timekeeper.config.budget_spec import parse_spec, parse_status
 from services.timekeeper.report.budget_reports import budget_status
@@ -30,6 +29,7 @@ from shared.model.budgets.budget import (
     WeightMode,
     minutes,
 )
+from shared.model.budgets.weights import weigh
 from shared.model.errors import RequestError
 from shared.model.leases.lease import Share
 from shared.model.names import Namespace

@@ -1,0 +1,107 @@
+"""The weight of a lease: how much of its GPUs it has, from the shares of cores and memory; pure."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+
+from shared.model.budgets.budget import Budget, WeightMode
+from shared.model.devices.device import longest_name_in
+from shared.model.leases.lease import Lease, Share
+from shared.model.names import DeviceUuid, Namespace
+from shared.model.quantity import peak
+from shared.model.requests.request import SharingPolicy
+
+WHOLE = Fraction(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseWeight:
+    milli_gpu: int
+    model: str
+    """Several are joined with `+`."""
+    cores_milli: int
+    memory_mib: int
+
+
+def weigh(lease: Lease, budget: Budget, factors: Mapping[str, Fraction | Decimal]) -> LeaseWeight:
+    """Weigh a lease, exactly, by what it records: also once its devices are gone.
+
+    The shares of a device's cores and memory become one weight per device; their sum, each times
+    its model's factor, is rounded up once. A factor applies to devices whose model contains its
+    name, in any letter case; the longest such name counts. Of each device, the most that the pod's
+    containers use at one time counts.
+    """
+    devices = shares_by_device(lease)
+    total = Fraction(0)
+    cores_total = total
+    models: list[str] = []
+    for shares in devices.values():
+        cores, memory = _parts(shares, budget)
+        model = shares[0].device_model
+        if model not in models:
+            models.append(model)
+        cores_total += cores
+        total += _weight(cores, memory, budget.weight_mode) * _factor(model, factors)
+    return LeaseWeight(
+        milli_gpu=math.ceil(1000 * total),
+        model="+".join(models),
+        cores_milli=math.ceil(1000 * cores_total),
+        memory_mib=sum(_memory_mib(shares) for shares in devices.values()),
+    )
+
+
+def shares_by_device(lease: Lease) -> dict[DeviceUuid, list[Share]]:
+    devices: dict[DeviceUuid, list[Share]] = {}
+    for share in lease.shares:
+        devices.setdefault(share.device, []).append(share)
+    return devices
+
+
+def milli_gpu(shares: list[Share]) -> int:
+    """Return the larger part of a device's cores or memory that a lease has, rounded up."""
+    return math.ceil(1000 * max(_parts(shares, Budget(namespace=Namespace("")))))
+
+
+def _parts(shares: list[Share], budget: Budget) -> tuple[Fraction, Fraction]:
+    if any(share.whole or share.sharing is SharingPolicy.EXCLUSIVE for share in shares):
+        return WHOLE, WHOLE
+    memory = _most(shares, _memory)
+    cores = _most(shares, lambda share: _cores(share, budget))
+    return min(cores, WHOLE), min(memory, WHOLE)
+
+
+def _memory(share: Share) -> Fraction:
+    """Return the part of the device's memory; all of it if the lease was restored without that."""
+    return Fraction(share.memory_mib, share.device_mib) if share.device_mib > 0 else WHOLE
+
+
+def _cores(share: Share, budget: Budget) -> Fraction:
+    if share.cores_percent > 0:
+        return Fraction(share.cores_percent, 100)
+    if budget.uncapped_core_percent is not None:
+        return Fraction(budget.uncapped_core_percent, 100)
+    return _memory(share)
+
+
+def _weight(cores: Fraction, memory: Fraction, mode: WeightMode) -> Fraction:
+    by_mode = {
+        WeightMode.DOMINANT: max(cores, memory),
+        WeightMode.SUM: (cores + memory) / 2,
+        WeightMode.CORE: cores,
+        WeightMode.MEMORY: memory,
+    }
+    return by_mode[mode]
+
+
+def _factor(model: str, factors: Mapping[str, Fraction | Decimal]) -> Fraction:
+    return Fraction(factors.get(longest_name_in(model, factors) or "*", WHOLE))
+
+
+def _most(shares: Iterable[Share], part: Callable[[Share], Fraction]) -> Fraction:
+    return peak(((part(share), share.init) for share in shares), Fraction(0))
+
+
+def _memory_mib(shares: Iterable[Share]) -> int:
+    return int(_most(shares, lambda share: Fraction(share.memory_mib)))
