@@ -22,6 +22,8 @@ class PodSummary:
     """In its spec."""
     unknown: tuple[str, ...] = ()
     """Resources that it requests and no dialect has, and whose names are those of GPUs."""
+    controller: str = ""
+    """Kind and name of the object that creates the pod again, or empty if none does."""
     deployment: str = ""
     revision: str = ""
     """The label by which that Deployment distinguishes its ReplicaSets."""
@@ -46,8 +48,14 @@ def _deployment_of(meta: ObjectMeta) -> str:
     return next((name.removesuffix(suffix) for name in owners if name.endswith(suffix)), "")
 
 
+def _controller_of(meta: ObjectMeta) -> str:
+    owners = (f"{owner.kind} {owner.name}" for owner in meta.owner_references if owner.controller)
+    return next(owners, "")
+
+
 def summary_of(pod: ApiPod) -> PodSummary:
     return PodSummary(
+        controller=_controller_of(pod.metadata),
         deployment=_deployment_of(pod.metadata),
         revision=pod.metadata.labels.get(POD_TEMPLATE_HASH, ""),
         pod=PodUid(pod.metadata.uid),

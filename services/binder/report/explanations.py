@@ -167,7 +167,10 @@ def health_events(event: HealthChanged) -> list[KubernetesEvent]:
     else:
         reason = "GpuCordoned"
         message = f"{device} is cordoned: {event.fault}"
-        advice = "; the lease stays, and its containers may fail: delete the pod to move it"
+        advice = (
+            "; the lease stays, and its containers may fail. To move the pod, delete it if a "
+            "controller creates it again; without one, save its manifest before"
+        )
     node = _node_event(event.node, reason, message, warning=not event.healthy)
     owners = [
         event_of(holder, reason, message + advice, warning=not event.healthy, kind=_kind_of(holder))

@@ -106,7 +106,7 @@ def _running(pod: PodSummary, view: PodView, lease: LeaseView, program: str) -> 
     name = f"{pod.name} -n {pod.namespace}"
     then = f"{program} trace {name}; -o wide shows more"
     if lease.unhealthy_devices:
-        then = f"kubectl delete pod {name}: the new pod of its controller gets a healthy GPU"
+        then = _to_a_healthy_gpu(pod)
     verb = "runs" if pod.phase == "Running" else "starts" if pod.node else "will start"
     return _explained(
         pod,
@@ -118,6 +118,18 @@ def _running(pod: PodSummary, view: PodView, lease: LeaseView, program: str) -> 
         lease=lease,
         annotations=views,
         gang=view.gang,
+    )
+
+
+def _to_a_healthy_gpu(pod: PodSummary) -> str:
+    name = f"{pod.name} -n {pod.namespace}"
+    if pod.controller:
+        return f"kubectl delete pod {name}: {pod.controller} creates another one, on a healthy GPU"
+    manifest = f"{pod.name}.yaml"
+    return (
+        "wait until the GPU has recovered; or, since no controller creates this pod again: "
+        f"kubectl get pod {name} -o yaml > {manifest} && kubectl replace --force -f {manifest}, "
+        "which gives it a healthy GPU and loses what its containers have not saved"
     )
 
 

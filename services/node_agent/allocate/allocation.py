@@ -84,8 +84,8 @@ def check_present(shares: Iterable[Share], node: NodeSnapshot) -> None:
         if share.device in node.absent:
             raise DeviceMissingError(
                 f"GPU {share.index} ({share.device}, {share.device_model}) is missing on the node: "
-                f"{node.devices[share.device].fault}; delete the pod, so that its controller makes "
-                "another one, which gets another GPU"
+                f"{node.devices[share.device].fault}; create the pod again, as a controller does, "
+                "and it gets another GPU"
             )
 
 

@@ -72,6 +72,26 @@ def test_explain_of_a_running_pod_says_in_five_lines_what_its_user_wants() -> No
     assert answer.lease.version == 7
 
 
+@pytest.mark.parametrize(
+    ("controller", "advice"),
+    [
+        (
+            "Job night",
+            "kubectl delete pod p -n ns: Job night creates another one, on a healthy GPU",
+        ),
+        ("", "kubectl get pod p -n ns -o yaml > p.yaml && kubectl replace --force -f p.yaml"),
+    ],
+)
+def test_explain_says_how_a_pod_leaves_an_unhealthy_gpu_without_being_lost(
+    controller: str, advice: str
+) -> None:
+    sick = replace(DEVICE, healthy=False, fault="Xid 79")
+    node = replace(NODE, node=replace(NODE.node, devices=((sick, DeviceUse()),)))
+    pod = replace(POD, namespace=Namespace("ns"), name="p", controller=controller)
+
+    assert advice in explained(pod, cluster_of(node)).next
+
+
 def test_explain_adds_up_what_equal_shares_use_and_names_the_one_that_is_used_least() -> None:
     gpus = [replace(DEVICE, uuid=DeviceUuid(f"GPU-{at}"), index=at) for at in (0, 1, 2, 5)]
     sick = replace(gpus[3], healthy=False, fault="Xid 79")
@@ -192,6 +212,7 @@ def test_the_deployment_of_a_pod_is_that_of_its_replica_set() -> None:
     found = summary_of(msgspec.convert({"metadata": meta}, ApiPod))
 
     assert (found.deployment, found.revision) == ("server", "6d9c7b")
+    assert found.controller == "ReplicaSet server-6d9c7b"
 
 
 @pytest.mark.parametrize(
