@@ -11,6 +11,8 @@ from shared.model.leases.lease import LIVE, Lease
 from shared.model.names import NodeName, PodUid
 
 MAX_ENDED = 4096
+TERMINATED = (math.inf, math.inf)
+"""Creation and version after which no lease of a pod is newer."""
 
 
 class KnownLeases:
@@ -49,26 +51,30 @@ class KnownLeases:
             self._end(lease.pod, stamp)
         return True
 
-    def observe_claim(self, leases: Iterable[Lease], *, since: int) -> None:
-        """Apply the lease of a claim as the ledger has it, requested at revision `since`.
+    def observe_reply(self, leases: Iterable[Lease], *, since: int) -> None:
+        """Apply leases as the ledger has them, requested at revision `since`.
 
-        It replaces what was known before the request, also with a lower version: the ledger may
-        have lost a later lease or its end, and have written this one again from the claim's status.
+        They replace what was known before the request, also with a lower version: the ledger may
+        have lost a later lease or its end, and have written this one again. A pod that has
+        terminated stays ended, and a lease keeps a later size.
         """
-        leases = tuple(leases)
         for lease in leases:
-            if lease.state in LIVE and self._revisions.get(lease.pod, 0) <= since:
+            current = self.leases.get(lease.pod)
+            stays = current is not None and (current == lease or was_resized(current, lease))
+            has_terminated = self.ended.get(lease.pod) == TERMINATED
+            is_earlier = self._revisions.get(lease.pod, 0) <= since
+            if lease.state in LIVE and is_earlier and not (stays or has_terminated):
                 self._forget(lease.pod)
-        self.observe(leases)
+            self._observe(lease)
 
     def end(self, pods: Iterable[PodUid]) -> None:
         """End the leases of pods that have terminated, whatever is received about them later.
 
-        A claim that is not prepared may get a later lease, or the same one by `observe_claim`.
+        A claim that is not prepared may get a later lease, or the same one by `observe_reply`.
         """
         for pod in pods:
             lease = self.leases.get(pod)
-            stamp = (math.inf, math.inf)
+            stamp = TERMINATED
             if lease is None:
                 continue
             if lease.claim is not None:
@@ -106,7 +112,7 @@ class KnownLeases:
         """
         complete = tuple(listed)
         self.synced = True
-        self.observe(complete)
+        self.observe_reply(complete, since=since)
         there = {lease.pod for lease in complete}
         for pod in self.leases.keys() - there:
             if self._revisions[pod] <= since:

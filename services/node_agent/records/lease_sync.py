@@ -27,15 +27,16 @@ class LeaseSync:
 
     async def fetch(self, *pods: PodUid, timeout_s: float = REPLY_S) -> tuple[Lease, ...]:
         """Request and return the leases of some pods, or of all. None ends by it."""
+        since = self.leases.revision
         reply = await self._request(LeasesRequest(node=self.node, pods=pods), timeout_s)
-        self.leases.observe(reply.leases)
+        self.leases.observe_reply(reply.leases, since=since)
         return reply.leases
 
     async def fetch_claim(self, claim: LeaseHolder) -> tuple[Lease, ...]:
         """Request the lease of a claim that is to be prepared; one that was lost is restored."""
         since = self.leases.revision
         reply = await self._request(ClaimRestoreRequest(node=self.node, claim=claim), REPLY_S)
-        self.leases.observe_claim(reply.leases, since=since)
+        self.leases.observe_reply(reply.leases, since=since)
         return reply.leases
 
     async def _request(

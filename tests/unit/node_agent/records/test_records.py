@@ -211,9 +211,9 @@ def test_a_claims_lease_is_as_the_ledger_has_it_unless_an_update_came_meanwhile(
     requested_at = leases.revision
     leases.observe([lease_of("u1", version=3, state=state)])
 
-    leases.observe_claim([restored], since=requested_at)
+    leases.observe_reply([restored], since=requested_at)
     assert leases.find(PodUid("u1")) != restored
-    leases.observe_claim([restored], since=leases.revision)
+    leases.observe_reply([restored], since=leases.revision)
 
     assert leases.find(PodUid("u1")) == restored
 
@@ -225,9 +225,40 @@ def test_a_claim_that_was_ended_here_gets_its_lease_back_only_if_the_ledger_has_
 
     leases.end([claim.pod])
     assert leases.observe([claim]) == []
-    leases.observe_claim([claim], since=leases.revision)
+    leases.observe_reply([claim], since=leases.revision)
 
     assert leases.find(claim.pod) == claim
+
+
+@pytest.mark.parametrize(
+    ("before", "reply", "is_taken"),
+    [
+        pytest.param([known(3, ENDED)], known(3), True, id="the ledger lost the end"),
+        pytest.param([known(9)], known(3), True, id="the ledger lost a later state"),
+        pytest.param([known(9, resized_at=5.0)], known(7), False, id="it lost a resize"),
+    ],
+)
+def test_a_reply_counts_as_the_ledger_has_it(
+    before: list[Lease], reply: Lease, is_taken: bool
+) -> None:
+    leases = KnownLeases(NodeName("node-0"))
+    leases.observe(before)
+    kept = leases.find(PodUid("u1"))
+
+    leases.observe_reply([reply], since=leases.revision)
+
+    assert leases.find(PodUid("u1")) == (reply if is_taken else kept)
+
+
+def test_no_reply_gives_a_terminated_pod_a_lease_again() -> None:
+    leases = KnownLeases(NodeName("node-0"))
+    leases.observe([known(3)])
+    leases.end([PodUid("u1")])
+
+    leases.observe_reply([known(4)], since=leases.revision)
+    leases.sync([known(4)], since=leases.revision)
+
+    assert leases.find(PodUid("u1")) is None
 
 
 def test_a_complete_list_removes_missing_leases_but_no_newer_ones() -> None:
