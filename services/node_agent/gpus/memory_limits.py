@@ -1,10 +1,11 @@
-"""A limit of the driver as NVML reports it, and why there is none."""
+"""Limits of the driver on memory: of what, as NVML reports them, and why there is none; pure."""
 
 from enum import StrEnum
 
 from msgspec import Struct
 
 from shared.model.errors import UnavailableError
+from shared.model.names import DeviceUuid, PodUid
 
 UNLIMITED = 2**64 - 1
 """`NVML_DEVICE_MEMORY_LIMIT_MAX`, in bytes."""
@@ -29,6 +30,23 @@ class MemoryLimit(Struct, frozen=True, kw_only=True, gc=False):
     @property
     def is_none(self) -> bool:
         return self.hard_bytes == UNLIMITED and self.soft_bytes == 0
+
+
+class LimitTarget(Struct, frozen=True, gc=False):
+    device: DeviceUuid
+    pod: PodUid
+    container_id: str = ""
+    """Empty for the cgroup of the pod."""
+
+    def __str__(self) -> str:
+        container = f", container {self.container_id}" if self.container_id else ""
+        return f"GPU {self.device}, pod {self.pod}{container}"
+
+
+class DriverAccounting(Struct, frozen=True, gc=False):
+    accounting: Accounting
+    agent_limit_mib: int | None = None
+    """The limit on the agent itself, which would see a smaller GPU; or None without one."""
 
 
 class LimitFault(StrEnum):

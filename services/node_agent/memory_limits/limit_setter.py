@@ -19,8 +19,10 @@ from services.node_agent.files import replace_file
 from services.node_agent.gpus.memory_limits import (
     UNLIMITED,
     Accounting,
+    DriverAccounting,
     LimitError,
     LimitFault,
+    LimitTarget,
     MemoryLimit,
 )
 from services.node_agent.gpus.nvml.memory_limits import NvmlMemoryLimits
@@ -37,23 +39,6 @@ MIB = 1 << 20
 MOST_FENCES = 4096
 _POD = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")
 _CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
-
-
-class LimitTarget(msgspec.Struct, frozen=True, gc=False):
-    device: DeviceUuid
-    pod: PodUid
-    container_id: str = ""
-    """Empty for the cgroup of the pod."""
-
-    def __str__(self) -> str:
-        container = f", container {self.container_id}" if self.container_id else ""
-        return f"GPU {self.device}, pod {self.pod}{container}"
-
-
-class DriverAccounting(msgspec.Struct, frozen=True, gc=False):
-    accounting: Accounting
-    agent_limit_mib: int | None = None
-    """The limit on the agent itself, which would see a smaller GPU; or None without one."""
 
 
 class _Place(NamedTuple):

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from services.node_agent.gpus.memory_limits import MemoryLimit
-from services.node_agent.memory_limits.limit_setter import DriverAccounting, LimitTarget
+from services.node_agent.gpus.memory_limits import DriverAccounting, LimitTarget, MemoryLimit
 from services.node_agent.partition.partition_client import exchange
 from services.node_agent.partition.partition_protocol import (
     AccountingReply,

@@ -8,8 +8,13 @@ from typing import TypeVar
 
 import msgspec
 
-from services.node_agent.gpus.memory_limits import LimitError, LimitFault, MemoryLimit
-from services.node_agent.memory_limits.limit_setter import DriverAccounting, LimitTarget
+from services.node_agent.gpus.memory_limits import (
+    DriverAccounting,
+    LimitError,
+    LimitFault,
+    LimitTarget,
+    MemoryLimit,
+)
 from services.node_agent.mig.instances import InUseError, MigInstance, MigState
 from shared.model.devices.device import MigLayout
 from shared.model.errors import UNDECODABLE, LeaseholdError, RequestError, UnavailableError

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from services.node_agent.gpus.memory_limits import LimitTarget
 from services.node_agent.gpus.nvml.memory_limits import NvmlMemoryLimits
 from services.node_agent.memory_limits.cgroup_tree import CgroupTree
-from services.node_agent.memory_limits.limit_setter import LimitSetter, LimitTarget
+from services.node_agent.memory_limits.limit_setter import LimitSetter
 from shared.model.names import DeviceUuid, PodUid
 from tests.support.cgroups import CgroupTree as Tree
 from tests.support.gpu_driver import DriverGpu, GpuDriver, GpuLoad, gpu

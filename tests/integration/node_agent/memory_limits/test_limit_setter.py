@@ -12,8 +12,14 @@ from typing import Any
 import pynvml
 import pytest
 
-from services.node_agent.gpus.memory_limits import UNLIMITED, Accounting, LimitError, LimitFault
-from services.node_agent.memory_limits.limit_setter import DriverAccounting, LimitTarget
+from services.node_agent.gpus.memory_limits import (
+    UNLIMITED,
+    Accounting,
+    DriverAccounting,
+    LimitError,
+    LimitFault,
+    LimitTarget,
+)
 from services.node_agent.memory_limits.remote_limits import RemoteLimits
 from services.node_agent.mig.gpu_models import GPU_MODELS
 from services.node_agent.partition.partition_server import PartitionServer
