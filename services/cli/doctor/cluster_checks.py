@@ -393,6 +393,15 @@ def rights(denied: Iterable[str], allowed: int) -> Finding:
     return ok(f"the account has all {allowed} rights that an agent needs")
 
 
+def storage_rights(user: str, denied: Sequence[str], count: int) -> Finding:
+    if denied:
+        return fail(
+            f"{user} may not {', '.join(denied)}: pods with PersistentVolumeClaims wait",
+            f"kubectl apply -k OVERLAY, or helm upgrade; kubectl auth can-i --list --as {user}",
+        )
+    return ok(f"the watcher has all {count} rights to read claims, volumes and their drivers")
+
+
 def runtime_class(exists: bool) -> Finding:
     if exists:
         return ok("RuntimeClass nvidia exists")

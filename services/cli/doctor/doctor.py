@@ -131,6 +131,7 @@ CLUSTER_CHECKS: Mapping[str, Check[ClusterProbes]] = {
     "endpoints": Check(ClusterProbes.endpoints, _API),
     "workloads": Check(ClusterProbes.workloads, _API),
     "rights": Check(ClusterProbes.rights, _API),
+    "storage-rights": Check(ClusterProbes.storage_rights, _API),
     "runtime-class": Check(ClusterProbes.runtime_class, _API),
     "resource-quotas": Check(ClusterProbes.resource_quotas, _API),
     "device-classes": Check(ClusterProbes.device_classes, _API),
