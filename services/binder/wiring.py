@@ -81,7 +81,7 @@ def build_binder(
     updater = LedgerUpdater(ledger, LostLeases(ledger, holders, agents, clock=clock), events, clock)
     offers = SchedulerOffers(ledger.waiting_pods, pods, clock)
     preemptions = _preemptions(ports, events, conditions, offers, sender)
-    leads = preemptions.leadership.holds
+    rebuild = _ledger_rebuild(ports, evidence, holders, sender)
     volumes = _volume_binder(ports, updater, conditions, events, volume_bind_timeout_s)
     binder = PodBinder(
         ledger=ledger,
@@ -109,8 +109,8 @@ def build_binder(
         sweeper=Sweeper(ledger, clock, volumes.forsake),
         reconciler=Reconciler(ledger, holders, evidence, publish=ports.publish, clock=clock),
         evidence=evidence,
-        rebuild=_ledger_rebuild(ports, evidence, holders, sender),
-        records=RecordWatch(ledger=ledger, events=events, leads=leads, clock=clock),
+        rebuild=rebuild,
+        records=RecordWatch(ledger, rebuild.renew, events, preemptions.leadership.holds, clock),
         libraries=LibraryRemoval(ledger.part(FunctionLibraries)),
         gates=SchedulingGates(ledger.part(GatedPods), pods, events, clock),
         events=events,

@@ -44,7 +44,7 @@ async def read_nodes(
     packed, *values = await connection.run_raw("read_nodes", names, with_leases, state=state)
     generation, feed_entry, capacity, version, known_nodes, rows, broken = unpack(packed)
     connection.observe_version(version)
-    names = [name for name in known_nodes if _is_text(name)]
+    names = [name for name in known_nodes if is_text(name)]
     node_rows = msgspec.convert(rows, list[NodeRowRecord])
     triples = zip(broken[::3], broken[1::3], broken[2::3], strict=True)
     unreadable = [UnreadableRecord(*triple) for triple in triples]
@@ -53,7 +53,7 @@ async def read_nodes(
     )
 
 
-def _is_text(name: object) -> bool:
+def is_text(name: object) -> bool:
     """Return whether a name can be sent back; other programs may have written bytes."""
     return isinstance(name, str) and not any(
         "\ud800" <= character <= "\udfff" for character in name

@@ -162,7 +162,7 @@ def redis(
     if unreadable:
         names = ", ".join(f"{record.kind} {record.key}" for record in unreadable[:NAMED_RECORDS])
         return warn(
-            f"{len(unreadable)} records were damaged in the last 24 hours, and were rebuilt: "
+            f"{len(unreadable)} records were damaged in the last 24 hours, and were written anew: "
             f"{names}",
             "find out what writes to Redis; test the memory and the disk of its machine",
         )

@@ -1,6 +1,6 @@
 -- Read nodes. Arguments: names (none: return only the names of all nodes); whether to return leases.
 -- Returns {generation, ID of the last feed entry, capacity number, highest version, names, a NodeRowRecord of
--- each node, and kind, key and node ('': not known) of each record that cannot be read}, and the leases.
+-- each node, and kind, key and node of each record that cannot be read}, and the leases.
 local layouts = require('layouts')
 local ledger = require('ledger')
 local records = require('records')
@@ -16,7 +16,7 @@ local function add_leases(answer, broken, name)
   for _, pod in ipairs(pods) do
     local of_pod = records.leases[pod]
     if records.unreadable.leases[pod] then
-      values.append(broken, 'leases', pod, '')
+      values.append(broken, 'leases', pod, name)
     elseif not of_pod then
       mismatches[#mismatches + 1] = 'node ' .. name .. ' lists pod ' .. pod .. ', which has no lease'
     else

@@ -108,7 +108,8 @@ local function save_report(name, devices_text, served, reported_rows, fences, re
     if is_ours then
       uuids[#uuids + 1] = row[1]
       is_reported[row[1]] = true
-      is_stored = is_stored and device and device[D.NODE] == name and (device[D.STATUS] == 0) == (row[4] == 0)
+      is_stored = is_stored and device and device[D.NODE] == name and device[D.MEMORY_MIB] == row[2]
+        and (device[D.STATUS] == 0) == (row[4] == 0)
     end
   end
 

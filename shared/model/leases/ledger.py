@@ -192,10 +192,11 @@ class LedgerSnapshot:
 
 class UnreadableRecord(NamedTuple):
     kind: str
-    """`leases`, `devices`, `nodes` or `waiting`."""
+    """The key that has it, such as `leases`, without prefix."""
     key: str
-    """UID of the pod, UUID of the device, or name of the node."""
+    """UID of the pod, UUID of the device, name of the node, quota's namespace; or empty."""
     node: str = ""
+    """Of a lease, device or node."""
 
 
 UNTRIED = "KubeScheduler"

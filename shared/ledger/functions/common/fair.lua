@@ -168,6 +168,18 @@ local function update_size(name)
   total = nil
 end
 
+-- Add up the stored sizes again, and count those of some nodes anew: {name -> true}.
+function M.recount_sizes(names)
+  if not next(names) then return end
+  local cores, mib = 0, 0
+  for _, size in server.each_record(server.prefix .. 'node-sizes', layouts.SIZE) do
+    cores, mib = cores + size[layouts.SIZE.CORES], mib + size[layouts.SIZE.MEMORY_MIB]
+  end
+  call('HSET', server.prefix .. 'ledger', 'total_cores', string.format('%.0f', cores), 'total_mib',
+    string.format('%.0f', mib))
+  for name in pairs(names) do update_size(name) end
+end
+
 local function increase(key, namespace, amount)
   if call('HINCRBY', server.prefix .. key, namespace, string.format('%.0f', amount)) == 0 then
     call('HDEL', server.prefix .. key, namespace)
