@@ -1,6 +1,5 @@
 """What pods' PersistentVolumeClaims need, from all claims and volumes; pure."""
 
-import logging
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -34,8 +33,6 @@ from shared.pods.storage import (
     StorageClass,
     Volume,
 )
-
-logger = logging.getLogger(__name__)
 
 PreferredTerm = tuple[int, tuple[NodeTerm, ...]]
 """Weight and requirements."""
@@ -97,7 +94,7 @@ class ClaimedStorage:
         """Nodes that were selected for claims, and for which no volume was provisioned."""
         self._of_namespace = Counter[str]()
         """Claims that are kept, by namespace."""
-        self._left_out: set[StorageKind] = set()
+        self.left_out: set[StorageKind] = set()
         """Kinds of which not all objects are kept."""
         self._listed: set[StorageKind] = set()
         self._unreadable: dict[StorageKind, str] = {}
@@ -131,7 +128,7 @@ class ClaimedStorage:
                 if name in storage.volumes or len(storage.volumes) < MOST_STORED:
                     storage.put_volume(name, volume)
                 elif volume is not None:
-                    self._note_left_out(kind)
+                    self.left_out.add(kind)
             case StorageKind.CLAIM:
                 self._put_claim(key, stored if isinstance(stored, Claim) else None)
             case StorageKind.CLASS:
@@ -157,22 +154,17 @@ class ClaimedStorage:
             claims[key] = claim
             self._of_namespace[namespace] += 1
         else:
-            self._note_left_out(StorageKind.CLAIM)
-
-    def _note_left_out(self, kind: StorageKind) -> None:
-        if kind not in self._left_out:
-            self._left_out.add(kind)
-            logger.warning("not all %s are kept: %s", kind, TOO_MANY[kind])
+            self.left_out.add(StorageKind.CLAIM)
 
     def _unkept(self, pod: ObservedPod) -> str:
         """Return why a claim or a volume of the pod may exist and is not kept, or an empty text."""
-        if not self._left_out:
+        if not self.left_out:
             return ""
         claims = [self.storage.claims.get(key) for key in pod.claim_keys]
-        if StorageKind.CLAIM in self._left_out and None in claims:
+        if StorageKind.CLAIM in self.left_out and None in claims:
             return f"its claim does not exist, or is not kept: {TOO_MANY[StorageKind.CLAIM]}"
         names = {claim.volume for claim in claims if claim is not None and claim.volume}
-        if StorageKind.VOLUME in self._left_out and not names <= self.storage.volumes.keys():
+        if StorageKind.VOLUME in self.left_out and not names <= self.storage.volumes.keys():
             return f"its volume does not exist, or is not kept: {TOO_MANY[StorageKind.VOLUME]}"
         return ""
 

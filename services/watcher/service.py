@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+from services.watcher.claimed_storage import TOO_MANY
 from services.watcher.pod_spans import PodSpans
 from services.watcher.quota_sources import QuotaReflectors
 from services.watcher.sources import (
@@ -211,7 +212,10 @@ class Watcher:
     @loops
     async def watch_storage(self) -> None:
         async for changes in self.storage_source.batches():
+            left_out_before = frozenset(self.pods.storage.left_out)
             self.pods.update_storage(changes)
+            for kind in self.pods.storage.left_out - left_out_before:
+                logger.warning("not all %s are kept: %s", kind, TOO_MANY[kind])
             self._announce_storage()
             self._announce_usage()
 
