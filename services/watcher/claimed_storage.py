@@ -11,6 +11,7 @@ from msgspec import structs
 
 from shared.model.bounds import MOST, MOST_FACTS, check_bounds, check_size, cut
 from shared.model.denial import Denial
+from shared.model.devices.node import HOSTNAME
 from shared.model.errors import RequestError
 from shared.model.names import NodeName, PodUid
 from shared.model.requests.request import ALL_PERCENT, Gang, NodeTerm
@@ -23,7 +24,6 @@ from shared.pods.pod_volumes import (
     volume_needs,
 )
 from shared.pods.storage import (
-    HOSTNAME,
     Capacity,
     Claim,
     ClaimKey,
@@ -88,8 +88,8 @@ class ClaimedStorage:
         self.users: dict[ClaimKey, dict[PodUid, NodeName]] = {}
         self.limited: frozenset[str] = frozenset()
         """CSI drivers that can attach only so many volumes to some node."""
-        self._unleased: dict[NodeName, dict[PodUid, frozenset[ClaimKey]]] = {}
-        """By node: the claims of its pods whose usage no lease counts."""
+        self._on_nodes: dict[NodeName, dict[PodUid, ObservedPod]] = {}
+        """By node: its pods with claims."""
         self._given_up: dict[ClaimKey, tuple[NodeName, ...]] = {}
         """Nodes that were selected for claims, and for which no volume was provisioned."""
         self._of_namespace = Counter[str]()
@@ -191,14 +191,13 @@ class ClaimedStorage:
                 if not users:
                     del self.users[key]
                 changed ^= {key}
-            is_leased = pod.ours and pod.has_lease and not pod.by_kube_scheduler
-            unleased = self._unleased.setdefault(pod.node, {})
-            if is_there and not is_leased:
-                unleased[pod.pod] = frozenset(pod.claim_keys)
+            on_node = self._on_nodes.setdefault(pod.node, {})
+            if is_there:
+                on_node[pod.pod] = pod
             else:
-                unleased.pop(pod.pod, None)
-            if not unleased:
-                del self._unleased[pod.node]
+                on_node.pop(pod.pod, None)
+            if not on_node:
+                del self._on_nodes[pod.node]
         return changed
 
     def attachable(self, node: NodeName) -> dict[str, int]:
@@ -210,16 +209,28 @@ class ClaimedStorage:
         return {f"{ATTACHABLE}{driver}": limits.get(driver, MOST) for driver in self.limited}
 
     def attached(self, node: NodeName) -> dict[str, int]:
-        """Return how many volumes pods without a lease have on a node, each volume once."""
-        if not self.limited:
+        """Return how many more volumes are attached to a node than leases count there.
+
+        Each volume counts once, so the number is negative where pods with leases share volumes.
+        """
+        if not self.limited or len(self._listed) < len(StorageKind):
             return {}
-        keys = frozenset().union(*self._unleased.get(node, {}).values())
-        claims = [self.storage.claims[key] for key in keys if key in self.storage.claims]
-        names = {claim.volume for claim in claims if claim.volume}
-        volumes = [self.storage.volumes[name] for name in names if name in self.storage.volumes]
-        return Counter(
-            f"{ATTACHABLE}{volume.driver}" for volume in volumes if volume.driver in self.limited
-        )
+        drivers: dict[str, str] = {}
+        leased = Counter[str]()
+        for pod in self._on_nodes.get(node, {}).values():
+            volumes = [self._volume_of(key) for key in pod.claim_keys]
+            if pod.leased_volumes and None in volumes:
+                continue  # what its lease counts may be no other pod's
+            drivers.update({volume.name: volume.driver for volume in volumes if volume})
+            leased.update(pod.leased_volumes)
+        more = Counter(f"{ATTACHABLE}{drivers[name]}" for name in drivers)
+        more.subtract(leased)
+        limited = {f"{ATTACHABLE}{driver}" for driver in self.limited}
+        return {name: count for name, count in more.items() if count and name in limited}
+
+    def _volume_of(self, key: ClaimKey) -> Volume | None:
+        claim = self.storage.claims.get(key)
+        return self.storage.volumes.get(claim.volume) if claim is not None else None
 
     def with_claims(
         self, pod: ObservedPod, shared: Collection[ClaimKey] = ()

@@ -197,7 +197,8 @@ class PodTracker:
     def update_storage(self, changes: StorageChanges) -> None:
         before = self.storage.limited
         self._note_claims(self.storage.apply(changes))
-        self.limits_have_changed |= self.storage.limited != before
+        is_relisted = changes.synced and bool(self.storage.limited)
+        self.limits_have_changed |= is_relisted or self.storage.limited != before
         if changes.kind is StorageKind.CSI_NODE:
             self.changed_nodes.update(NodeName(name) for (_, name), _ in changes.changed)
 

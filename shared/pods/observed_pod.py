@@ -45,6 +45,8 @@ class ObservedPod(msgspec.Struct, frozen=True, kw_only=True):
     """It has a copy of its lease: the ledger counts its usage."""
     grown: Mapping[str, int] = {}
     """What it uses more than its lease since it was resized in place."""
+    leased_volumes: Mapping[str, int] = {}
+    """How many volumes its lease counts against the limits of CSI drivers, as resources."""
     created_at: float = 0.0
     labels: Mapping[str, str] = {}
     """Of a pod that is ours."""

@@ -46,6 +46,7 @@ from shared.model.requests.request import (
     PodRequest,
     Toleration,
 )
+from shared.placing.node_filters import ATTACHABLE
 from shared.placing.pod_fields import handed_over
 from shared.pods.member_affinity import affinity_to_members, has_affinity, with_affinity
 from shared.pods.node_selectors import node_terms
@@ -122,6 +123,8 @@ class PodParser:
         ours = spec.scheduler_name in self.schedulers
         by_kube_scheduler = spec.scheduler_name == KUBE_SCHEDULER
         template = self._template_request(pod, ours=ours)
+        lease_copy = meta.annotations.get(ANNOTATION, "")
+        leased = lease_outline(lease_copy).resources if lease_copy else {}
         shown = next(
             (
                 c.message
@@ -150,7 +153,8 @@ class PodParser:
             if self.keeps_reasons or by_kube_scheduler or spec.scheduling_group.pod_group_name
             else "",
             has_lease=ANNOTATION in meta.annotations,
-            grown=_grown(template.resources, meta.annotations.get(ANNOTATION, "")),
+            grown=_grown(template.resources, leased),
+            leased_volumes={name: leased[name] for name in leased if name.startswith(ATTACHABLE)},
             created_at=meta.creation_timestamp.timestamp() if meta.creation_timestamp else 0.0,
             labels=meta.labels if ours else {},
             repels=template.repels,
@@ -404,9 +408,8 @@ def _requests(container: Container, running: Mapping[str, Quantities]) -> dict[s
     return {key: amount for key, amount in parsed.items() if key not in LEDGER_RESOURCES}
 
 
-def _grown(resources: Mapping[str, int], lease_copy: str) -> dict[str, int]:
+def _grown(resources: Mapping[str, int], leased: Mapping[str, int]) -> dict[str, int]:
     """Return what a pod uses more than its lease, after somebody has resized it in place."""
-    leased = lease_outline(lease_copy).resources if lease_copy else {}
     more = ((name, resources.get(name, 0) - leased.get(name, 0)) for name in RESIZABLE)
     return {name: amount for name, amount in more if name in leased and amount > 0}
 

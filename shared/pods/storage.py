@@ -40,8 +40,19 @@ TOPOLOGY_LABELS = {ZONE: ZONE, REGION: REGION, BETA_ZONE: ZONE, BETA_REGION: REG
 """Labels of volumes and nodes, and their names since Kubernetes 1.17.
 https://kubernetes.io/docs/reference/labels-annotations-taints/#topologykubernetesiozone
 """
-HOSTNAME = "kubernetes.io/hostname"
 ZONES_SEPARATOR = "__"
+MIGRATED_PROVISIONERS = {
+    "kubernetes.io/aws-ebs": "ebs.csi.aws.com",
+    "kubernetes.io/azure-disk": "disk.csi.azure.com",
+    "kubernetes.io/azure-file": "file.csi.azure.com",
+    "kubernetes.io/cinder": "cinder.csi.openstack.org",
+    "kubernetes.io/gce-pd": "pd.csi.storage.gke.io",
+    "kubernetes.io/portworx-volume": "pxd.portworx.com",
+    "kubernetes.io/vsphere-volume": "csi.vsphere.vmware.com",
+}
+"""CSI drivers that have replaced the volume plugins that were part of Kubernetes.
+https://kubernetes.io/docs/concepts/storage/volumes/#csi-migration
+"""
 FILESYSTEM = "Filesystem"
 SHARED_MODES = frozenset({"ReadWriteMany", "ReadOnlyMany"})
 ONE_POD = "ReadWriteOncePod"
@@ -83,9 +94,9 @@ class Volume(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     zones: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Labels of topology, and the values of each."""
     driver: str = ""
-    """The CSI driver, if it has one."""
+    """The CSI driver, if it has one: also the one that has replaced its volume plugin."""
     in_tree_disk: bool = False
-    """A disk that is attached to a node, without a CSI driver of its own."""
+    """A disk of a volume plugin that a CSI driver has replaced; it is attached to one node."""
     available: bool = False
     deleting: bool = False
     reserved_for: ClaimReference | None = None
@@ -172,19 +183,20 @@ def parse_volume(volume: ApiVolume) -> Volume:
     spec = volume.spec
     available = volume.status.phase == "Available"
     required = spec.node_affinity.required if spec.node_affinity else None
-    disks = (
-        spec.aws_elastic_block_store,
-        spec.azure_disk,
-        spec.cinder,
-        spec.gce_persistent_disk,
-        spec.vsphere_volume,
-    )
+    disks = {
+        "kubernetes.io/aws-ebs": spec.aws_elastic_block_store,
+        "kubernetes.io/azure-disk": spec.azure_disk,
+        "kubernetes.io/cinder": spec.cinder,
+        "kubernetes.io/gce-pd": spec.gce_persistent_disk,
+        "kubernetes.io/vsphere-volume": spec.vsphere_volume,
+    }
+    plugin = next((name for name, disk in disks.items() if disk), "")
     return Volume(
         name=meta.name,
         terms=_shared(selected_nodes(required)) if required else (),
         zones=_shared(tuple(_zones(meta.labels))),
-        driver=intern(spec.csi.driver) if spec.csi else "",
-        in_tree_disk=any(disks),
+        driver=intern(spec.csi.driver) if spec.csi else MIGRATED_PROVISIONERS.get(plugin, ""),
+        in_tree_disk=bool(plugin),
         available=available,
         deleting=meta.deletion_timestamp is not None,
         reserved_for=spec.claim_ref,
@@ -207,7 +219,7 @@ def parse_class(storage_class: ApiStorageClass) -> StorageClass:
     )
     return StorageClass(
         name=storage_class.metadata.name,
-        provisioner=storage_class.provisioner,
+        provisioner=MIGRATED_PROVISIONERS.get(storage_class.provisioner, storage_class.provisioner),
         waits_for_consumer=storage_class.volume_binding_mode == "WaitForFirstConsumer",
         topologies=topologies,
     )

@@ -439,6 +439,63 @@ def test_a_driver_with_a_limit_on_one_node_has_none_on_the_others() -> None:
     assert unlimited.node.allocatable == {"pods": 10}
 
 
+@pytest.mark.parametrize(
+    "objects",
+    [
+        [claim("data", "pv"), volume("pv", driver="", awsElasticBlockStore={"volumeID": "v"})],
+        [claim("data"), storage_class("standard", "kubernetes.io/aws-ebs")],
+    ],
+)
+def test_disks_count_against_the_limits_of_the_driver_that_has_replaced_their_plugin(
+    objects: list[Manifest],
+) -> None:
+    tracker = listed(*objects, csi_node("a", 25))
+
+    assert queued(tracker.update(pod("data"), None)).request.resources == {"pods": 1, EBS: 1}
+
+
+def leased_on(node: str, name: str, *claims: str, **counts: int) -> ObservedPod:
+    """Return a pod on a node whose lease counts these volumes."""
+    observed = pod(*claims, name=name)
+    return msgspec.structs.replace(
+        observed, node=NodeName(node), has_lease=True, leased_volumes=counts
+    )
+
+
+def test_a_volume_that_pods_of_a_node_share_counts_once() -> None:
+    tracker = listed(
+        claim("data", "pv", modes="ReadWriteMany"),
+        volume("pv", modes="ReadWriteMany"),
+        claim("own", "pv2"),
+        volume("pv2"),
+        csi_node("a", 25),
+    )
+    nodes = NodeTracker(tracker)
+    nodes.update(facts("a", allocatable={"pods": 10}), 1)
+    pods = [leased_on("a", f"p{number}", "data", **{EBS: 1}) for number in range(3)]
+    before_the_limit = leased_on("a", "old", "own")
+    unknown = leased_on("a", "unknown", "gone", **{EBS: 1})
+    unleased = msgspec.structs.replace(
+        pod("data", name="theirs", schedulerName="other"), node=NodeName("a")
+    )
+
+    tracker.update(pods[0], None)
+    alone = nodes.update_usage()
+    for other in (*pods[1:], unleased, unknown):
+        tracker.update(other, None)
+    [shared] = nodes.update_usage()
+    tracker.update(before_the_limit, None)
+    [uncounted] = nodes.update_usage()
+    for one in pods[1:]:
+        tracker.remove(one)
+    [ended] = nodes.update_usage()
+
+    assert alone == [], "its lease counts it"
+    assert shared.node.used_by_others == {EBS: 1 - 3, "pods": 1}
+    assert uncounted.node.used_by_others == {EBS: 2 - 3, "pods": 1}
+    assert ended.node.used_by_others == {EBS: 2 - 1, "pods": 1}
+
+
 def test_volumes_of_drivers_without_limits_do_not_count() -> None:
     tracker = listed(claim("data", "pv"), volume("pv"), csi_node("a", 5, "disks.example"))
 
