@@ -5,7 +5,7 @@ Of a gang, enough pods are placed together, then the rest one by one.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from msgspec import structs
@@ -61,6 +61,7 @@ from shared.model.names import NodeName, PodUid
 from shared.model.requests.placement import Placement, Refusal
 from shared.model.requests.request import Gang, Within
 from shared.placing.index.threshold_column import store
+from shared.placing.node_filters import reaches
 from shared.runtime import telemetry
 from shared.runtime.telemetry import Tracing
 
@@ -196,7 +197,9 @@ class Rounds:
     ) -> list[ReservationOutcome]:
         # Nothing was awaited since the decisions: they were made by this version.
         wanted = [
-            reservation_for(pod, candidates, read_version=self.mirror.version)
+            reservation_for(
+                self._near_volumes(pod, candidates), candidates, read_version=self.mirror.version
+            )
             for pod, candidates in decisions.chosen
         ]
         try:
@@ -209,6 +212,27 @@ class Rounds:
             for pod, _ in decisions.chosen:
                 self.mirror.drop(pod.pod)
             raise
+
+    def _near_volumes(self, pod: PodQueued, candidates: Iterable[Placement]) -> PodQueued:
+        """Return the pod without the volumes that none of its candidates reaches.
+
+        Its lease keeps those that may be bound to its claims, and there may be a thousand.
+        """
+        if not any(claim.volumes for claim in pod.request.claims):
+            return pod
+        nodes = [self.mirror.nodes[candidate.node].facts for candidate in candidates]
+        claims = [
+            structs.replace(
+                claim,
+                volumes=tuple(
+                    volume
+                    for volume in claim.volumes
+                    if any(reaches(node, volume.terms) for node in nodes)
+                ),
+            )
+            for claim in pod.request.claims
+        ]
+        return replace(pod, request=structs.replace(pod.request, claims=tuple(claims)))
 
     async def _send(
         self, wanted: Sequence[Reservation], gang: Gang | None, live: int | None

@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.dialects.checklist import leases
 from tests.support.stack import NEEDS_KUBECTL, Stack, gpu_pod, running, vgpu
 from tests.support.waiting import until
@@ -119,14 +121,15 @@ async def test_pods_run_where_the_provisioner_has_space_left(up: Stack) -> None:
     await delete_claims(up)
 
 
-async def test_kills_of_the_binder_leave_no_pod_without_its_volume(up: Stack) -> None:
-    await storage_class(up, "steady", delay="2")
-    names = [f"steady-{number}" for number in range(PODS)]
+@pytest.mark.parametrize("service", ["binder", "watcher"])
+async def test_kills_leave_no_pod_without_its_volume(up: Stack, service: str) -> None:
+    await storage_class(up, service, delay="2")
+    names = [f"{service}-{number}" for number in range(PODS)]
 
     async with asyncio.TaskGroup() as tasks:
         for name in names:
-            tasks.create_task(with_claim(up, name, "steady"))
-        tasks.create_task(kill_binder(up, times=3))
+            tasks.create_task(with_claim(up, name, service))
+        tasks.create_task(kill(up, service, times=3))
     await up.until_all(PODS, limit_s=240.0)
 
     assert await nodes_of_volumes(up) == await nodes_of_pods(up)
@@ -137,11 +140,11 @@ async def test_kills_of_the_binder_leave_no_pod_without_its_volume(up: Stack) ->
     await delete_claims(up)
 
 
-async def kill_binder(up: Stack, *, times: int) -> None:
-    """Kill the binder while pods start: each time once more of them run."""
+async def kill(up: Stack, service: str, *, times: int) -> None:
+    """Kill a service while pods start: each time once more of them run."""
     for number in range(times):
         await until_running(up, 8 * number)
-        up.kill("binder")
+        up.kill(service)
 
 
 async def until_running(up: Stack, least: int) -> None:
