@@ -26,7 +26,7 @@ from shared.ledger.leases import RedisLeases
 from shared.ledger.preemptions import Preemptions
 from shared.model.events.event import Event
 from shared.model.events.node_events import ViolationFound
-from shared.model.events.plan_events import StartReported, ViolationConfirmed
+from shared.model.events.plan_events import PlansChanged, StartReported, ViolationConfirmed
 from shared.model.events.pod_events import BudgetChanged, PlacementChosen, PodQueued
 from shared.model.events.request_reply import DryRunReply, DryRunRequest
 from shared.model.leases.lease import Lease
@@ -150,6 +150,8 @@ class Replicas:
     async def _receive(self, events: Sequence[Event]) -> None:
         """Hand the planner's events over to the binder."""
         await self.starts.show_starts([e for e in events if isinstance(e, StartReported)])
+        if changes := [event for event in events if isinstance(event, PlansChanged)]:
+            await self.preemptions.note_changes(changes)
 
     @property
     def steps_s(self) -> tuple[float, float]:
@@ -208,8 +210,8 @@ class Scene:
         """A ready pod of node `a` with its lease."""
         references = [
             {
-                "apiVersion": "apps/v1",
-                "kind": "ReplicaSet",
+                "apiVersion": "example.com/v1",  # not served: the pod is no garbage
+                "kind": "Workload",
                 "name": "r",
                 "uid": owner,
                 "controller": True,
