@@ -5,7 +5,8 @@ One planner leads at a time. It stores a plan together with the claim on its dev
 """
 
 import asyncio
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -24,17 +25,18 @@ from services.planner.rules import (
 )
 from services.planner.start_planner import StartPlanner
 from shared.ledger.leases import RedisLeases
+from shared.ledger.ledger_inventory import MAX_AGE_S
 from shared.ledger.preemptions import Preemptions
-from shared.model.clock import Clock
+from shared.model.clock import Clock, until_tick, wait_for_event
 from shared.model.errors import UnavailableError
-from shared.model.events.plan_events import ViolationConfirmed
-from shared.model.events.pod_events import BudgetChanged
+from shared.model.events.plan_events import PlansChanged, ViolationConfirmed
+from shared.model.events.pod_events import BudgetChanged, PlacementRefused
 from shared.model.leases.ledger import LedgerStatus, WaitingPod, reservation_for
 from shared.model.leases.preemption import Preemption, PreemptionCause, PreemptionState
 from shared.placing.preemption_rules import PendingPod, ends_by_policy, expiry
 from shared.placing.starts import WaitingUnit
 from shared.runtime.leadership import Leadership
-from shared.runtime.service import handles, loops
+from shared.runtime.service import Publish, handles, loops, observes
 
 LOOK_S = 1.0
 """Interval of looks at the ledger while no pod waits."""
@@ -46,6 +48,12 @@ PLAN_S = 2.0
 """Interval of plans for pods that wait: shorter ones cost more, and evict sooner."""
 PLAN_S_PER_POD = 0.001
 """Additional pause before the next plans for each waiting pod."""
+WAKE_S = 0.1
+"""Pause before the plans for a pod that was refused meanwhile."""
+WAKE_FACTOR = 10.0
+"""The same, in multiples of the time that the last plans took."""
+CHANGED_S = 0.05
+"""Changes that plans wait for are published together for so long."""
 MAX_PLAN_S = 15.0
 """Plans without a result double the pause before the next ones up to this."""
 PLANNING_S = 1.0
@@ -66,12 +74,16 @@ class PreemptionPlanner:
     clock: Clock
     rules: PreemptionRules
     starts: StartPlanner
+    publish: Publish
     leadership: Leadership
     step_s: float = LOOK_S
 
     def __post_init__(self) -> None:
         self._idle_until = 0.0
         self._check_at = 0.0
+        self._wake_at = 0.0
+        """Plans are not made before, even if a pod is refused."""
+        self._refused = asyncio.Event()
         self._plan_at = 0.0
         self._pause_s = PLAN_S
         self._planned_for: object = None
@@ -112,12 +124,42 @@ class PreemptionPlanner:
             )
         )
         count_plan("stored" if opened else "outdated")
+        if opened:
+            self.view.mirror.awaited |= {victim.node for victim in preemption.victims}
+            with suppress(UnavailableError):  # binders look all the same
+                await self.publish([PlansChanged()])
         return opened
 
-    @loops(every_s=lambda planner: planner.step_s)
+    @observes
+    async def note_refused(self, events: Sequence[PlacementRefused]) -> None:
+        """Plan for a pod as soon as it begins to wait."""
+        self._refused.set()
+
+    async def wait(self) -> None:
+        """Return once the next step is due: soon, if a pod was refused."""
+        if await wait_for_event(self._refused, until_tick(self.step_s)):
+            await self.clock.sleep(min(max(0.0, self._wake_at - self.clock.now()), self.step_s))
+
+    async def wait_for_changes(self) -> None:
+        await self.clock.sleep(CHANGED_S)
+        await self.view.mirror.has_awaited_change.wait()
+
+    @loops(wait=lambda planner: planner.wait_for_changes())
+    async def publish_changes(self) -> list[PlansChanged]:
+        """Let binders look at the plans once a lease has changed that one may wait for."""
+        is_set = self.view.mirror.has_awaited_change.is_set()
+        self.view.mirror.has_awaited_change.clear()
+        return [PlansChanged()] if is_set else []
+
+    @loops(wait=lambda planner: planner.wait())
     async def plan(self) -> None:
+        max_age_s = MAX_AGE_S
+        if self._refused.is_set() and self.clock.now() >= self._wake_at:
+            self._refused.clear()
+            self._check_at = 0.0
+            max_age_s = 0.0
         await self.starts.reports.publish()
-        status = await self.ledger.status(now=self.clock.ticks())
+        status = await self.ledger.status(now=self.clock.ticks(), max_age_s=max_age_s)
         if status is not None and self._is_due(status) and await self.leadership.holds():
             await self._plan_due()
             await self.starts.reports.publish()
@@ -135,15 +177,23 @@ class PreemptionPlanner:
         now = self.clock.now()
         if now < self._check_at:
             return
+        began = self.clock.ticks()
         state = await self.store.state(now=now)
+        self._await_ends_of(read.preemption for read in state.open)
         waiting = await self.ledger.waiting_pods.load()
         self._check_at = now + PLAN_S + len(waiting) * PLAN_S_PER_POD
-        began = self.clock.ticks()
         if self.rules.preemption and await self._plan_preemptions(waiting, state, now):
             # A pause as long as the round leaves half of a core to others.
             self._check_at = self.clock.now() + (self.clock.ticks() - began)
             self._plan_at = 0.0
         await self.starts.plan(waiting, await self.store.state(now=now, past_s=0))
+        took_s = self.clock.ticks() - began
+        self._wake_at = self.clock.now() + max(WAKE_S, WAKE_FACTOR * took_s)
+
+    def _await_ends_of(self, preemptions: Iterable[Preemption]) -> None:
+        self.view.mirror.awaited = frozenset(
+            victim.node for preemption in preemptions for victim in preemption.victims
+        )
 
     async def _plan_preemptions(
         self, waiting: Sequence[WaitingPod], state: PreemptionState, now: float

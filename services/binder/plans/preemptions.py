@@ -26,8 +26,10 @@ from services.binder.plans.steps import (
 from services.binder.report.event_writer import EventRecorder
 from shared.ledger.connection import in_batches
 from shared.ledger.leases import RedisLeases
+from shared.ledger.ledger_inventory import MAX_AGE_S
 from shared.ledger.preemptions import Preemptions
-from shared.model.clock import Clock
+from shared.model.clock import Clock, until_tick, wait_for_event
+from shared.model.events.plan_events import PlansChanged
 from shared.model.events.pod_events import PlacementChosen
 from shared.model.leases.lease import LeaseState
 from shared.model.leases.ledger import Reservation, WaitingPod
@@ -42,7 +44,7 @@ from shared.model.leases.preemption import (
 from shared.model.names import PodUid
 from shared.placing.preemption_rules import expiry
 from shared.runtime.leadership import Leadership
-from shared.runtime.service import loops
+from shared.runtime.service import loops, observes
 
 T = TypeVar("T")
 
@@ -54,6 +56,8 @@ STEP_S = 0.5
 """Interval of steps of preemptions that are in progress."""
 LOOK_S = 1.0
 """Interval of looks at the ledger while nothing is planned."""
+NEXT_S = 0.02
+"""Pause after steps were taken: the next ones may be due."""
 AT_ONCE = 8
 """Preemptions whose steps are taken side by side: most of a step is waiting for the API server, but
 a Binding waits for its turn among them."""
@@ -93,6 +97,8 @@ class PlannedPreemptions:
         self._blocked_until: dict[str, float] = {}
         self._offer_at: dict[PodUid, float] = {}
         self._acting = asyncio.Semaphore(AT_ONCE)
+        self._changed = asyncio.Event()
+        self._has_acted = False
         self._last = ""
         """ID of the preemption that stepped last."""
 
@@ -102,20 +108,31 @@ class PlannedPreemptions:
         claimed = (wanted for read in state.open for wanted in read.preemption.wanted)
         return next((wanted for wanted in claimed if wanted.pod == pod), None)
 
-    @loops(every_s=lambda preemptions: preemptions.step_s)
+    @observes
+    async def note_changes(self, events: Sequence[PlansChanged]) -> None:
+        self._changed.set()
+
+    async def wait(self) -> None:
+        await wait_for_event(self._changed, until_tick(self.step_s))
+
+    @loops(wait=lambda preemptions: preemptions.wait())
     async def carry_out(self) -> list[PlacementChosen]:
-        status = await self.ledger.status(now=self.clock.ticks())
+        max_age_s = 0.0 if self._changed.is_set() or self._has_acted else MAX_AGE_S
+        self._changed.clear()
+        status = await self.ledger.status(now=self.clock.ticks(), max_age_s=max_age_s)
         if status is None:
             return []
         is_due = bool(status.preemptions or status.waiting)
         self.step_s = STEP_S if is_due else LOOK_S
         if not is_due or not await self.leadership.holds():
+            self._has_acted = False
             return []
         began = self.clock.ticks()
         state = await self.store.state(now=self.clock.now(), past_s=0)
         placements = await self._advance(state)
         placements += await self.starts.advance(state.starts)
-        self.step_s = max(STEP_S, min(self.clock.ticks() - began, MAX_PAUSE_S))
+        least_s = NEXT_S if self._has_acted else STEP_S
+        self.step_s = max(least_s, min(self.clock.ticks() - began, MAX_PAUSE_S))
         return placements
 
     async def _all(self, actions: Iterable[Awaitable[T]]) -> list[T]:
@@ -154,6 +171,7 @@ class PlannedPreemptions:
         placements = list[PlacementChosen]()
         freed = list[tuple[StoredPreemption, Sequence[WaitingPod]]]()
         left = MOST_STEPS
+        self._has_acted = False
         for batch in in_batches(self._in_turn(state.open), OBSERVED_AT_ONCE):
             observed = await self._observe([read.preemption for read in batch])
             now = self.clock.now()
@@ -168,6 +186,7 @@ class PlannedPreemptions:
             left -= len(taken)
             if taken:
                 self._last = taken[-1][1].preemption.id
+                self._has_acted |= any(step is not Step.OFFER for step, _, _ in taken)
             await self._all(self._take(*acting) for acting in taken)
             for read, seen, step, _ in steps:
                 if step is Step.BIND:
