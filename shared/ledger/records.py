@@ -39,6 +39,7 @@ from shared.model.bounds import (
     ShortText,
 )
 from shared.model.leases.lease import LeaseDescription, LeaseState, Share
+from shared.model.leases.ledger import UnreadableRecord
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.requests.request import SharingPolicy
 
@@ -86,6 +87,40 @@ class NodeRowRecord(Record, frozen=True):
     mismatches: tuple[str, ...]
     terms: str
     """Anti-affinity that the watcher has not reported yet, as JSON."""
+
+
+class NodesRecord(Record, frozen=True):
+    """Nodes as `read_nodes` returns them, and where the ledger was at that moment."""
+
+    generation: str
+    feed_entry: str
+    """The ID of the last one."""
+    capacity: int
+    version: int
+    names: tuple[Any, ...]
+    """Of these nodes, or of all. Other programs may have written bytes."""
+    nodes: tuple[NodeRowRecord, ...]
+    unreadable: tuple[UnreadableRecord, ...]
+
+
+class NodeFactsRecord(Record, frozen=True):
+    """The facts of a node, as `save_nodes` takes them."""
+
+    name: NodeName
+    facts: str
+    """All of them, as JSON."""
+    rules: str
+    """Those that decide placement, amounts aside, as JSON."""
+    room: tuple[Any, ...]
+    """The name, escaped, and the amount of each resource that is free, before leases; of a host
+    port, what is in use of it, below 0."""
+    excluded_devices: tuple[int, ...]
+    repelling_pods: tuple[PodUid, ...]
+    """With required anti-affinity."""
+    is_wide: bool
+    """Whether its pods may keep pods off other nodes."""
+    revision: int
+    pods_revision: int
 
 
 class DeviceRecord(Record, frozen=True):
@@ -203,6 +238,26 @@ class WaitingRecord(Record, frozen=True):
     """Why kube-scheduler, which chooses its node, has not placed it; empty for other pods."""
 
 
+class WaitingRowRecord(Record, frozen=True):
+    """A waiting pod, as `wait` takes it."""
+
+    pod: PodUid
+    group: str
+    """The group of equal smallest needs; empty if no freed capacity can help."""
+    order: str
+    verdict: int
+    """The capacity number that it is based on, or `RESERVED_FOR_OTHER`."""
+    record: str
+    since: Seconds
+    gang: str
+    """Escaped; empty if it may run alone."""
+    receives_offers: bool
+    min_members: int
+    """The verdict holds while fewer pods of its gang exist; 0 for any number."""
+    namespace: Namespace
+    scheduler_reason: str
+
+
 class ExcessRecord(Record, frozen=True):
     """Which limit of a quota refuses a lease: a `QuotaExcess`, as functions return it."""
 
@@ -245,6 +300,13 @@ class QuotaRecord(Record, frozen=True):
     pools: Annotated[tuple[LongText, ...], Meta(max_length=MOST_ENTRIES)]
     pool_label: KeyText
     max_run_s: Limit
+
+
+class QuotaRowRecord(Record, frozen=True):
+    """A quota, as `quotas` takes it."""
+
+    namespace: Namespace
+    quota: QuotaRecord
 
 
 class UsageRecord(Record, frozen=True):
@@ -305,6 +367,29 @@ class EntitlementRecord(Record, frozen=True):
     weight: Number
     must_wait: bool
     """Whether its new pods are queued."""
+
+
+class EntitlementRowRecord(Record, frozen=True):
+    namespace: Namespace
+    entitlement: EntitlementRecord
+
+
+class UsedAmountRecord(Record, frozen=True):
+    """What the leases of a namespace take of healthy devices."""
+
+    namespace: Namespace
+    cores: int
+    memory_mib: int
+
+
+class FairShareRecord(Record, frozen=True):
+    """What orders waiting pods, as `query` returns it."""
+
+    cores: int
+    memory_mib: int
+    """Of all healthy devices; at least 1."""
+    used: tuple[UsedAmountRecord, ...]
+    entitlements: tuple[EntitlementRowRecord, ...]
 
 
 class SizeRecord(Record, frozen=True):

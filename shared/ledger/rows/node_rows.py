@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from shared.ledger.records import DeviceRecord, NodeRecord, NodeRowRecord
+from shared.ledger.records import DeviceRecord, NodeFactsRecord, NodeRecord, NodeRowRecord
 from shared.ledger.rows.joined_texts import escaped, split_texts
 from shared.ledger.rows.lease_rows import decode_lease, text
 from shared.ledger.rows.record_sizes import MOST_AMOUNT
 from shared.ledger.rows.unreadable import cut, readable
 from shared.model.devices.device import Device, DeviceMode, DeviceUse, Held
-from shared.model.devices.node import HOSTNAME, AntiAffinityTerm, NodeFacts
+from shared.model.devices.node import HOSTNAME, AntiAffinityTerm, NodeFacts, NodeRevision
 from shared.model.events.node_events import DeviceReported
 from shared.model.leases.ledger import LedgerChange, LedgerNode, NodeTotals, NodeUse
 from shared.model.names import NodeName
@@ -77,12 +77,7 @@ class _Served(msgspec.Struct):
 _decode_served = msgspec.json.Decoder(tuple[str, ...] | _Served).decode
 
 
-def encode_node_facts(facts: NodeFacts) -> list[object]:
-    """Pack all facts, and apart those that decide placement, room, excluded devices, pods.
-
-    The room of a host port is what is in use of it, below 0. Last comes whether pods on the node
-    may keep pods off other nodes.
-    """
+def node_facts_record(facts: NodeFacts, revision: NodeRevision) -> NodeFactsRecord:
     repelling, facts = facts.repelling_pods, replace(facts, repelling_pods=())
     rules = replace(facts, allocatable={}, used_by_others={})
     room = [
@@ -93,7 +88,17 @@ def encode_node_facts(facts: NodeFacts) -> list[object]:
     for name, amount in ports_in_use(facts.used_by_others).items():
         room += (escaped(name), -_counted(amount))
     is_wide = any(term.topology_key != HOSTNAME for term in facts.anti_affinity)
-    return [facts.name, text(facts), text(rules), room, facts.excluded_devices, repelling, is_wide]
+    return NodeFactsRecord(
+        name=facts.name,
+        facts=text(facts),
+        rules=text(rules),
+        room=tuple(room),
+        excluded_devices=tuple(facts.excluded_devices),
+        repelling_pods=tuple(repelling),
+        is_wide=is_wide,
+        revision=revision.node,
+        pods_revision=revision.pods,
+    )
 
 
 def _counted(amount: int) -> int:

@@ -42,6 +42,18 @@ local function used_by(namespace)
   return used[namespace]
 end
 
+-- {namespace -> {cores, MiB}} of all live leases.
+function M.used_by_all()
+  local all = {}
+  for position, key in ipairs({'used-cores', 'used-mib'}) do
+    for namespace, amount in values.each_pair(call('HGETALL', server.prefix .. key)) do
+      all[namespace] = all[namespace] or {0, 0}
+      all[namespace][position] = tonumber(amount)
+    end
+  end
+  return all
+end
+
 local function entitlement_of(namespace)
   if not entitlements[namespace] then
     local stored = values.record(call('HGET', server.prefix .. 'entitlements', namespace), E)

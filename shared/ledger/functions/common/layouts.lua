@@ -31,6 +31,38 @@ return {
       'string', 'table', 'string', 'string', 'string', 'table', 'number', 'table', 'string',
     },
   },
+  NODES = {
+    GENERATION = 1,
+    FEED_ENTRY = 2,
+    CAPACITY = 3,
+    VERSION = 4,
+    NAMES = 5,
+    NODES = 6,
+    UNREADABLE = 7,
+    COUNT = 7,
+    HEADER = '\151',
+    FIRST_BYTE = 151,
+    TYPES = {
+      'string', 'string', 'number', 'number', 'table', 'table', 'table',
+    },
+  },
+  NODEFACTS = {
+    NAME = 1,
+    FACTS = 2,
+    RULES = 3,
+    ROOM = 4,
+    EXCLUDED_DEVICES = 5,
+    REPELLING_PODS = 6,
+    IS_WIDE = 7,
+    REVISION = 8,
+    PODS_REVISION = 9,
+    COUNT = 9,
+    HEADER = '\153',
+    FIRST_BYTE = 153,
+    TYPES = {
+      'string', 'string', 'string', 'table', 'table', 'table', 'boolean', 'number', 'number',
+    },
+  },
   DEVICE = {
     MEMORY_MIB = 1,
     SLOTS = 2,
@@ -145,6 +177,26 @@ return {
       'string', 'string', 'number', 'number', 'string', 'string', 'string', 'string', 'string',
     },
   },
+  WAITINGROW = {
+    POD = 1,
+    GROUP = 2,
+    ORDER = 3,
+    VERDICT = 4,
+    RECORD = 5,
+    SINCE = 6,
+    GANG = 7,
+    RECEIVES_OFFERS = 8,
+    MIN_MEMBERS = 9,
+    NAMESPACE = 10,
+    SCHEDULER_REASON = 11,
+    COUNT = 11,
+    HEADER = '\155',
+    FIRST_BYTE = 155,
+    TYPES = {
+      'string', 'string', 'string', 'number', 'string', 'number', 'string', 'boolean', 'number', 'string',
+      'string',
+    },
+  },
   EXCESS = {
     MEASURE = 1,
     MODEL = 2,
@@ -199,6 +251,16 @@ return {
     FIRST_BYTE = 151,
     TYPES = {
       'table', 'table', 'boolean', 'string', 'table', 'string', 'number',
+    },
+  },
+  QUOTAROW = {
+    NAMESPACE = 1,
+    QUOTA = 2,
+    COUNT = 2,
+    HEADER = '\146',
+    FIRST_BYTE = 146,
+    TYPES = {
+      'string', 'table',
     },
   },
   USAGE = {
@@ -270,6 +332,39 @@ return {
     FIRST_BYTE = 147,
     TYPES = {
       'boolean', 'number', 'boolean',
+    },
+  },
+  ENTITLEMENTROW = {
+    NAMESPACE = 1,
+    ENTITLEMENT = 2,
+    COUNT = 2,
+    HEADER = '\146',
+    FIRST_BYTE = 146,
+    TYPES = {
+      'string', 'table',
+    },
+  },
+  USEDAMOUNT = {
+    NAMESPACE = 1,
+    CORES = 2,
+    MEMORY_MIB = 3,
+    COUNT = 3,
+    HEADER = '\147',
+    FIRST_BYTE = 147,
+    TYPES = {
+      'string', 'number', 'number',
+    },
+  },
+  FAIRSHARE = {
+    CORES = 1,
+    MEMORY_MIB = 2,
+    USED = 3,
+    ENTITLEMENTS = 4,
+    COUNT = 4,
+    HEADER = '\148',
+    FIRST_BYTE = 148,
+    TYPES = {
+      'number', 'number', 'table', 'table',
     },
   },
   SIZE = {
