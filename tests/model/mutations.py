@@ -137,6 +137,14 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         "services.binder.ledger_sync.agent_reports.LostLeases.restore",
         _nothing_lost,
     ),
+    "pods are bound before their claims": (
+        "services.binder.bind.volume_binder.VolumeBinder.are_bound",
+        _true,
+    ),
+    "claims that fail keep leases": (
+        "services.binder.bind.volume_binder.VolumeBinder._fail",
+        _nothing,
+    ),
     "starts are withdrawn without a word": (
         "services.planner.start_planner.StartPlanner._report_withdrawal",
         _ignore,
