@@ -88,7 +88,7 @@ class DeviceWatcher:
             driver_version=inventory.driver_version(gpus),
             isolation_available=await self.node.files.library.update(),
         )
-        config = config if software.isolation_available else config.without_isolation()
+        config = config if software.isolation_available else config.without_library()
         try:
             await self.node.cdi.update(inventory.visible_gpus(gpus, config))
         except UnavailableError:

@@ -9,7 +9,7 @@ without reading it is declared in the model: the rest of a lease (`shared/model/
 and budget accounts (`shared/model/budgets/budget.py`).
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -38,6 +38,7 @@ from shared.model.bounds import (
     Seconds,
     ShortText,
 )
+from shared.model.devices.enforcers import SharingMode
 from shared.model.leases.lease import LeaseDescription, LeaseState, Share
 from shared.model.leases.ledger import UnreadableRecord
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
@@ -148,6 +149,8 @@ class DeviceRecord(Record, frozen=True):
     """Anti-affinity groups of its leases, each between line feeds; or empty."""
     layout: DeviceText
     """The MIG layout that its leases require; or empty."""
+    mode: SharingMode | Literal[""]
+    """The mode of its leases; empty without a lease. A reservation in another mode is refused."""
     held: DeviceText
     """What its agent has given out beyond the leases: a `Held` as JSON; or empty."""
 
@@ -198,6 +201,7 @@ class BookingRecord(Record, frozen=True):
     most_shares: Count
     """Slots that the dialect has on the device; 0 for those of the device."""
     layout: ShortText
+    mode: SharingMode
 
 
 class DemandRecord(Record, frozen=True):

@@ -72,8 +72,12 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         "= server.now_in_ms() / 1000 - 99 end",
     ),
     "layouts do not matter": (
-        "  if device[D.LAYOUT] ~= layout and device[D.SHARES] > 0 then return 'layout' end\n",
-        "",
+        "if device[D.SHARES] > 0 and device[D.LAYOUT] ~= layout or held and held.layout ~= layout",
+        "if held and held.layout ~= layout",
+    ),
+    "sharing modes do not matter": (
+        "if device[D.SHARES] > 0 and device[D.MODE] ~= mode or held and held.mode ~= mode",
+        "if held and held.mode ~= mode",
     ),
     "positions do not matter": (
         "if position > MOST_SLOT or position >= 0 and M.is_slot_taken(device, position) then",

@@ -18,6 +18,7 @@ from shared.model.devices.device import (
     MigLayout,
     UnreadDevice,
 )
+from shared.model.devices.enforcers import HAMI_CORE_ALONE, NOTHING_OFFERED, MissingEnforcer
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
 
@@ -25,6 +26,14 @@ _UUID = re.compile(r"[\w.-]{1,56}", re.ASCII)
 """NVML's have 40 characters; IDs for the kubelet, which end in a slot, at most 63."""
 PER_NVLINK = 100
 NO_FAULTS: Mapping[DeviceUuid, str] = {}
+NO_LIBRARY = (
+    "HAMi-core's library is missing or unusable on its node, so that limits would not be enforced"
+)
+NOT_MEASURED = (
+    "the driver does not report its memory, as it is the host's: limits would not be enforced, and "
+    "pods get it whole or without a limit, unless the agent's --unified-memory-mib says what to "
+    "share"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +51,10 @@ class SharingConfig:
     unified_mib: int | None = None
     """Memory to share of a GPU whose driver does not report it, as it is the host's."""
     expected_mode: DeviceMode | None = None
+    has_library: bool = True
 
-    def without_isolation(self) -> "SharingConfig":
-        if self.isolation is Isolation.STRICT:
-            return self
-        return replace(self, isolation=Isolation.UNHELD)
+    def without_library(self) -> "SharingConfig":
+        return replace(self, has_library=False)
 
     def merged(
         self, config: DeviceConfig, *, split: int | None, unit: int | None
@@ -238,6 +246,7 @@ def mode_warnings(gpus: Iterable[Gpu], sharing: SharingConfig) -> tuple[str, ...
 
 def _device(gpu: Gpu, sharing: SharingConfig, fault: str, slots: int) -> Device:
     layouts = _layouts(gpu, sharing)
+    missing = _missing(gpu, sharing)
     return Device(
         uuid=gpu.uuid,
         index=gpu.index,
@@ -253,15 +262,19 @@ def _device(gpu: Gpu, sharing: SharingConfig, fault: str, slots: int) -> Device:
         bus=gpu.bus,
         links=gpu.links,
         layouts=layouts,
-        isolation=_isolation(gpu, sharing),
+        isolation=sharing.isolation,
+        offer=NOTHING_OFFERED if missing else HAMI_CORE_ALONE,
+        missing=missing,
         power_limit_w=gpu.power_limit_w,
     )
 
 
-def _isolation(gpu: Gpu, sharing: SharingConfig) -> Isolation:
-    if gpu.measured or sharing.unified_mib or sharing.isolation is Isolation.STRICT:
-        return sharing.isolation
-    return Isolation.UNMEASURED
+def _missing(gpu: Gpu, sharing: SharingConfig) -> tuple[MissingEnforcer, ...]:
+    if not sharing.has_library:
+        return (MissingEnforcer("hami-core", NO_LIBRARY),)
+    if not (gpu.measured or sharing.unified_mib):
+        return (MissingEnforcer("hami-core", NOT_MEASURED),)
+    return ()
 
 
 def _layouts(gpu: Gpu, sharing: SharingConfig) -> tuple[MigLayout, ...]:

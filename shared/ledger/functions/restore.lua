@@ -62,7 +62,7 @@ local function conflict(of_pod, hearsay)
     if not (resources[i] >= 0 and resources[i] <= constants.MOST_AMOUNT) then return 'resource:' .. resources[i - 1] end
   end
   for booking, device in capacity.each_device(demand) do
-    local uuid, memory, cores, _, _, policy, _, layout = unpack(booking)
+    local uuid, memory, cores, _, _, policy, _, layout, mode = unpack(booking)
     if records.unreadable.devices[uuid] then return 'record-unreadable' end
     if not (memory >= 0 and memory <= constants.MOST_MIB) then return 'memory' end
     if not (cores >= 0 and cores <= 100) then return 'cores' end
@@ -76,6 +76,7 @@ local function conflict(of_pod, hearsay)
       if device[D.EXCLUSIVE] then return 'in-exclusive-use' end
       if device[D.USED_CORES] >= 100 and policy ~= constants.BEST_EFFORT then return 'in-exclusive-use' end
       if device[D.SHARES] > 0 and device[D.LAYOUT] ~= layout then return 'layout' end
+      if device[D.SHARES] > 0 and device[D.MODE] ~= mode then return 'sharing-mode' end
       if capacity.has_group(device, groups_text) then return 'anti-affinity' end
       if not capacity.has_room_for_text(device, #groups_text + 2) then return 'record-size of ' .. uuid end
     end

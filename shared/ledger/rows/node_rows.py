@@ -47,6 +47,7 @@ def device_use(device: DeviceRecord) -> DeviceUse:
         exclusive=device.exclusive or device.is_claimed,
         slots_taken=device.slot_map,
         layout=device.layout,
+        mode=device.mode,
         claimed_by=device.is_claimed,
         claimed_until=0 if device.exclusive else device.claimed_until,
         held=_decode_held(device.held) if device.held else None,

@@ -32,6 +32,7 @@ from shared.model.bounds import (
     ShortText,
     TraceText,
 )
+from shared.model.devices.enforcers import ComputeEnforcer, MemoryEnforcer, SharingMode
 from shared.model.errors import ConflictError
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.quantity import peak
@@ -141,13 +142,19 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=T
     sharing: SharingPolicy = SharingPolicy.SHARED
     slots: Count = 0
     mig: MigPlacement | None = None
-    """Its position is `slot`; or None if HAMi-core enforces the share."""
+    """Its position is `slot`; or None for a part of a device without instances."""
     requested_units: RequestedUnits | None = None
     requested_size: ShareSize | None = None
     """The size in the pod's spec, if the lease was resized."""
     share_id: ShortText = ""
     """`shareID` of the claim's allocation result; empty for a pod, and for a device allocated as a
     whole."""
+    memory: MemoryEnforcer = "hami-core"
+    """What holds it to `memory_mib`."""
+    compute: ComputeEnforcer = "hami-core"
+    """What holds it to `cores_percent`; 0 of them are neither limited nor reserved."""
+    mode: SharingMode = "hami-core"
+    """Of its device while it is there."""
 
     @property
     def booked_cores(self) -> int:
@@ -179,6 +186,7 @@ class Booking:
     slots: int
     sharing: SharingPolicy
     layout: str
+    mode: SharingMode
 
 
 class LeaseDescription(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -324,7 +332,14 @@ def _booking(device: DeviceUuid, shares: list[Share]) -> Booking:
         slots=peak(((int(s.slotted), s.init) for s in shares), 0),
         sharing=_strictest_sharing(shares),
         layout=next((share.mig.layout for share in shares if share.mig), ""),
+        mode=_common_mode(shares),
     )
+
+
+def _common_mode(shares: Iterable[Share]) -> SharingMode:
+    """Return the mode of a pod's shares of a device: a whole device is one for init containers."""
+    modes = (share.mode for share in shares if share.mode != "exclusive")
+    return next(modes, "exclusive")
 
 
 def _strictest_sharing(shares: Iterable[Share]) -> SharingPolicy:

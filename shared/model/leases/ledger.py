@@ -357,6 +357,7 @@ def counted_use(
                 exclusive=use.exclusive or booking.sharing is SharingPolicy.EXCLUSIVE,
                 slots_taken=_with_slots(use.slots_taken, booking.device, lease),
                 layout=booking.layout or use.layout,
+                mode=booking.mode,
             )
         used = nodes.setdefault(lease.node, {})
         for resource, amount in lease.resources.items():

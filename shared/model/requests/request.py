@@ -32,6 +32,7 @@ from shared.model.bounds import (
     ShortText,
     TopologyKeys,
 )
+from shared.model.devices.enforcers import NO_DEMAND, HeldBy
 
 ALL_PERCENT = 100
 
@@ -137,7 +138,9 @@ class GpuRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defau
     """The lease must carry `Share.requested_units`."""
     strict: bool = False
     limited: bool = True
-    """HAMi-core must enforce its limits, unless it is a whole device (not in gpushare)."""
+    """Its limits must be held, unless it is a whole device (not in gpushare)."""
+    held_by: HeldBy = NO_DEMAND
+    """What has to hold them."""
     exclusive_cpus: Count = 0
     """CPUs that it gets exclusively, where kubelets give any: all containers of its pod limit CPU
     and memory and request no less, and it requests whole CPUs."""

@@ -409,6 +409,14 @@ REMEDIES: Mapping[str, str | Callable[[PodRequest, BlockedNodes], str]] = {
         "namespace is not strict itself"
     ),
     "GpuNotShared": "start the agent of node {node} without --isolation",
+    "GpuEnforcerMissing": (
+        "demand an enforcer that a node offers in the annotation leasehold.dev/isolation "
+        "(`leasehold gpus` lists them), or leave the annotation out"
+    ),
+    "GpuSharingMode": (
+        "wait until the leases of a GPU have ended, or leave out the annotation "
+        "leasehold.dev/isolation"
+    ),
     "GpuNotIsolated": (
         "run `leasehold doctor` on node {node}: its checks of the library report what to do"
     ),

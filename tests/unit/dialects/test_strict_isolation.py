@@ -7,6 +7,7 @@ import pytest
 from services.node_agent.gpus.inventory import SharingConfig, devices_of
 from shared.dialects.dialect import Rules
 from shared.model.devices.device import DeviceMode, Isolation, MigLayout, MigProfile
+from shared.model.devices.enforcers import NOTHING_OFFERED
 from shared.model.errors import RequestError
 from shared.model.names import ISOLATION, NodeName
 from shared.model.requests.placement import Placement
@@ -23,7 +24,7 @@ PART = {"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 3000}
 ALL = {"volcano.sh/vgpu-number": 1}
 LAYOUT = MigLayout(name="g", profiles=(MigProfile(name="1g.5gb", memory_mib=5120, count=7),))
 STRICT = device("GPU-s", 0, isolation=Isolation.STRICT)
-UNHELD = device("GPU-u", 0, isolation=Isolation.UNHELD)
+UNHELD = device("GPU-u", 0, offer=NOTHING_OFFERED)
 SHARED = device("GPU-h", 0)
 MIG = device("GPU-m", 1, memory_mib=40960, mode=DeviceMode.MIG, layouts=(LAYOUT,))
 
@@ -150,8 +151,8 @@ async def test_an_agent_reports_what_its_operator_and_its_library_allow() -> Non
     strict = SharingConfig(isolation=Isolation.STRICT)
 
     assert devices_of(gpus, strict)[0].isolation is Isolation.STRICT
-    assert devices_of(gpus, strict.without_isolation())[0].isolation is Isolation.STRICT
-    assert devices_of(gpus, SharingConfig().without_isolation())[0].isolation is Isolation.UNHELD
+    assert devices_of(gpus, strict.without_library())[0].isolation is Isolation.STRICT
+    assert devices_of(gpus, SharingConfig().without_library())[0].offer == NOTHING_OFFERED
 
 
 def admitted(limits: dict[str, Any], notes: dict[str, str], **policy: Any) -> tuple[bool, str]:

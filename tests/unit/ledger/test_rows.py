@@ -56,7 +56,13 @@ def test_one_share_takes_one_slot() -> None:
 
 
 def _booking(gpu: int, mib: int, **more: Any) -> BookingRecord:
-    known: dict[str, Any] = {"cores_percent": 0, "shares": 1, "slots": 1, "layout": ""}
+    known: dict[str, Any] = {
+        "cores_percent": 0,
+        "shares": 1,
+        "slots": 1,
+        "layout": "",
+        "mode": "hami-core",
+    }
     return BookingRecord(
         device=uuid("a", gpu),
         memory_mib=mib,

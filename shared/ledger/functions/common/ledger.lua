@@ -48,7 +48,7 @@ local call, pcall = redis.call, redis.pcall
 
 -- The number of the format of all that is stored under the prefix, but for `ledger`, which every version
 -- must be able to read. A ledger of an older format counts as empty; a newer one is not touched.
-local FORMAT = 7
+local FORMAT = 8
 -- The highest version or fence that a caller may know from elsewhere. Both begin at the present in
 -- milliseconds, by a clock that may have been wrong by decades; the ledger counts on from any of them.
 local MAX_AHEAD_MS = 2 ^ 42

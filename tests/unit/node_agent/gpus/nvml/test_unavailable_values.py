@@ -17,7 +17,8 @@ from services.node_agent.gpus.nvml.processes import NvmlProcesses
 from services.node_agent.settings import AgentSettings
 from services.node_agent.views.advertisement import advertisement_of
 from shared.dialects import DIALECTS
-from shared.model.devices.device import DeviceUse, Isolation, device_refusal, required_memory_mib
+from shared.model.devices.device import DeviceUse, device_refusal, required_memory_mib
+from shared.model.devices.enforcers import HAMI_CORE_ALONE, NOTHING_OFFERED, Offer
 from shared.model.errors import UnavailableError
 from shared.model.events.node_events import DeviceReported
 from shared.model.events.plausible import implausible
@@ -200,17 +201,17 @@ async def test_the_calls_of_mig_mode_fail_for_their_gpu_alone(
 
 
 @pytest.mark.parametrize(
-    ("unified_mib", "isolation", "refusal", "warning"),
+    ("unified_mib", "offer", "refusal", "warning"),
     [
-        (None, Isolation.UNMEASURED, "GpuNotIsolated", "set --unified-memory-mib"),
-        (65536, Isolation.SHARED, None, "shares of 65536 MiB are given"),
+        (None, NOTHING_OFFERED, "GpuNotIsolated", "set --unified-memory-mib"),
+        (65536, HAMI_CORE_ALONE, None, "shares of 65536 MiB are given"),
     ],
     ids=["the host's, whole or without a limit", "as much as an administrator says"],
 )
 async def test_unified_memory_is_served(
     driver: pytest.MonkeyPatch,
     unified_mib: int | None,
-    isolation: Isolation,
+    offer: Offer,
     refusal: str | None,
     warning: str,
 ) -> None:
@@ -220,7 +221,7 @@ async def test_unified_memory_is_served(
     part = GpuRequest(container="main", gpus=1, memory_units=1000)
     whole = GpuRequest(container="main", gpus=1, sharing=SharingPolicy.EXCLUSIVE, whole=True)
 
-    assert (device.memory_mib, device.isolation) == (unified_mib or 127600748 // 1024, isolation)
+    assert (device.memory_mib, device.offer) == (unified_mib or 127600748 // 1024, offer)
     refused = device_refusal(part, device, DeviceUse(), memory_mib=1000)
     assert (refused and refused.code) == refusal
     assert refused is None or "the driver does not report its memory" in refused.text
