@@ -16,6 +16,7 @@ from services.node_agent.container_runtime.runtime_watch import RuntimeWatch
 from services.node_agent.device_config import DeviceConfigLoader
 from services.node_agent.device_watcher import DeviceWatcher
 from services.node_agent.dra.driver import ClaimDriver
+from services.node_agent.enforcers.table import enforcer_table
 from services.node_agent.gpu_access import NodeGpus
 from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.instance_lock import instance_lock
@@ -93,6 +94,7 @@ async def node_agent(
             checkpoint=checkpoint,
             lease_sync=LeaseSync(KnownLeases(settings.node_name), bus),
             files=files,
+            enforcers=enforcer_table(files),
             cdi=CdiFiles(
                 settings.cdi_directory,
                 settings.device_list_strategies,

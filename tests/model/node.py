@@ -13,6 +13,7 @@ from services.node_agent.allocate.grants import Grants
 from services.node_agent.allocate.handler import AllocationHandler
 from services.node_agent.device_watcher import PROBE_S
 from services.node_agent.dra.preparation import ClaimPreparation
+from services.node_agent.enforcers.table import enforcer_table
 from services.node_agent.gpus.device_health import HealthPolicy
 from services.node_agent.gpus.health_monitor import HealthMonitor
 from services.node_agent.kubelet.node_pods import NodePods
@@ -134,6 +135,7 @@ class Agent:
             checkpoint=self.checkpoint,
             lease_sync=self.lease_sync,
             files=host,
+            enforcers=enforcer_table(host),
             cdi=host,
             metrics=host,
             clock=node.clock,

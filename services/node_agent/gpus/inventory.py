@@ -18,7 +18,6 @@ from shared.model.devices.device import (
     MigLayout,
     UnreadDevice,
 )
-from shared.model.devices.enforcers import HAMI_CORE_ALONE, NOTHING_OFFERED, MissingEnforcer
 from shared.model.errors import RequestError
 from shared.model.names import DeviceUuid
 
@@ -26,14 +25,6 @@ _UUID = re.compile(r"[\w.-]{1,56}", re.ASCII)
 """NVML's have 40 characters; IDs for the kubelet, which end in a slot, at most 63."""
 PER_NVLINK = 100
 NO_FAULTS: Mapping[DeviceUuid, str] = {}
-NO_LIBRARY = (
-    "HAMi-core's library is missing or unusable on its node, so that limits would not be enforced"
-)
-NOT_MEASURED = (
-    "the driver does not report its memory, as it is the host's: limits would not be enforced, and "
-    "pods get it whole or without a limit, unless the agent's --unified-memory-mib says what to "
-    "share"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +42,6 @@ class SharingConfig:
     unified_mib: int | None = None
     """Memory to share of a GPU whose driver does not report it, as it is the host's."""
     expected_mode: DeviceMode | None = None
-    has_library: bool = True
-
-    def without_library(self) -> "SharingConfig":
-        return replace(self, has_library=False)
 
     def merged(
         self, config: DeviceConfig, *, split: int | None, unit: int | None
@@ -246,7 +233,6 @@ def mode_warnings(gpus: Iterable[Gpu], sharing: SharingConfig) -> tuple[str, ...
 
 def _device(gpu: Gpu, sharing: SharingConfig, fault: str, slots: int) -> Device:
     layouts = _layouts(gpu, sharing)
-    missing = _missing(gpu, sharing)
     return Device(
         uuid=gpu.uuid,
         index=gpu.index,
@@ -263,18 +249,8 @@ def _device(gpu: Gpu, sharing: SharingConfig, fault: str, slots: int) -> Device:
         links=gpu.links,
         layouts=layouts,
         isolation=sharing.isolation,
-        offer=NOTHING_OFFERED if missing else HAMI_CORE_ALONE,
-        missing=missing,
         power_limit_w=gpu.power_limit_w,
     )
-
-
-def _missing(gpu: Gpu, sharing: SharingConfig) -> tuple[MissingEnforcer, ...]:
-    if not sharing.has_library:
-        return (MissingEnforcer("hami-core", NO_LIBRARY),)
-    if not (gpu.measured or sharing.unified_mib):
-        return (MissingEnforcer("hami-core", NOT_MEASURED),)
-    return ()
 
 
 def _layouts(gpu: Gpu, sharing: SharingConfig) -> tuple[MigLayout, ...]:

@@ -19,7 +19,6 @@ from msgspec import structs
 from services.node_agent.isolation.region import Region
 from services.node_agent.isolation.region_image import region_path_of, seed_of
 from services.node_agent.isolation.region_reader import read_region
-from services.node_agent.isolation.region_writer import write_limits, write_overrides
 from services.node_agent.node import Node
 from services.node_agent.records.checkpoint_entry import CheckpointEntry, ShrunkLease
 from services.node_agent.records.device_guard import OvercommitError
@@ -160,18 +159,9 @@ class LimitUpdater:
         return ""
 
     async def _write(self, entry: CheckpointEntry) -> None:
-        """Write limits to a region and, for child processes of running ones, to the overrides.
-
-        A missing region gets them when it is made.
-        """
-        path = region_path_of(entry.limits)
-        if path is None:
-            return
-        seed = seed_of(entry.limits.environment)
         try:
-            await asyncio.to_thread(write_limits, path, seed)
-            await asyncio.to_thread(write_overrides, entry.limits)
-        except (OSError, UnavailableError) as error:
+            await self.node.enforcers.resize(entry)
+        except UnavailableError as error:
             logger.warning("limits follow when the container starts again: %s", error)
 
     # Leases that may become smaller

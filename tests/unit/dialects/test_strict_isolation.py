@@ -1,13 +1,17 @@
 """Strict isolation: what is parsed, refused and placed; and nodes without shares."""
 
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
 
+from services.node_agent.enforcers.table import enforcer_table
 from services.node_agent.gpus.inventory import SharingConfig, devices_of
+from services.node_agent.isolation.container_files import ContainerFiles
+from services.node_agent.isolation.library import NodeLibrary
 from shared.dialects.dialect import Rules
 from shared.model.devices.device import DeviceMode, Isolation, MigLayout, MigProfile
-from shared.model.devices.enforcers import NOTHING_OFFERED
+from shared.model.devices.enforcers import HAMI_CORE_ALONE, NOTHING_OFFERED
 from shared.model.errors import RequestError
 from shared.model.names import ISOLATION, NodeName
 from shared.model.requests.placement import Placement
@@ -146,13 +150,19 @@ def test_a_strict_part_without_instances_is_refused_for_good() -> None:
     assert refusal.permanent
 
 
-async def test_an_agent_reports_what_its_operator_and_its_library_allow() -> None:
+async def test_an_agent_reports_what_its_operator_and_its_library_allow(tmp_path: Path) -> None:
     gpus = await SimulatedGpus(NodeName("n"), "1xT4").discover()
     strict = SharingConfig(isolation=Isolation.STRICT)
+    library = NodeLibrary(tmp_path / "library")
+    enforcers = enforcer_table(ContainerFiles(PurePosixPath(tmp_path), library))
 
-    assert devices_of(gpus, strict)[0].isolation is Isolation.STRICT
-    assert devices_of(gpus, strict.without_library())[0].isolation is Isolation.STRICT
-    assert devices_of(gpus, SharingConfig().without_library())[0].offer == NOTHING_OFFERED
+    usable = enforcers.offered(devices_of(gpus, strict), gpus, strict)[0]
+    library.unusable_reason = "it does not exist"
+    unusable = enforcers.offered(devices_of(gpus, strict), gpus, strict)[0]
+
+    assert (usable.isolation, usable.offer) == (Isolation.STRICT, HAMI_CORE_ALONE)
+    assert (unusable.isolation, unusable.offer) == (Isolation.STRICT, NOTHING_OFFERED)
+    assert "HAMi-core's library is missing" in unusable.missing_text
 
 
 def admitted(limits: dict[str, Any], notes: dict[str, str], **policy: Any) -> tuple[bool, str]:

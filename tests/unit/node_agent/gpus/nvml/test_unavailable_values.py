@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +10,13 @@ import pynvml
 import pytest
 
 from services.node_agent.diagnosis import node_checks
+from services.node_agent.enforcers.table import Enforcers, enforcer_table
 from services.node_agent.gpus.inventory import Gpu, SharingConfig, devices_of, mode_warnings
 from services.node_agent.gpus.nvml import gpus as nvml_gpus
 from services.node_agent.gpus.nvml.gpus import NvmlGpus
 from services.node_agent.gpus.nvml.processes import NvmlProcesses
+from services.node_agent.isolation.container_files import ContainerFiles
+from services.node_agent.isolation.library import NodeLibrary
 from services.node_agent.settings import AgentSettings
 from services.node_agent.views.advertisement import advertisement_of
 from shared.dialects import DIALECTS
@@ -200,6 +203,11 @@ async def test_the_calls_of_mig_mode_fail_for_their_gpu_alone(
     assert found["GPU-1"].fault is None
 
 
+def enforcers(folder: Path) -> Enforcers:
+    library = NodeLibrary(folder / "library")
+    return enforcer_table(ContainerFiles(PurePosixPath(folder), library))
+
+
 @pytest.mark.parametrize(
     ("unified_mib", "offer", "refusal", "warning"),
     [
@@ -210,6 +218,8 @@ async def test_the_calls_of_mig_mode_fail_for_their_gpu_alone(
 )
 async def test_unified_memory_is_served(
     driver: pytest.MonkeyPatch,
+    *,
+    tmp_path: Path,
     unified_mib: int | None,
     offer: Offer,
     refusal: str | None,
@@ -217,7 +227,7 @@ async def test_unified_memory_is_served(
 ) -> None:
     gpus = list((await found_with(driver, "nvmlDeviceGetMemoryInfo", "NOT_SUPPORTED")).values())
     sharing = AgentSettings(unified_memory_mib=unified_mib).sharing
-    device = devices_of(gpus, sharing)[0]
+    device = enforcers(tmp_path).offered(devices_of(gpus, sharing), gpus, sharing)[0]
     part = GpuRequest(container="main", gpus=1, memory_units=1000)
     whole = GpuRequest(container="main", gpus=1, sharing=SharingPolicy.EXCLUSIVE, whole=True)
 
