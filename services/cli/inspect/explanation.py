@@ -140,11 +140,13 @@ def _summary_lines(pod: PodSummary, view: PodView, lease: LeaseView) -> Iterator
         users = f", which {pods} pods use" if pods > 1 else ""
         yield f"claim       {lease.namespace}/{lease.name}{users}"
     devices = {device.uuid: device for device in view.devices}
-    alike: dict[tuple[str, str, MigPlacement | None], list[ShareView]] = {}
+    alike: dict[tuple[str, str, str, MigPlacement | None], list[ShareView]] = {}
     for share in lease.shares:
         alike.setdefault(_share_kind(lease, share, devices.get(share.device)), []).append(share)
-    for (kind, size, _), shares in alike.items():
+    for (kind, size, held, _), shares in alike.items():
         yield from _alike_lines(kind, size, shares, view.read_at)
+        if held:
+            yield f"held        {held}"
     yield f"since       {timestamp(lease.created_at)}, {age(view.read_at - lease.created_at)} ago"
     if (since := lease.idle_since) is not None:
         idle_for = f"for {age(view.read_at - since)}, since {timestamp(since)}"
@@ -165,7 +167,7 @@ def _summary_lines(pod: PodSummary, view: PodView, lease: LeaseView) -> Iterator
 
 def _share_kind(
     lease: LeaseView, share: ShareView, device: DeviceView | None
-) -> tuple[str, str, MigPlacement | None]:
+) -> tuple[str, str, str, MigPlacement | None]:
     several = len({share.container for share in lease.shares}) > 1
     of = f" for {'request' if lease.claim else 'container'} {share.container}" if several else ""
     init = " (init)" if share.init else ""
@@ -180,7 +182,7 @@ def _share_kind(
     if share.requested_size is not None:
         resized = f" (resized: its pod requests {size_text(share.requested_size)})"
     size = f"{whole}{share.memory_mib} of {share.device_mib} MiB, {part}{resized}"
-    return f"of node {lease.node}{model}{of}{init}{sick}", size, share.mig
+    return f"of node {lease.node}{model}{of}{init}{sick}", size, share.held_text, share.mig
 
 
 def _alike_lines(kind: str, size: str, shares: Sequence[ShareView], now: float) -> Iterator[str]:

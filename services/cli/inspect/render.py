@@ -10,6 +10,7 @@ from rich.text import Text
 
 from services.cli.formats import FittedTable, age, notes, used_texts
 from shared.model.devices.device import END_LEFTOVERS, DeviceMode, Hardware
+from shared.model.devices.enforcers import HAMI_CORE_ALONE
 from shared.model.names import Namespace, NodeName, PodUid
 from shared.model.quantity import peak, timestamp
 from shared.model.views.gpus import DeviceView, GpusView, HeldShare, MeasuredView, ShareView
@@ -132,6 +133,8 @@ def _device_lines(device: DeviceView, width: int, now: float) -> list[Renderable
         free -= cells
     line.append("." * free + "]" + tail, style=None if device.healthy else "red")
     lines.append(line)
+    if offered := _offered(device):
+        lines.append(Text(f"      {offered}"))
     for pod, share in shares:
         text = f"      {letter[pod]} {_share_text(share, now)}"
         lines.append(Text(text, style=style[pod]))
@@ -146,8 +149,20 @@ def _device_lines(device: DeviceView, width: int, now: float) -> list[Renderable
     return lines
 
 
+def _offered(device: DeviceView) -> str:
+    """Return what can hold parts of a device; empty in MIG mode, and for HAMi-core alone."""
+    if device.mode == DeviceMode.MIG or (device.offer == HAMI_CORE_ALONE and not device.missing):
+        return ""
+    words = {"memory": device.offer.memory, "cores": device.offer.compute}
+    offers = ", ".join(f"{what} by {' or '.join(by)}" for what, by in words.items() if by)
+    mode = f"; shared in mode {device.sharing_mode}" if device.sharing_mode else ""
+    missing = "".join(f"; no {enforcer.name}: {enforcer.reason}" for enforcer in device.missing)
+    return f"holds parts: {offers or 'nothing'}{mode}{missing}"
+
+
 def _share_text(share: HeldShare, now: float) -> str:
-    text = f"{_holder(share)}  {share.memory_mib} MiB  {_place(share)}  {share.state}"
+    held = f"  {share.held_text}" if share.held_text else ""
+    text = f"{_holder(share)}  {share.memory_mib} MiB  {_place(share)}{held}  {share.state}"
     if not share.namespace:
         return text
     measured = share.measured

@@ -47,6 +47,22 @@ WHOLE = Holding("exclusive", "exclusive", "exclusive")
 INSTANCE = Holding("mig", "mig", "mig")
 
 
+def held_text(memory: MemoryEnforcer, compute: ComputeEnforcer, *, capped: bool) -> str:
+    """Return what holds a share; `capped` if it has less than all of the cores.
+
+    >>> held_text("driver", "none", capped=True)
+    'memory by the driver, cores not held'
+    >>> held_text("hami-core", "hami-core", capped=False)
+    'memory by HAMi-core, cores not limited'
+    """
+    if memory == compute == "exclusive":
+        return "no other pod on the GPU"
+    by_memory = "not held" if memory == "none" else f"by {LABELS[memory]}"
+    by_compute = "not held" if compute == "none" else f"by {LABELS[compute]}"
+    is_capped = capped or compute == "mig"
+    return f"memory {by_memory}, cores {by_compute if is_capped else 'not limited'}"
+
+
 class MissingEnforcer(Struct, frozen=True, gc=False):
     """An enforcer that a device does not offer, and why."""
 

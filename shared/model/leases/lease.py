@@ -32,7 +32,12 @@ from shared.model.bounds import (
     ShortText,
     TraceText,
 )
-from shared.model.devices.enforcers import ComputeEnforcer, MemoryEnforcer, SharingMode
+from shared.model.devices.enforcers import (
+    ComputeEnforcer,
+    MemoryEnforcer,
+    SharingMode,
+    held_text,
+)
 from shared.model.errors import ConflictError
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.quantity import peak
@@ -171,6 +176,10 @@ class Share(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=T
     def limit_bytes(self) -> int:
         requested = self.requested_units.memory_bytes if self.requested_units else None
         return self.memory_mib * MIB if requested is None or self.mig else requested
+
+    @property
+    def held_text(self) -> str:
+        return held_text(self.memory, self.compute, capped=self.cores_percent > 0)
 
     @property
     def memory_units(self) -> int:
