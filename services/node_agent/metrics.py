@@ -61,6 +61,12 @@ LIBRARY = Gauge(
 )
 
 
+LIMITS_PUT_BACK = Counter(
+    "leasehold_limits_put_back",
+    "Limits of containers that differed from their leases when they were read back, by what holds "
+    "them and whether they were set again.",
+    ["enforcer", "outcome"],
+)
 DEVICE_LIST = Gauge(
     "leasehold_agent_device_list_info",
     "1 for how devices are passed to new containers, if the agent chooses that.",

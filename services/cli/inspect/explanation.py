@@ -147,6 +147,7 @@ def _summary_lines(pod: PodSummary, view: PodView, lease: LeaseView) -> Iterator
         yield from _alike_lines(kind, size, shares, view.read_at)
         if held:
             yield f"held        {held}"
+        yield from _read_back_lines(shares)
     yield f"since       {timestamp(lease.created_at)}, {age(view.read_at - lease.created_at)} ago"
     if (since := lease.idle_since) is not None:
         idle_for = f"for {age(view.read_at - since)}, since {timestamp(since)}"
@@ -163,6 +164,21 @@ def _summary_lines(pod: PodSummary, view: PodView, lease: LeaseView) -> Iterator
         yield f"waits for   {view.cordoned}; if that lasts, the pod is placed elsewhere"
     elif lease.state == LeaseState.RESERVED and MUST_WAIT in pod.unschedulable_message:
         yield f"waits       {pod.unschedulable_message.partition(MUST_WAIT)[2]}"
+
+
+def _read_back_lines(shares: Sequence[ShareView]) -> Iterator[str]:
+    """Yield what was read back of one share, and of several what differs from the lease."""
+    for share in shares:
+        read = share.measured
+        if read is None or not read.read_back_at:
+            continue
+        at = timestamp(read.read_back_at)
+        if read.held_difference:
+            yield f"DIFFERS     GPU {share.index}: {read.held_difference} (read back {at})"
+        elif len(shares) == 1 and read.held_memory_mib is not None:
+            percent = read.held_cores_percent
+            cores = f" and {percent} % of the cores" if percent else ""
+            yield f"read back   {read.held_memory_mib} MiB{cores} at {at}"
 
 
 def _share_kind(

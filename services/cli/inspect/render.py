@@ -162,15 +162,16 @@ def _offered(device: DeviceView) -> str:
 
 def _share_text(share: HeldShare, now: float) -> str:
     held = f"  {share.held_text}" if share.held_text else ""
-    text = f"{_holder(share)}  {share.memory_mib} MiB  {_place(share)}{held}  {share.state}"
+    text = f"{_holder(share)}  {share.memory_mib} MiB  {_place(share)}  {share.state}"
     if not share.namespace:
-        return text
+        return f"{text}{held}"
     measured = share.measured
     if measured is None:
-        return f"{text}  not measured"
+        return f"{text}  not measured{held}"
     used_mib, used_cores = used_texts(measured)
     idle = _idle(measured.idle_since if measured.idle else None, now)
-    return f"{text}  in use: {used_mib} MiB, {used_cores}{idle}"
+    differs = f"  DIFFERS: {measured.held_difference}" if measured.held_difference else ""
+    return f"{text}  in use: {used_mib} MiB, {used_cores}{idle}{held}{differs}"
 
 
 def _holder(share: HeldShare) -> str:

@@ -21,7 +21,10 @@ from shared.model.devices.enforcers import (
 from shared.model.devices.enforcers import (
     Enforcer as EnforcerName,
 )
+from shared.model.errors import UnavailableError
 from shared.model.names import PodUid
+
+ALL_FACTS = (Exclusive.facts, Mig.facts, HamiCore.facts)
 
 
 def enforcer_table(files: ContainerFiles) -> "Enforcers":
@@ -79,8 +82,15 @@ class Enforcers:
             await enforcer.prepare(entry, starting=starting, new=new)
 
     async def resize(self, entry: CheckpointEntry) -> None:
+        """Set the limits of a running container, and read them back.
+
+        Raises UnavailableError if they are not set, or differ: the container keeps what it had.
+        """
         for enforcer in self.of(entry):
             await enforcer.resize(entry)
+            read = await enforcer.read_back(entry)
+            if read is not None and (differences := list(enforcer.audit(entry, read))):
+                raise UnavailableError("; ".join(difference.text for difference in differences))
 
     async def end(self, live: Set[PodUid], mounted: Set[str] | None) -> None:
         for enforcer in self.by_name.values():

@@ -112,6 +112,8 @@ class ViolationReason(StrEnum):
     ISOLATION_LOST = "GpuIsolationLost"
     STUCK = "GpuRegionStuck"
     CORES_NOT_LIMITED = "GpuCoresNotLimited"
+    LIMIT_MISSING = "GpuLimitMissing"
+    LIMIT_DIFFERS = "GpuLimitDiffers"
 
 
 ViolationKey = tuple[str, PodUid, str, DeviceUuid | None]

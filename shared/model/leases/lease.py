@@ -386,6 +386,12 @@ class ShareMeasurement:
     processes: Amount = 0
     idle_since: Seconds | None = None
     """Unix seconds of the last kernel or change of memory; None while it is in use."""
+    held_memory_mib: Mib | None = None
+    """What its enforcers hold it to, as read back; None where there is nothing to read."""
+    held_cores_percent: Percent | None = None
+    held_difference: LongText = ""
+    """How that differs from the lease; or empty."""
+    read_back_at: Seconds = 0.0
 
     @property
     def key(self) -> ShareKey:

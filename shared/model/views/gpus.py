@@ -31,6 +31,12 @@ class MeasuredView(View, frozen=True, kw_only=True):
     idle: bool = False
     """Not used for longer than the request's `idle_after_s`."""
     idle_since: float | None = None
+    held_memory_mib: int | None = None
+    """What its enforcers hold it to, as read back; None where there is nothing to read."""
+    held_cores_percent: int | None = None
+    held_difference: str = ""
+    """How that differs from the lease; or empty."""
+    read_back_at: float = 0.0
 
 
 class ShareView(View, frozen=True, kw_only=True):

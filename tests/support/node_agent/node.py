@@ -108,5 +108,6 @@ def node_of(kubelet: Any = None, requester: Any = None, **parts: Any) -> Node:
         "cdi": None,
         "metrics": None,
     }
-    facts["enforcers"] = enforcer_table(parts.get("files"))
+    files: Any = parts.get("files")
+    facts["enforcers"] = enforcer_table(files)
     return Node(**(facts | parts))

@@ -39,7 +39,7 @@ from tests.support.snapshots import (
 )
 
 
-def test_explain_of_a_running_pod_says_in_five_lines_what_its_user_wants() -> None:
+def test_explain_of_a_running_pod_says_in_few_lines_what_its_user_wants() -> None:
     bound = replace(POD, node="node-0", phase="Running", annotations={"volcano.sh/vgpu-node": "x"})
     term = Term(max_run_s=3600, grace_s=45)
     ending = structs.replace(LEASE, term=term, activated_at=900.0)
@@ -55,6 +55,7 @@ def test_explain_of_a_running_pod_says_in_five_lines_what_its_user_wants() -> No
         "GPU         2 of node node-0, Tesla T4",
         "share       3000 of 15000 MiB, 30 % of its cores",
         "uses        1200 MiB and 0% of its cores, processes: 2, idle for 10m",
+        "held        memory by HAMi-core, cores by HAMi-core",
         "since       1970-01-01T00:14:40Z, 2m ago",
         "idle        for 10m, since 1970-01-01T00:06:40Z: its pod holds it without using it",
         "until       its pod ends",
@@ -109,14 +110,16 @@ def test_explain_adds_up_what_equal_shares_use_and_names_the_one_that_is_used_le
     def lines(*measured: ShareMeasurement) -> tuple[str, ...]:
         return explained(POD, cluster_of(node, measured=measured)).lines
 
-    assert lines(*busy)[:7] == (
+    assert lines(*busy)[:9] == (
         "3 GPUs      0, 1, 2 of node node-0, Tesla T4",
         "share       each the whole GPU: 15000 of 15000 MiB, 100 % of its cores",
         "uses        600 MiB and 50% of their cores; 1 of them idle",
         "least used  GPU 1: 200 MiB and 0% of its cores, processes: 2, idle for 10m",
+        "held        memory by HAMi-core, cores by HAMi-core",
         "GPU         5 of node node-0, Tesla T4, UNHEALTHY: Xid 79",
         "share       the whole GPU: 15000 of 15000 MiB, 100 % of its cores",
         "uses        600 MiB and 50% of its cores, processes: 2",
+        "held        memory by HAMi-core, cores by HAMi-core",
     )
     assert "uses        400 MiB and 75% of their cores; 0 of them idle, 1 not measured" in lines(
         busy[0], busy[2]

@@ -178,7 +178,7 @@ def test_an_enforcer_that_cannot_apply_is_denied(
         (None, "driver", "driver"),
         ("hami-core", "driver", None),
         ("gpu", "", "annotation leasehold.dev/isolation is 'gpu': write strict"),
-        (None, "gpu", "namespace default: annotation leasehold.dev/isolation is 'gpu'"),
+        (None, "gpu", "namespace team-a: annotation leasehold.dev/isolation is 'gpu'"),
     ],
 )
 def test_a_pod_has_the_demand_of_its_namespace_unless_it_has_its_own(

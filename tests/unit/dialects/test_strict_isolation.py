@@ -153,7 +153,7 @@ def test_a_strict_part_without_instances_is_refused_for_good() -> None:
 async def test_an_agent_reports_what_its_operator_and_its_library_allow(tmp_path: Path) -> None:
     gpus = await SimulatedGpus(NodeName("n"), "1xT4").discover()
     strict = SharingConfig(isolation=Isolation.STRICT)
-    library = NodeLibrary(tmp_path / "library")
+    library = NodeLibrary(tmp_path / "library", None)
     enforcers = enforcer_table(ContainerFiles(PurePosixPath(tmp_path), library))
 
     usable = enforcers.offered(devices_of(gpus, strict), gpus, strict)[0]

@@ -204,7 +204,7 @@ async def test_the_calls_of_mig_mode_fail_for_their_gpu_alone(
 
 
 def enforcers(folder: Path) -> Enforcers:
-    library = NodeLibrary(folder / "library")
+    library = NodeLibrary(folder / "library", None)
     return enforcer_table(ContainerFiles(PurePosixPath(folder), library))
 
 
