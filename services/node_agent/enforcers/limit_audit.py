@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from services.node_agent.enforcers.enforcer import Difference, Enforcer, HeldLimit
+from services.node_agent.enforcers.table import check_held
 from services.node_agent.metrics import LIMITS_PUT_BACK
 from services.node_agent.node import Node
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
@@ -93,7 +94,8 @@ class LimitAudit:
 
     async def _put_back(self, entry: CheckpointEntry, enforcer: Enforcer) -> None:
         try:
-            await self.node.enforcers.resize(entry)
+            await enforcer.prepare(entry, starting=False, new=False)
+            await check_held(entry, enforcer)
         except LeaseholdError as error:
             LIMITS_PUT_BACK.labels(enforcer.facts.name, "failed").inc()
             logger.warning("limits of %s could not be put back: %s", entry.holder, error)

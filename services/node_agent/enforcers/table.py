@@ -32,6 +32,13 @@ def enforcer_table(files: ContainerFiles) -> "Enforcers":
     return Enforcers((Exclusive(), Mig(), HamiCore(files)))
 
 
+async def check_held(entry: CheckpointEntry, enforcer: Enforcer) -> None:
+    """Raise UnavailableError if what was read back differs from the lease."""
+    read = await enforcer.read_back(entry)
+    if read is not None and (differences := list(enforcer.audit(entry, read))):
+        raise UnavailableError("; ".join(difference.text for difference in differences))
+
+
 class Enforcers:
     def __init__(self, table: Sequence[Enforcer]) -> None:
         self.by_name: Mapping[EnforcerName, Enforcer] = {
@@ -88,9 +95,7 @@ class Enforcers:
         """
         for enforcer in self.of(entry):
             await enforcer.resize(entry)
-            read = await enforcer.read_back(entry)
-            if read is not None and (differences := list(enforcer.audit(entry, read))):
-                raise UnavailableError("; ".join(difference.text for difference in differences))
+            await check_held(entry, enforcer)
 
     async def end(self, live: Set[PodUid], mounted: Set[str] | None) -> None:
         for enforcer in self.by_name.values():
