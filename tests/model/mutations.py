@@ -75,10 +75,6 @@ MUTATIONS: Mapping[str, tuple[str, Any]] = {
         "if device[D.SHARES] > 0 and device[D.LAYOUT] ~= layout or held and held.layout ~= layout",
         "if held and held.layout ~= layout",
     ),
-    "sharing modes do not matter": (
-        "if device[D.SHARES] > 0 and device[D.MODE] ~= mode or held and held.mode ~= mode",
-        "if held and held.mode ~= mode",
-    ),
     "positions do not matter": (
         "if position > MOST_SLOT or position >= 0 and M.is_slot_taken(device, position) then",
         "if false then",

@@ -19,7 +19,6 @@ from tests.support.placer.ledger import (
     NOW,
     assert_sound,
     device,
-    ledger,
     rebuild,
     refusal,
     report,
@@ -29,7 +28,6 @@ from tests.support.placer.ledger import (
     share,
     uses,
 )
-from tests.support.servers.valkey import ValkeyServer
 
 BOTH = Offer(memory=("driver", "hami-core"), compute=("time", "hami-core"))
 CARDS = [device("a", number, offer=BOTH) for number in range(2)]
@@ -41,43 +39,48 @@ def in_mode(mode: Any, number: int = 0) -> Any:
 
 
 async def test_of_two_placers_with_different_modes_one_wins_and_the_other_places_elsewhere(
-    server: ValkeyServer,
+    leases: RedisLeases,
 ) -> None:
-    async with ledger(server.url, {"a": 0}) as leases:
-        await leases.save_devices([report("a", CARDS)])
-        for number in range(20):
-            demands = {"time": HeldBy(compute="time"), "driver": HeldBy(memory="driver")}
-            placements = {}
-            for name, demand in demands.items():
-                placer = TrialCluster(await nodes_of(leases))
-                wanted = request(gpu("main", 1, 1_000, held_by=demand), triggers=())
-                placements[name] = placer.place(PodUid(name), wanted)
-            tried = [
-                reservation_among(
-                    f"{name}-{number}",
-                    [
-                        ("a", moved(placement, other))
-                        for other in range(2)
-                        if isinstance(placement, Placement)
-                    ],
-                )
-                for name, placement in placements.items()
-            ]
+    await leases.save_devices([report("a", CARDS, at=10)])
+    demands = {"time": HeldBy(compute="time"), "driver": HeldBy(memory="driver")}
+    for number in range(20):
+        tried = []
+        for name, demand in demands.items():
+            placer = TrialCluster(await nodes_of(leases))
+            wanted = request(gpu("main", 1, 1_000, held_by=demand), triggers=(), resources={})
+            placement = placer.place(PodUid(name), wanted)
+            assert isinstance(placement, Placement)
+            candidates = [("a", moved(placement, other)) for other in range(2)]
+            tried.append(reservation_among(f"{name}-{number}", candidates))
 
-            outcomes = await asyncio.gather(
-                *(leases.reserve([wanted], now=NOW, ttl_s=30) for wanted in tried)
-            )
+        outcomes = await asyncio.gather(
+            *(leases.reserve([wanted], now=NOW, ttl_s=30) for wanted in tried)
+        )
 
-            places = {
-                outcome.lease.shares[0].device
-                for [outcome] in outcomes
-                if isinstance(outcome, ReservedLease)
-            }
-            assert places == {card.uuid for card in CARDS}, "each mode has a device of its own"
-            used = await uses(leases)
-            assert {used[uuid].mode for uuid in places} == {"time", "driver"}
-            await assert_sound(leases)
-            await leases.release([wanted.pod for wanted in tried], reason="test")
+        devices = {
+            outcome.lease.shares[0].device
+            for [outcome] in outcomes
+            if isinstance(outcome, ReservedLease)
+        }
+        assert devices == {card.uuid for card in CARDS}, "each mode has a device of its own"
+        used = await uses(leases)
+        assert {used[uuid].mode for uuid in devices} == {"time", "driver"}
+        await assert_sound(leases)
+        await leases.release([wanted.pod for wanted in tried], reason="test")
+
+
+async def test_with_one_idle_device_one_of_two_modes_is_refused(leases: RedisLeases) -> None:
+    for number in range(20):
+        tried = [reservation(f"{mode}-{number}", in_mode(mode)) for mode in ("time", "driver")]
+
+        outcomes = await asyncio.gather(
+            *(leases.reserve([wanted], now=NOW, ttl_s=30) for wanted in tried)
+        )
+
+        refused = [outcome.reason for [outcome] in outcomes if isinstance(outcome, NoCapacity)]
+        assert refused == [f"a: sharing-mode of {UUID}"]
+        await assert_sound(leases)
+        await leases.release([wanted.pod for wanted in tried], reason="test")
 
 
 def moved(placement: Placement, number: int) -> list[Any]:
