@@ -1,8 +1,8 @@
 """What holds shares of a device, and the one way in which a device is shared at a time; pure."""
 
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from shared.model.bounds import LongText
 
@@ -87,8 +87,8 @@ NO_DEMAND = HeldBy()
 class Offer(Struct, frozen=True, kw_only=True, gc=False):
     """What a device offers to hold parts of it."""
 
-    memory: tuple[MemoryEnforcer, ...]
-    compute: tuple[ComputeEnforcer, ...]
+    memory: Annotated[tuple[MemoryEnforcer, ...], Meta(max_length=len(MEMORY_ENFORCERS))]
+    compute: Annotated[tuple[ComputeEnforcer, ...], Meta(max_length=len(COMPUTE_ENFORCERS))]
 
     def holding(
         self, demand: HeldBy, *, mode: SharingMode | Literal[""], capped: bool, limited: bool = True

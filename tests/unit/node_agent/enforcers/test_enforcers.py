@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from prometheus_client import REGISTRY
 
 from services.node_agent.enforcers.enforcer import Enforcer
 from services.node_agent.enforcers.exclusive import Exclusive
@@ -20,7 +21,6 @@ from services.node_agent.isolation.container_files import ContainerFiles
 from services.node_agent.isolation.library import NodeLibrary
 from services.node_agent.isolation.region_image import region_path_of
 from services.node_agent.isolation.region_layouts import V1_2
-from services.node_agent.metrics import LIMITS_PUT_BACK
 from services.node_agent.node import Node
 from services.node_agent.records.checkpoint import Checkpoint
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
@@ -35,8 +35,9 @@ from simcluster.node_agent.gpus import SimulatedGpus
 from tests.support.build import lease, ledger_node, request, share
 from tests.support.clock import FakeClock
 from tests.support.node_agent.fake_enforcer import FakeEnforcer, place_of
-from tests.support.node_agent.node import NODE, entry_of, node_of
+from tests.support.node_agent.node import entry_of, node_of
 from tests.support.placer.placing import Cluster
+from tests.support.simcluster.kubelet import NODE
 
 
 @dataclass(kw_only=True)
@@ -91,7 +92,8 @@ class World:
         return path
 
     def put_back(self, outcome: str) -> float:
-        return LIMITS_PUT_BACK.labels(self.enforcer.facts.name, outcome)._value.get()
+        labels = {"enforcer": self.enforcer.facts.name, "outcome": outcome}
+        return REGISTRY.get_sample_value("leasehold_limits_put_back_total", labels) or 0.0
 
 
 @pytest.fixture(params=["hami-core", "fake"])
