@@ -24,6 +24,7 @@ from shared.model.leases.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 
 BOUNDS: Mapping[str, str] = {
+    "enforcer memory compute": "what holds shares: 7",
     "constants of the code": (
         "service handler subject outcome kind state cause verb waited system source setting"
     ),
