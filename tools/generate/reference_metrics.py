@@ -24,9 +24,9 @@ from shared.model.leases.lease import Lease, Share
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 
 BOUNDS: Mapping[str, str] = {
-    "enforcer memory compute": "what holds shares: 7",
     "constants of the code": (
-        "service handler subject outcome kind state cause verb waited system source setting"
+        "service handler subject outcome kind state cause verb waited system source setting "
+        "enforcer memory compute"
     ),
     "codes of refusals, or kinds of the one fact that the metric is about": "reason error_type",
     "versions and settings in use": "version layout content digest strategy",
