@@ -11,7 +11,7 @@ from shared.ledger.ledger_totals import PAGE_SIZE, NodePage, read_nodes
 from shared.ledger.rows.node_rows import (
     decode_change,
     decode_node_rows,
-    encode_device_report,
+    device_report_record,
     is_known,
     node_facts_record,
 )
@@ -187,7 +187,8 @@ class LedgerInventory(LedgerPart):
         """
         shared: dict[DeviceUuid, tuple[NodeName, NodeName]] | None = None
         for batch in in_batches(
-            [encode_device_report(report) for report in reports], NODES_AT_ONCE
+            [msgspec.to_builtins(device_report_record(report)) for report in reports],
+            NODES_AT_ONCE,
         ):
             outcomes = await self._connection.run("save_devices", *batch, state="open")
             if outcomes is not False:

@@ -124,6 +124,36 @@ class NodeFactsRecord(Record, frozen=True):
     pods_revision: int
 
 
+class ReportedDeviceRecord(Record, frozen=True):
+    """A device, as its node's agent reports it."""
+
+    uuid: DeviceUuid
+    memory_mib: int
+    slots: int
+    is_healthy: bool
+    unit_mib: int
+    index: int
+    """By which annotations of its node exclude devices."""
+    is_mig: bool
+    held: str
+    """What its agent has given out beyond the leases: a `Held` as JSON; or empty."""
+
+
+class DeviceReportRecord(Record, frozen=True):
+    """All devices of a node, as `save_devices` takes them."""
+
+    node: NodeName
+    devices: str
+    """As JSON."""
+    served: str
+    rows: tuple[ReportedDeviceRecord, ...]
+    fences: tuple[Any, ...]
+    """The UUID and the lowest possible fence of each device that has one."""
+    reported_at: float
+    by_agent: int
+    """1 if our agent sent the report."""
+
+
 class DeviceRecord(Record, frozen=True):
     memory_mib: Mib
     slots: Slots

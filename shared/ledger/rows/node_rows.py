@@ -8,7 +8,14 @@ from typing import Any
 
 import msgspec
 
-from shared.ledger.records import DeviceRecord, NodeFactsRecord, NodeRecord, NodeRowRecord
+from shared.ledger.records import (
+    DeviceRecord,
+    DeviceReportRecord,
+    NodeFactsRecord,
+    NodeRecord,
+    NodeRowRecord,
+    ReportedDeviceRecord,
+)
 from shared.ledger.rows.joined_texts import escaped, split_texts
 from shared.ledger.rows.lease_rows import decode_lease, text
 from shared.ledger.rows.record_sizes import MOST_AMOUNT
@@ -106,33 +113,34 @@ def _counted(amount: int) -> int:
     return min(max(amount, -MOST_AMOUNT), MOST_AMOUNT)
 
 
-def encode_device_report(report: DeviceReported) -> list[object]:
+def device_report_record(report: DeviceReported) -> DeviceReportRecord:
     fences = dict(report.fences)
     for allocation in report.allocations:
         for share in allocation.lease.shares:
             fences[share.device] = max(share.fence, fences.get(share.device, 0))
     devices = [
-        (
-            device.uuid,
-            device.memory_mib,
-            device.slots,
-            int(device.healthy),
-            device.unit_mib,
-            device.index,
-            device.mode is DeviceMode.MIG,
-            text(device.held) if device.held else "",
+        ReportedDeviceRecord(
+            uuid=device.uuid,
+            memory_mib=device.memory_mib,
+            slots=device.slots,
+            is_healthy=device.healthy,
+            unit_mib=device.unit_mib,
+            index=device.index,
+            is_mig=device.mode is DeviceMode.MIG,
+            held=text(device.held) if device.held else "",
         )
         for device in report.devices
     ]
-    return [
-        report.node,
-        text(report.devices),
-        text(_Served(report.served, report.newly_served) if report.newly_served else report.served),
-        devices,
-        [part for item in fences.items() for part in item],
-        report.reported_at,
-        int(not report.other_plugin),
-    ]
+    served = _Served(report.served, report.newly_served) if report.newly_served else report.served
+    return DeviceReportRecord(
+        node=report.node,
+        devices=text(report.devices),
+        served=text(served),
+        rows=tuple(devices),
+        fences=tuple(part for item in fences.items() for part in item),
+        reported_at=report.reported_at,
+        by_agent=int(not report.other_plugin),
+    )
 
 
 def as_node(row: Sequence[Any]) -> NodeRecord:
