@@ -88,6 +88,7 @@ class DeviceWatcher:
             driver_version=inventory.driver_version(gpus),
             isolation_available=await self.node.files.library.update(),
         )
+        await self.node.enforcers.find_out(gpus)
         try:
             await self.node.cdi.update(inventory.visible_gpus(gpus, config))
         except UnavailableError:

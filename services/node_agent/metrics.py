@@ -84,6 +84,12 @@ OPEN_RUNTIME = Gauge(
     "`unreadable` if the settings cannot be read.",
     ["setting"],
 )
+LIMIT_HOOKS = Counter(
+    "leasehold_memory_limit_hooks",
+    "Containers for which the runtime called the hook that limits them, by outcome.",
+    ["outcome"],
+)
+LIMIT_HOOKS.labels("refused")  # at 0 from the start, or the first one would be no increase
 PODS_UNREADABLE = Gauge(
     "leasehold_agent_pods_unreadable",
     "1 while the kubelet's pod list cannot be read, and pods are resolved by their requests.",

@@ -104,12 +104,13 @@ class ModelLimits(LimitUpdater):
         for entry in self.checkpoint.entries:
             await self._write(entry)
 
-    async def _write(self, entry: CheckpointEntry) -> None:
+    async def _write(self, entry: CheckpointEntry) -> str:
         record = self.kubelet.records.get(entry.allocation.pod)
         if record is not None and record.given is not None:
             record.given = dict(entry.limits.environment)
+        return ""
 
-    async def _check(self, entry: CheckpointEntry) -> None:
+    async def _check_use(self, entry: CheckpointEntry) -> None:
         record = self.kubelet.records.get(entry.allocation.pod)
         limit = entry.limits.environment[f"{MEMORY_LIMIT}_0"]
         if record is not None and record.used_mib > int(limit.removesuffix("m")):

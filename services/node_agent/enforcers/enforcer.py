@@ -8,7 +8,7 @@ from services.node_agent.gpus.inventory import Gpu, SharingConfig
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.model.devices.enforcers import LABELS
 from shared.model.devices.enforcers import Enforcer as EnforcerName
-from shared.model.events.node_events import ViolationReason
+from shared.model.events.node_events import ViolationFound, ViolationReason
 from shared.model.leases.lease import MIB
 from shared.model.names import DeviceUuid, PodUid
 
@@ -68,6 +68,18 @@ class Enforcer:
     facts: Facts
     missing_reason: ClassVar[ViolationReason] = ViolationReason.LIMIT_MISSING
     differs_reason: ClassVar[ViolationReason] = ViolationReason.LIMIT_DIFFERS
+
+    @property
+    def findings(self) -> tuple[ViolationFound, ...]:
+        """What is wrong now beside differences, such as a container that was not started."""
+        return ()
+
+    async def find_out(self, gpus: Sequence[Gpu]) -> None:
+        """Find out what it can hold now; called with each probe of the GPUs."""
+
+    def unready_reason(self) -> str:
+        """Return why what the GPUs report is not to be believed, or an empty text."""
+        return ""
 
     def missing(self, gpu: Gpu, sharing: SharingConfig) -> str:
         """Return why it cannot hold parts of this GPU now, or an empty text."""

@@ -3,12 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
+from services.node_agent.enforcers.driver import DriverLimits
 from services.node_agent.enforcers.enforcer import Enforcer
 from services.node_agent.enforcers.exclusive import Exclusive
 from services.node_agent.enforcers.hami_core import HamiCore
 from services.node_agent.enforcers.mig import Mig
 from services.node_agent.gpus.inventory import Gpu, SharingConfig
 from services.node_agent.isolation.container_files import ContainerFiles
+from services.node_agent.memory_limits.container_limits import ContainerLimits
 from services.node_agent.records.checkpoint_entry import CheckpointEntry
 from shared.model.devices.device import Device, DeviceMode
 from shared.model.devices.enforcers import (
@@ -22,14 +24,15 @@ from shared.model.devices.enforcers import (
     Enforcer as EnforcerName,
 )
 from shared.model.errors import UnavailableError
+from shared.model.events.node_events import ViolationFound
 from shared.model.names import PodUid
 
-ALL_FACTS = (Exclusive.facts, Mig.facts, HamiCore.facts)
+ALL_FACTS = (Exclusive.facts, Mig.facts, DriverLimits.facts, HamiCore.facts)
 
 
-def enforcer_table(files: ContainerFiles) -> "Enforcers":
+def enforcer_table(files: ContainerFiles, limits: ContainerLimits | None = None) -> "Enforcers":
     """Return all enforcers that a node can have: a new one is an entry here."""
-    return Enforcers((Exclusive(), Mig(), HamiCore(files)))
+    return Enforcers((Exclusive(), Mig(), DriverLimits(limits), HamiCore(files)))
 
 
 async def check_held(entry: CheckpointEntry, enforcer: Enforcer) -> None:
@@ -50,6 +53,18 @@ class Enforcers:
         shares = entry.lease.shares_of(entry.allocation.container)
         names = {name for share in shares for name in (share.memory, share.compute)}
         return (enforcer for name, enforcer in self.by_name.items() if name in names)
+
+    async def find_out(self, gpus: Sequence[Gpu]) -> None:
+        """Raise UnavailableError if what the GPUs report is not to be believed."""
+        for enforcer in self.by_name.values():
+            await enforcer.find_out(gpus)
+            if reason := enforcer.unready_reason():
+                raise UnavailableError(reason)
+
+    @property
+    def findings(self) -> tuple[ViolationFound, ...]:
+        enforcers = self.by_name.values()
+        return tuple(violation for enforcer in enforcers for violation in enforcer.findings)
 
     def offered(
         self, devices: Sequence[Device], gpus: Sequence[Gpu], sharing: SharingConfig

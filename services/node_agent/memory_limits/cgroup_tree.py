@@ -8,8 +8,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from services.node_agent.gpus.memory_limits import LimitError, LimitFault
 from services.node_agent.kubelet.cgroups import parse_cgroup
-from shared.model.errors import RequestError, UnavailableError
+from shared.model.errors import RequestError
 from shared.model.names import PodUid
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -47,20 +48,20 @@ class CgroupTree:
         self._kubepods: tuple[Path, ...] = ()
 
     def pod_directory(self, pod: PodUid) -> Path:
-        """Raises UnavailableError if the pod has none, RequestError if it has several."""
+        """Raises LimitError if the pod has none, RequestError if it has several."""
         found = self._pod_directories(pod)
         if not found:
             self._kubepods = tuple(_list_kubepods(self.root, PREFIX_LEVELS))
             found = self._pod_directories(pod)
         if not found:
-            raise UnavailableError(f"pod {pod} has no cgroup below {self.root}")
+            raise LimitError(LimitFault.NO_CGROUP, f"pod {pod} has no cgroup below {self.root}")
         if len(found) > 1:
             named = ", ".join(map(str, found))
             raise RequestError(f"pod {pod} has several cgroups: {named}")
         return found[0]
 
     def container_directory(self, pod: PodUid, container_id: str) -> Path:
-        """Raises UnavailableError if the container has no cgroup in that of its pod."""
+        """Raises LimitError if the container has no cgroup in that of its pod."""
         within = self.pod_directory(pod)
         names = {
             container_id,
@@ -71,7 +72,9 @@ class CgroupTree:
         }
         found = [within / name for name in sorted(names) if _is_directory(within / name)]
         if len(found) != 1:
-            raise UnavailableError(f"container {container_id} has no cgroup in {within}")
+            raise LimitError(
+                LimitFault.NO_CGROUP, f"container {container_id} has no cgroup in {within}"
+            )
         return found[0]
 
     def first_gap(self, directory: Path) -> Path | None:

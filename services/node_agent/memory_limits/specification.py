@@ -8,13 +8,13 @@ from pathlib import Path
 
 import msgspec
 
+from shared.dialects.reserved import MPS_PREFIX
 from shared.model.errors import UNDECODABLE, RequestError, UnavailableError
 
 MOST_BYTES = 16 << 20
 REQUEST = "NVIDIA_GPU_MEMORY_REQUEST"
 LIMIT = "NVIDIA_GPU_MEMORY_LIMIT"
 """With both, in MiB, NVIDIA's own hook limits every GPU of the container alike."""
-MPS_PREFIX = "CUDA_MPS_"
 
 
 class _Process(msgspec.Struct, frozen=True, gc=False):

@@ -264,7 +264,8 @@ class UsageMonitor(Collector):
             visible = await self._visibility(seeing)
             snapshot = replace(snapshot, violations=(*snapshot.violations, *visible))
         found = {violation.key for violation in snapshot.violations}
-        differing = (other for other in self.audit.violations if other.key not in found)
+        audited = (*self.audit.violations, *self.node.enforcers.findings)
+        differing = (other for other in audited if other.key not in found)
         snapshot = replace(snapshot, violations=(*snapshot.violations, *differing))
         altered = {use.container.key for use in snapshot.containers if use.lacks_limits}
         await self._restore(altered, complete=complete)

@@ -114,6 +114,9 @@ class ViolationReason(StrEnum):
     CORES_NOT_LIMITED = "GpuCoresNotLimited"
     LIMIT_MISSING = "GpuLimitMissing"
     LIMIT_DIFFERS = "GpuLimitDiffers"
+    LIMIT_CHAIN_BROKEN = "GpuLimitChainBroken"
+    LIMIT_TOO_LATE = "GpuLimitTooLate"
+    LIMIT_REFUSED = "GpuLimitHookRefused"
 
 
 ViolationKey = tuple[str, PodUid, str, DeviceUuid | None]
