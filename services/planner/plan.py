@@ -243,7 +243,8 @@ def pending_units(
 ) -> list[WaitingUnit]:
     """Return the pods and gangs for which leases may be preempted, the best lease class first.
 
-    Of a gang, all of whose pods start together, at least as many wait as it needs.
+    Of a gang, all of whose pods start together, at least as many wait as it needs. Pods with
+    required rules about other pods are left out: plans do not count those.
     """
     open_for = state.preemptors()
     by_id = defaultdict[str, list[WaitingPod]](list)
@@ -291,6 +292,10 @@ def unreached(unit: WaitingUnit) -> str:
         (over_quota is not None, f"a quota refuses it: {over_quota.text if over_quota else ''}"),
         (unit.gang and by_kube_scheduler, "kube-scheduler binds pods of its gang one by one"),
         (not any(pod.queued.request.containers for pod in unit.pods), "it requests no device"),
+        (
+            any(pod.queued.request.has_required_rules for pod in unit.pods),
+            "plans do not count its required affinity to other pods, anti-affinity or spread",
+        ),
         (
             len(unit.pods) < unit.needed,
             f"{len(unit.pods)} pods of its gang wait, and it needs {unit.needed}",

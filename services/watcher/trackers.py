@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from services.watcher.claimed_storage import ClaimedStorage, StorageChanges, StorageKind
 from services.watcher.pod_groups import PodGroupChanges, PodGroupIndex
+from services.watcher.selected_pods import SelectedPods
 from shared.dialects.vocabulary import no_node_has, unknown_gpus
 from shared.model.bounds import MOST, MOST_ENTRIES, cut
 from shared.model.devices.node import UNKNOWN_REVISION, NodeFacts, NodeRevision
@@ -117,8 +118,10 @@ class PodTracker:
         self.anti_affinity: dict[NodeName, Counter[PodAntiAffinity]] = {}
         """By node: how many pods have a term."""
         self.repelling_pods: dict[NodeName, set[PodUid]] = {}
-        """By node: kube-scheduler's pods with required anti-affinity."""
+        """By node: pods with required anti-affinity that may have a lease."""
         self.namespaces: dict[Namespace, Mapping[str, str]] = {}
+        self.observed: dict[PodUid, ObservedPod] = {}
+        self.selected = SelectedPods()
         self.changed_nodes: set[NodeName] = set()
         """Nodes that changed since `NodeTracker.update_usage`."""
         self.limits_have_changed = False
@@ -132,6 +135,7 @@ class PodTracker:
     def update(self, now: ObservedPod, before: ObservedPod | None) -> list[PodEvent]:
         self._count(before, -1)
         self._count(now, +1)
+        self.observed[now.pod] = now
         self.changed_groups |= self.groups.count(now, before)
         if now.claims:
             self._count_users(now, before)
@@ -150,6 +154,7 @@ class PodTracker:
 
     def remove(self, last: ObservedPod) -> list[PodEvent]:
         self._count(last, -1)
+        self.observed.pop(last.pod, None)
         self._remove_pending(last.pod)
         self.changed_groups |= self.groups.count(None, last)
         if last.claims:
@@ -170,6 +175,7 @@ class PodTracker:
                 for node, terms in self.anti_affinity.items()
                 if any(term.namespace_selector for term in terms)
             )
+            self.selected.update_namespaces(self.namespaces, self.observed, self.pending)
 
     def update_groups(self, changes: PodGroupChanges, generation: int) -> list[PodEvent]:
         """Return the events for pending pods that name changed PodGroups.
@@ -192,6 +198,17 @@ class PodTracker:
             for name in names
             for pod in list(self._members.get(name, ()))
             for event in self._update_pending(self._grouped[pod], requeue_number=-generation)
+        ]
+
+    def update_selected(self, generation: int) -> list[PodEvent]:
+        """Return the events for waiting pods that rules of others select now, or no longer."""
+        changed = self.selected.changed
+        self.selected.changed = set()
+        return [
+            event
+            for pod in changed
+            if pod in self.pending
+            for event in self._update_pending(self.observed[pod], requeue_number=-generation)
         ]
 
     def update_storage(self, changes: StorageChanges) -> None:
@@ -294,7 +311,8 @@ class PodTracker:
             used_by_others={
                 key: min(max(used[key], -MOST), MOST) for key in allocatable if used.get(key)
             }
-            | ports_in_use(used),
+            | ports_in_use(used)
+            | dict(self.selected.on_node(node.name)),
             anti_affinity=resolve_all(self.anti_affinity.get(node.name, ()), self.namespaces),
             repelling_pods=tuple(sorted(self.repelling_pods.get(node.name, ()))[:MOST_ENTRIES]),
         )
@@ -307,6 +325,7 @@ class PodTracker:
             now = self.storage.with_claims(now, self._shared_claims(observed))
         if now is None:
             return []
+        now = self.selected.with_rules(now, self.observed, self.pending)
         before = self.pending.get(now.pod)
         self.pending[now.pod] = now
         unchanged = before is not None and (
@@ -334,6 +353,7 @@ class PodTracker:
         self.handed_over.pop(pod, None)
         self.budget_gated.pop(pod, None)
         self._claiming.pop(pod, None)
+        self.selected.release(pod)
         self._set_group(pod, None)
 
     def _set_group(self, pod: PodUid, observed: ObservedPod | None) -> None:
@@ -367,9 +387,10 @@ class PodTracker:
     def _count(self, pod: ObservedPod | None, sign: int) -> None:
         if pod is None or pod.node is None or pod.is_terminated:
             return
+        self.selected.count(pod, sign)
         if pod.repels:
             _add(self.anti_affinity, pod.node, dict.fromkeys(pod.repels, sign))
-            if pod.by_kube_scheduler:
+            if pod.ours:
                 pods = self.repelling_pods.setdefault(pod.node, set())
                 (pods.add if sign > 0 else pods.discard)(pod.pod)
                 if not pods:
@@ -421,11 +442,13 @@ class NodeTracker:
         return [rejected_event(pod, "; ".join(texts), foreign=True)] if texts else []
 
     def update_usage(self) -> list[NodeChanged]:
-        changed = [name for name in self.pods.changed_nodes if name in self.observed]
+        changed_nodes = self.pods.changed_nodes | self.pods.selected.changed_nodes
+        changed = [name for name in changed_nodes if name in self.observed]
         if self.pods.limits_have_changed:
             changed = list(self.observed)
         self.pods.limits_have_changed = False
         self.pods.changed_nodes.clear()
+        self.pods.selected.changed_nodes.clear()
         self.pods.has_urgent_changes = False
         return self._publish_changed(changed)
 

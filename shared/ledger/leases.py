@@ -308,6 +308,7 @@ class RedisLeases(LedgerInventory):
             ranks,
             *_anti_affinity(batch),
             _ends(batch, now),
+            _rules(batch),
             tail=pieces,
         )
         numbers = iter(unpack(packed))
@@ -559,6 +560,18 @@ def _anti_affinity(batch: Sequence[Reservation]) -> tuple[object, object]:
     repels = any(reservation.repels for reservation in batch)
     return min(read, default=False), repels and [
         encode_repelled(reservation.repels) for reservation in batch
+    ]
+
+
+def _rules(batch: Sequence[Reservation]) -> object:
+    """Return what `selected.lua` reads of each pod, or False if none has or concerns rules."""
+    if not any(reservation.selected_as or reservation.guards for reservation in batch):
+        return False
+    return [
+        [wanted.selected_as, wanted.guards, list(chain.from_iterable(wanted.uncounted))]
+        if wanted.selected_as or wanted.guards
+        else False
+        for wanted in batch
     ]
 
 

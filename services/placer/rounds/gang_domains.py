@@ -101,7 +101,7 @@ def kinds_of(members: Iterable[PodQueued], keys: Keys, index: NodeIndex) -> list
             alike.setdefault(placement_key(event.request), []).append(event)
     kinds = []
     for pods in alike.values():
-        request = index.repelled_pods.restricted(pods[0], pods[0].request)
+        request = index.restricted(pods[0], pods[0].request)
         fitting = index.fitting_nodes(request)
         nodes = 0 if isinstance(fitting, NoFit) else fitting
         kinds.append(PodKind(tuple(pods), request, nodes))

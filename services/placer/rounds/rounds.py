@@ -32,6 +32,7 @@ from services.placer.rounds.refusal_texts import (
     member_refused,
     too_large_refusal,
 )
+from services.placer.rounds.refused_by_rules import RefusedByRules
 from shared.ledger.leases import RedisLeases
 from shared.model.clock import Clock
 from shared.model.errors import ConflictError
@@ -137,8 +138,11 @@ class Rounds:
         self.mirror = self.context.mirror
         self.quotas = self.context.quotas
         self.events: list[PlacementEvent] = []
+        self.refused_by_rules = RefusedByRules(self.context.index.pod_counts)
         self._reasons: dict[PodUid, str] = {}
         """The reason that this replica last published for each waiting pod."""
+        self._decided_at = 0
+        """Where the mirror's changes ended before the last decisions."""
         self._unpublished: set[PodUid] = set()
         """Pods whose handler failed: they may have leases that were not published."""
 
@@ -260,6 +264,8 @@ class Rounds:
         """
         if not refused:
             return WaitResult()
+        for pod, _ in refused:
+            self.refused_by_rules.add(pod, self._decided_at)
         result = await self.ledger.waiting_pods.enqueue(
             [
                 self._waiting(
@@ -326,6 +332,7 @@ class Rounds:
         count("gone", len(pods))
         for pod in pods:
             self._reasons.pop(pod, None)
+            self.refused_by_rules.discard(pod)
 
     def _apply_lease(
         self,
@@ -401,6 +408,7 @@ class Rounds:
 
     def _publish_lease(self, lease: Lease, trace: str) -> None:
         self._reasons.pop(lease.pod, None)
+        self.refused_by_rules.discard(lease.pod)
         self._unpublished.discard(lease.pod)
         self.events.append(PlacementChosen(lease=lease, trace=trace))
 
@@ -430,6 +438,7 @@ class Rounds:
     ) -> list[PodQueued]:
         """Decide once for all; return those that need another round."""
         capacity = self.mirror.capacity
+        self._decided_at = self.mirror.changes.end
         choose = partial(choose_beside, context=self.context, joined=joined) if joined else None
         decisions = decide(pods, self.context, choose)
         undecided = await self._reserve(decisions, gang) if decisions.chosen else []
@@ -493,6 +502,7 @@ class Rounds:
             return await self._refuse(
                 pods, enrollment, refusal, capacity=capacity, min_members=gang.min_member
             )
+        self._decided_at = self.mirror.changes.end
         decision = decide_gang(pods, gang.min_member - live, self.context, joined)
         if decision.refusal is None:
             decisions = RoundDecisions(chosen=decision.chosen)

@@ -26,6 +26,7 @@ from shared.model.events.node_events import DeviceReported
 from shared.model.leases.ledger import LedgerChange, LedgerNode, NodeTotals, NodeUse
 from shared.model.names import NodeName
 from shared.model.requests.host_ports import ports_in_use
+from shared.model.requests.pod_rules import selected_in_use
 
 NO_GROUPS: frozenset[str] = frozenset()
 
@@ -94,6 +95,8 @@ def node_facts_record(facts: NodeFacts, revision: NodeRevision) -> NodeFactsReco
         for part in (escaped(name), _counted(amount - facts.used_by_others.get(name, 0)))
     ]
     for name, amount in ports_in_use(facts.used_by_others).items():
+        room += (escaped(name), -_counted(amount))
+    for name, amount in selected_in_use(facts.used_by_others).items():
         room += (escaped(name), -_counted(amount))
     is_wide = any(term.topology_key != HOSTNAME for term in facts.anti_affinity)
     return NodeFactsRecord(

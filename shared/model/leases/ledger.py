@@ -14,7 +14,7 @@ from shared.model.events.pod_events import PodGated, PodQueued
 from shared.model.leases.lease import Lease, LeaseRequest, bookings
 from shared.model.names import DeviceUuid, Namespace, NodeName, PodUid
 from shared.model.requests.placement import Placement, Refusal
-from shared.model.requests.request import PodRequest, SharingPolicy
+from shared.model.requests.request import PodRequest, SharingPolicy, Uncounted
 
 
 class Reservation(LeaseRequest, frozen=True, kw_only=True, omit_defaults=True):
@@ -27,7 +27,14 @@ class Reservation(LeaseRequest, frozen=True, kw_only=True, omit_defaults=True):
     and was reserved for later, no lease is given. None for kube-scheduler, which knows such
     pods."""
     repels: tuple[AntiAffinityTerm, ...] = ()
-    """Required anti-affinity of a pod of kube-scheduler, in force before the watcher reports it."""
+    """The pod's required anti-affinity, in force before the watcher reports it."""
+    selected_as: tuple[str, ...] = ()
+    """Resources as which it is counted for the rules of other pods."""
+    guards: tuple[str, ...] = ()
+    """Those of its own rules: no lease is given if more of them were reserved since
+    `read_version`."""
+    uncounted: Uncounted = ()
+    """Pods that may have a lease which does not count them: then no lease is given."""
 
 
 def reservation_for(
@@ -64,7 +71,10 @@ def reservation_for(
         if request.claims
         else (),
         read_version=read_version,
-        repels=repels,
+        repels=repels or (request.pod_rules.repels if request.pod_rules else ()),
+        selected_as=request.selected_as,
+        guards=request.guards,
+        uncounted=request.uncounted,
     )
 
 

@@ -191,9 +191,13 @@ end
 -- Reasons are part of refusals, and so of messages about pods. Amounts below 0, and what is no number,
 -- fit nowhere.
 
--- Whether so much of a host port is free: every node has all ports, and what others use of one is its room, below 0.
-local function has_port(node, resources, i, at)
+-- Whether so much is free of what every node has: a host port, of which what others use is its room, below 0; or a
+-- resource as which pods are counted, without a limit.
+local function has_unlisted(node, resources, i, at)
   local name, amount, amounts = resources[i], resources[i + 1], node[N.AMOUNTS]
+  if string.find(name, constants.SELECTED_PREFIX, 1, true) == 1 then
+    return amount > 0 and (at > 0 or M.has_room_for_resources(node, resources))
+  end
   if string.find(name, constants.HOST_PORT_PREFIX, 1, true) ~= 1 then return false end
   local used = at > 0 and amounts[at + 1] - amounts[at] or 0
   return amount > 0 and used + amount <= constants.HOST_PORT_PARTS
@@ -206,7 +210,7 @@ function M.node_refusal(node, resources)
   for i = 1, #placed, 2 do
     local at, amount = placed[i], placed[i + 1]
     if amount ~= 0 and not (amount > 0 and at > 0 and amounts[at + 1] + amount <= amounts[at])
-      and not has_port(node, resources, i, at) then
+      and not has_unlisted(node, resources, i, at) then
       return 'resource:' .. resources[i]
     end
   end

@@ -38,7 +38,7 @@
 --   feed  stream  absolute totals, one entry per call, with the IDs that Redis gives: p ID of the entry before,
 --     e generation, v version, c capacity number, w cause, n and d changed nodes and devices, fNODE gNODE sNODE rNODE
 --     facts, devices, served resources and `repelling` terms of a node, xNODE a node that was removed
---   others: see fair.lua, quota.lua, claims.lua, gone_pods.lua, repelling.lua,
+--   others: see fair.lua, quota.lua, claims.lua, gone_pods.lua, repelling.lua, selected.lua,
 --     tenures.lua and resize.lua
 --
 -- Nodes, devices and leases are many and change often. They are fields of a few hashes: one call reads or
