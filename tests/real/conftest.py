@@ -30,7 +30,7 @@ async def add_classes(up: Leasehold) -> None:
     await disks.add_class("disks", DiskClass(delay_s=0.5))
     await disks.add_class("zonal", DiskClass(reach=ZONE))
     await disks.add_class("files", DiskClass(reach=""))
-    await disks.add_class("at-once", DiskClass(reach=""), waits=False)
+    await disks.add_class("at-once", DiskClass(reach="", waits=False))
     topologies = [{"matchLabelExpressions": [{"key": ZONE, "values": ["c"]}]}]
     await disks.add_class("elsewhere", DiskClass(reach=ZONE), allowedTopologies=topologies)
     full = frozenset({"a-0", "a-1", "b-0"})

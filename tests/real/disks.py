@@ -27,6 +27,8 @@ class DiskClass:
 
     reach: str = HOSTNAME
     """Nodes with the same value of this label reach a volume; empty: all nodes."""
+    waits: bool = True
+    """Its claims wait until a node is selected for them."""
     delay_s: float = 0.0
     fails_on: frozenset[str] = frozenset()
     """Nodes without space."""
@@ -46,11 +48,9 @@ class Disks:
     _begun: set[tuple[str, str]] = field(default_factory=set)
     _tasks: set["asyncio.Task[None]"] = field(default_factory=set)
 
-    async def add_class(
-        self, name: str, disks: DiskClass, *, waits: bool = True, **fields: object
-    ) -> None:
+    async def add_class(self, name: str, disks: DiskClass, **fields: object) -> None:
         self.classes[name] = disks
-        mode = "WaitForFirstConsumer" if waits else "Immediate"
+        mode = "WaitForFirstConsumer" if disks.waits else "Immediate"
         manifest: Json = {"metadata": {"name": name}, "provisioner": DRIVER, **fields}
         await self.plane.create(CLASSES, manifest | {"volumeBindingMode": mode})
 
@@ -73,7 +73,8 @@ class Disks:
         if claim.spec.volume_name or notes.get(PROVISIONER) != DRIVER:
             return False
         choice = claim.metadata.uid, notes.get(SELECTED_NODE, "")
-        if choice in self._begun:
+        waits = self.classes[claim.spec.storage_class_name or ""].waits
+        if (waits and SELECTED_NODE not in notes) or choice in self._begun:
             return False
         self._begun.add(choice)
         return True
