@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from shared.pods.storage import SELECTED_NODE
 from tests.real.control_plane import missing
 from tests.real.disks import FAILURE
 from tests.real.leasehold import Leasehold, Namespace, claim_spec, pod_spec
@@ -187,9 +188,7 @@ async def test_a_pod_whose_volume_cannot_be_made_gives_its_lease_back(up: Leaseh
     await namespace.until_waits("train", FAILURE)
     await namespace.delete_pods()
 
-    claims = await namespace.objects("persistentvolumeclaims")
-    notes = claims["data"]["metadata"].get("annotations", {})
-    assert "volume.kubernetes.io/selected-node" not in notes
+    await until(lambda: selected_nodes(namespace), lambda nodes: nodes == {"data": ""})
     await removed(namespace)
 
 
@@ -221,3 +220,12 @@ async def test_kills_leave_no_pod_without_volume_and_nothing_behind(up: Leasehol
 
 async def until_at_least(namespace: Namespace, count: int) -> None:
     await until(namespace.nodes, lambda nodes: len(nodes) >= count, limit_s=600.0)
+
+
+async def selected_nodes(namespace: Namespace) -> dict[str, str]:
+    """Return the node that is selected for each claim."""
+    claims = await namespace.objects("persistentvolumeclaims")
+    return {
+        name: claim["metadata"].get("annotations", {}).get(SELECTED_NODE, "")
+        for name, claim in claims.items()
+    }
