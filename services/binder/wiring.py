@@ -44,6 +44,7 @@ from shared.runtime.leadership import Leadership
 from shared.runtime.run import open_bus, serve
 from shared.runtime.service import Publish
 from shared.runtime.shared_process import SharedProcess
+from shared.runtime.telemetry import open_tracing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,12 +220,15 @@ async def serve_binder(
         )
 
         bus.on_refused = binder.refusals.refuse
+        tracing = open_tracing("binder", settings)
+        binder.preemptions.tracing = tracing
         await serve(
             "binder",
             binder,
             bus=bus,
             settings=settings,
             probes={"api": api_server.unready_reason, "redis": ledger.unready_reason},
+            tracing=tracing,
             begin=partial(bus.publish, [ResyncRequested(reason="a binder has started")]),
             process=process,
             beside=beside(client, ledger, bus, clock),

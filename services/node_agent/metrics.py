@@ -10,6 +10,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from shared.model.errors import LeaseholdError
 from shared.model.leases.lease import Lease
 from shared.runtime import telemetry
+from shared.runtime.span_attributes import CONTAINER, lease_attributes
 
 logger = logging.getLogger(__name__)
 
@@ -106,12 +107,8 @@ class AgentMetrics:
     @contextlib.contextmanager
     def traced(self, lease: Lease, container: str, resource: str) -> Iterator[str]:
         """Yields the trace context of the allocation, or the lease's."""
-        facts = {
-            "k8s.pod.uid": lease.pod,
-            "k8s.pod.name": lease.name,
-            "k8s.namespace.name": lease.namespace,
-            "k8s.node.name": lease.node,
-            "k8s.container.name": container,
+        facts = lease_attributes(lease) | {
+            "leasehold.claim.request" if lease.claim else CONTAINER: container,
             "leasehold.resource": resource,
         }
         span = self.tracing.span("allocate devices", lease.trace, facts)

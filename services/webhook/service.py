@@ -35,6 +35,7 @@ from shared.model.names import Namespace
 from shared.pods.pod_view import decode_view
 from shared.runtime import telemetry
 from shared.runtime.service import handles, loops, publishes
+from shared.runtime.span_attributes import NAMESPACE, POD_NAME
 from shared.runtime.telemetry import REVIEW, Tracing
 
 REVIEWS = Counter("leasehold_admission_reviews", "Admission reviews, by outcome.", ["outcome"])
@@ -227,7 +228,7 @@ class Webhook:
             return decision
         ended_ns = time.time_ns()
         if not decision.allowed:
-            facts = {"k8s.namespace.name": pod.namespace, "k8s.pod.name": pod.name}
+            facts = {NAMESPACE: pod.namespace, POD_NAME: pod.name}
             self.tracing.record(REVIEW, facts, started_ns, ended_ns, fault=decision.message)
             return decision
         times = f"{started_ns}-{ended_ns}"

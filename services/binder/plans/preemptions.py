@@ -45,6 +45,15 @@ from shared.model.names import PodUid
 from shared.placing.preemption_rules import expiry
 from shared.runtime.leadership import Leadership
 from shared.runtime.service import loops, observes
+from shared.runtime.span_attributes import (
+    NAMESPACE,
+    NODE,
+    POD_NAME,
+    POD_UID,
+    REASON,
+    REASON_CODE,
+)
+from shared.runtime.telemetry import Tracing
 
 T = TypeVar("T")
 
@@ -92,6 +101,7 @@ class PlannedPreemptions:
     is_busy: Callable[[], bool] = lambda: False
     """Returns whether Bindings wait to be sent: they come first."""
     step_s: float = LOOK_S
+    tracing: Tracing | None = None
 
     def __post_init__(self) -> None:
         self._blocked_until: dict[str, float] = {}
@@ -295,7 +305,22 @@ class PlannedPreemptions:
         if saved is not None and event is not None:
             self.events.record(event, once=True)
             count_eviction(victim.namespace, victim.cause)
+            self._trace_eviction(victim, preemption, event.message)
         return saved
+
+    def _trace_eviction(self, victim: Victim, preemption: Preemption, reason: str) -> None:
+        if self.tracing is None:
+            return
+        facts = {
+            POD_UID: victim.pod,
+            POD_NAME: victim.name,
+            NAMESPACE: victim.namespace,
+            NODE: victim.node,
+            REASON: reason,
+            REASON_CODE: str(victim.cause),
+        }
+        beneficiaries = [wanted.pod for wanted in preemption.wanted]
+        self.tracing.record_after_start("evict pod", facts, beneficiaries)
 
     async def _reserve(
         self, freed: Sequence[tuple[StoredPreemption, Sequence[WaitingPod]]]

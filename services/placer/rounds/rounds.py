@@ -64,6 +64,7 @@ from shared.model.requests.request import Gang, Within
 from shared.placing.index.threshold_column import store
 from shared.placing.node_filters import reaches
 from shared.runtime import telemetry
+from shared.runtime.span_attributes import NAMESPACE, POD_NAME, POD_UID
 from shared.runtime.telemetry import Tracing
 
 CACHED_REASONS = 65_536
@@ -79,15 +80,21 @@ ROUND_PAUSE_S = 0.005
 
 @contextmanager
 def reservation_spans(
-    tracing: Tracing, wanted: Sequence[Reservation]
+    tracing: Tracing, wanted: Sequence[Reservation], gang: Gang | None = None
 ) -> Iterator[tuple[list[Reservation], list[ReservationOutcome]]]:
     """Reserve within spans named `reserve devices`, one for each pod that has a trace.
 
-    Yields what is to be reserved, so that spans of a lease become children of that of its
-    reservation, and the list of outcomes, to be filled.
+    Pods of one gang link to each other. Yields what is to be reserved, so that spans of a lease
+    become children of that of its reservation, and the list of outcomes, to be filled.
     """
+    links = tracing.links_between([pod.pod for pod in wanted]) if gang is not None else {}
     spans = [
-        tracing.span("reserve devices", reservation.trace, _attributes(reservation))
+        tracing.span(
+            "reserve devices",
+            reservation.trace,
+            _attributes(reservation),
+            links.get(reservation.pod, ()),
+        )
         for reservation in wanted
     ]
     outcomes: list[ReservationOutcome] = []
@@ -111,9 +118,9 @@ def reservation_spans(
 
 def _attributes(wanted: Reservation) -> dict[str, str]:
     return {
-        "k8s.pod.uid": wanted.pod,
-        "k8s.pod.name": wanted.name,
-        "k8s.namespace.name": wanted.namespace,
+        POD_UID: wanted.pod,
+        POD_NAME: wanted.name,
+        NAMESPACE: wanted.namespace,
         "db.system.name": "redis",
         "db.operation.name": "FCALL",
     }
@@ -209,7 +216,7 @@ class Rounds:
         try:
             if self.tracing is None:
                 return await self._send(wanted, gang, live)
-            with reservation_spans(self.tracing, wanted) as (traced, outcomes):
+            with reservation_spans(self.tracing, wanted, gang) as (traced, outcomes):
                 outcomes.extend(await self._send(traced, gang, live))
                 return outcomes
         except BaseException:
