@@ -60,7 +60,12 @@ def _sensors(hardware: Hardware) -> Iterator[str]:
 
 
 def ps(
-    view: LeasesView, *, namespace: str = "", wide: bool = False, narrowed: bool = False
+    view: LeasesView,
+    *,
+    namespace: str = "",
+    wide: bool = False,
+    narrowed: bool = False,
+    headers: bool = True,
 ) -> RenderableType:
     """List leases, then waiting pods with the reason; `wide` adds starts, ends, UIDs.
 
@@ -72,6 +77,7 @@ def ps(
         least=("SYSTEM", "USED CORES", "CORES", "USED MIB", "AGE", "GPUS"),
         of_wide=("UNTIL", "POD UID", "DEVICE UUIDS"),
         wide=wide,
+        headers=headers,
     )
     for lease in view.leases:
         leases.add_row(*_lease_row(lease, view.read_at))
@@ -79,7 +85,9 @@ def ps(
     blocks += [Text(line, style="red") for line in dict.fromkeys(_fault_lines(view))]
     if view.waiting:
         titles = ("WAITING", "FOR", "START", "REASON")
-        waiting = FittedTable(*titles, wrapped="REASON", of_wide=("START",), wide=wide)
+        waiting = FittedTable(
+            *titles, wrapped="REASON", of_wide=("START",), wide=wide, headers=headers
+        )
         alike: dict[str, list[WaitingView]] = {}
         for waiting_pod in view.waiting:
             key = waiting_pod.pod if wide else waiting_pod.first_alike
@@ -311,6 +319,7 @@ def top_table(
     namespace: str = "",
     wide: bool = False,
     narrowed: bool = False,
+    headers: bool = True,
 ) -> RenderableType:
     """List the shares: use of the lease, in MiB and percent of the device's cores."""
     listed = FittedTable(
@@ -319,6 +328,7 @@ def top_table(
         least=("PROCESSES", "CONTAINER", "GPU", "NODE", "NOT USED FOR"),
         of_wide=("DEVICE UUID",),
         wide=wide,
+        headers=headers,
     )
     for row in rows:
         memory, cores = used_texts(row.measured)
