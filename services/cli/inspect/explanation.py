@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from services.cli.formats import age, measured_text, size_text
+from services.cli.inspect.other_nodes import other_nodes_lines
 from services.cli.pod_summary import PodSummary
 from shared.dialects import KUBE_SCHEDULER
 from shared.dialects.reserved import DENIED_ANNOTATIONS, STRIPPED_ANNOTATIONS
@@ -15,7 +16,7 @@ from shared.model.leases.lease import LeaseState, MigPlacement
 from shared.model.leases.lease_copy import ANNOTATION
 from shared.model.names import BUDGET_GATE, OWN_SCHEDULER, Namespace, PodUid
 from shared.model.quantity import timestamp
-from shared.model.views.gpus import DeviceView, ShareView
+from shared.model.views.gpus import DeviceView, NodeDevices, ShareView
 from shared.model.views.leases import LeaseView
 from shared.model.views.pods import GangView, PodView, QueuePlace, WaitingDetails
 from shared.model.views.view import View
@@ -58,10 +59,14 @@ def explanation_of(
     view: PodView | None,
     schedulers: frozenset[str],
     program: str = "leasehold",
+    nodes: Sequence[NodeDevices] = (),
 ) -> Explanation:
-    """Explain the state of one pod that exists; `program` runs this program again."""
+    """Explain the state of one pod that exists; `program` runs this program again.
+
+    With all `nodes`, that of a pod with a lease says which others have room for it now.
+    """
     if view is not None and view.lease is not None:
-        return _running(pod, view, view.lease, program)
+        return _running(pod, view, view.lease, program, nodes)
     if view is not None and view.waiting is not None and BUDGET_GATE not in pod.gates:
         return _waiting(pod, view, view.waiting, program)
     return _without_lease(pod, schedulers, program)
@@ -91,13 +96,18 @@ def _gang_lines(gang: GangView | None) -> Iterator[str]:
             yield f"            {title}: {', '.join(names[:NAMED_PODS])}{more}"
 
 
-def _running(pod: PodSummary, view: PodView, lease: LeaseView, program: str) -> Explanation:
+def _running(
+    pod: PodSummary,
+    view: PodView,
+    lease: LeaseView,
+    program: str,
+    nodes: Sequence[NodeDevices],
+) -> Explanation:
     devices = {device.uuid: device for device in view.devices}
     views = {key: value for key, value in sorted(pod.annotations.items()) if _is_view(key)}
     details = [
         f"lease       {lease.state}: {STATES.get(LeaseState(lease.state), '')}",
         *([f"requested   with the resource names of {lease.dialect}"] if lease.dialect else []),
-        *([f"chosen      {lease.weighed}"] if lease.weighed else []),
     ]
     for share in lease.shares:
         details += _detail_lines(lease, share, devices.get(share.device))
@@ -112,7 +122,7 @@ def _running(pod: PodSummary, view: PodView, lease: LeaseView, program: str) -> 
         pod,
         "running",
         f"{verb} on node {lease.node}; the pod is {pod.phase}",
-        lines=tuple(_summary_lines(pod, view, lease)),
+        lines=(*_summary_lines(pod, view, lease), *_choice_lines(lease, nodes)),
         details=tuple(details),
         next=then,
         lease=lease,
@@ -179,6 +189,12 @@ def _read_back_lines(shares: Sequence[ShareView]) -> Iterator[str]:
             percent = read.held_cores_percent
             cores = f" and {percent} % of the cores" if percent else ""
             yield f"read back   {read.held_memory_mib} MiB{cores} at {at}"
+
+
+def _choice_lines(lease: LeaseView, nodes: Sequence[NodeDevices]) -> Iterator[str]:
+    if lease.weighed:
+        yield f"chosen      {lease.weighed}"
+    yield from other_nodes_lines(lease, nodes)
 
 
 def _share_kind(

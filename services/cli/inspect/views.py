@@ -175,7 +175,9 @@ def explain(flags: Explain) -> int:
     def read() -> Explanation:
         pod = api.server.pod(flags.namespace, flags.pod)
         view = _pod_view(api, pod.pod, flags.idle_after_s)
-        return explanation_of(pod, view, own_schedulers(flags.schedulers), program())
+        has_lease = view is not None and view.lease is not None
+        nodes = api.get("/api/v1/gpus", GpusView).nodes if has_lease else ()
+        return explanation_of(pod, view, own_schedulers(flags.schedulers), program(), nodes)
 
     def show(explanation: Explanation) -> "RenderableType":
         from services.cli.inspect import render
