@@ -93,7 +93,7 @@ def test_whole_gpus_are_not_changed(limits: dict[str, int]) -> None:
     [
         *((limits, NOTES, r"requests a part of a GPU.*request whole") for limits in NO_INSTANCES),
         (PART, {**NOTES, "volcano.sh/vgpu-mode": "hami-core"}, r"part of a GPU.*request whole"),
-        (PART, {ISOLATION: "none"}, r"leasehold\.dev/isolation must be strict.*'none'"),
+        (PART, {ISOLATION: "off"}, r"leasehold\.dev/isolation is 'off': write strict, or one of"),
     ],
 )
 def test_a_part_that_cannot_be_an_instance_is_refused_with_what_to_do(
@@ -179,4 +179,4 @@ def test_the_webhook_admits_strict_isolation_and_denies_what_cannot_be_placed() 
     assert admitted(share, {}) == (True, "")
     assert "isolation is strict" in admitted(share, NOTES)[1]
     assert "isolation is strict" in admitted(share, {}, rules=strict)[1]
-    assert "must be strict" in admitted(part, {ISOLATION: "off"})[1]
+    assert "write strict, or one of" in admitted(part, {ISOLATION: "off"})[1]
