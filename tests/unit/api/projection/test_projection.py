@@ -199,7 +199,7 @@ def test_a_share_has_its_measured_usage_and_is_marked_once_it_is_idle() -> None:
 
     assert changed == {("device", GPU)}
     measured = measured_of(used)
-    assert measured is not None
+    assert isinstance(measured, dict)
     assert {key: measured[key] for key in ("memory_mib", "cores_percent", "processes")} == {
         "memory_mib": 600, "cores_percent": 20, "processes": 1
     }  # fmt: skip
