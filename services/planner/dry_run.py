@@ -90,16 +90,17 @@ def plan_view(planned: PreemptionPlan, number: int = 0) -> PlanView:
         pods=len(planned.placed),
         victims=tuple(
             PlannedVictim(
-                pod=f"{candidate.lease.namespace}/{candidate.lease.name}",
-                cause=str(candidate.victim.cause),
-                budget=candidate.victim.budget,
-                priority=candidate.victim.priority,
+                pod=f"{victim.namespace}/{victim.name}",
+                cause=str(victim.cause),
+                budget=victim.budget,
+                priority=victim.priority,
                 bare=candidate.tier.unowned,
                 overdraft_permille=-candidate.tier.overdraft,
                 gpu_s_lost=round(candidate.used_gpu_s, 3),
-                devices=candidate.victim.devices,
+                devices=victim.devices,
             )
             for candidate in planned.victims
+            for victim in candidate.victims
         ),
     )
 
@@ -119,18 +120,19 @@ def _protected(
     candidates = {endable.lease.pod: endable for endable in endables}
     own_budget = state.budget_of(pending.namespace)
     exclusions = Exclusions(state, rules, now)
-    for lease in (lease for totals in cluster.nodes for lease in totals.leases):
-        pod = cluster.pods.get(lease.pod)
+    leases = [lease for totals in cluster.nodes for lease in totals.leases]
+    for lease, uid in [(held, user) for held in leases for user in held.users]:
+        pod = cluster.pods.get(uid)
         if pod is None or lease.pod == pending.pod:
             continue
         if cause_for(pending, state.budget_of(lease.namespace), own_budget, pod.priority) is None:
             continue
-        name = f"{lease.namespace}/{lease.name}"
+        name = f"{pod.namespace}/{pod.name}"
         reason = exclusions.reason(lease, pod)
         if reason is not None:
             yield name, reason
         if lease.pod in candidates:
-            yield from ((name, text) for text in _disruption_limits(lease.pod, cluster))
+            yield from ((name, text) for text in _disruption_limits(uid, cluster))
             if gangs.whole((candidates[lease.pod],)) is None:
                 yield name, "its gang would have to end as a whole, and not all of it may"
 

@@ -23,7 +23,7 @@ from services.planner.rules import (
 from shared.model.events.pod_events import PodQueued
 from shared.model.leases.lease import Lease
 from shared.model.leases.ledger import NodeTotals, WaitingPod
-from shared.model.leases.preemption import PreemptionState
+from shared.model.leases.preemption import PreemptionState, Victim
 from shared.model.names import DeviceUuid, PodUid
 from shared.model.requests.placement import Placement
 from shared.model.requests.request import Gang, PodRequest
@@ -59,6 +59,19 @@ class PreemptionPlan:
         return [victim.lease for victim in self.victims]
 
     @property
+    def evicted(self) -> tuple[Victim, ...]:
+        """Return the pods, each once, also of one whose several claims end."""
+        by_pod = dict[PodUid, Victim]()
+        for victim in (victim for candidate in self.victims for victim in candidate.victims):
+            other = by_pod.get(victim.pod)
+            if other is not None:
+                claims = (*other.claims, *victim.claims)
+                devices = (*other.devices, *victim.devices)
+                victim = replace(victim, claims=claims, devices=devices)  # noqa: PLW2901
+            by_pod[victim.pod] = victim
+        return tuple(by_pod.values())
+
+    @property
     def devices(self) -> set[DeviceUuid]:
         return {share.device for placement in self.placed for share in placement.shares}
 
@@ -82,21 +95,23 @@ class EvictionLimits:
 
         The API server evicts no pod that several PodDisruptionBudgets select.
         """
-        if len(leases) > self.allowance.total:
+        namespace_of = {pod: lease.namespace for lease in leases for pod in lease.users}
+        pods = namespace_of.keys()
+        if len(pods) > self.allowance.total:
             return False
-        namespaces = Counter(lease.namespace for lease in leases)
+        namespaces = Counter(namespace_of.values())
         if any(count > self.allowance.of(name) for name, count in namespaces.items()):
             return False
-        pods = {lease.pod for lease in leases}
         selected = Counter(pod for budget in self.disruption_budgets for pod in budget.pods & pods)
         return all(count < 2 for count in selected.values()) and all(
             len(budget.pods & pods) <= budget.allowed for budget in self.disruption_budgets
         )
 
     def after(self, leases: Collection[Lease]) -> Self:
-        pods = {lease.pod for lease in leases}
+        namespace_of = {pod: lease.namespace for lease in leases for pod in lease.users}
+        pods = namespace_of.keys()
         used = Counter(self.allowance.used)
-        used.update(lease.namespace for lease in leases)
+        used.update(namespace_of.values())
         return replace(
             self,
             disruption_budgets=[
@@ -326,19 +341,20 @@ def plan_input(
     for node, lease in (
         (totals.node, lease) for totals in cluster.nodes for lease in totals.leases
     ):
-        pod = cluster.pods.get(lease.pod)
+        pods = [pod for uid in lease.users if (pod := cluster.pods.get(uid)) is not None]
         theirs = state.budget_of(lease.namespace)
-        if pod is None or lease.pod == pending.pod:
+        if not pods or len(pods) < len(lease.users) or lease.pod == pending.pod:
             continue
-        cause = cause_for(pending, theirs, own, pod.priority)
-        if cause is None or exclusions.reason(lease, pod) is not None:
+        cause = cause_for(pending, theirs, own, max(pod.priority for pod in pods))
+        if cause is None or any(exclusions.reason(lease, pod) is not None for pod in pods):
             continue
-        victim = preempted(lease, pod, cause, theirs)
+        victims = tuple(preempted(lease, pod, cause, theirs) for pod in pods)
+        tiers = (tier_of(victim, pod, theirs) for victim, pod in zip(victims, pods, strict=True))
         candidates.append(
             VictimCandidate(
                 lease=lease,
-                victim=victim,
-                tier=tier_of(victim, pod, theirs),
+                victims=victims,
+                tier=max(tiers),
                 used_gpu_s=used_gpu_s(lease, node, now),
             )
         )
@@ -388,7 +404,7 @@ class PlanRound:
         if unit.gang is not None:
             return None if self._victims else self._plan_for_gang(unit, unit.gang, pending)
         for candidate in self._search(unit.pods[0].queued, pending):
-            pods = {lease.pod for lease in candidate.leases}
+            pods = {pod for lease in candidate.leases for pod in lease.users}
             if (
                 self._victims.isdisjoint(pods)
                 and self._gangs.isdisjoint(candidate.gangs)
@@ -400,7 +416,7 @@ class PlanRound:
         return None
 
     def _note(self, plan: PreemptionPlan) -> None:
-        self._victims |= {lease.pod for lease in plan.leases}
+        self._victims |= {pod for lease in plan.leases for pod in lease.users}
         self._gangs |= plan.gangs
         self._claimed |= plan.devices
         self._limits = self._limits.after(plan.leases)

@@ -273,7 +273,7 @@ class PreemptionPlanner:
         return await self._open(
             Preemption(
                 id=unit.id,
-                victims=tuple(candidate.victim for candidate in plan.victims),
+                victims=plan.evicted,
                 wanted=tuple(
                     reservation_for(pod.queued, (placement,))
                     for pod, placement in zip(unit.pods, plan.placements, strict=True)

@@ -229,7 +229,12 @@ class PlannedPreemptions:
     async def _observe(self, preemptions: Sequence[Preemption]) -> list[ObservedPreemption]:
         wanting = [preemption for preemption in preemptions if preemption.wanted]
         pending = [pod for preemption in wanting for pod in preemption.pods]
-        victims = [victim.pod for preemption in wanting for victim in preemption.victims]
+        victims = [
+            holder
+            for preemption in wanting
+            for victim in preemption.victims
+            for holder in victim.leases
+        ]
         # In this order, so that a pod that got a lease meanwhile is never observed without either.
         waiting = {pod.queued.pod: pod for pod in await self.ledger.waiting_pods.load(pending)}
         loaded = await self.ledger.load([*pending, *victims])
@@ -241,7 +246,8 @@ class PlannedPreemptions:
                 waiting=[waiting[pod] for pod in preemption.pods if pod in waiting],
                 leases=[leases[pod] for pod in preemption.pods if pod in leases],
                 gone=gone.intersection(preemption.pods),
-                leased_victims=leases.keys() & {victim.pod for victim in preemption.victims},
+                leased_victims=leases.keys()
+                & {holder for victim in preemption.victims for holder in victim.leases},
             )
             for preemption in preemptions
         ]

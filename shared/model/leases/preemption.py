@@ -71,6 +71,13 @@ class Victim:
     devices: tuple[DeviceUuid, ...]
     priority: int = 0
     outcome: EvictionOutcome | None = None
+    claims: tuple[PodUid, ...] = ()
+    """UIDs of its ResourceClaims whose leases end after it; empty: the lease is its own."""
+
+    @property
+    def leases(self) -> tuple[PodUid, ...]:
+        """UIDs of what holds the leases that end."""
+        return self.claims or (self.pod,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

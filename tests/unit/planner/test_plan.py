@@ -71,7 +71,7 @@ def candidate(
     }
     return VictimCandidate(
         lease=of,
-        victim=preempted(of, pod, cause, None),
+        victims=(preempted(of, pod, cause, None),),
         tier=EvictionTier(**{**known, **tier}),  # type: ignore[arg-type]
         used_gpu_s=used_gpu_s,
     )
