@@ -27,7 +27,7 @@ from services.node_agent.kubelet.pod_list import KubeletPods
 from services.node_agent.kubelet.pod_resources import KubeletPodResources
 from services.node_agent.kubelet.registration import DevicePlugins
 from services.node_agent.memory_limits.container_limits import ContainerLimits, ListPods
-from services.node_agent.memory_limits.hook_program import HookProgram
+from services.node_agent.memory_limits.hook_program import BUILT, HookProgram
 from services.node_agent.memory_limits.hook_server import HookServer
 from services.node_agent.metrics import (
     LEASES,
@@ -150,7 +150,7 @@ def _container_limits(
     if gpus.limits is None or not settings.driver_limits:
         return None
     program = HookProgram(
-        settings.state_dir.absolute(), settings.cdi_directory, settings.limit_hook
+        settings.state_dir.absolute(), settings.cdi_directory, settings.limit_hook or BUILT
     )
     return ContainerLimits(
         settings.node_name,
