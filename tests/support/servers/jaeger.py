@@ -21,9 +21,9 @@ from tests.support.servers.nats import free_port
 from tests.support.servers.otlp import ReceivedSpan
 from tests.support.waiting import until
 
-PROGRAM = os.environ.get("LEASEHOLD_JAEGER") or shutil.which("jaeger")
+PROGRAM = os.environ.get("JAEGER_PROGRAM") or shutil.which("jaeger")
 MISSING = (
-    "no Jaeger 2: put its program `jaeger` on PATH, or name it in LEASEHOLD_JAEGER "
+    "no Jaeger 2: put its program `jaeger` on PATH, or name it in JAEGER_PROGRAM "
     "(docs/versions.md says how to build it)"
 )
 CONFIG = Path(__file__).parents[3] / "k8s" / "monitoring" / "jaeger.yaml"
