@@ -17,10 +17,8 @@ from services.cli.arguments import (
     absolute,
     command,
     ledger_url,
-    listed,
     min_runtime,
     namespace,
-    no_headers,
     not_empty,
     output,
     pod,
@@ -28,7 +26,6 @@ from services.cli.arguments import (
     schedulers,
     scope,
     selector,
-    sort_by,
     volcano_conf,
     watch,
 )
@@ -146,9 +143,7 @@ class Gpus(UsageArguments):
 
     watch: bool = watch()
     selector: str = selector("nodes")
-    output: str = listed("wide", "name")
-    sort_by: str = sort_by()
-    no_headers: bool = no_headers()
+    output: str = output("wide", "name")
 
 
 @command(
@@ -157,7 +152,6 @@ class Gpus(UsageArguments):
     "-A",
     "-n team-a -l app=train -o wide",
     "my-pod -n team-a -o json | jq -r '.leases[].node'",
-    "--sort-by .created_at -o custom-columns=POD:.name,GPU:.shares[*].index --no-headers",
 )
 class Ps(UsageArguments):
     """Show pods with leases, and waiting pods with the reason."""
@@ -166,9 +160,7 @@ class Ps(UsageArguments):
     namespace: str = namespace(all_=True)
     watch: bool = watch()
     selector: str = selector("pods")
-    output: str = listed("wide", "name")
-    sort_by: str = sort_by()
-    no_headers: bool = no_headers()
+    output: str = output("wide", "name")
 
 
 @command("top", "inspect.views:top", "-A", "--sort idle -n team-a", "--once --node gpu-1", "--json")
@@ -178,9 +170,7 @@ class Top(UsageArguments):
     sort: str = argument(SORTS[0], f"default: {SORTS[0]}", one_of=SORTS)
     namespace: str = namespace(all_=True)
     selector: str = selector("pods")
-    output: str = listed("wide", "name")
-    sort_by: str = sort_by()
-    no_headers: bool = no_headers()
+    output: str = output("wide", "name")
     node: str = argument("", "default: all")
     interval: float = argument(2.0, "default: 2", metavar="SECONDS", at_least=0.1)
     once: bool = argument(False, "print it once, as without a terminal")
@@ -338,9 +328,7 @@ class BudgetArguments(ClusterArguments):
     """Show GPU-time budgets, or grant GPU time to a namespace."""
 
     watch: bool = watch()
-    output: str = listed("wide", "name")
-    sort_by: str = sort_by()
-    no_headers: bool = no_headers()
+    output: str = output("wide", "name")
     words: tuple[str, ...] = argument(
         (),
         "a namespace; or: grant NAMESPACE MINUTES",
@@ -400,9 +388,6 @@ class PreemptionsArguments(ClusterArguments):
     """Show preemptions and evictions, or the pods that would be evicted for a pod."""
 
     watch: bool = watch()
-    output: str = listed()
-    sort_by: str = sort_by()
-    no_headers: bool = no_headers()
     dry_run: str = argument(
         "", "show which pods would be evicted for this pod", metavar="POD", read=pod_name
     )

@@ -25,7 +25,6 @@ from services.webhook.stages.devices import (
     hide_devices,
 )
 from services.webhook.stages.gpu_request import (
-    adopt_isolation,
     read_request,
     replace_resource_names,
     warn_of_words,
@@ -107,11 +106,6 @@ STAGES = (
     Stage(
         apply_pod_policy,
         "before the request is read: what is forbidden counts more than what is malformed",
-    ),
-    Stage(
-        adopt_isolation,
-        "before the request is read: it demands what its namespace does",
-        Pods.LEASED,
     ),
     Stage(
         read_request,

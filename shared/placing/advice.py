@@ -55,8 +55,7 @@ class Advice:
     meant: str = ""
     """A resource that no node has, and the one that was probably meant."""
     soon: str = ""
-    """What lets the pod run within seconds without help, or by its author or those of other
-    pods."""
+    """What lets the pod run within seconds, without anybody's help."""
     administrator: str = ""
     """What an administrator can do, where nothing else helps."""
     unchanged: str = ""

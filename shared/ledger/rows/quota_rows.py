@@ -13,7 +13,6 @@ from shared.ledger.records import (
     ExcessRecord,
     LimitsRecord,
     QuotaRecord,
-    QuotaRowRecord,
     UsageRecord,
 )
 from shared.ledger.rows.unreadable import readable
@@ -27,7 +26,8 @@ _decode_used = msgspec.msgpack.Decoder(dict[str, UsageRecord] | tuple[()]).decod
 _decode_charges = msgspec.msgpack.Decoder(ChargesRecord).decode
 
 
-def quota_row(quota: Quota) -> QuotaRowRecord:
+def encode_quota(quota: Quota) -> list[object]:
+    """Return the name and the record of a quota, as `quotas.lua` takes them."""
     record = QuotaRecord(
         limits=_limits_record(quota.limits),
         models=tuple((name, _limits_record(limits)) for name, limits in quota.models),
@@ -37,7 +37,7 @@ def quota_row(quota: Quota) -> QuotaRowRecord:
         pool_label=quota.pool_label,
         max_run_s=_stored_limit(quota.max_run_s),
     )
-    return QuotaRowRecord(quota.namespace, record)
+    return [quota.namespace, msgspec.msgpack.encode(record)]
 
 
 def as_excess(record: ExcessRecord) -> QuotaExcess:

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from shared.model.bounds import (
     Index,
     KeyText,
-    Members,
     MessageText,
     Mib,
     Percent,
@@ -47,12 +46,10 @@ class PlannedVictim(View, frozen=True, kw_only=True):
 
 
 class PlanView(View, frozen=True, kw_only=True):
-    """What a pod would get, and which pods would be evicted for it, or for its gang."""
+    """What a pod would get, and which pods would be evicted for it."""
 
     node: NodeName
     shares: tuple[PlannedShare, ...]
-    pods: Members = 1
-    """Pods of its gang that would start together, this one included."""
     victims: tuple[PlannedVictim, ...]
 
 

@@ -13,8 +13,10 @@ from tests.support.stack import KUBECTL, Stack, running, vgpu
 from tests.support.waiting import until
 
 ROUNDS = 20
-OF_NODE = {"hostUsers": False, "hostNetwork": True}
-"""Only kube-scheduler supports both, and here they keep the pod off no node."""
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+NONE = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": "none"}}}
+REPELS_NONE = {"podAntiAffinity": {REQUIRED: [NONE]}}
+"""Only kube-scheduler supports it, and it keeps the pod off no node."""
 CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
 
 
@@ -74,13 +76,13 @@ async def test_a_pod_with_a_volume_is_handed_over_and_bound_where_its_volume_is(
     await up.kube.create(CLAIMS, claim)
     volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
     trainer = asking("trainer", vgpu(memory=2500), volumes=volumes)
-    trainer["spec"] |= OF_NODE
+    trainer["spec"]["affinity"] = REPELS_NONE
 
     await up.create(trainer)
 
     pod = await up.until("trainer", running)
     assert pod["spec"]["schedulerName"] == "leasehold-full"
-    assert pod["metadata"]["labels"]["leasehold.dev/handed-over"] == "node-features"
+    assert pod["metadata"]["labels"]["leasehold.dev/handed-over"] == "pod-anti-affinity"
     bound = json.loads(await up.kube.read(f"{CLAIMS}/data"))
     selected = bound["metadata"]["annotations"]["volume.kubernetes.io/selected-node"]
     assert selected == pod["spec"]["nodeName"]
@@ -104,10 +106,10 @@ async def test_a_pod_that_the_extender_refuses_is_explained_by_its_verdict(up: S
 async def test_a_pod_that_waits_for_its_claim_is_in_every_list_with_its_reason(up: Stack) -> None:
     volumes = [{"name": "home", "persistentVolumeClaim": {"claimName": "home"}}]
     notebook = asking("notebook", vgpu(memory=500), volumes=volumes)
-    notebook["spec"] |= OF_NODE
+    notebook["spec"]["affinity"] = REPELS_NONE
     await up.create(notebook)
     missing = 'persistentvolumeclaim "home" not found'
-    field = "spec.hostUsers"
+    field = f"spec.affinity.podAntiAffinity.{REQUIRED}[0]"
 
     written = json.dumps(missing)[1:-1]
     listed = await until(lambda: up.leasehold("ps", "-o", "json"), lambda done: written in done.out)

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from services.node_agent.allocate.allocation import NodeSnapshot
-from services.node_agent.enforcers.table import enforcer_table
 from services.node_agent.kubelet.pods import (
     ClaimHolding,
     Holding,
@@ -97,7 +96,7 @@ def entry_of(
 def node_of(kubelet: Any = None, requester: Any = None, **parts: Any) -> Node:
     """Return a node whose leases are synced; what is not given must not be used."""
     name = NodeName(NODE)
-    facts: dict[str, Any] = {
+    facts = {
         "name": name,
         "kubernetes": None,
         "kubelet": kubelet,
@@ -108,6 +107,4 @@ def node_of(kubelet: Any = None, requester: Any = None, **parts: Any) -> Node:
         "cdi": None,
         "metrics": None,
     }
-    files: Any = parts.get("files")
-    facts["enforcers"] = enforcer_table(files)
     return Node(**(facts | parts))

@@ -39,8 +39,7 @@ function M.node_of(claim)
   return node and node[N.NUMBER] == claim[C.NODE_NUMBER] and node or nil
 end
 
--- Count what a claim reserves of its node's ordinary resources (sign 1), or subtract it (sign -1).
-function M.add_reserved(claim, sign)
+local function add_reserved(claim, sign)
   local node, amounts = M.node_of(claim), {}
   for i, reserved in ipairs(claim[C.RESERVED]) do
     if reserved > 0 then values.append(amounts, claim[C.RESOURCES][2 * i - 1], reserved) end
@@ -76,7 +75,7 @@ function M.suspend(pod)
   local claim = M.of(pod)
   if claim then
     M.mark_devices(claim, false)
-    M.add_reserved(claim, -1)
+    add_reserved(claim, -1)
   end
   return claim
 end
@@ -87,7 +86,7 @@ function M.resume(pod, claim, has_ended)
     if M.node_of(claim) then records.mark_freed(claim[C.NODE]) end
   else
     M.mark_devices(claim, true)
-    M.add_reserved(claim, 1)
+    add_reserved(claim, 1)
   end
 end
 

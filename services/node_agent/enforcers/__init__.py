@@ -1,1 +1,0 @@
-"""Enforcers: what holds shares of devices, one module each, and the table of them."""

@@ -1,1 +1,0 @@
-"""Limits of memory that the NVIDIA driver itself enforces, by cgroup: R615."""

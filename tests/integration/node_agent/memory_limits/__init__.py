@@ -1,1 +1,0 @@
-"""Tests: integration, node_agent, memory_limits."""

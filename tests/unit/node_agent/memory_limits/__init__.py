@@ -1,1 +1,0 @@
-"""Tests: unit, node_agent, memory_limits."""
