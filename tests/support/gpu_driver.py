@@ -58,7 +58,7 @@ class GpuLoad:
         self._read = b""
         try:
             self.pid = int(self._line().removeprefix("ready "))
-        except ValueError:
+        except (ValueError, TimeoutError):
             self.kill()
             raise
         """PID in its own namespace."""
@@ -94,8 +94,10 @@ class GpuLoad:
         """Have it end by itself."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        self.process.wait(ANSWER_S)
-        self._close()
+        try:
+            self.process.wait(ANSWER_S)
+        finally:
+            self.kill()
 
     def kill(self) -> None:
         """Kill it, as `kill -9` does."""
